@@ -1,1 +1,1 @@
-"""Handlers of the Kafka APIs, one module per family; `vdl.kafka.api` says which answers what."""
+"""Handlers of the Kafka APIs, one module per family; `vdl.kafka.api` maps API keys to them."""

@@ -1,10 +1,10 @@
-"""DescribeAcls (key 29), CreateAcls (30), DeleteAcls (31): who may do what, decided by the catalog.
+"""DescribeAcls (key 29), CreateAcls (30), DeleteAcls (31): permissions, decided by the catalog.
 
-v1 patterns of names (KIP-290), v2 flexible, v3 users as resources (KIP-373). As with Kafka they are
-refused with SECURITY_DISABLED where there is no authorizer: bindings that nobody looks at would
-promise what is not so.
+v1 patterns of names (KIP-290), v2 flexible, v3 users as resources (KIP-373). As with Kafka, they
+are refused with SECURITY_DISABLED if there is no authorizer: bindings that are not enforced would
+give a false impression.
 
-Filters of DeleteAcls that leave the resource open make every server look at all bindings, so one
+Filters of DeleteAcls that leave the resource open make every server scan all bindings, so one
 command has few of them.
 """
 
@@ -39,10 +39,10 @@ from vdl.state.acls import ANY_NAME, AclPermission, complaint_about, filter_comp
 from vdl.state.commands import AclBinding, AclFilter, CreateAcls, DeleteAcls
 
 _TIMEOUT_MS = 30_000
-"""These requests have no time-out of their own."""
+"""Timeout of these requests, which have none of their own."""
 BINDINGS_PER_COMMAND = 1_000
 SCANS_PER_COMMAND = 4
-"""Filters of one command that look at all bindings: some 10 ms each where there are many."""
+"""Filters of one command that scan all bindings: about 10 ms each if there are many."""
 _DISABLED = "No Authorizer is configured."
 _TOO_MANY = "the bindings take as much room as they may"
 
@@ -50,7 +50,7 @@ _TOO_MANY = "the bindings take as much room as they may"
 def handle_describe_acls(
     ctx: RequestContext, request: DescribeAclsRequest
 ) -> DescribeAclsResponse | Unbuilt:
-    """The bindings that a filter selects, by resource."""
+    """Return the bindings that a filter selects, by resource."""
     if ctx.server.authorizer is None:
         return DescribeAclsResponse(
             error_code=ErrorCode.SECURITY_DISABLED,
@@ -86,7 +86,7 @@ def _described(ctx: RequestContext, wanted: AclFilter) -> DescribeAclsResponse:
 def handle_create_acls(
     ctx: RequestContext, request: CreateAclsRequest
 ) -> CreateAclsResponse | Later:
-    """Each binding has its own answer."""
+    """Create bindings; each has its own answer."""
     if ctx.server.authorizer is None:
         return _creation_failed(request, ErrorCode.SECURITY_DISABLED, _DISABLED)
     parts = Gathering(CreateAclsResponse())
@@ -119,9 +119,11 @@ def handle_create_acls(
 
 
 def _complaint_about_host(binding: AclBinding) -> str:
-    """Why a host would be nobody's, where that lets in who is to be kept out; empty if it is all
-    right. Hosts are compared as addresses: nobody comes from a name or a network. What allows
-    nobody is taken, as Kafka takes it."""
+    """Return the reason why the host of a DENY binding would match no client; otherwise empty.
+
+    Hosts are compared as addresses, so a name or a network matches no client, and such a binding
+    would let in clients that it should keep out. For ALLOW it is accepted, as in Kafka.
+    """
     if binding.permission != AclPermission.DENY or binding.host == ANY_NAME:
         return ""
     try:
@@ -151,7 +153,7 @@ def _created(
 def fail_create_acls(
     request: CreateAclsRequest, _version: int, code: ErrorCode
 ) -> CreateAclsResponse:
-    """`code` for each binding."""
+    """Return `code` for each binding."""
     return _creation_failed(request, code, None)
 
 
@@ -164,7 +166,7 @@ def _creation_failed(
 def handle_delete_acls(
     ctx: RequestContext, request: DeleteAclsRequest
 ) -> DeleteAclsResponse | Later:
-    """Each filter has its own answer: the bindings it removed."""
+    """Delete bindings; each filter has its own answer, the bindings it removed."""
     if ctx.server.authorizer is None:
         return _deletion_failed(request, ErrorCode.SECURITY_DISABLED, _DISABLED)
     parts = Gathering(DeleteAclsResponse())
@@ -239,7 +241,7 @@ def _match(binding: AclBinding) -> DeleteAclsMatchingAcl:
 def fail_delete_acls(
     request: DeleteAclsRequest, _version: int, code: ErrorCode
 ) -> DeleteAclsResponse:
-    """`code` for each filter."""
+    """Return `code` for each filter."""
     return _deletion_failed(request, code, None)
 
 

@@ -1,16 +1,18 @@
-"""AlterConfigs (key 33), IncrementalAlterConfigs (key 44): settings of topics, servers, consumer
-groups and subscriptions to metrics (KIP-133, KIP-226, KIP-339, KIP-714, KIP-848).
+"""Changes of settings: AlterConfigs (key 33), IncrementalAlterConfigs (key 44).
 
-Levels of loggers (KIP-412) are this server's alone and last as long as its process. They are set at
-once, by the newer one only.
+Resources are topics, servers, consumer groups and subscriptions to metrics (KIP-133, KIP-226,
+KIP-339, KIP-714, KIP-848).
 
-The older one replaces all settings of a resource by those named; the newer one sets, unsets, and
-adds to or takes from lists. Of a server's settings only some can be changed at run time
-(`vdl.kafka.configs.broker_configs`); the others come from its file.
+Levels of loggers (KIP-412) belong to one server and last as long as its process. They are set at
+once, by IncrementalAlterConfigs only.
 
-Values are judged here; that a topic exists, and what a list is that is added to, is decided where
-the command is applied, or, when the request is only to be validated, by this server's catalog.
-Topics and the rest are two commands.
+AlterConfigs replaces all settings of a resource by the named ones. IncrementalAlterConfigs sets and
+unsets settings, and adds to or removes from lists. Of a server's settings only some can be changed
+at run time (`vdl.kafka.configs.broker_configs`); the others come from its file.
+
+Values are validated here. The existence of a topic, and the present value of a list that is
+changed, are checked where the command is applied or, if the request is only validated, in this
+server's catalog. Topics and other resources are two commands.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ from vdl.state.resource_configs import ResourceType, changed_configs, list_parts
 from vdl.state.topic_names import topic_name_complaint
 
 _TIMEOUT_MS = 30_000
-"""These requests have no time-out of their own."""
+"""Timeout of these requests, which have none of their own."""
 
 PATTERNS_MAX = 500
-"""Patterns of one request, all of which are remembered until it is decided."""
+"""Maximum of patterns of one request, all of which are remembered until it is decided."""
 
 Asked = TypeVar("Asked", whole.AlterConfigsResource, incremental.AlterConfigsResource)
 Response = TypeVar(
@@ -66,7 +68,7 @@ Result = whole.AlterConfigsResourceResponse | incremental.AlterConfigsResourceRe
 
 
 class Operation(IntEnum):
-    """What happens to one setting (KIP-339)."""
+    """Operation on one setting (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -76,28 +78,28 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The settings of one type of resource, and how what is wrong with them is answered."""
+    """Settings of one type of resource, and the errors for invalid ones."""
 
     name: str
     find: Callable[[str], TopicConfig | None]
     unknown: ErrorCode = ErrorCode.INVALID_CONFIG
     invalid: ErrorCode = ErrorCode.INVALID_CONFIG
     check_parts: Callable[[str, str, Refusal], None] | None = None
-    """What is asked of (name, value) besides. Raises InvalidConfig."""
+    """Additional check of (name, value). Raises InvalidConfig."""
     check_together: Callable[[Mapping[str, str]], None] | None = None
-    """What is asked of all settings that a resource would have. Raises InvalidConfig."""
+    """Check of all settings that a resource would have. Raises InvalidConfig."""
     unsets_unknown: bool = False
-    """Whether a setting that does not exist may be deleted, as tools do that know more of them."""
+    """True if an unknown setting may be deleted, as tools do that know settings unknown here."""
 
     def setting(self, name: str) -> TopicConfig:
-        """Raises KafkaError."""
+        """Return the setting of a name. Raises KafkaError if it is unknown."""
         known = self.find(name)
         if known is None:
             raise KafkaError(self.unknown, f"{self.name}: {name}")
         return known
 
     def check(self, values: dict[str, str], refusal: Refusal) -> dict[str, str]:
-        """The settings as they are kept. Raises KafkaError, InvalidConfig."""
+        """Return the settings in their stored form. Raises KafkaError, InvalidConfig."""
         kept = check_configs(values, {name: self.setting(name) for name in values})
         if self.check_parts is not None:
             for name, value in kept.items():
@@ -134,12 +136,12 @@ _KINDS: Mapping[int, _Kind] = {
 
 
 _NAMED = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLIENT_METRICS})
-"""Kinds of which none is without a name."""
+"""Types of resources that need a name."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """What is asked of one resource, found sound, and its answer."""
+    """A valid change of one resource, and its answer."""
 
     resource_type: int
     change: ConfigChange
@@ -171,7 +173,7 @@ def _alter_whole(
 def fail_alter_configs(
     request: whole.AlterConfigsRequest, _version: int, code: ErrorCode
 ) -> whole.AlterConfigsResponse:
-    """`code` for each resource."""
+    """Return `code` for each resource."""
     return whole.AlterConfigsResponse(
         responses=[
             whole.AlterConfigsResourceResponse(code, None, asked.resource_type, asked.resource_name)
@@ -210,7 +212,7 @@ def _alter_incrementally(
 def fail_incremental_alter_configs(
     request: incremental.IncrementalAlterConfigsRequest, _version: int, code: ErrorCode
 ) -> incremental.IncrementalAlterConfigsResponse:
-    """`code` for each resource."""
+    """Return `code` for each resource."""
     return incremental.IncrementalAlterConfigsResponse(
         responses=[
             incremental.AlterConfigsResourceResponse(
@@ -227,7 +229,8 @@ def _with_patterns(
     alter: Callable[[], Response | Later],
     fail: Callable[[int, ErrorCode], Response],
 ) -> Response | Later:
-    """Have the patterns in a request compiled, which takes too long for the loop; then alter."""
+    """Compile the patterns of a request off the loop, because it takes too long for it; then
+    alter."""
     patterns = [
         pattern
         for asked in resources
@@ -249,7 +252,7 @@ def _with_patterns(
 def _answers(
     resources: list[Asked], response: Any, made: Callable[..., Result]
 ) -> Iterator[tuple[Asked, Result]]:
-    """Each resource that is named once, and its answer; the others are answered."""
+    """Yield each resource that is named once, with its answer. The others get an error."""
     times = Counter((asked.resource_type, asked.resource_name) for asked in resources)
     for asked in resources:
         result = made(resource_type=asked.resource_type, resource_name=asked.resource_name)
@@ -324,7 +327,7 @@ def _set_levels(
 def _check_level(
     config: incremental.AlterableConfig, known: Mapping[str, str], names: set[str]
 ) -> None:
-    """`names`: those named before, to which this one is added. Raises KafkaError."""
+    """Validate one level. `names` are those named before; add this one. Raises KafkaError."""
     name, level, operation = config.name, config.value, config.config_operation
     if name in names:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
@@ -349,7 +352,7 @@ def _check_level(
 
 
 def _present(ctx: RequestContext, resource_type: int, name: str) -> Mapping[str, str]:
-    """What was set for a resource, as far as this server knows."""
+    """Return the settings of a resource as far as this server knows."""
     if resource_type == ResourceType.TOPIC:
         topic = find_topic(ctx, name)
         return topic.configs if topic is not None else {}
@@ -357,7 +360,7 @@ def _present(ctx: RequestContext, resource_type: int, name: str) -> Mapping[str,
 
 
 def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
-    """Raises KafkaError if no resource of the type may have the name."""
+    """Raise KafkaError if no resource of the type may have the name."""
     if resource_type == ResourceType.BROKER and name != ALL_SERVERS:
         check_server_name(ctx, name)
     elif resource_type in _NAMED and not name:
@@ -367,8 +370,11 @@ def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
 
 
 def _check_scope(asked: Asked) -> None:
-    """Raises KafkaError for what is a setting of all servers alone: whether a batch has enough
-    copies must not change with its leader. What was set before can be deleted."""
+    """Raise KafkaError if a setting of all servers is set for one server.
+
+    The number of copies that a batch needs must not change with its leader. Such a setting can
+    still be deleted for one server.
+    """
     if asked.resource_type != ResourceType.BROKER or asked.resource_name == ALL_SERVERS:
         return
     if any(config.name == MIN_IN_SYNC_REPLICAS and _sets(config) for config in asked.configs):
@@ -383,7 +389,7 @@ def _sets(config: whole.AlterableConfig | incremental.AlterableConfig) -> bool:
 
 
 def _whole(asked: whole.AlterConfigsResource, kind: _Kind, *, refusal: Refusal) -> ConfigChange:
-    """Raises KafkaError, InvalidConfig."""
+    """Return the change of a resource by AlterConfigs. Raises KafkaError, InvalidConfig."""
     _check_scope(asked)
     values: dict[str, str] = {}
     for config in asked.configs:
@@ -396,7 +402,7 @@ def _whole(asked: whole.AlterConfigsResource, kind: _Kind, *, refusal: Refusal) 
 def _incremental(
     asked: incremental.AlterConfigsResource, kind: _Kind, *, refusal: Refusal
 ) -> ConfigChange:
-    """Raises KafkaError, InvalidConfig."""
+    """Return the change by IncrementalAlterConfigs. Raises KafkaError, InvalidConfig."""
     _check_scope(asked)
     values: dict[str, str] = {}
     unset: list[str] = []
@@ -470,7 +476,7 @@ def _propose(
     changes: list[_Change],
     response: whole.AlterConfigsResponse | incremental.IncrementalAlterConfigsResponse,
 ) -> Any:
-    """The response when all is decided."""
+    """Propose the changes. Return the response once all are decided."""
     parts = Gathering(response)
     topics = [one for one in changes if one.resource_type == ResourceType.TOPIC]
     others = [one for one in changes if one.resource_type != ResourceType.TOPIC]

@@ -1,13 +1,14 @@
-"""ApiVersions (key 18): what this server speaks, from the one table. KIP-35, KIP-511.
+"""ApiVersions (key 18): APIs and versions of this server, from the API table. KIP-35, KIP-511.
 
-The answer's header is always version 0, whatever the request's version: a client that does not yet
-know what the server speaks must be able to read it. A request of a version this server does not
-know is answered in version 0 with UNSUPPORTED_VERSION and the range of ApiVersions alone, so that
-the client can ask again; the connection stays.
+The answer's header is always version 0: a client that does not yet know the server's versions must
+be able to read it. A request of an unknown version is answered in version 0 with
+UNSUPPORTED_VERSION and the range of ApiVersions alone, so that the client can retry; the connection
+stays.
 
-v3 features: what this server understands, and what the cluster has finalised (KIP-584). v4 also
-those that begin at level 0 (KAFKA-17011). v5 a client says whom it means to ask: another server, or
-one of another cluster, at that address tells it to begin anew (KIP-1242).
+v3 features: those this server supports, and those the cluster has finalised (KIP-584). v4 also
+features that begin at level 0 (KAFKA-17011). v5 a client names the server it means to reach:
+another server, or one of another cluster, at that address answers that it must rebootstrap
+(KIP-1242).
 
 The APIs of clients' metrics are listed while there is a subscription (KIP-714).
 """
@@ -31,25 +32,25 @@ from vdl.state.features import SUPPORTED
 
 _ANY_NODE = -1
 _SOFTWARE_FROM = 3
-"""KIP-511: the version from which clients say what they are."""
+"""KIP-511: first version in which clients name their software."""
 
 SOFTWARE_CHARS_MAX = 100
-"""Of what a client says it is, the rest is forgotten."""
+"""Maximum length that is kept of a client's software name and version."""
 
 _LEVEL_0_FROM = 4
-"""Older clients refuse a feature whose lowest level is 0, and are not told of it."""
+"""Older clients refuse a feature whose lowest level is 0, so it is left out of their answers."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-"""What a client software's name and version may look like (KIP-511)."""
+"""Allowed form of a client software's name and version (KIP-511)."""
 
 
 def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """Every API and version this server answers."""
+    """Return every API and version that this server answers."""
     if ctx.api_version >= _SOFTWARE_FROM:
         name, version = request.client_software_name, request.client_software_version
         if not _SOFTWARE.fullmatch(name) or not _SOFTWARE.fullmatch(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        # Kept as long as the connection, and told in metrics and the log.
+        # Kept as long as the connection, and shown in metrics and the log.
         ctx.connection.client_software_name = name[:SOFTWARE_CHARS_MAX]
         ctx.connection.client_software_version = version[:SOFTWARE_CHARS_MAX]
     host = ctx.server.host
@@ -76,7 +77,7 @@ def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> Api
 
 
 def unsupported_version() -> ApiVersionsResponse:
-    """The answer, in version 0, to an ApiVersions of a version this server does not know."""
+    """Return the answer, in version 0, to an ApiVersions request of an unknown version."""
     own = API[API_KEY]
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,

@@ -1,7 +1,7 @@
-"""DescribeClientQuotas (key 48), AlterClientQuotas (49): how much clients may use.
+"""DescribeClientQuotas (key 48), AlterClientQuotas (49): limits on clients' use of resources.
 
-KIP-546, KIP-612. v1 of both is flexible. Decided by the catalog, each entity by itself; answered
-from this server's own applied catalog.
+KIP-546, KIP-612. v1 of both is flexible. Changes are decided by the catalog, each entity
+separately. Descriptions come from this server's own applied catalog.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vdl.state.quotas import (
 )
 
 _TIMEOUT_MS = 30_000
-"""These requests have no time-out of their own."""
+"""Timeout of these requests, which have none of their own."""
 CHANGES_PER_COMMAND = 1_000
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
 
@@ -48,7 +48,7 @@ _EXACT, _DEFAULT, _ANY = 0, 1, 2
 def handle_describe_client_quotas(
     ctx: RequestContext, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse | Unbuilt:
-    """The entities that match all components; `strict`: and have no others."""
+    """Return the entities that match all components and, with `strict`, have no others."""
     try:
         exact, any_of = _filter(request)
     except KafkaError as error:
@@ -79,7 +79,7 @@ def handle_describe_client_quotas(
 def fail_describe_client_quotas(
     _request: DescribeClientQuotasRequest, _version: int, code: ErrorCode
 ) -> DescribeClientQuotasResponse:
-    """`code` for the request."""
+    """Return `code` for the request."""
     return _failed(code, "")
 
 
@@ -90,8 +90,10 @@ def _failed(code: ErrorCode, message: str) -> DescribeClientQuotasResponse:
 
 
 def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None], set[str]]:
-    """Names by kind that an entity must have, and kinds of which it must have any. Raises
-    KafkaError."""
+    """Return names by kind that an entity must have, and kinds for which any name matches.
+
+    Raises KafkaError.
+    """
     exact: dict[str, str | None] = {}
     any_of: set[str] = set()
     for component in request.components:
@@ -126,7 +128,7 @@ def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None]
 def handle_alter_client_quotas(
     ctx: RequestContext, request: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse | Later:
-    """Each entity has its own answer; one that is named twice is not changed."""
+    """Change quotas; each entity has its own answer. One that is named twice is not changed."""
     parts = Gathering(AlterClientQuotasResponse())
     times: Counter[Entity] = Counter(_entity(entry) for entry in request.entries)
     wanted: list[tuple[QuotaChange, EntryDataResponse]] = []
@@ -155,7 +157,7 @@ def handle_alter_client_quotas(
 def fail_alter_client_quotas(
     request: AlterClientQuotasRequest, _version: int, code: ErrorCode
 ) -> AlterClientQuotasResponse:
-    """`code` for each entity."""
+    """Return `code` for each entity."""
     return AlterClientQuotasResponse(entries=[_result(entry, code) for entry in request.entries])
 
 
@@ -169,7 +171,7 @@ def _result(entry: Change, code: ErrorCode) -> EntryDataResponse:
 
 
 def _change(entry: Change) -> QuotaChange:
-    """Raises KafkaError for what needs no catalog to be wrong."""
+    """Return the change as in a command. Raises KafkaError for errors found without the catalog."""
     parts = [(part.entity_type, part.entity_name) for part in entry.entity]
     if complaint := entity_complaint(parts):
         raise KafkaError(ErrorCode.INVALID_REQUEST, complaint)

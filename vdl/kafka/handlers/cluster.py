@@ -1,17 +1,17 @@
-"""What there is to know of the servers: DescribeCluster (key 60), DescribeQuorum (55),
-UnregisterBroker (64).
+"""Servers of the cluster: DescribeCluster (key 60), DescribeQuorum (55), UnregisterBroker (64).
 
-DescribeCluster (KIP-700): the servers, the cluster's id, who leads the catalog. v1: brokers or
+DescribeCluster (KIP-700): the servers, the cluster's id, and the catalog's leader. v1: brokers or
 controllers (KIP-919); there is no separate controller to describe here. v2: servers that are
 registered but not reachable, as fenced (KIP-1073).
 
-DescribeQuorum (KIP-595): the members of the catalog, under the name of Kafka's metadata log. v1
-when they were heard of and caught up (KIP-836), v2 directories, and where the members are
-(KIP-853). The server that leads the catalog is asked. An offset here is the index of a Raft entry:
-the log's end is the index after the last, the high watermark that after the last committed one.
+DescribeQuorum (KIP-595): the members of the catalog, under the name of Kafka's metadata log. v1 the
+times when they were last heard from and caught up (KIP-836), v2 directories and addresses of the
+members (KIP-853). The catalog's leader is queried. An offset here is the index of a Raft entry: the
+log's end is the index after the last, the high watermark that after the last committed one.
 
-UnregisterBroker (KIP-631) would take a server out of the cluster. All servers there are hold the
-catalog and the coordinators since the cluster began, which cannot be taken from them; so none goes.
+UnregisterBroker (KIP-631) would remove a server from the cluster. All servers have held the catalog
+and the coordinators since the cluster began, and these cannot be moved, so no server can be
+removed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _METADATA_TOPIC = "__cluster_metadata"
 
 
 class EndpointType(IntEnum):
-    """Which kind of endpoint a client wants to know."""
+    """Kind of endpoint that a client requests."""
 
     BROKERS = 1
     CONTROLLERS = 2
@@ -55,7 +55,7 @@ class EndpointType(IntEnum):
 def handle_describe_cluster(
     ctx: RequestContext, request: DescribeClusterRequest
 ) -> DescribeClusterResponse:
-    """All servers that clients of this listener may connect to."""
+    """Return all servers to which clients of this listener may connect."""
     view = View(ctx)
     host = ctx.server.host
     response = DescribeClusterResponse(cluster_id=host.cluster_id)
@@ -83,7 +83,7 @@ def handle_describe_cluster(
 def handle_describe_quorum(
     ctx: RequestContext, request: DescribeQuorumRequest
 ) -> DescribeQuorumResponse | Later:
-    """The catalog's members; of any other topic there is no quorum to describe."""
+    """Return the catalog's members; any other topic has no quorum to describe."""
     asked = [(t.topic_name, [p.partition_index for p in t.partitions]) for t in request.topics]
     if asked != [(_METADATA_TOPIC, [0])]:
         return DescribeQuorumResponse(
@@ -154,7 +154,7 @@ def _replica_state(ctx: RequestContext, member: QuorumMember) -> ReplicaState:
 def handle_unregister_broker(
     ctx: RequestContext, request: UnregisterBrokerRequest
 ) -> UnregisterBrokerResponse:
-    """A server that is needed stays; one that is unknown cannot go."""
+    """Refuse to remove a server: a registered one is needed, and another one is unknown."""
     server_id = request.broker_id
     catalog = ctx.server.host.catalog
     if server_id not in catalog.servers:

@@ -1,12 +1,14 @@
-"""DescribeConfigs (key 32), ListConfigResources (74): settings of topics, servers, consumer groups
-and subscriptions to metrics, under Kafka's names.
+"""Settings under Kafka's names: DescribeConfigs (key 32), ListConfigResources (74).
 
-DescribeConfigs: v0 says whether a value is a default, v1 sources and synonyms (KIP-226), v3 types
-and documentation (KIP-569).
+Resources are topics, servers, consumer groups and subscriptions to metrics.
+
+DescribeConfigs: v0 marks default values, v1 sources and synonyms (KIP-226), v3 types and
+documentation (KIP-569).
 ListConfigResources: v0 subscriptions to metrics only (KIP-714), v1 any types (KIP-1142).
 
-A server describes itself and its loggers only. What can be changed at run time says so; the rest
-comes from its file. The resource of all servers (a broker without a name) has what was set for all.
+A server describes itself and its loggers only. Settings that can be changed at run time are marked
+so; the rest comes from its file. The resource of all servers (a broker without a name) has the
+settings that were set for all.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ from vdl.state.topic_names import topic_name_complaint
 
 Entry = DescribeConfigsResourceResult
 _SOURCES_FROM = 1
-"""DescribeConfigs: the version from which an answer says where a value is from."""
+"""First version of DescribeConfigs whose answer has the source of a value."""
 _TYPES_FROM = 1
-"""ListConfigResources: the version from which a client says what it wants listed."""
+"""First version of ListConfigResources in which a client names the types to list."""
 
 
 def inherited(ctx: RequestContext, config: TopicConfig) -> list[Layer]:
-    """The values of a topic's setting for a topic that does not set it, the one in force first."""
+    """Return the values of a setting for a topic that does not set it, the one in force first."""
     server = ctx.server
     default = KNOWN_OF_SERVERS.get(config.broker_name)
     if default is None:
@@ -73,8 +75,10 @@ def inherited(ctx: RequestContext, config: TopicConfig) -> list[Layer]:
 def check_large_batches(
     ctx: RequestContext, configs: Mapping[str, str], present: Mapping[str, str]
 ) -> None:
-    """Whether a topic may have these settings in place of the present ones: a server of before
-    would take large batches by them, and could not send them on. Raises InvalidConfig."""
+    """Raise InvalidConfig if the settings allow large batches and not all servers support them.
+
+    A server of an older version would accept large batches by them, and could not replicate them.
+    """
     if (
         asks_for_large_batches(configs)
         and configs[MAX_MESSAGE_BYTES] != present.get(MAX_MESSAGE_BYTES)
@@ -87,7 +91,7 @@ def check_large_batches(
 
 
 def created_configs(ctx: RequestContext, configs: dict[str, str]) -> list[CreatableTopicConfigs]:
-    """All settings of a topic, for the answer of its creation (KIP-525)."""
+    """Return all settings of a topic, for the answer of its creation (KIP-525)."""
     found = []
     for config in KNOWN:
         own = configs.get(config.name)
@@ -99,7 +103,8 @@ def created_configs(ctx: RequestContext, configs: dict[str, str]) -> list[Creata
 def handle_describe_configs(
     ctx: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    """Each resource has its own answer; one that is named again, the first one's."""
+    """Describe each resource in an answer of its own; a repeated one has the answer of the
+    first."""
     response = DescribeConfigsResponse()
     asked: dict[tuple[int, str], DescribeConfigsResource] = {}
     for resource in request.resources:
@@ -121,7 +126,7 @@ def handle_describe_configs(
             if not request.include_synonyms or ctx.api_version < _SOURCES_FROM:
                 entry.synonyms = []
             if ctx.api_version < _SOURCES_FROM:
-                # What is no default such a client takes for the topic's own.
+                # Such a client takes a value that is not a default as set for the topic.
                 is_topics = resource.resource_type == ResourceType.TOPIC
                 source = entry.config_source
                 entry.is_default = source != Source.TOPIC if is_topics else source == Source.DEFAULT
@@ -134,7 +139,7 @@ def handle_describe_configs(
 def fail_describe_configs(
     request: DescribeConfigsRequest, _version: int, code: ErrorCode
 ) -> DescribeConfigsResponse:
-    """`code` for each resource."""
+    """Return `code` for each resource."""
     return DescribeConfigsResponse(
         results=[
             DescribeConfigsResult(
@@ -148,7 +153,7 @@ def fail_describe_configs(
 
 
 def _entries(ctx: RequestContext, resource: DescribeConfigsResource) -> list[tuple[Entry, str]]:
-    """(setting, documentation) of one resource. Raises KafkaError."""
+    """Return (setting, documentation) of one resource. Raises KafkaError."""
     describe = _BY_TYPE.get(resource.resource_type)
     if describe is None:
         raise KafkaError(
@@ -179,7 +184,7 @@ def _topic_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]
 
 
 def check_server_name(ctx: RequestContext, name: str) -> None:
-    """Raises KafkaError unless the name is this server's id."""
+    """Raise KafkaError unless the name is this server's id."""
     own = ctx.server.host.server_id
     if name != str(own):
         raise KafkaError(
@@ -214,8 +219,10 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
 def _unknown_entries(
     ctx: RequestContext, levels: Mapping[str, Source]
 ) -> Iterator[tuple[Entry, str]]:
-    """What was set under names that nobody knows: in Kafka, too, without the value, which may be
-    a secret of a plug-in. `levels`: the resources, the one in force first."""
+    """Yield settings under unknown names, without the value, as in Kafka.
+
+    The value may be a secret of a plug-in. `levels`: the resources, the one in force first.
+    """
     seen: set[str] = set()
     for name, source in levels.items():
         for setting in sorted(ctx.server.host.catalog.resources.of(ResourceType.BROKER, name)):
@@ -265,7 +272,7 @@ def _client_metrics_entries(ctx: RequestContext, name: str) -> Iterator[tuple[En
 def _resource_entries(
     known: Iterable[TopicConfig], configs: Mapping[str, str], source: Source
 ) -> Iterator[tuple[Entry, str]]:
-    """The settings of a resource that need not be there: nothing may have been set for it."""
+    """Yield the settings of a resource that need not exist: none may have been set for it."""
     for config in known:
         synonyms = []
         in_force = Layer(Source.DEFAULT, config.default)
@@ -298,7 +305,7 @@ def _entry(config: TopicConfig, layer: Layer, synonyms: list[DescribeConfigsSyno
 
 
 def _own_entry(name: str, layer: Layer) -> Entry:
-    """What nobody changes."""
+    """Return the entry of a setting that cannot be changed."""
     return Entry(
         name=name,
         value=layer.value,
@@ -310,8 +317,10 @@ def _own_entry(name: str, layer: Layer) -> Entry:
 
 
 def _of_the_cluster(ctx: RequestContext) -> dict[str, Layer]:
-    """What was fixed when the cluster was formed: Kafka's internal topics are its coordinators,
-    each a Raft group of the first servers."""
+    """Return the settings that were fixed when the cluster was formed.
+
+    Kafka's internal topics are its coordinators, each a Raft group of the first servers.
+    """
     catalog = ctx.server.host.catalog
     replicas = max(1, len(catalog.initial_voters))
     values = {
@@ -337,7 +346,7 @@ def _synonym(name: str, layer: Layer) -> DescribeConfigsSynonym:
 def handle_list_config_resources(
     ctx: RequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    """What has settings, or may have: all topics and servers, of the rest what was set."""
+    """List the resources: all topics and servers, and others that have settings."""
     wanted: Iterable[int] = (ResourceType.CLIENT_METRICS,)
     if ctx.api_version >= _TYPES_FROM:
         wanted = sorted(set(request.resource_types)) or list(ResourceType)

@@ -1,13 +1,15 @@
-"""ConsumerGroupHeartbeat (key 68) v0–1, ConsumerGroupDescribe (69) v0–1: groups whose assignments
-the coordinator computes (KIP-848).
+"""Groups whose assignments the coordinator computes (KIP-848).
+
+ConsumerGroupHeartbeat (key 68) v0–1, ConsumerGroupDescribe (69) v0–1.
 
 ConsumerGroupHeartbeat: v1 a pattern to subscribe by, matched here; clients draw member ids.
-ConsumerGroupDescribe: v1 which protocol each member speaks.
+ConsumerGroupDescribe: v1 the protocol of each member.
 
-A heartbeat says what changed since the member's last one, None for what did not; the answer has the
-assignment if it changed, or if the member said all of itself because it may have missed one.
+A heartbeat has the changes since the member's last one, and None for unchanged fields. The answer
+has the assignment if it changed, or if the member sent all fields, because then it may have missed
+one.
 
-Must not know: how assignments come about.
+Does not depend on how assignments are computed.
 """
 
 from __future__ import annotations
@@ -53,8 +55,11 @@ _CONSUMER_MEMBER = 1
 def handle_consumer_group_heartbeat(
     ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest
 ) -> Later | heartbeat_wire.ConsumerGroupHeartbeatResponse:
-    """Answered at once while nothing changes; who joins, when it has an assignment. A pattern that
-    was not seen before is compiled first: none that cannot be comes into the log."""
+    """Process a heartbeat, and answer at once while nothing changes.
+
+    A joining member is answered when it has an assignment. A pattern that was not used before is
+    compiled first, so that no invalid pattern is written to the log.
+    """
     try:
         _check(ctx, request)
     except KafkaError as error:
@@ -86,7 +91,7 @@ def _take_heartbeat(
     led: LedCoordinator,
     later: Later,
 ) -> None:
-    """The coordinator's turn. Its pattern, if it has one, was checked."""
+    """Pass a heartbeat to the coordinator. Its pattern, if it has one, was compiled."""
     pattern = request.subscribed_topic_regex
     refused = ctx.server.pattern_work.refusal(pattern) if pattern else None
     if refused is not None:
@@ -137,7 +142,7 @@ def _take_heartbeat(
 
 
 def _viewer(ctx: RequestContext) -> TopicViewer | None:
-    """Who asks, if it may not see every topic."""
+    """Return the client as a viewer if it may not see every topic; otherwise None."""
     authorizer = ctx.server.authorizer
     if authorizer is None or authorizer.is_super(ctx.principal):
         return None
@@ -145,7 +150,7 @@ def _viewer(ctx: RequestContext) -> TopicViewer | None:
 
 
 def _check(ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest) -> None:
-    """Raises KafkaError for what no group would accept."""
+    """Raise KafkaError for a heartbeat that no group would accept."""
     if not ctx.server.host.catalog.features.levels.get(GROUP_VERSION):
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -250,7 +255,7 @@ def _heartbeat_response(outcome: Heartbeated) -> heartbeat_wire.ConsumerGroupHea
 def handle_consumer_group_describe(
     ctx: RequestContext, request: describe_wire.ConsumerGroupDescribeRequest
 ) -> describe_wire.ConsumerGroupDescribeResponse | Later:
-    """State and members of each group."""
+    """Return state and members of each group."""
 
     def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
         _describe(ctx, target, machine)
@@ -265,7 +270,7 @@ def handle_consumer_group_describe(
 def fail_consumer_group_describe(
     request: describe_wire.ConsumerGroupDescribeRequest, _version: int, code: ErrorCode
 ) -> describe_wire.ConsumerGroupDescribeResponse:
-    """`code` for each group."""
+    """Return `code` for each group."""
     return describe_wire.ConsumerGroupDescribeResponse(
         groups=described(describe_wire.DescribedGroup, request.group_ids, code)
     )
@@ -307,7 +312,7 @@ def _member(ctx: RequestContext, group: ModernGroup, member: ModernMember) -> de
 
 
 def _assignment(ctx: RequestContext, partitions: Partitions) -> describe_wire.Assignment:
-    """By name; of topics that are gone, or that this server has not heard of, nothing is said."""
+    """Return an assignment by topic name. Topics that are deleted or unknown here are left out."""
     return describe_wire.Assignment(
         [
             describe_wire.TopicPartitions(topic_id, topic.name, list(indexes))

@@ -1,12 +1,15 @@
-"""Delegation tokens (KIP-48): CreateDelegationToken (key 38) v1–3, RenewDelegationToken (39) v1–2,
-ExpireDelegationToken (40) v1–2, DescribeDelegationToken (41) v1–3. v2 flexible; 38 and 41 v3: made
-for somebody else (KIP-373).
+"""Delegation tokens (KIP-48).
 
-A token's password is an HMAC of its id, by a key that the settings of all servers have. It is told
-to who has the token made, and to those who may describe it; the catalog has only what checks it.
-Who logged in with a token cannot ask about tokens, nor can who is nobody, as in Kafka.
+CreateDelegationToken (key 38) v1–3, RenewDelegationToken (39) v1–2, ExpireDelegationToken (40)
+v1–2, DescribeDelegationToken (41) v1–3. v2 flexible; 38 and 41 v3: made for another principal
+(KIP-373).
 
-Must not know: how logins use tokens.
+A token's password is an HMAC of its id, by a key in the settings of all servers. The client that
+creates the token receives it, and clients that may describe the token; the catalog has only
+verifiers. As in Kafka, a client that logged in with a token, or that is anonymous, cannot use these
+APIs.
+
+Does not depend on how logins use tokens.
 """
 
 from __future__ import annotations
@@ -57,18 +60,20 @@ _ID_BYTES = 16
 _SALT_BYTES = 16
 _TIMEOUT_MS = 30_000
 _HMACS_KEPT = 4_096
-"""More than there are tokens: to find one by its secret is to compare them all."""
+"""More than the maximum of tokens: finding a token by its secret compares all of them."""
 
 
 @lru_cache(_HMACS_KEPT)
 def token_hmac(key: bytes, token_id: str) -> bytes:
-    """The secret of a token."""
+    """Return the secret of a token."""
     return hmac.digest(key, token_id.encode(), "sha512")
 
 
 def token_verifiers(token_id: str, secret: bytes, salts: list[bytes]) -> list[ScramUpsert]:
-    """What SCRAM checks proofs of a token by. The password is the secret in base64. Takes
-    milliseconds: not on the loop."""
+    """Return the credentials by which SCRAM verifies proofs of a token.
+
+    The password is the secret in base64. Takes milliseconds: do not call on the loop.
+    """
     password = base64.b64encode(secret)
     found = []
     for mechanism, salt in zip(HASHES, salts, strict=True):
@@ -79,7 +84,7 @@ def token_verifiers(token_id: str, secret: bytes, salts: list[bytes]) -> list[Sc
 
 
 def _problem(ctx: RequestContext) -> ErrorCode:
-    """Why nobody, or this client, can ask about tokens; NONE if it can."""
+    """Return the error if tokens are disabled or the client may not use them; otherwise NONE."""
     login = ctx.connection.login
     if ctx.principal == ANONYMOUS or (login is not None and login.by_token):
         return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
@@ -98,7 +103,7 @@ def _text(kind: str | None, name: str | None) -> str:
 def handle_create_delegation_token(
     ctx: RequestContext, request: CreateDelegationTokenRequest
 ) -> CreateDelegationTokenResponse | Later:
-    """For the client itself, or for whom it names."""
+    """Create a token for the client itself, or for the named principal."""
     requester = str(ctx.principal)
     is_own = not request.owner_principal_name
     owner = (
@@ -173,8 +178,10 @@ def handle_create_delegation_token(
 
 
 def _has_room(ctx: RequestContext, requester: str, more: int) -> bool:
-    """Return whether the requester may have so many bytes of tokens more, of those that all tokens
-    may take: a user's own tokens do not keep others from having some."""
+    """Return True if the requester may have `more` bytes of the maximum of all tokens.
+
+    A user's own tokens do not use up the share of others.
+    """
     shares, now_ms = Shares(ALL_BYTES_MAX), ctx.server.host.agreed_ms()
     for token in ctx.server.host.catalog.tokens.tokens.values():
         if now_ms < token.expires_ms:
@@ -213,7 +220,7 @@ def _uncreated(
 def handle_renew_delegation_token(
     ctx: RequestContext, request: RenewDelegationTokenRequest
 ) -> RenewDelegationTokenResponse | Later:
-    """Until then, or for the usual time; never beyond its largest age."""
+    """Renew a token for a time, or for the default period; never beyond its maximum age."""
     period_ms = ctx.server.config.token_period_ms
     if request.renew_period_ms > 0:
         period_ms = min(period_ms, request.renew_period_ms)
@@ -223,7 +230,7 @@ def handle_renew_delegation_token(
 def handle_expire_delegation_token(
     ctx: RequestContext, request: ExpireDelegationTokenRequest
 ) -> ExpireDelegationTokenResponse | Later:
-    """After so long; at once, for good, with a negative time."""
+    """Set the remaining time of a token; a negative time ends it for good at once."""
     return _altered(
         ctx, request.hmac, max(-1, request.expiry_time_period_ms), ExpireDelegationTokenResponse
     )
@@ -254,7 +261,7 @@ def _altered(
 
 
 def _find(ctx: RequestContext, secret: bytes) -> DelegationToken | None:
-    """The token with this secret. There are 2,000 at most."""
+    """Return the token with this secret. There are at most 2,000."""
     keys = ctx.server.delegation_keys
     found = None
     for token in ctx.server.host.catalog.tokens.tokens.values():
@@ -270,8 +277,10 @@ def _find(ctx: RequestContext, secret: bytes) -> DelegationToken | None:
 def handle_describe_delegation_token(
     ctx: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
-    """Tokens that have not ended, of all owners or of some; what one may not see of them, the rules
-    of permission take out."""
+    """Return unexpired tokens of all owners or of some.
+
+    The permission checks remove the tokens that the client may not see.
+    """
     problem = _problem(ctx)
     if problem:
         return DescribeDelegationTokenResponse(error_code=problem)

@@ -1,13 +1,13 @@
-"""ElectLeaders (key 43): have the preferred leaders of partitions lead (KIP-183).
+"""ElectLeaders (key 43): elect the preferred leaders of partitions (KIP-183).
 
 v1 names the kind of election (KIP-460), v2 is flexible. The preferred leader is the first replica
-of the placement. It is elected by a transfer of the leadership, which the server that leads is
-asked for and may refuse: the replica is not there, has not caught up, or is damaged. A partition
-is answered when this server sees the preferred replica lead.
+of the placement. It is elected by a leadership transfer, which this server requests from the
+leader. The leader may refuse: the replica is not there, has not caught up, or is damaged. A
+partition is answered when this server sees the preferred replica lead.
 
-An unclean election would lose acknowledged records. No replica here is eligible for one, so who
-asks is told so, and nothing is done. As in Kafka, a request for all partitions is answered without
-those that need no election.
+An unclean election would lose acknowledged records. No replica here is eligible for one, so such a
+request gets an error and has no effect. As in Kafka, the answer to a request for all partitions
+leaves out those that need no election.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vdl.kafka.wire.elect_leaders import (
 
 _REQUEST_ERROR_FROM = 1
 _PATIENCE_NS = 10_000 * MS
-"""A transfer that takes longer has come to nothing."""
+"""Time after which a transfer has failed."""
 
 
 class ElectionType(IntEnum):
-    """Who may be elected."""
+    """Kind of election, by the replicas that are eligible."""
 
     PREFERRED = 0
     UNCLEAN = 1
@@ -44,7 +44,7 @@ class ElectionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """A partition whose leader was asked to hand over."""
+    """A partition whose leader was requested to transfer its leadership."""
 
     group_id: GroupId
     preferred: ServerId
@@ -54,7 +54,7 @@ class _Awaited:
 def handle_elect_leaders(
     ctx: RequestContext, request: ElectLeadersRequest
 ) -> ElectLeadersResponse | Later:
-    """Each partition has its own answer. Null asks for all partitions."""
+    """Elect leaders; each partition has its own answer. Null means all partitions."""
     if request.election_type not in ElectionType.__members__.values():
         return fail_elect_leaders(request, ctx.api_version, ErrorCode.INVALID_REQUEST)
     kind = ElectionType(request.election_type)
@@ -83,7 +83,8 @@ def handle_elect_leaders(
 def fail_elect_leaders(
     request: ElectLeadersRequest, version: int, code: ErrorCode
 ) -> ElectLeadersResponse:
-    """`code` for each partition, and for the request where the version has a place for that."""
+    """Return `code` for each partition, and for the request in versions that have a field for
+    it."""
     return ElectLeadersResponse(
         error_code=code if version >= _REQUEST_ERROR_FROM else ErrorCode.NONE,
         replica_election_results=[
@@ -108,8 +109,10 @@ def _asked(
 def _begin(
     ctx: RequestContext, kind: ElectionType, name: str, result: PartitionResult
 ) -> tuple[ServerId, _Awaited | None]:
-    """The present leader, and the partition if that is to hand over; else `result` says why it is
-    not."""
+    """Return the present leader, and the partition if that leader should transfer its leadership.
+
+    Otherwise `result` has the reason why not.
+    """
     host = ctx.server.host
     index = result.partition_id
     topic = host.catalog.topics.get(name)

@@ -1,12 +1,12 @@
-"""The one map from what went wrong inside to what a client is told: exceptions to Kafka codes.
+"""Map from exceptions to the Kafka error codes that clients receive.
 
-Where a response says its code is the API's own affair: see `vdl.kafka.api.Api.failure`.
+The place of the code in a response depends on the API: see `vdl.kafka.api.Api.failure`.
 
-Rule: a code that a client takes as final is used only where the outcome is known. What is not
-understood is UNKNOWN_SERVER_ERROR, which promises nothing; what may have happened is
-REQUEST_TIMED_OUT.
+Rule: a code that clients treat as final is used only if the outcome is known. An unknown exception
+is UNKNOWN_SERVER_ERROR, which says nothing about the outcome; an operation that may have happened
+is REQUEST_TIMED_OUT.
 
-Must not know: which handler failed, or why.
+Does not depend on handlers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STORAGE_CODES: dict[type[BaseException], ErrorCode] = {
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """The Kafka code of an exception that a handler met."""
+    """Return the Kafka code of an exception caught by a handler."""
     if isinstance(error, KafkaError):
         return error.code
     for kind in type(error).__mro__:

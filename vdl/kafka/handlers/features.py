@@ -1,9 +1,9 @@
 """UpdateFeatures (key 57) v0–2: levels of features, decided by the catalog (KIP-584, KIP-778).
 
-v1 types of upgrades and validate_only; v2 has one answer for the request, since all levels change
+v1 types of upgrades and validate_only; v2 has one answer for the request, because all levels change
 or none. Failures are answered so in every version, as in Kafka: clients look there first.
 
-Must not know: what a level means.
+Does not depend on the meaning of levels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ONE_ANSWER_FROM = 2
 def handle_update_features(
     ctx: RequestContext, request: UpdateFeaturesRequest
 ) -> UpdateFeaturesResponse | Later:
-    """Finalise the levels asked for, all or none."""
+    """Finalise the requested levels, all or none."""
     names = [update.feature for update in request.feature_updates]
     if len(set(names)) < len(names):
         return UpdateFeaturesResponse(

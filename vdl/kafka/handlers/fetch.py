@@ -2,19 +2,19 @@
 
 * v0–v3: consumers before 0.11 get message sets (`partitions.down_conversion`). v1 throttle time, v2
   magic 1 (KIP-32), v3 a bound on the answer (KIP-74). v4 record batches.
-* v7: sessions (KIP-227), see `partitions.fetch_sessions`. An incremental request reads those of
-  its session's partitions that may have something to say; whatever woke one while it waits joins.
+* v7: sessions (KIP-227), see `partitions.fetch_sessions`. An incremental request reads those of its
+  session's partitions that may have changed; a partition that changes while it waits joins them.
 * v9: leader epochs are checked (KIP-320). v11: a consumer with a rack is sent to a replica in it
   (KIP-392); a follower serves what it knows to be committed. v12: divergence of an older epoch
   (KIP-595).
 * v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
 
 A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
-replica leads, its leader has committed an entry of its own term, a quorum has answered since the
-loop last stood still, an offset above the high watermark is confirmed to be out of range by a
-quorum. Then it reads. What must come from disk is a gate, too. Too little and no error: it
-subscribes and comes back, at most once a turn, when a high watermark or a leader changes. Reading
-and subscribing happen in one call, so nothing can slip between them.
+replica leads; its leader has committed an entry of its own term; a quorum has answered since the
+loop last stalled; an offset above the high watermark is confirmed to be out of range by a quorum.
+Then it reads. A read from disk is a gate, too. If there is too little to answer and no error, it
+subscribes and makes another attempt, at most once a turn, when a high watermark or a leader
+changes. Reading and subscribing happen in one call, so no change is missed between them.
 
     state         woken, room, time over    last gate opens    an attempt
     RUNNING       SCHEDULED                                    a gate closes: GATED; else it
@@ -23,9 +23,10 @@ and subscribing happen in one call, so nothing can slip between them.
     WAITING       SCHEDULED                                    none
     SCHEDULED     stays                     stays              RUNNING, at the end of the turn
 
-Under READ_COMMITTED what is stable is read: nothing from the last stable offset on, of which a long
-poll waits to move; and with what is read goes the list of aborted transactions in it (KIP-98). Who
-answers has both from the same state, so also a follower's list is complete for what it sends.
+Under READ_COMMITTED only stable records are read: none from the last stable offset on. A long poll
+waits for that offset to move. The answer carries the list of aborted transactions in the range read
+(KIP-98). Both come from the same state, so a follower's list is also complete for the records it
+sends.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from vdl.records.legacy import LAST_FETCH_VERSION
 _SESSIONS_FROM = 7
 _RACKS_FROM = 11
 _DEBUGGING_CONSUMER = -2
-"""Kafka's ReplicaVerificationTool: it reads each replica where it is."""
+"""Replica id of Kafka's ReplicaVerificationTool, which reads from each replica directly."""
 _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
@@ -90,15 +91,15 @@ _UNKNOWN = (
 )
 _FIRST_EPOCH = 0
 _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
-"""Of requests that name all their partitions: to begin a session, or without one."""
+"""Session epochs of requests that name all their partitions: to begin a session, or without one."""
 
 
 Shared = tuple[int, Encoded]
-"""Bytes of records in an answer, and the answer."""
+"""(bytes of records in an answer, the answer)."""
 
 
 class _State(Enum):
-    """What a poll waits for. See the module."""
+    """State of a poll, by what it waits for. See the module."""
 
     RUNNING = "nothing: an attempt is under way"
     GATED = "answers of log streams"
@@ -136,31 +137,32 @@ class _Target:
         self, asked: FetchPartition, group_id: GroupId, error: ErrorCode, key: Key = ("", -1)
     ) -> None:
         self.key = key
-        """Its place in a session."""
+        """Its key in a session."""
         self.reported: tuple[int, int, int] | None = None
-        """(high watermark, log start, last stable offset) as the client of a session knows them."""
+        """(high watermark, log start, last stable offset) last reported to the client of a
+        session."""
         self.asked = asked
         self.group_id = group_id
         self.error = error
         """Final once it is not NONE."""
         self.unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        """What to answer when the topic is gone."""
+        """Error to answer when the topic does not exist any more."""
         self.topic = ""
-        """The topic's name; empty: of that id there is none."""
+        """Name of the topic; empty if no topic has the requested id."""
         self.stream: LogStream | None = None
         self.preferred = -1
-        """The server to read this partition from, in place of this one; -1: this one."""
+        """Server from which the client should read this partition instead; -1 for this server."""
         self.confirmed = False
-        """A quorum confirmed the high watermark after this request arrived."""
+        """True once a quorum has confirmed the high watermark after this request arrived."""
         self.admission: Admission | None = None
-        """To read from disk; kept until it has read, or will not."""
+        """Admission to read from disk; kept until it is used or returned."""
         self.cold: Slices | None = None
-        """What was read from disk, until it is answered."""
+        """Batches read from disk, until they are answered."""
         self.cold_age = 0
-        """Of the list of aborted transactions, before it was read: if that has lost some since,
-        there may be records of theirs in it."""
+        """Age of the list of aborted transactions before the read from disk. If the list has lost
+        entries since, `cold` may contain records of those transactions."""
         self.found: Slices | None = None
-        """What this attempt answers."""
+        """Batches that this attempt answers."""
         self.diverging: EpochEndOffset | None = None
         self.wait: Wait | None = None
         self.answer: PartitionData | None = None
@@ -192,11 +194,12 @@ class _Poll:
     def __init__(
         self, ctx: RequestContext, request: FetchRequest, session: FetchSession | None = None
     ) -> None:
-        """`session`: of an incremental request, already updated by it."""
+        """`session` is that of an incremental request, already updated by it."""
         self.ctx = ctx
         self.state = _State.RUNNING
         self.session = session
-        """Its partitions and their subscriptions outlive the poll. Also one that it has opened."""
+        """Its partitions and their subscriptions outlive the poll. Also set once the poll opens a
+        session."""
         self.opens_session = False
         self.request = request
         self.is_committed = request.isolation_level == _READ_COMMITTED
@@ -205,18 +208,19 @@ class _Poll:
         self.targets: list[_Target] = []
         self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
         self.gates = 0
-        """Answers of log streams that the next attempt waits for. Invariant: not 0 if GATED."""
+        """Number of open requests that the next attempt waits for. Invariant: not 0 if GATED."""
         self.expired = request.max_wait_ms <= 0
-        """Its time is over: the next attempt answers with what there is."""
+        """True once the poll's time is over: the next attempt answers with what there is."""
         self.woken = False
-        """A partition has changed while it waited: others may have waited for the same."""
+        """True if a partition has changed while the poll waited; other polls may have waited for
+        the same."""
         self.waited_ns = 0
-        """For admissions to read from disk."""
+        """Time waited for admissions to read from disk."""
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
         self.share_key: tuple[object, ...] | None = None
-        """What requests of one turn have in common that get the same answer, read and encoded once:
-        of one partition, without a session or quotas."""
+        """Key of requests that get the same answer in one turn, which is then read and encoded
+        once. Only requests for one partition, without a session or quotas, have one."""
         if session is None:
             self._resolve()
             self.expired = self.expired or not self.targets
@@ -225,7 +229,7 @@ class _Poll:
                 self._resolve_again(_target(cached))
 
     def _resolve_again(self, target: _Target) -> None:
-        """Find a session's partition anew: much may have become of it since."""
+        """Look a session's partition up again, because it may have changed since."""
         self._place(target, find_topic(self.ctx, target.key[0]))
         target.confirmed = False
         target.stream = target.cold = target.found = target.diverging = target.answer = None
@@ -248,7 +252,7 @@ class _Poll:
             target.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _resolve(self) -> None:
-        """Find the partitions asked for."""
+        """Look up the requested partitions."""
         ctx = self.ctx
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
         for asked_topic in self.request.topics:
@@ -283,7 +287,7 @@ class _Poll:
 
     # --- attempts ----------------------------------------------------------------------------
     def attempt(self) -> None:
-        """Answer, or arrange to be called again."""
+        """Answer, or arrange another attempt."""
         self.state = _State.RUNNING
         if self.session is not None:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
@@ -298,7 +302,7 @@ class _Poll:
             return
         answers = self.ctx.connection.answers
         if answers.reserved:
-            answers.reserve(0)  # what was read from disk is part of what follows
+            answers.reserve(0)  # bytes read from disk are part of the reservation below
         room = answers.limit()
         found = self._read(room)
         if found is None:
@@ -316,14 +320,17 @@ class _Poll:
             self._subscribe(has_room=room > 0)
 
     def _check_permission(self) -> None:
-        """At each attempt: what a client may read can be taken from it while it waits, or has a
-        session. Whether a topic exists is not told to who may not read it."""
+        """Set errors for topics that the client may not read.
+
+        Runs at each attempt, because the permission may be revoked during a wait or a session. The
+        error does not reveal if the topic exists.
+        """
         for target in self.targets:
             if target.topic and not may_read(self.ctx, target.topic):
                 target.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def _take_shared(self, shared: Shared) -> bool:
-        """Answer as another request of this turn, if there is room for its bytes."""
+        """Answer with the bytes of another request of this turn, if there is room for them."""
         answers = self.ctx.connection.answers
         size, encoded = shared
         if size > answers.limit():
@@ -334,14 +341,14 @@ class _Poll:
         return True
 
     def _may_read(self) -> bool:
-        """Whether every partition is through its gates, or in error."""
+        """Return True if every partition has passed its gates or is in error."""
         for target in self.targets:
             if not target.error:
                 self._pass_gates(target)
         return self.state is _State.RUNNING
 
     def _pass_gates(self, target: _Target) -> None:
-        """Check what must hold before the log may be read. Closes a gate to wait for it."""
+        """Check the conditions for reading a partition's log. Close a gate to wait for one."""
         host = self.ctx.server.host
         stream = self.ctx.server.stream(target.group_id, target.topic)
         if stream is None:
@@ -349,7 +356,7 @@ class _Poll:
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         target.stream = stream
-        # Kafka takes any epoch below nought for none.
+        # Kafka treats any negative epoch as none.
         target.error = check_leader_epoch(stream, max(target.asked.current_leader_epoch, -1))
         if target.error:
             return
@@ -364,7 +371,7 @@ class _Poll:
             )
             return
         if not stream.is_proved:
-            # After a gap in the loop it may have been deposed long ago, and not know.
+            # After a pause of the loop, this leader may have been deposed without knowing it.
             self._close_gate()
             stream.prove(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._gate_passed, target)
@@ -377,8 +384,8 @@ class _Poll:
             if target.confirmed:
                 target.error = ErrorCode.OFFSET_OUT_OF_RANGE
                 return
-            # A deposed leader does not know how far the log really goes, and a consumer that is
-            # told "out of range" starts over: ask a quorum first.
+            # A deposed leader does not know the log's real end, and a consumer that gets
+            # OFFSET_OUT_OF_RANGE starts over. So a quorum confirms first.
             self._close_gate()
             stream.read_index(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._confirmed, target)
@@ -388,12 +395,14 @@ class _Poll:
 
     @property
     def _has_rack(self) -> bool:
-        """Whether the consumer would read from another replica than the leader. One that names no
-        rack and comes to a follower has missed a change of leaders."""
+        """True if the consumer prefers a replica in its rack.
+
+        A consumer without a rack that reads from a follower has missed a change of leaders.
+        """
         return self.ctx.api_version >= _RACKS_FROM and bool(self.request.rack_id)
 
     def _sent_elsewhere(self, target: _Target) -> bool:
-        """Whether the consumer is to read from a replica nearer to it."""
+        """Return True if the consumer should read from a replica nearer to it."""
         if self._has_rack:
             ctx, offset = self.ctx, Offset(target.asked.fetch_offset)
             host = ctx.server.host
@@ -403,8 +412,11 @@ class _Poll:
         return target.preferred >= 0
 
     def _pass_as_follower(self, target: _Target, stream: LogStream) -> None:
-        """What must hold before a follower's log may be read. It never says that an offset is out
-        of range, because it may not know how far the log goes: the consumer asks the leader."""
+        """Check the conditions for reading a follower's log.
+
+        A follower never answers OFFSET_OUT_OF_RANGE, because it may not know the log's end; the
+        consumer then asks the leader.
+        """
         is_wanted = self._has_rack or _replica_of(self.request) == _DEBUGGING_CONSUMER
         if not is_wanted or not self.ctx.server.host.may_serve_reads(target.group_id):
             target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -415,7 +427,7 @@ class _Poll:
         elif offset <= stream.high_watermark:
             self._check_divergence(target, stream)
         elif self.expired:
-            # It waited: the news that this is committed may have been on its way.
+            # It waited long enough: the leader's commit index may still have been on its way.
             target.error = ErrorCode.OFFSET_NOT_AVAILABLE
 
     def _gate_deadline_ns(self) -> int:
@@ -431,7 +443,7 @@ class _Poll:
         self._open_gate()
 
     def _close_gate(self) -> None:
-        """The attempt under way ends; the next one comes when all gates are open."""
+        """End the attempt under way. The next one starts when all gates are open."""
         self.gates += 1
         self.state = _State.GATED
 
@@ -442,25 +454,26 @@ class _Poll:
             self._schedule_now()
 
     def _check_divergence(self, target: _Target, stream: LogStream) -> None:
-        """KIP-595: a reader whose last epoch ends earlier here has read what was truncated."""
+        """Detect a reader whose last epoch ends earlier here: it has read a truncated suffix
+        (KIP-595)."""
         last_epoch = target.asked.last_fetched_epoch
         if last_epoch < 0:
             return
         epoch, end = stream.end_offset_for_epoch(last_epoch)
         if epoch < 0:
-            # Ahead of this leader: it may have been deposed. Kafka answers OFFSET_OUT_OF_RANGE,
-            # which would make a reader start over.
+            # The reader is ahead of this leader, which may have been deposed. Kafka answers
+            # OFFSET_OUT_OF_RANGE, which would make the reader start over.
             target.error = ErrorCode.UNKNOWN_LEADER_EPOCH
         elif epoch < last_epoch or end < target.asked.fetch_offset:
             target.diverging = EpochEndOffset(epoch, end)
 
     # --- reading -----------------------------------------------------------------------------
     def _read(self, room: int) -> tuple[int, bool] | None:
-        """Read what is to be answered; (bytes of records, whether the answer may not wait),
-        or None when a read from disk has to come back first.
+        """Read the batches of the answer.
 
-        KIP-74: the first batch of the first partition that has any is sent whatever its size, if
-        there is any room for answers. Without it there is nothing to read.
+        Return (bytes of records, True if the answer must not wait), or None while a read from disk
+        is under way. KIP-74: the first batch of the first partition that has one is sent in full,
+        if there is any room for answers. Without room there is nothing to read.
         """
         bytes_max = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes)
         left = min(bytes_max, room)
@@ -483,15 +496,16 @@ class _Poll:
                 elif found is not None:
                     available += found.bytes
                     if found.bytes and found.end_offset < end:
-                        # There is more: only the pace, or where batches end, kept the answer small.
+                        # There is more: only the throttle, or batch boundaries, kept the answer
+                        # small.
                         available += target.asked.partition_max_bytes
                     if not total or found.bytes <= min(left, target.asked.partition_max_bytes):
                         target.found = found
                         total += found.bytes
                         left -= found.bytes
                     elif found.bytes > left:
-                        # The answer is full. To look at the others would be to read from disk what
-                        # is not sent, one after the other, and again with the next request.
+                        # The answer is full. Reading the other partitions would cost disk reads
+                        # whose result is not sent, and the next request would repeat them.
                         at_once = True
                         left = 0
         if available and available >= min(self.request.min_bytes, bytes_max):
@@ -499,7 +513,7 @@ class _Poll:
         return (total, at_once) if self.state is _State.RUNNING else None
 
     def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction]:
-        """Of what was read."""
+        """Return the aborted transactions in the range read."""
         found = target.found
         if found is None or not found.bytes:
             return []
@@ -509,7 +523,7 @@ class _Poll:
         ]
 
     def _build(self) -> None:
-        """The answer of each partition, from what was read just now."""
+        """Build the answer of each partition from the batches just read."""
         for target in self.targets:
             stream = target.stream
             if target.error or stream is None:
@@ -531,7 +545,7 @@ class _Poll:
             )
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
-        """Batches from memory; None when they are being read from disk, or cannot be read."""
+        """Return batches from memory; None while they are read from disk, or after an error."""
         if target.cold is not None and target.cold_age == stream.aborted_age:
             return target.cold
         offset = Offset(target.asked.fetch_offset)
@@ -539,7 +553,7 @@ class _Poll:
         try:
             return stream.read(offset, bytes_max, stable=self.is_committed)
         except NotInMemory:
-            # One disk read at a time and request: its bytes must be known before more is read.
+            # One disk read per request at a time: its size must be known before more is read.
             if self.state is _State.RUNNING:
                 self._close_gate()
                 self._read_cold(target, stream, bytes_max)
@@ -562,7 +576,8 @@ class _Poll:
             target.admission = admission
             wait_ns = min(admission.wait_ns, REQUEST_WAIT_NS_MAX - self.waited_ns)
             if wait_ns > 0:
-                # Then everything is looked at again: much may have become of the partition.
+                # After the wait all gates are checked again, because the partition may have
+                # changed.
                 self.waited_ns += wait_ns
                 self.admission_timer = server.clock.call_later(wait_ns, self._admitted)
                 return
@@ -584,13 +599,13 @@ class _Poll:
     ) -> None:
         found_bytes = 0
         if self.later.done or self.later.cancelled:
-            pass  # the partition may be part of another request by now
+            pass  # the partition may belong to another request by now
         elif isinstance(found, StorageError):
             target.error = self._error_of_read(target, found)
         else:
             target.cold = found
             found_bytes = found.bytes
-            # A first batch may be far larger than what was asked for.
+            # A first batch may be far larger than the requested maximum.
             self.ctx.connection.answers.reserve(found_bytes)
         server = self.ctx.server
         server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
@@ -598,9 +613,11 @@ class _Poll:
             self._open_gate()
 
     def _error_of_read(self, target: _Target, found: StorageError) -> ErrorCode:
-        """What is answered when the disk has not got what was there when it was asked. Only a
-        leader says that an offset is out of range, and only of one that is now: a consumer that is
-        told so starts over."""
+        """Return the error for a failed read from disk of an offset that existed when it began.
+
+        Only a leader answers OFFSET_OUT_OF_RANGE, and only if the offset still is out of range,
+        because the consumer then starts over.
+        """
         code, stream, offset = code_of(found), target.stream, target.asked.fetch_offset
         if code is not ErrorCode.OFFSET_OUT_OF_RANGE or stream is None:
             return code
@@ -615,7 +632,7 @@ class _Poll:
             partition_index=target.asked.partition,
             error_code=target.error,
             high_watermark=-1,
-            # As Kafka: null behind a partition that is there.
+            # As in Kafka: null for an existing partition.
             aborted_transactions=[] if target.error in _UNKNOWN else None,
             records=b"",
         )
@@ -638,7 +655,7 @@ class _Poll:
         self.targets = targets[first:] + targets[:first]
 
     def _convert(self) -> None:
-        """Have message sets made of what was read; then answer."""
+        """Convert the batches to message sets, then answer."""
         self._close_gate()
         targets: list[_Target] = []
         parts: list[ToConvert] = []
@@ -671,7 +688,8 @@ class _Poll:
             elif converted.error:
                 target.error = converted.error
             else:
-                # Control batches: such a consumer cannot go beyond what it is not sent.
+                # Only control batches: such a consumer does not advance past batches it does not
+                # receive.
                 assert found.end_offset > target.asked.fetch_offset, found.end_offset
                 target.asked.fetch_offset = found.end_offset
                 target.cold = None
@@ -688,10 +706,13 @@ class _Poll:
 
     # --- waiting -----------------------------------------------------------------------------
     def _subscribe(self, *, has_room: bool) -> None:
-        """Come back when a high watermark moves, a leader changes, there is room for an answer that
-        there was none for, or the time is over."""
+        """Wait for a change, then make another attempt.
+
+        A change is a new high watermark or leader, room for an answer that lacked it, or the end of
+        the time.
+        """
         answers = self.ctx.connection.answers
-        # Who waits builds nothing and holds nothing: it is read again.
+        # A waiting poll holds no batches: they are read again.
         answers.reserve(0)
         for target in self.targets:
             target.cold = target.found = None
@@ -710,8 +731,11 @@ class _Poll:
             self.state = _State.WAITING
 
     def _wait_for(self, stream: LogStream, wake: Callable[[], None]) -> Wait:
-        """Come back when there may be more to read. A session's client is told of both ends,
-        whatever it may read."""
+        """Subscribe to changes of the log's readable end.
+
+        A session's client receives both the high watermark and the last stable offset, so a session
+        waits for either.
+        """
         in_session = self.session is not None or self.opens_session
         return stream.wait_for(
             stream.high_watermark if in_session or not self.is_committed else NEVER,
@@ -726,14 +750,16 @@ class _Poll:
         self._schedule()
 
     def wake(self, target: Cached) -> None:
-        """A partition of the session may have changed."""
+        """Make another attempt because a partition of the session may have changed."""
         self._resolve_again(_target(target))
         self.woken = True
         self._schedule()
 
     def superseded(self) -> None:
-        """Another request of the session has come, or the session has ended: answer this one with
-        what there is. It names no session: a client that reads this begins anew."""
+        """Answer without records, because the session has another request or has ended.
+
+        The answer carries no session id: a client that reads it opens a new session.
+        """
         self.session = None
         self.finish(FetchResponse())
 
@@ -743,14 +769,14 @@ class _Poll:
         self._schedule()
 
     def answer_early(self) -> None:
-        """Others need the memory: the next attempt answers with what there is."""
+        """Answer with what there is, because others need the memory."""
         if not self.expired:
             if self.timer is not None:
                 self.timer.cancel()
             self._expire()
 
     def _schedule(self) -> None:
-        """There may be something to answer."""
+        """Schedule another attempt because there may be something to answer."""
         if self.state is _State.WAITING or self.state is _State.RUNNING:
             self._schedule_now()
 
@@ -764,8 +790,10 @@ class _Poll:
 
     # --- the end -----------------------------------------------------------------------------
     def throttled(self) -> bool:
-        """Whether the client has used all that it may: then it is answered without records, at once
-        (KIP-219). Else it gets no more than an unused quota allows."""
+        """Answer without records, at once, if the client has used up a quota (KIP-219).
+
+        Return True if so. Otherwise limit the answer to the burst of the client's fetch quota.
+        """
         quotas, ctx = self.ctx.server.quotas, self.ctx
         if quotas is None:
             return False
@@ -783,7 +811,7 @@ class _Poll:
         return False
 
     def _answer(self, size: int) -> None:
-        """`size`: bytes of records in it."""
+        """Send the response. `size` is the number of bytes of records in it."""
         response = FetchResponse()
         quotas, ctx = self.ctx.server.quotas, self.ctx
         if quotas is not None:
@@ -799,9 +827,9 @@ class _Poll:
             endpoints = self._answer_changed(response, self.session)
         if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
             response.node_endpoints = endpoints
-        # What came from the disk is not kept for others: each of them reads its own. Less than was
-        # asked for, because the time was over, is no answer for one that has time.
-        # Quotas may have come while it waited: what is throttled, and counted, is one client.
+        # Batches from disk are not shared: each request reads its own. An answer below min_bytes,
+        # sent because the time was over, is not shared with requests that have time left. If quotas
+        # were introduced during the wait, the answer is throttled and counted for one client only.
         is_shared = self.share_key is not None and self.targets[0].cold is None and quotas is None
         is_enough = size > 0 and size >= self.request.min_bytes
         if is_shared and is_enough and not response.session_id:
@@ -809,14 +837,14 @@ class _Poll:
             shared = self.ctx.server.shared
             is_flushing = self.woken and ctx.api_version > LAST_FETCH_VERSION
             if not shared and not is_flushing:
-                self.ctx.server.defer(shared.clear)  # nothing else may be deferred in this turn
+                self.ctx.server.defer(shared.clear)  # even if no other step is deferred
             shared[self.share_key] = size, encoded
             self.finish(encoded)
         else:
             self.finish(response)
 
     def _answer_all(self, response: FetchResponse) -> list[NodeEndpoint]:
-        """Every partition that was asked for."""
+        """Append the answer of every requested partition. Return the leaders' endpoints."""
         endpoints: list[NodeEndpoint] = []
         for topic_answer, targets in self.topics:
             for target in targets:
@@ -829,7 +857,7 @@ class _Poll:
         return endpoints
 
     def _open_session(self, response: FetchResponse) -> None:
-        """Open a session, if there is a place: the client then sends only changes."""
+        """Open a session, if there is a free slot: the client then sends only changes."""
         server, ctx = self.ctx.server, self.ctx
         by_key = {target.key: target for target in self.targets}
         session = server.fetch_sessions.create(
@@ -848,7 +876,7 @@ class _Poll:
         self.session = session
 
     def _answer_changed(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
-        """The partitions of the session that have changed."""
+        """Append the answers of the session's changed partitions. Return the leaders' endpoints."""
         endpoints: list[NodeEndpoint] = []
         topics: dict[str | bytes, FetchableTopicResponse] = {}
         for target in self.targets:
@@ -870,14 +898,16 @@ class _Poll:
         return endpoints
 
     def _settle(self, session: FetchSession, target: _Target) -> bool:
-        """Whether this partition belongs in the answer. One without further changes is quiet until
-        its log wakes it."""
+        """Return True if this partition belongs in the answer.
+
+        A partition without further changes is quiet until its log wakes it.
+        """
         answer = target.answer
         target.answer = target.cold = target.found = None
         assert answer is not None, target.key
         is_elsewhere = answer.preferred_read_replica >= 0
         if answer.error_code or answer.diverging_epoch is not None or is_elsewhere:
-            target.reported = None  # reported again while it lasts, and once it is over
+            target.reported = None  # reported again while the condition lasts, and once it is over
             return True
         stands = answer.high_watermark, answer.log_start_offset, answer.last_stable_offset
         is_new = stands != target.reported
@@ -889,7 +919,7 @@ class _Poll:
         if target.asked.fetch_offset >= end:
             if target.wait is None and target.stream is not None:
                 target.wait = self._wait_for(target.stream, partial(session.wake, target))
-            # Whether a follower may still serve is asked at each request.
+            # Each request checks again if a follower may still serve.
             is_led = target.stream is not None and target.stream.is_leader
             if target.wait is not None and is_led:
                 session.quiet(target)
@@ -902,7 +932,7 @@ class _Poll:
             )
 
     def finish(self, response: FetchResponse | Encoded) -> None:
-        """Answer, and leave nothing behind."""
+        """Answer, and release everything."""
         self.release()
         self.later.complete(response)
 
@@ -916,13 +946,13 @@ class _Poll:
             self.timer = None
         self.ctx.connection.answers.stop_waiting()
         for target in self.targets:
-            # A session's partitions outlive the request; what was read for it must not.
+            # A session's partitions outlive the request; batches read for it must not.
             target.cold = target.found = target.answer = target.diverging = None
             if target.admission is not None:
                 self.ctx.server.read_throttle.give_back(target.admission)
                 target.admission = None
         if self.session is not None:
-            # Its partitions go on waiting for the next request.
+            # Its partitions keep waiting for the next request.
             if self.session.reader is self:
                 self.session.reader = None
             return
@@ -933,7 +963,7 @@ class _Poll:
 
 
 def _replica_of(request: FetchRequest) -> int:
-    """Which replica asks, as it says of itself; negative for consumers."""
+    """Return the replica id that the request claims; negative for consumers."""
     if request.replica_state is not None:
         return request.replica_state.replica_id
     return request.replica_id
@@ -942,7 +972,7 @@ def _replica_of(request: FetchRequest) -> int:
 def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | Later:
     """Read now, or wait for more."""
     if _replica_of(request) >= 0:
-        # Replicas are fed on a port of their own; nobody becomes one by saying so here.
+        # Replicas are fed on a separate port; a client cannot claim to be one here.
         return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     session: FetchSession | None = None
     if ctx.api_version >= _SESSIONS_FROM and request.session_epoch not in _FULL_EPOCHS:
@@ -971,7 +1001,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
 
 
 def fail_fetch(request: FetchRequest, version: int, code: ErrorCode) -> FetchResponse:
-    """`code` for the whole request, for each partition before v7."""
+    """Return an error response: `code` for the whole request, or for each partition before v7."""
     if version >= 7:
         return FetchResponse(error_code=code)
     return FetchResponse(
@@ -991,8 +1021,8 @@ def fail_fetch(request: FetchRequest, version: int, code: ErrorCode) -> FetchRes
 
 
 def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession | ErrorCode | None:
-    """The session of an incremental request, brought up to date; None when nothing is left in it:
-    then it has ended."""
+    """Return the updated session of an incremental request; None if it has become empty and
+    ended."""
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
     server = ctx.server
     sessions = server.fetch_sessions
@@ -1021,7 +1051,8 @@ def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession 
         sessions.remove(session.id)
         return None
     if not sessions.has_room(0) or len(session.partitions) > SESSION_PARTITIONS_MAX:
-        # It has grown beyond what it, or all together, may hold: its client begins anew.
+        # It has grown beyond the limit of one session or of all together: its client opens a new
+        # one.
         sessions.remove(session.id)
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     return session

@@ -1,20 +1,20 @@
 """Consumer groups of the classic protocol: finding the coordinator, membership, administration.
 
 FindCoordinator (key 10) v0–6: v1 key types, v4 several keys (KIP-699). Groups and transactions:
-    there are no share groups here, and asking for their coordinator is an invalid request, as it is
-    for any key type a broker does not know.
+    there are no coordinators of share groups here, and requesting one is an invalid request, as for
+    any key type that a broker does not know.
 JoinGroup (11) v0–9: v1 rebalance timeout (KIP-62), v4 member id required (KIP-394), v5 static
     members (KIP-345), v7 protocol type (KIP-559), v8 reason (KIP-800), v9 skip assignment
     (KIP-814).
 SyncGroup (14) v0–5, Heartbeat (12) v0–4, LeaveGroup (13) v0–5: v3 several members (KIP-345).
-DescribeGroups (15) v0–6: v6 says when there is no such group (KIP-1043).
+DescribeGroups (15) v0–6: v6 has an error for a missing group (KIP-1043).
 ListGroups (16) v0–5: v4 by state (KIP-518), v5 by type (KIP-848).
-DeleteGroups (42) v0–3: v3 says why.
+DeleteGroups (42) v0–3: v3 error messages.
 
-A client that is told to look for the coordinator again finds it where FindCoordinator says; this
-server names itself only after a quorum confirmed that it leads.
+A client that must look for the coordinator again finds it through FindCoordinator. This server
+names itself only after a quorum confirmed its leadership.
 
-Must not know: how groups are stored, what timers run.
+Does not depend on how groups are stored, or on their timers.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of
 GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
 TRANSACTION_KEY = 1
-"""The one for transactional ids."""
+"""FindCoordinator's key type for transactional ids."""
 NO_TRANSACTIONS = "not all servers of the cluster know transactions yet"
 
 SHARE_PROTOCOL = "share"
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-"""Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
-group (KIP-430)."""
+"""Bit field of the operations that are allowed on a group: read, delete, describe, and describe and
+alter its configs (KIP-430)."""
 
 _DELETION_REFUSED = {
     ErrorCode.GROUP_ID_NOT_FOUND: "Group {} not found.",
@@ -70,7 +70,7 @@ _STATE_NAMES = {
 
 
 def group_coordinator(ctx: RequestContext) -> GroupCoordinator:
-    """This server's coordinator."""
+    """Return this server's group coordinator."""
     groups = ctx.server.groups
     assert groups is not None, "a server has one before it takes requests"
     return groups
@@ -82,7 +82,7 @@ def group_coordinator(ctx: RequestContext) -> GroupCoordinator:
 def handle_find_coordinator(
     ctx: RequestContext, request: find_wire.FindCoordinatorRequest
 ) -> find_wire.FindCoordinatorResponse | Later:
-    """Where the coordinator of each key is. KIP-699 for several."""
+    """Return the coordinator of each key. KIP-699 for several."""
     parts = Gathering(find_wire.FindCoordinatorResponse())
     if ctx.api_version < 4:
         parts.response.node_id = parts.response.port = -1
@@ -105,7 +105,7 @@ def _find(
     """Fill in the coordinator of a key. This server names itself only after a quorum round."""
     transactions = ctx.server.transactions
     if key_type == TRANSACTION_KEY and (transactions is None or not transactions.is_available):
-        # The one error that all clients take as final at once, whatever they asked before.
+        # The one error that all clients treat as final at once, in every state.
         found.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         found.error_message = NO_TRANSACTIONS
         return
@@ -140,7 +140,7 @@ def _find(
 def fail_find_coordinator(
     request: find_wire.FindCoordinatorRequest, version: int, code: ErrorCode
 ) -> find_wire.FindCoordinatorResponse:
-    """`code` for each key."""
+    """Return `code` for each key."""
     if version >= 4:
         return find_wire.FindCoordinatorResponse(
             coordinators=[
@@ -157,7 +157,7 @@ def fail_find_coordinator(
 def handle_join_group(
     ctx: RequestContext, request: join_wire.JoinGroupRequest
 ) -> Later | join_wire.JoinGroupResponse:
-    """Answered when the generation is set: at most the rebalance timeout later."""
+    """Join a member. Answered when the generation is set, at most the rebalance timeout later."""
     version = ctx.api_version
 
     def respond(joined: Joined) -> join_wire.JoinGroupResponse:
@@ -204,14 +204,14 @@ def handle_join_group(
 def fail_join_group(
     request: join_wire.JoinGroupRequest, version: int, code: ErrorCode
 ) -> join_wire.JoinGroupResponse:
-    """`code` for the request."""
+    """Return `code` for the request."""
     return _join_response(Joined(code, request.member_id), version)
 
 
 def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
     group = joined.group
     if joined.member is not None:
-        # In a group of the newer protocol nobody assigns but the coordinator.
+        # In a group of the newer protocol only the coordinator assigns partitions.
         return join_wire.JoinGroupResponse(
             generation_id=joined.member.epoch,
             protocol_type=CONSUMER_PROTOCOL,
@@ -227,8 +227,8 @@ def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
     leader = group.leader or ""
     skips = False
     if joined.leader_before is not None:
-        # A static member is back in a group that did not rebalance: if it leads, it must not
-        # assign again. Older clients are kept from it by naming the leader as it was (KIP-814).
+        # A static member returned to a group that did not rebalance. If it leads, it must not
+        # assign again. For older clients the former leader is named instead (KIP-814).
         if version >= 9:
             skips = leader == joined.member_id
         else:
@@ -245,7 +245,7 @@ def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
 
 
 def _subscriptions(group: ConsumerGroup) -> list[join_wire.JoinGroupResponseMember]:
-    """What the leader assigns partitions by."""
+    """Return the subscriptions by which the leader assigns partitions."""
     return [
         join_wire.JoinGroupResponseMember(
             member_id=member.member_id,
@@ -259,11 +259,11 @@ def _subscriptions(group: ConsumerGroup) -> list[join_wire.JoinGroupResponseMemb
 def handle_sync_group(
     ctx: RequestContext, request: sync_wire.SyncGroupRequest
 ) -> Later | sync_wire.SyncGroupResponse:
-    """Answered when the leader has handed in the assignment."""
+    """Return a member's assignment. Answered when the leader has sent the assignments."""
     if not request.group_id:
         return _sync_response(Synced(ErrorCode.INVALID_GROUP_ID))
     if ctx.api_version >= 5 and not (request.protocol_type and request.protocol_name):
-        # KIP-559: from v5 both have to be said.
+        # KIP-559: from v5 on both are required.
         return _sync_response(Synced(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     size = _size(assignment.assignment for assignment in request.assignments)
     if size > ctx.server.config.message_max_bytes:
@@ -287,7 +287,7 @@ def handle_sync_group(
 
 def _sync_response(synced: Synced) -> sync_wire.SyncGroupResponse:
     if synced.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-        # Clients do not expect that here; told to rejoin, they come back when it is over.
+        # Clients do not expect that code here. With this one they rejoin later.
         return sync_wire.SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
     if synced.member is not None:
         return sync_wire.SyncGroupResponse(
@@ -307,7 +307,7 @@ def _sync_response(synced: Synced) -> sync_wire.SyncGroupResponse:
 def handle_heartbeat(
     ctx: RequestContext, request: heartbeat_wire.HeartbeatRequest
 ) -> heartbeat_wire.HeartbeatResponse:
-    """A coordinator that is still loading has nothing against anybody: members go on."""
+    """Record a heartbeat. While the coordinator is loading, every member passes."""
     if not request.group_id:
         return heartbeat_wire.HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     error = group_coordinator(ctx).heartbeat(
@@ -324,7 +324,7 @@ def handle_heartbeat(
 def handle_leave_group(
     ctx: RequestContext, request: leave_wire.LeaveGroupRequest
 ) -> Later | leave_wire.LeaveGroupResponse:
-    """One member until v2, several with an error each from v3."""
+    """Remove members: one until v2, several with an error each from v3."""
     if not request.group_id:
         return leave_wire.LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     if ctx.api_version < 3:
@@ -353,7 +353,7 @@ def handle_leave_group(
 
 
 def _size(parts: Iterable[bytes | memoryview]) -> int:
-    """Bytes a request wants replicated: no more than a batch may have."""
+    """Return the bytes that a request would replicate; their limit is that of a batch."""
     return sum(map(len, parts))
 
 
@@ -361,7 +361,7 @@ def _size(parts: Iterable[bytes | memoryview]) -> int:
 
 
 class _Described(Protocol):
-    """A part of the answer to a Describe of groups, of any kind."""
+    """Entry of one group in the answer to a Describe request, of any kind."""
 
     group_id: str
     error_code: int
@@ -373,8 +373,10 @@ Description = TypeVar("Description", bound=_Described)
 def described(
     kind: Callable[..., Description], group_ids: Iterable[str], code: ErrorCode = ErrorCode.NONE
 ) -> list[Description]:
-    """A part of the answer for each group, with `code`. Those of the newer kinds (KIP-848, KIP-932)
-    must have a name."""
+    """Return an entry for each group, with `code`.
+
+    A group without a name gets INVALID_GROUP_ID, as the newer kinds (KIP-848, KIP-932) require.
+    """
     unnamed = code or ErrorCode.INVALID_GROUP_ID
     return [
         kind(group_id=group_id, error_code=code if group_id else unnamed) for group_id in group_ids
@@ -387,9 +389,11 @@ def describe_groups(
     targets: Sequence[Description],
     describe: Callable[[Description, Coordinator], None],
 ) -> Response | Later:
-    """What the handler returns. Each of the answer's groups is described, after a quorum confirmed
-    its coordinator, or has an error; one that has an error already is left as it is. What is named
-    again and again is INVALID_REQUEST."""
+    """Return the answer, with each group described after a quorum confirmed its coordinator.
+
+    A group that cannot be described gets an error; one that already has an error is left as it is.
+    A group that is repeated too often gets INVALID_REQUEST.
+    """
     groups, repeats = group_coordinator(ctx), ctx.repeats("group")
 
     def read(target: Description, error: ErrorCode, machine: Coordinator | None) -> None:
@@ -413,7 +417,7 @@ def describe_groups(
 def handle_describe_groups(
     ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
 ) -> describe_wire.DescribeGroupsResponse | Later:
-    """State and members of each group."""
+    """Return state and members of each group."""
 
     def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
         kind = machine.kind_of(target.group_id)
@@ -429,7 +433,7 @@ def handle_describe_groups(
 def fail_describe_groups(
     request: describe_wire.DescribeGroupsRequest, _version: int, code: ErrorCode
 ) -> describe_wire.DescribeGroupsResponse:
-    """`code` for each group."""
+    """Return `code` for each group."""
     return describe_wire.DescribeGroupsResponse(
         groups=[
             describe_wire.DescribedGroup(error_code=code, group_id=group)
@@ -453,7 +457,7 @@ def _describe(
         return
     target.group_state = _STATE_NAMES[group.state]
     target.protocol_type = group.protocol_type
-    # Subscriptions and assignments mean something together only, once the generation is whole.
+    # Subscriptions and assignments are consistent only once the generation is complete.
     stable = group.state is GroupState.STABLE
     if stable:
         target.protocol_data = group.protocol_name or ""
@@ -473,7 +477,7 @@ def _describe(
 def handle_list_groups(
     ctx: RequestContext, request: list_wire.ListGroupsRequest
 ) -> list_wire.ListGroupsResponse | Later:
-    """The groups this server coordinates; a client asks every server."""
+    """List the groups that this server coordinates; a client queries every server."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     groups = group_coordinator(ctx)
@@ -481,8 +485,8 @@ def handle_list_groups(
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
-            # What it led went elsewhere as it was read. Who lists asks no coordinator it had to
-            # look for: clients ask again upon 14 and 15 alone, and take 16 as final.
+            # The coordinator moved during the read. Clients of ListGroups do not look up
+            # coordinators: they retry upon codes 14 and 15 only, and treat 16 as final.
             if error is ErrorCode.NOT_COORDINATOR:
                 error = ErrorCode.COORDINATOR_NOT_AVAILABLE
             parts.response.error_code = error
@@ -505,7 +509,7 @@ def handle_list_groups(
 
 
 def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
-    """All groups of a coordinator, kind by kind."""
+    """Yield all groups of a coordinator, kind by kind."""
     for group_id, group in sorted(machine.groups.groups.items()):
         yield list_wire.ListedGroup(
             group_id=group_id,
@@ -532,7 +536,7 @@ def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
 def handle_delete_groups(
     ctx: RequestContext, request: delete_wire.DeleteGroupsRequest
 ) -> delete_wire.DeleteGroupsResponse | Later:
-    """Groups without members, and their offsets (KIP-229)."""
+    """Delete groups without members, and their offsets (KIP-229)."""
     groups = group_coordinator(ctx)
     parts = Gathering(delete_wire.DeleteGroupsResponse())
 
@@ -557,7 +561,7 @@ def handle_delete_groups(
 def fail_delete_groups(
     request: delete_wire.DeleteGroupsRequest, _version: int, code: ErrorCode
 ) -> delete_wire.DeleteGroupsResponse:
-    """`code` for each group."""
+    """Return `code` for each group."""
     return delete_wire.DeleteGroupsResponse(
         results=[
             delete_wire.DeletableGroupResult(group_id=group, error_code=code)

@@ -1,10 +1,10 @@
 """Waiting until groups have leaders, any or certain ones, as far as this server knows.
 
 Leader lists of peers cover all groups at once and have no subscribers. A request that has created
-topics, or had leaders elected, therefore polls every few milliseconds; the more requests poll, the
-longer the interval.
+topics, or had leaders elected, therefore polls every few milliseconds. The interval grows with the
+number of requests that poll.
 
-Must not know: topics, requests.
+Does not depend on topics or requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ANYONE = -1
 _NOBODY = GroupId(NEVER), ANYONE
 _LOOK_AGAIN_NS = 5 * MS
 _LOOK_COST_NS = MS // 10
-"""Each waiting request makes the interval longer by this: some fifty times the cost of a poll."""
+"""Amount by which each waiting request extends the interval: about fifty times the cost of a
+poll."""
 
 
 def when_led(
@@ -31,9 +32,11 @@ def when_led(
     later: Later,
     done: Callable[[], None],
 ) -> None:
-    """Run `done`, as a step of `later`, once each group has been seen with a leader, or at the
-    deadline; at once if that is now. Stops when `later` is done or cancelled. `groups` is iterated
-    once, up to the first without a leader."""
+    """Run `done`, as a step of `later`, once each group has been seen with a leader.
+
+    `done` also runs at the deadline, or at once if that is now. Stop when `later` is done or
+    cancelled. `groups` is iterated once, up to the first without a leader.
+    """
     wanted = ((group, ANYONE) for group in groups)
     _Wait(server, wanted, deadline_ns, later, done).look(is_first=True)
 
@@ -46,7 +49,7 @@ def when_led_by(
     later: Later,
     done: Callable[[], None],
 ) -> None:
-    """As `when_led`, once each group has been seen to be led by the server named with it."""
+    """Like `when_led`, once each group has been seen to be led by the server named with it."""
     _Wait(server, wanted, deadline_ns, later, done).look(is_first=True)
 
 
@@ -66,7 +69,7 @@ class _Wait:
         self._server = server
         self._wanted = iter(wanted)
         self._group, self._leader = next(self._wanted, _NOBODY)
-        """The first that may not be led as wanted; `NEVER`: all have been seen to be."""
+        """First group not yet seen with the wanted leader; `NEVER` if there is none."""
         self._deadline_ns = deadline_ns
         self._later = later
         self._done = done

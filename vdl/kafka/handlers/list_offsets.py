@@ -1,18 +1,18 @@
-"""ListOffsets (key 2) and OffsetForLeaderEpoch (key 23): where a partition's log begins and ends.
+"""ListOffsets (key 2) and OffsetForLeaderEpoch (key 23): beginning and end of a partition's log.
 
-ListOffsets: v0 the end of the log and where segments begin, newest first: what was written up to a
-time lies before what is answered, as far as segments tell. v1 one offset a partition (KIP-79), v2
-isolation levels, v4 leader epochs (KIP-320), v6 flexible, v7 the record with the largest timestamp
-(KIP-734), v8 the start of what is on local disks (KIP-405), v9 the end of what is in remote storage
-(KIP-1005), v10 a timeout for look-ups there (KIP-1075), v11 the start of what is to be uploaded
-(KIP-1023). There is no remote storage: all is local, nothing is remote or is to be, and the timeout
-bounds nothing.
+ListOffsets: v0 the end of the log and the starts of segments, newest first: records up to a time
+lie before the returned offsets, with the precision of segments. v1 one offset per partition
+(KIP-79), v2 isolation levels, v4 leader epochs (KIP-320), v6 flexible, v7 the record with the
+largest timestamp (KIP-734), v8 the start of the records on local disks (KIP-405), v9 the end of the
+records in remote storage (KIP-1005), v10 a timeout for look-ups there (KIP-1075), v11 the start of
+the records to be uploaded (KIP-1023). There is no remote storage: all records are local, none are
+remote or to be uploaded, and the timeout bounds nothing.
 
-Both answer only after a quorum confirmed that this server still leads: the start of a deposed
-leader's log, or of one that has not applied yet what the last one deleted, would show deleted
-records, its end would make a consumer skip records, and its epochs would make one believe that what
-it read was truncated. Under READ_COMMITTED nothing is said of records behind the last stable offset
-(KIP-98): the log ends there, and one that is found behind it is none.
+Both APIs answer only after a quorum confirmed that this server still leads. The start of a deposed
+leader's log, or of a log that has not applied the last deletion, would expose deleted records; its
+end would make a consumer skip records; its epochs would make a consumer believe that records it
+read were truncated. Under READ_COMMITTED records behind the last stable offset are not visible
+(KIP-98): the log ends there, and a record found behind it is not reported.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _SPECIAL_FROM = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-"""The version from which on a negative timestamp has a meaning."""
+"""First version in which a negative timestamp has a meaning."""
 _EPOCHS_FROM = 4
 _READ_COMMITTED = 1
 _NO_VERSION = 1 << 15
 _NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-"""Replicas use the peer port: a client that claims to be one is refused."""
+"""Replicas use the peer port: a client that claims to be a replica is refused."""
 
 
 Asked = TypeVar("Asked", offsets_wire.ListOffsetsResponse, epochs_wire.OffsetForLeaderEpochResponse)
@@ -64,7 +64,7 @@ def _confirm(
     stream: LogStream,
     then: Callable[[bool], None],
 ) -> None:
-    """Have a quorum confirm that `stream` leads; in the end, `then` has a part arrive."""
+    """Have a quorum confirm that `stream` leads. `then` must finally call `parts.arrived`."""
     parts.expect()
     stream.read_index(
         deadline_ns=ctx.deadline_ns(ctx.server.config.read_timeout_ms),
@@ -75,7 +75,10 @@ def _confirm(
 def handle_list_offsets(
     ctx: RequestContext, request: offsets_wire.ListOffsetsRequest
 ) -> offsets_wire.ListOffsetsResponse | Later:
-    """Earliest, latest, or the first at or after a time. A partition is asked for once."""
+    """Return the earliest or latest offset, or the first at or after a time.
+
+    Each partition may be requested once.
+    """
     if request.replica_id >= 0:
         return fail_list_offsets(request, ctx.api_version, _NOT_A_REPLICA)
     parts = Gathering(offsets_wire.ListOffsetsResponse())
@@ -115,7 +118,7 @@ def handle_list_offsets(
 def fail_list_offsets(
     request: offsets_wire.ListOffsetsRequest, _version: int, code: ErrorCode
 ) -> offsets_wire.ListOffsetsResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return offsets_wire.ListOffsetsResponse(
         topics=[
             offsets_wire.ListOffsetsTopicResponse(
@@ -166,8 +169,11 @@ def _find_segments(
 def offsets_before(
     timestamp: int, starts: list[tuple[Offset, int]], *, begin: Offset, end: Offset, now_ms: int
 ) -> list[Offset]:
-    """What v0 answers, newest first. `starts`: `LogStream.segment_starts`; [begin, end) may be read
-    now. A time stands for the newest segment all of whose records are as old."""
+    """Return the answer of v0, newest first.
+
+    `starts` is that of `LogStream.segment_starts`; [begin, end) can be read now. A time selects the
+    newest segment of which all records are as old.
+    """
     if timestamp == EARLIEST:
         return [begin]
     offsets = [
@@ -191,7 +197,7 @@ def _confirmed_end(
     def found(record: TimedOffset | StorageError) -> None:
         end = stream.last_stable_offset if is_committed else stream.high_watermark
         if not isinstance(record, StorageError) and record.offset >= end:
-            parts.later.run(parts.arrived)  # nobody who reads like this sees it yet
+            parts.later.run(parts.arrived)  # not visible under this isolation level yet
             return
         parts.later.run(partial(_found_time, ctx, parts, answer, record))
 
@@ -245,7 +251,8 @@ def _found_time(
 def handle_offset_for_leader_epoch(
     ctx: RequestContext, request: epochs_wire.OffsetForLeaderEpochRequest
 ) -> epochs_wire.OffsetForLeaderEpochResponse | Later:
-    """Where the largest epoch up to the one asked for ends: how a client finds truncation."""
+    """Return the end of the largest epoch up to the requested one, by which clients find
+    truncation."""
     if request.replica_id >= 0:
         return fail_offset_for_leader_epoch(request, ctx.api_version, _NOT_A_REPLICA)
     parts = Gathering(epochs_wire.OffsetForLeaderEpochResponse())
@@ -268,7 +275,7 @@ def handle_offset_for_leader_epoch(
 def fail_offset_for_leader_epoch(
     request: epochs_wire.OffsetForLeaderEpochRequest, _version: int, code: ErrorCode
 ) -> epochs_wire.OffsetForLeaderEpochResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return epochs_wire.OffsetForLeaderEpochResponse(
         topics=[
             epochs_wire.OffsetForLeaderTopicResult(

@@ -1,14 +1,15 @@
-"""DescribeLogDirs (key 35) and AlterReplicaLogDirs (34): where this server keeps its replicas.
+"""DescribeLogDirs (key 35) and AlterReplicaLogDirs (34): directories of this server's replicas.
 
-DescribeLogDirs: v1 the lag of replicas (KIP-113), v3 an error for the request, v4 size and room of
-the file system (KIP-827), v5 whether a directory takes no new replicas, which none here does.
+DescribeLogDirs: v1 the lag of replicas (KIP-113), v3 an error for the request, v4 size and free
+space of the file system (KIP-827), v5 marks directories that take no new replicas, of which there
+are none here.
 
-A server has one data directory. A replica that is to be moved into it is there; any other directory
-is unknown. Sizes are those of committed entries. The lag of a replica is what Kafka calls that: how
-far its end lies behind the high watermark it knows. Here no replica knows of a later one than its
-end.
+A server has one data directory. A replica that should move into it is already there; any other
+directory is unknown. Sizes are those of committed entries. The lag of a replica is defined as in
+Kafka: the distance of its end from the high watermark it knows. Here no replica knows a high
+watermark beyond its end.
 
-Must not know: how sizes are found.
+Does not depend on how sizes are determined.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from vdl.kafka.wire.describe_log_dirs import (
 
 
 def handle_describe_log_dirs(ctx: RequestContext, request: DescribeLogDirsRequest) -> Later:
-    """The one directory, with the replicas asked for that are in it; null asks for all."""
+    """Return the one directory, with the requested replicas in it; null means all."""
     later = Later()
     wanted: dict[str, set[int]] | None = None
     if request.topics is not None:
@@ -79,8 +80,10 @@ def _description(
 def handle_alter_replica_log_dirs(
     ctx: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
-    """Each replica that is to be in the one directory is. One named twice has one answer, that for
-    the last directory named."""
+    """Accept each replica that should be in the one directory.
+
+    A replica named twice has one answer, that for the last directory named.
+    """
     answers: dict[str, dict[int, ErrorCode]] = {}
     for directory in request.dirs:
         for topic in directory.topics:
@@ -114,7 +117,7 @@ def _move(ctx: RequestContext, path: str, topic_name: str, index: int) -> ErrorC
 def fail_alter_replica_log_dirs(
     request: AlterReplicaLogDirsRequest, _version: int, code: ErrorCode
 ) -> AlterReplicaLogDirsResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return AlterReplicaLogDirsResponse(
         results=[
             AlterReplicaLogDirTopicResult(

@@ -1,17 +1,16 @@
-"""Metadata (key 3) and DescribeTopicPartitions (key 75): servers, topics, who leads what.
+"""Metadata (key 3) and DescribeTopicPartitions (key 75): servers, topics, and leaders.
 
 * v0: no topic means all topics; from v1 on null means all and none means none.
 * v4: the client may forbid creation. v5: offline replicas. v7: leader epochs (KIP-320).
   v10: topic ids in the answer, v12: in the request (KIP-516). v13: an error of its own (KIP-1102).
 
-Everything comes from this server's applied catalog and from what the links say about leaders, which
-is fresh without a write anywhere. Which replicas are in sync is what the partition's leader said
-last (`vdl/logstream/group/in_sync_replicas.py`); a replica counts as offline when this server has
-no link to its server. There is no authoriser: who asks what it may do is told everything.
+All data comes from this server's applied catalog, and from the leader lists of its links, which are
+fresh without a write anywhere. The set of in-sync replicas is the one last reported by the
+partition's leader (`vdl/logstream/group/in_sync_replicas.py`). A replica is offline if this server
+has no link to its server. There is no authorizer here: the answer lists all operations as allowed.
 
-A topic nobody knows is created if client and server allow it. The answer then waits a moment for
-its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
-Kafka.
+An unknown topic is created if client and server allow it. The answer then waits a moment for its
+leaders; if they take longer, the client gets LEADER_NOT_AVAILABLE and retries, as with Kafka.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ _LISTENER_ERROR_FROM = 6
 _IDS_IN_REQUEST_FROM = 12
 _CREATE_TIMEOUT_MS = 5_000
 _SUCCESSOR_NS_MAX = 150 * MS
-"""How long an answer waits for the next leaders of partitions whose leader failed. What the client
-sent behind its request is answered after it, so it is not much more than an election takes."""
+"""Time that an answer waits for successors of failed leaders. The requests behind it on the
+connection wait, too, so it is not much more than an election takes."""
 NOT_ASKED = -(1 << 31)
-"""What one may do, where nobody asked."""
+"""Value of the allowed operations if the request does not include them."""
 
 
 def _operations(*numbers: int) -> int:
@@ -68,15 +67,15 @@ def _operations(*numbers: int) -> int:
 
 
 TOPIC_OPERATIONS = _operations(3, 4, 5, 6, 7, 8, 10, 11)
-"""All that can be done with a topic, as a bit field of Kafka's AclOperation (KIP-430)."""
+"""All operations on a topic, as a bit field of Kafka's AclOperation (KIP-430)."""
 CLUSTER_OPERATIONS = _operations(5, 7, 8, 9, 10, 11, 12)
-"""All that can be done with a cluster."""
+"""All operations on a cluster."""
 _PARTITIONS_DESCRIBED_MAX = 2_000
 """`max.request.partition.size.limit`."""
 
 
 class View:
-    """The cluster as one request sees it: leaders, who is reachable, addresses."""
+    """Cluster as one request sees it: leaders, reachable servers, addresses."""
 
     __slots__ = (
         "_reports_loss", "_unreachable", "alive", "ctx", "is_cut_off", "is_heard", "leaderless",
@@ -93,37 +92,42 @@ class View:
         registered = host.catalog.servers
         self.alive = set(host.alive_servers())
         self.is_cut_off = 2 * len(self.alive & registered.keys()) <= len(registered)
-        """Linked to no majority, so it is unknown which servers live. All are listed: clients that
-        get this server alone (sarama, kafka-python, Java) forget the others and never ask them."""
+        """True if this server is linked to no majority, so the set of running servers is unknown.
+        Then all servers are listed: clients that receive only this server (sarama, kafka-python,
+        Java) forget the others and never contact them."""
         self.leaders: set[int] = set()
         self.lost_ns = 0
-        """The latest loss of a leader that this answer reports (monotonic ns)."""
+        """Time of the latest leader failure that this answer reports (monotonic ns)."""
         self._reports_loss = host.leader_lost_ns > ctx.loss_reported_ns
-        """Any partition may have lost its leader since this client was told of the last loss."""
+        """True if leaders may have failed since the last failure that was reported to this
+        client."""
         self._unreachable: set[ServerId] = set()
         """Leaders that clients of this listener cannot reach."""
         self.replaced: set[ServerId] = set()
-        """Servers that failed, and whose successors this client learns by this answer."""
+        """Failed servers whose successors this answer reports to the client."""
 
     def may_be_alive(self, server_id: ServerId) -> bool:
-        """Whether this server is linked to it, or to too few to know."""
+        """Return True if this server is linked to that one, or to too few to know."""
         return self.is_cut_off or server_id in self.alive
 
     def controller_id(self) -> int:
-        """The catalog's leader, or this server while none is known. Every server forwards commands
-        (KIP-590), and a client without a controller may wait for one without asking again."""
+        """Return the id of the catalog's leader, or of this server while no leader is known.
+
+        Every server forwards commands (KIP-590), and a client without a controller may wait for one
+        without asking again.
+        """
         leader, _term = self.ctx.server.host.leader_of(CATALOG_GROUP)
         return leader if leader >= 0 else self.ctx.server.host.server_id
 
     def partition(self, group_id: GroupId, index: int) -> MetadataResponsePartition:
-        """One partition. A leader that clients of this listener cannot reach is none."""
+        """Return one partition. A leader that clients of this listener cannot reach is left out."""
         host = self.ctx.server.host
         leader, term = led = host.leader_of(group_id)
         moving = host.catalog.reassignment(group_id)
         if moving is None:
             replicas = [replica.server_id for replica in host.catalog.replicas(group_id)]
         else:
-            replicas = moving.replicas  # those that go as well (KIP-455)
+            replicas = moving.replicas  # including those that are being removed (KIP-455)
         error = ErrorCode.NONE
         if self._reports_loss:
             self._report_loss(group_id, is_led=leader >= 0)
@@ -150,23 +154,27 @@ class View:
         )
 
     def _reaches(self, leader: ServerId) -> bool:
-        """Whether clients of this listener reach it: looked up once for each."""
+        """Return True if clients of this listener reach the leader; looked up once for each
+        leader."""
         if leader not in self._unreachable and endpoint(self.ctx, leader) is None:
             self._unreachable.add(leader)
         return leader not in self._unreachable
 
     def _report_loss(self, group_id: GroupId, *, is_led: bool) -> None:
-        """Tell this client once that the leader failed with its server. If one answer has the new
-        leader and lacks the old server, librdkafka loses the partition for a second: it gives the
-        partition to the new leader, and then takes it away from whoever has it as the old server
-        leaves. So the old server stays in the answer that first has the new leader."""
+        """Report once to this client that the leader failed with its server.
+
+        If one answer has the new leader and lacks the old server, librdkafka loses the partition
+        for a second: it assigns the partition to the new leader, and then removes that assignment
+        as the old server disappears. So the old server stays in the first answer with the new
+        leader.
+        """
         lost_ns, server_id = self.ctx.server.host.lost_leader(group_id)
         self.lost_ns = max(self.lost_ns, lost_ns)
         if is_led and lost_ns > self.ctx.loss_reported_ns:
             self.replaced.add(server_id)
 
     def topic(self, topic: Topic, *, with_operations: bool = False) -> MetadataResponseTopic:
-        """One topic with all its partitions, and what one may do with it."""
+        """Return one topic with all its partitions, and the allowed operations if requested."""
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -178,8 +186,11 @@ class View:
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
-        """Servers that clients may connect to: linked to this one, or a leader in the answer; and
-        those that it is the last time to hear of."""
+        """Return the servers to which clients may connect.
+
+        Those are the servers linked to this one, the leaders in the answer, and failed servers that
+        are listed for the last time.
+        """
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
@@ -197,10 +208,12 @@ class View:
         return found
 
     def _is_left_out(self, server_id: ServerId) -> bool:
-        """Whether this server should be left out of its own answer: it knows no leader of some
-        partition, no majority answered it, and others may be alive. librdkafka keeps asking any
-        server that it is connected to, whatever that one answers. A server whose peers are all
-        certainly gone stays in: clients have nobody else to ask."""
+        """Return True if this server should be left out of its own answer.
+
+        That is the case if it knows no leader of some partition, no majority answered it, and other
+        servers may be alive. librdkafka keeps querying any server that it is connected to. A server
+        whose peers are all certainly gone stays in: clients have no other server.
+        """
         host = self.ctx.server.host
         return (
             server_id == host.server_id
@@ -215,7 +228,7 @@ class View:
 
 
 def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
-    """Servers and topics; creates topics that do not exist when that is wanted."""
+    """Return servers and topics; create missing topics if requested."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
         return _confirmed(ctx, lambda: all_topics(ctx), lambda view: _everything(view, request))
@@ -241,7 +254,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             }
         )
         if missing:
-            # What is too much for one command is asked for again, as any unknown topic.
+            # Topics beyond one command are treated as unknown, and the client retries.
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, request, asked, Creation(ctx, missing[:fit]))
@@ -251,7 +264,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
 
 
 def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> MetadataResponse:
-    """`code` for the whole request, for each topic before v13."""
+    """Return `code` for the whole request, for each topic before v13."""
     if version >= 13:
         return MetadataResponse(error_code=code)
     return MetadataResponse(
@@ -267,10 +280,11 @@ def _confirmed(
     topics: Callable[[], Iterable[Topic]],
     answer: Callable[[View], MetadataResponse],
 ) -> Later:
-    """Answer once the live servers are certain, and those that this client has just lost have
-    successors. Clients ask in the moment in which they lose their connection to a leader; getting
-    that leader again, or none, costs them up to a second.
-    `topics`: those that the answer is about."""
+    """Answer once the set of running servers is certain and lost leaders have successors.
+
+    Clients send Metadata in the moment in which they lose their connection to a leader. An answer
+    with that leader, or with none, costs them up to a second. `topics`: those in the answer.
+    """
     later = Later()
     server = ctx.server
 
@@ -290,7 +304,7 @@ def _confirmed(
 
 
 def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:
-    """Groups that lost their leaders lately, which this client has not been told."""
+    """Yield groups whose leader failed without this client having received a report of it."""
     reported_ns = ctx.loss_reported_ns
     for topic in topics:
         for group_id in topic.partitions:
@@ -299,7 +313,7 @@ def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[G
 
 
 def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, bytes]]:
-    """What is asked for, once each: (name, null id) or (None, id)."""
+    """Return the requested topics, once each, as (name, null id) or (None, id)."""
     return dict.fromkeys(
         (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
         for wanted in asked
@@ -307,7 +321,7 @@ def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, byt
 
 
 def _found(ctx: RequestContext, asked: list[MetadataRequestTopic]) -> Iterator[Topic]:
-    """Those of the topics asked for that exist."""
+    """Yield the requested topics that exist."""
     for name, topic_id in _wanted(asked):
         key = name if topic_id == NO_TOPIC_ID else topic_id
         topic = None if key is None else find_topic(ctx, key)
@@ -327,8 +341,7 @@ def _some(
     asked: list[MetadataRequestTopic],
     creating: frozenset[str],
 ) -> MetadataResponse:
-    """The topics asked for, once each; those in `creating` are not unknown, they are on their
-    way."""
+    """Answer the requested topics, once each. Those in `creating` are not reported as unknown."""
     topics: list[MetadataResponseTopic] = []
     for name, topic_id in _wanted(asked):
         key = name if topic_id == NO_TOPIC_ID else topic_id
@@ -371,7 +384,7 @@ def _create(
     asked: list[MetadataRequestTopic],
     creation: Creation,
 ) -> Later:
-    """Have the topics created, wait for leaders, answer."""
+    """Propose the creation of topics, wait for leaders, then answer."""
     server = ctx.server
     later = Later()
     missing = creation.names
@@ -405,7 +418,7 @@ def _create(
             return
         creation.not_made(sum(topic.error is not ErrorCode.NONE for topic in outcome.result.topics))
         for topic in outcome.result.topics:
-            # Not on its way: who waits for it would ask for ever.
+            # Not being created: without this error a client would retry for ever.
             if topic.error is ErrorCode.POLICY_VIOLATION:
                 refused[topic.name] = topic.error
                 server.topics_refused += 1
@@ -428,7 +441,7 @@ def _create(
 def handle_describe_topic_partitions(
     ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
 ) -> described.DescribeTopicPartitionsResponse:
-    """Topics in name order, a page of partitions and topics at a time (KIP-966)."""
+    """Return topics in name order, a page of partitions and topics at a time (KIP-966)."""
     view = View(ctx)
     names = names_of_page(request)
     names = names or [topic.name for topic in all_topics(ctx)]
@@ -478,7 +491,7 @@ def handle_describe_topic_partitions(
 def fail_describe_topic_partitions(
     request: described.DescribeTopicPartitionsRequest, _version: int, code: ErrorCode
 ) -> described.DescribeTopicPartitionsResponse:
-    """`code` for each topic."""
+    """Return `code` for each topic."""
     return described.DescribeTopicPartitionsResponse(
         topics=[
             described.DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name)
@@ -497,7 +510,7 @@ def _described(
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replica_nodes,
         isr_nodes=partition.isr_nodes,
-        # Null is allowed by the schema, but Kafka's own admin client cannot read it.
+        # The schema allows null, but Kafka's own admin client cannot read it.
         eligible_leader_replicas=[],
         last_known_elr=[],
         offline_replicas=partition.offline_replicas,

@@ -1,29 +1,28 @@
-"""OffsetCommit (key 8) v0–10, OffsetFetch (9) v0–10, OffsetDelete (47) v0: positions of consumer
-groups.
+"""Committed offsets: OffsetCommit (key 8) v0–10, OffsetFetch (9) v0–10, OffsetDelete (47) v0.
 
-OffsetCommit: v1 members, and a time of the commit, which is the time here; v2 retention of its own
-    until v4, v6 leader epoch (KIP-320), v7 static members (KIP-345), v9 also for the newer group
-    protocol, whose member epoch is the generation here; a member of a group that does not exist is
-    told so from then on, before that its generation is wrong (KIP-848).
-OffsetFetch: v0 calls a partition without a position unknown, v2 all topics of a group, v5 leader
-    epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs, which a
-    classic group does not check.
-v0 of these two was for positions in ZooKeeper, which every broker asked. Here all versions share
-    the same positions, and only the group's coordinator answers; the others say NOT_COORDINATOR.
-v10 names topics by id: one that this server does not know is UNKNOWN_TOPIC_ID, which clients try
-    again.
-OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
+OffsetCommit: v1 members, and a commit time, for which the current time is used here; v2 retention
+    of its own until v4, v6 leader epoch (KIP-320), v7 static members (KIP-345), v9 also for the
+    newer group protocol, whose member epoch is sent as the generation. From v9 on a member of a
+    group that does not exist gets GROUP_ID_NOT_FOUND, before that ILLEGAL_GENERATION (KIP-848).
+OffsetFetch: v0 reports a partition without a committed offset as unknown, v2 all topics of a group,
+    v5 leader epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs,
+    which a classic group does not check.
+v0 of these two was for offsets in ZooKeeper, which every broker could read. Here all versions share
+    the same offsets, and only the group's coordinator answers; others return NOT_COORDINATOR.
+v10 names topics by id: an id that this server does not know is UNKNOWN_TOPIC_ID, which clients
+    retry.
+OffsetDelete: KIP-496. Only offsets in topics to which no member subscribes.
 
-A position is committed with the partition that has the name here and now. When that was deleted, or
-the topic that has the name is another one, there is no position. A commit in a partition that a
-later one has taken the place of, as far as the group knows, is refused: the catalog here is behind.
-A position that an open transaction may yet move is not stable: who asks for stable ones is told
-UNSTABLE_OFFSET_COMMIT, and tries again (KIP-447).
+An offset is committed for the partition that has the name on this server now. If that partition was
+deleted, or if another topic has the name now, there is no committed offset. A commit is refused if
+the group already knows a later partition of the same name: the catalog here is behind. An offset
+that an open transaction may still move is not stable: a request for stable ones gets
+UNSTABLE_OFFSET_COMMIT, and the client retries (KIP-447).
 
-An OffsetFetch waits until a quorum confirmed this coordinator: an old position would make a
-consumer read again, or commit backwards.
+An OffsetFetch waits until a quorum confirmed this coordinator: a stale offset would make a consumer
+read again, or commit backwards.
 
-Must not know: who may commit (the state machine decides that), group membership.
+Does not depend on group membership, or on who may commit (the state machine decides that).
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ _GROUP_NOT_FOUND_FROM = 9
 _MEMBER_EPOCHS_FROM = 9
 _TOPIC_IDS_FROM = 10
 _REPEATED_PLACES_MAX = 1_000
-"""Each has `offset.metadata.max.bytes` of text at most."""
+"""Maximum of repeated partitions in one request. Each has at most `offset.metadata.max.bytes` of
+text."""
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ _REPEATED_PLACES_MAX = 1_000
 def handle_offset_commit(
     ctx: RequestContext, request: commit_wire.OffsetCommitRequest
 ) -> Later | commit_wire.OffsetCommitResponse:
-    """All valid partitions are committed together; each of the others has its error."""
+    """Commit all valid offsets together; each invalid one has its error."""
     response, offsets, waiting = _sort_out(ctx, request)
     if sum(len(offset.metadata) for offset in offsets) > ctx.server.config.message_max_bytes:
         for partition in waiting:
@@ -100,7 +100,7 @@ def handle_offset_commit(
 def fail_offset_commit(
     request: commit_wire.OffsetCommitRequest, _version: int, code: ErrorCode
 ) -> commit_wire.OffsetCommitResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return commit_wire.OffsetCommitResponse(
         topics=[
             commit_wire.OffsetCommitResponseTopic(
@@ -125,8 +125,11 @@ def _sort_out(
     list[commands.OffsetCommit],
     list[commit_wire.OffsetCommitResponsePartition],
 ]:
-    """The response with refused partitions filled in; what to commit; the partitions that get the
-    outcome of that."""
+    """Sort the partitions of a request into valid and refused ones.
+
+    Return the response with refused partitions filled in, the offsets to commit, and the partitions
+    of the response that get the outcome of the commit.
+    """
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
     response = commit_wire.OffsetCommitResponse()
     offsets: list[commands.OffsetCommit] = []
@@ -156,8 +159,10 @@ def _sort_out(
 def position_of(
     ctx: RequestContext, key: str | bytes, index: int, offset: int, epoch: int, metadata: str
 ) -> commands.OffsetCommit | ErrorCode:
-    """A position in the partition that has this name (or is in the topic of this id) here and now,
-    or why it cannot be committed. `epoch`: of the record before it."""
+    """Return the commit of an offset in the partition with this name or topic id, or an error.
+
+    `epoch` is that of the record before the offset.
+    """
     topic = find_topic(ctx, key)
     if topic is None:
         if isinstance(key, bytes):
@@ -184,8 +189,10 @@ def position_of(
 def handle_offset_fetch(
     ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
 ) -> fetch_wire.OffsetFetchResponse | Later:
-    """The committed positions; -1 where there is none. What is named again and again is
-    INVALID_REQUEST."""
+    """Return the committed offsets; -1 where there is none.
+
+    A partition that is repeated too often gets INVALID_REQUEST.
+    """
     if ctx.api_version >= 8:
         return _fetch_groups(ctx, request)
     later, repeats = Later(), ctx.repeats("place", _REPEATED_PLACES_MAX)
@@ -228,7 +235,7 @@ def handle_offset_fetch(
 def fail_offset_fetch(
     request: fetch_wire.OffsetFetchRequest, version: int, code: ErrorCode
 ) -> fetch_wire.OffsetFetchResponse:
-    """`code` for each group, for each partition before v8."""
+    """Return `code` for each group, for each partition before v8."""
     if version >= 8:
         return fetch_wire.OffsetFetchResponse(
             groups=[
@@ -236,8 +243,8 @@ def fail_offset_fetch(
                 for group in request.groups
             ]
         )
-    # v2 to v7 have a place for all of it, where not every client looks: a partition without an
-    # error of its own reads as one in which nothing was ever committed.
+    # v2 to v7 have a field for the whole answer, which not every client reads: it would take a
+    # partition without an error as one without a committed offset.
     response = fetch_wire.OffsetFetchResponse(error_code=code)
     for topic in request.topics or ():
         response.topics.append(
@@ -257,7 +264,7 @@ def fail_offset_fetch(
 def _fetch_groups(
     ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
 ) -> fetch_wire.OffsetFetchResponse | Later:
-    """v8+: each group from its own coordinator, here or not."""
+    """Answer v8+: each group through its own coordinator, here or not."""
     groups = group_coordinator(ctx)
     parts = Gathering(fetch_wire.OffsetFetchResponse())
     whole_groups = ctx.repeats("group")
@@ -293,7 +300,7 @@ def _fetch_groups(
 
 @dataclass(frozen=True, slots=True)
 class _Positions:
-    """The positions of a group, as one request asks for them."""
+    """Committed offsets of a group, as one request reads them."""
 
     ctx: RequestContext
     machine: Coordinator
@@ -302,11 +309,11 @@ class _Positions:
     requires_stable: bool
 
     def wanted(self, asked: list[tuple[str, list[int]]] | None) -> list[tuple[str, list[int]]]:
-        """(topic, partitions) to be answered; `asked`: None for all."""
+        """Return (topic, partitions) to be answered; `asked` is None for all."""
         return _wanted(self.ctx, self.machine.offsets, self.group_id, asked)
 
     def of(self, name: str, indexes: list[int]) -> list[fetch_wire.OffsetFetchResponsePartitions]:
-        """The answers for partitions of a topic."""
+        """Return the answers for partitions of a topic."""
         return [self._of(name, index) for index in indexes]
 
     def _of(self, name: str, index: int) -> fetch_wire.OffsetFetchResponsePartitions:
@@ -344,7 +351,7 @@ def _fill_group_by_id(
     positions: _Positions,
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
 ) -> None:
-    """v10+. Of all positions, those in topics that this server does not know have no id to name."""
+    """Fill in the answer for v10+. In the answer of all topics, unknown topics are left out."""
     if topics is None:
         for name, indexes in positions.wanted(None):
             known = find_topic(ctx, name)
@@ -374,9 +381,10 @@ _NONE = CommittedOffset(
 def _current(
     ctx: RequestContext, offsets: Offsets, group_id: str, name: str, index: int
 ) -> CommittedOffset:
-    """The position in the topic that has this name now, `_NONE` if there is none.
+    """Return the offset in the topic that has this name now; `_NONE` if there is none.
 
-    A partition this server does not know may be younger than its catalog: then the position stands.
+    A partition that this server does not know may be newer than its catalog; its offset is
+    returned.
     """
     found = offsets.get(group_id, name, index)
     if found is None:
@@ -393,7 +401,7 @@ def _asked(
     topics: Iterable[fetch_wire.OffsetFetchRequestTopic | fetch_wire.OffsetFetchRequestTopics]
     | None,
 ) -> list[tuple[str, list[int]]] | None:
-    """(topic, partitions) asked for; None for all."""
+    """Return the requested (topic, partitions); None for all."""
     if topics is None:
         return None
     return [(topic.name, topic.partition_indexes) for topic in topics]
@@ -405,7 +413,7 @@ def _wanted(
     group_id: str,
     asked: list[tuple[str, list[int]]] | None,
 ) -> list[tuple[str, list[int]]]:
-    """What to answer: what was asked for, or everything the group has a position in."""
+    """Return the (topic, partitions) to answer: those requested, or all with a committed offset."""
     if asked is not None:
         return asked
     found: dict[str, list[int]] = {}
@@ -421,7 +429,8 @@ def _wanted(
 def handle_offset_delete(
     ctx: RequestContext, request: delete_wire.OffsetDeleteRequest
 ) -> Later | delete_wire.OffsetDeleteResponse:
-    """Each partition has its own answer; an error of the group stands alone."""
+    """Delete committed offsets; each partition has its own answer, unless the whole group has an
+    error."""
     if not request.group_id:
         return delete_wire.OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     response = delete_wire.OffsetDeleteResponse()

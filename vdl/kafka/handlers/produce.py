@@ -1,28 +1,28 @@
 """Produce (key 0): check each batch as Kafka does and append it to its partition's log.
 
 * v0–v2: messages of magic 0 and 1 become one batch of magic 2 (`vdl.records.legacy`), which is
-  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 whether
-  a broker knows compression (KAFKA-18659).
+  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 if a
+  broker supports compression (KAFKA-18659).
 * v7: zstd (KIP-110). v8: error texts (KIP-467). v10: leader hints (KIP-951). v13: topic ids
   (KIP-516).
 
-A batch is acknowledged when a majority has it on disk, with acks=all when `min.insync.replicas`
-have it, too. acks=1 is answered like acks=all of a topic that asks for no more than a majority.
-With acks=0 nothing is answered and an error closes the connection, as in Kafka; the request still
-counts as in flight until its fate is known, so that its bytes are bounded.
+A batch is acknowledged when a majority has it on disk. With acks=all, `min.insync.replicas` voters
+must have it, too. acks=1 is answered like acks=all of a topic that requires no more than a
+majority. With acks=0 no answer is sent and an error closes the connection, as in Kafka; the request
+still counts as in flight until its outcome is known, so that its bytes are bounded.
 
-A batch of a transaction is appended if that is open (KIP-98, KIP-890): the log stream has its
-coordinator asked (`verification`) where it does not know. v12: the partition is added to it. Only
-that producer's batches wait meanwhile.
+A batch of a transaction is appended if the transaction is open (KIP-98, KIP-890). Where the log
+stream does not know, it queries the transaction's coordinator (`verification`). v12: the query also
+adds the partition to the transaction. Only that producer's batches wait meanwhile.
 
-A batch is appended only after every record in it was walked (`record_checks`): nothing is
-acknowledged that a consumer could not read, and as many offsets are given as there are records. The
-largest timestamp is the one found; where the header says another, it is corrected, as in Kafka. A
-batch without any is filed under the time of its append, so that retention can age it.
+A batch is appended only after every record in it was walked (`record_checks`): every acknowledged
+record is readable, and as many offsets are assigned as there are records. The largest timestamp is
+the one found; if the header has another one, it is corrected, as in Kafka. A batch without
+timestamps gets the time of its append, so that retention can age it.
 
-Most batches are checked and appended in one step. Where one must be checked off the loop, the
-request's batches behind it wait with it, and so do the connection's later requests: the log has
-them in the order in which they were sent.
+Most batches are checked and appended in one step. If a batch must be checked off the loop, the
+request's batches behind it and the connection's later requests wait for it: the log has them in the
+order in which they were sent.
 """
 
 from __future__ import annotations
@@ -85,27 +85,27 @@ class _Placed:
         verify: Verify | None,
     ) -> None:
         self.verify = verify
-        """Of a batch of a transaction: asks whether that is open."""
+        """Query that verifies that the batch's transaction is open; None outside a transaction."""
         self.copies_min = copies_min
-        """Voters that are to have it on disk before it is acknowledged."""
+        """Voters that must have the batch on disk before it is acknowledged."""
         self.group_id = group_id
         self.records = records
         self.header = header
         self.answer = answer
         self.log_append_time = log_append_time
-        """Whether it gets the time of its append."""
+        """True if the batch gets the time of its append."""
         self.verdict: Verdict | None = None
-        """None while it is being checked."""
+        """Result of the check; None while the batch is being checked."""
 
     def converted(self, batch: memoryview) -> None:
-        """The batch that stands for what was sent."""
+        """Replace the message set that was sent by the batch made of it."""
         self.records = batch
         self.header = read_header(batch)
         self.verdict = self.header.max_timestamp
 
 
 class _Produce:
-    """One request under way: its answer, and how many appends it waits for."""
+    """One request under way: its answer, and the number of appends it waits for."""
 
     __slots__ = (
         "acks", "ctx", "deadline_ns", "is_late", "later", "line", "response", "transactional_id",
@@ -117,21 +117,22 @@ class _Produce:
         self.acks = request.acks
         self.transactional_id = request.transactional_id
         self.deadline_ns = ctx.deadline_ns(request.timeout_ms) - (ctx.received_ns - ctx.arrived_ns)
-        """Counted from when the request was there: its client does not know when it started."""
+        """Counted from the request's arrival, because its client does not know when it started."""
         is_waited_for = request.acks != 0 and request.timeout_ms > 0
         self.is_late = is_waited_for and self.deadline_ns <= ctx.received_ns
-        """Whether its client gave it up before it started."""
+        """True if the client's timeout ended before the request started."""
         self.response = ProduceResponse()
         self.later: Later | None = None
         self.waiting = 0
-        """Batches whose fate is open."""
+        """Number of batches whose outcome is open."""
         self.line: deque[_Placed] = deque()
-        """Batches that have not been appended: the first is being checked, the rest behind it."""
+        """Batches that are not appended yet: the first is being checked, the rest waits behind
+        it."""
 
     def append(
         self, topic: Topic, data: PartitionProduceData, answer: PartitionProduceResponse
     ) -> None:
-        """Check and append one partition's batch. Raises KafkaError for what is wrong with it."""
+        """Check and append one partition's batch. Raises KafkaError if the batch is invalid."""
         group_id = partition_group(topic, data.index)
         host = self.ctx.server.host
         stream = host.stream(group_id)
@@ -154,7 +155,7 @@ class _Produce:
         records: object,
         answer: PartitionProduceResponse,
     ) -> None:
-        """Check one batch and place it, now or when it is known to be sound. Raises KafkaError."""
+        """Check one batch, and place it now or when its check is done. Raises KafkaError."""
         server = self.ctx.server
         rules = server.batch_rules.of(topic, server.config)
         bytes_max = rules.bytes_max
@@ -167,9 +168,9 @@ class _Produce:
             header = check_batch(records, produce_version=version, bytes_max=bytes_max)
         assert records is not None, "checked"
         if self.is_late and not header.has_producer_id:
-            # To append it were work that nobody waits for, and the more the later it is. One of an
-            # idempotent producer is appended: without it those behind it would be out of order, and
-            # to repeat it costs nothing.
+            # Appending it would be wasted work, which grows with the delay. A batch of an
+            # idempotent producer is appended anyway: without it later batches would be out of
+            # order, and a retry costs nothing.
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it came to be started too late")
         verify: Verify | None = None
         if header.attributes & TRANSACTIONAL_FLAG:
@@ -198,7 +199,7 @@ class _Produce:
         )
 
     def verification(self, header: BatchHeader, group_id: GroupId) -> Verify:
-        """How it is found out whether a batch's transaction is open. Raises KafkaError."""
+        """Return the query that verifies a batch's transaction. Raises KafkaError."""
         transactional_id = self.transactional_id
         if not header.has_producer_id:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a transaction has a producer")
@@ -243,13 +244,15 @@ class _Produce:
         checks.convert_later(placed.records, bytes_max, bounds, done, codec, asker=self.ctx.asker)
 
     def checked(self, placed: _Placed, verdict: Verdict) -> None:
-        """A batch that had left the loop is checked. Called from the loop, which a bug here must
-        not reach."""
+        """Continue with a batch that was checked off the loop.
+
+        Called from the loop, which must not see exceptions of this file.
+        """
         try:
             placed.verdict = verdict
             while self.line and self.line[0].verdict is not None:
                 placed = self.line.popleft()
-                # Its topic may have gone meanwhile, and the log with it.
+                # The topic and its log may have been deleted meanwhile.
                 self.place(placed, self.ctx.server.host.stream(placed.group_id))
         except Exception as error:  # noqa: BLE001 - the connection edge
             self.line.clear()
@@ -316,8 +319,10 @@ class _Produce:
         log_append_time: bool,
         appended: Appended,
     ) -> None:
-        """The fate of one partition's batch. Called from the host's turn, which a bug here must not
-        reach."""
+        """Record the outcome of one partition's batch.
+
+        Called from the host's turn, which must not see exceptions of this file.
+        """
         self.ctx.server.read_throttle.waiting -= 1
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
@@ -344,13 +349,13 @@ class _Produce:
         self.settled()
 
     def settled(self) -> None:
-        """One batch less whose fate is open."""
+        """Count one more batch as settled, and answer after the last one."""
         self.waiting -= 1
         if not self.waiting and self.later is not None:
             self.later.complete(self.answer())
 
     def refuse_as_follower(self, group_id: GroupId, answer: PartitionProduceResponse) -> None:
-        """Not the leader; name the leader, from v10 on (KIP-951)."""
+        """Set NOT_LEADER_OR_FOLLOWER, and from v10 on the leader (KIP-951)."""
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         ctx = self.ctx
         if ctx.api_version < _HINTS_FROM:
@@ -364,7 +369,7 @@ class _Produce:
             known.extend(NodeEndpoint(*row) for row in leader_endpoints(ctx, leader))
 
     def answer(self) -> ProduceResponse | Reply:
-        """What the client gets once no append is awaited."""
+        """Return the answer to the client once no append is pending."""
         if self.acks:
             return self.response
         if any(
@@ -377,7 +382,7 @@ class _Produce:
 
 
 def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | Reply | Later:
-    """Append what is sound; each partition has its own answer."""
+    """Append the valid batches; each partition has its own answer."""
     produce = _Produce(ctx, request)
     refusal = ErrorCode.NONE
     if request.acks not in _ACKS:
@@ -399,7 +404,8 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
             elif topic is None:
                 answer.error_code = unknown
             elif (topic.name, data.index) in seen:
-                # Else one request could bring any number of small batches to check at once.
+                # Otherwise one request could submit any number of small batches for checking at
+                # once.
                 answer.error_code = ErrorCode.INVALID_REQUEST
                 answer.error_message = "a request has one batch a partition"
             else:
@@ -418,7 +424,10 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
 def fail_produce(
     request: ProduceRequest, _version: int, code: ErrorCode
 ) -> ProduceResponse | Reply:
-    """`code` for each partition; with acks=0 a frame would be taken for the next answer."""
+    """Return `code` for each partition, or close the connection with acks=0.
+
+    With acks=0 the client would take a frame for the next answer.
+    """
     if request.acks == 0:
         return Reply.CLOSE
     return ProduceResponse(

@@ -1,23 +1,25 @@
-"""InitProducerId (key 22) v0–5: an id for an idempotent producer, or for one with transactions.
-DescribeProducers (61) v0: those that partitions remember (KIP-664).
+"""Ids of producers: InitProducerId (key 22) v0–5, DescribeProducers (61) v0.
+
+InitProducerId returns an id for an idempotent or transactional producer. DescribeProducers lists
+the producers known to partitions (KIP-664).
 
 v3: a producer may name its id and epoch (KIP-360), both or neither. Without a transactional id
-there is nothing to fence, so it gets a new id, as from Kafka. v4 a producer that was replaced is
-told PRODUCER_FENCED (KIP-588). v6 is about two-phase commit (KIP-939) and not spoken.
+there is nothing to fence, so it gets a new id, as from Kafka. v4: a producer that was replaced gets
+PRODUCER_FENCED (KIP-588). v6 is about two-phase commit (KIP-939) and not supported.
 
 Each id is a command to the catalog. Producers start rarely, the command is batched with others of
-the turn, and no server has to remember a block of ids.
+the turn, and no server has to keep a block of ids.
 
-With a transactional id its coordinator decides, late if it has to abort a transaction before. While
-not all servers know transactions, a transactional id is refused with
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53), here and when a client looks for the coordinator:
-librdkafka, the Java client and kafka-python all treat that as final at once. After an invalid
-request librdkafka retries for ever; after 14, 15, 16 and 51 all do.
+With a transactional id its coordinator decides, late if it must first abort a transaction. While
+not all servers support transactions, a transactional id is refused with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53), here and in FindCoordinator: librdkafka, the Java client
+and kafka-python all treat that as final at once. After an invalid request librdkafka retries for
+ever; after 14, 15, 16 and 51 all do.
 
-DescribeProducers is answered by any replica, as in Kafka, from what it has applied. A partition
-remembers up to 32,768 producers, so they are collected in pieces, and one answer has a limit.
+Any replica answers DescribeProducers, as in Kafka, from its applied state. A partition remembers up
+to 32,768 producers, so they are collected in pieces, and one answer has a limit.
 
-Must not know: what producers write.
+Does not depend on the records of producers.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ from vdl.state.topic_names import topic_name_complaint
 from vdl.state.transactions import TransactionAnswer
 
 _PRODUCERS_PER_ANSWER_MAX = 50_000
-"""Some 15 MB while the answer is made."""
+"""About 15 MB while the answer is built."""
 _PRODUCERS_PER_STEP = 2_000
-"""So many are collected in one go: about 2 ms."""
+"""Producers collected in one step: about 2 ms."""
 _FENCED_FROM = 4
-"""InitProducerId."""
+"""In InitProducerId."""
 
 
 def handle_init_producer_id(
     ctx: RequestContext, request: InitProducerIdRequest
 ) -> Later | InitProducerIdResponse:
-    """A new id, epoch 0. Errors are ones that clients try again."""
+    """Return a new id with epoch 0. Errors are ones that clients retry."""
     names_one_of_both = (request.producer_id == -1) != (request.producer_epoch == -1)
     if request.transactional_id == "" or names_one_of_both:
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
@@ -67,7 +69,7 @@ def handle_init_producer_id(
         if outcome.kind is OutcomeKind.APPLIED:
             later.complete(InitProducerIdResponse(producer_id=outcome.result.first))
         else:
-            # An id that was taken and is not used is no loss. Of the errors clients try again,
+            # An id that was allocated and is not used is no loss. Of the errors that clients retry,
             # only this one does not make them look for a transaction coordinator first.
             later.complete(
                 InitProducerIdResponse(
@@ -115,14 +117,14 @@ def _init_transactions(
 def fail_init_producer_id(
     _request: InitProducerIdRequest, _version: int, code: ErrorCode
 ) -> InitProducerIdResponse:
-    """`code` for the request."""
+    """Return `code` for the request."""
     return InitProducerIdResponse(error_code=code, producer_epoch=-1)
 
 
 def handle_describe_producers(
     ctx: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse | Later:
-    """Each partition has its own answer."""
+    """Describe producers; each partition has its own answer."""
     response = DescribeProducersResponse()
     left: list[tuple[str, PartitionResponse]] = []
     for topic in request.topics:
@@ -136,8 +138,11 @@ def handle_describe_producers(
 
 
 class _Describing:
-    """One DescribeProducers under way. Nothing in it leads back to it: the answer may be large, and
-    must not wait for the collector of garbage."""
+    """One DescribeProducers under way.
+
+    Nothing in it refers back to it: the answer may be large, and must not wait for the garbage
+    collector.
+    """
 
     __slots__ = ("_ctx", "_left", "_producers", "_response", "_target", "_told", "later")
 
@@ -147,19 +152,19 @@ class _Describing:
         response: DescribeProducersResponse,
         left: list[tuple[str, PartitionResponse]],
     ) -> None:
-        """`left`: (topic, part of the response), the last one first."""
+        """`left`: (topic, partition of the response), the last one first."""
         self.later = Later()
         self._ctx = ctx
         self._response = response
         self._left = left
         self._told = 0
         self._target = PartitionResponse()
-        """The partition that is described."""
+        """The partition that is being described."""
         self._producers: Iterator[ActiveProducer] = iter(())
         """Its producers that are not in the answer yet."""
 
     def step(self) -> None:
-        """Go on, as far as one turn allows."""
+        """Continue as far as one turn allows."""
         room = _PRODUCERS_PER_STEP
         while room > 0:
             some = list(islice(self._producers, room))
@@ -185,7 +190,7 @@ class _Describing:
 def fail_describe_producers(
     request: DescribeProducersRequest, _version: int, code: ErrorCode
 ) -> DescribeProducersResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return DescribeProducersResponse(
         topics=[
             TopicResponse(
@@ -200,7 +205,8 @@ def fail_describe_producers(
 def _active_producers(
     ctx: RequestContext, name: str, index: int, told: int
 ) -> Iterator[ActiveProducer]:
-    """`told`: how many producers are in the answer already. Raises KafkaError."""
+    """Return a partition's producers. `told`: producers already in the answer. Raises
+    KafkaError."""
     if complaint := topic_name_complaint(name):
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
     topic = find_topic(ctx, name)

@@ -1,13 +1,14 @@
-"""AlterPartitionReassignments (key 45) and ListPartitionReassignments (key 46): which servers have
-a partition's replicas (KIP-455).
+"""Placement of partitions' replicas on servers (KIP-455).
+
+AlterPartitionReassignments (key 45), ListPartitionReassignments (key 46).
 
 45 v1: a change of the number of replicas can be forbidden (KIP-860).
 
-Asked of any server, decided by the catalog, done by the partition's group
-(`vdl/logstream/membership/reassignment.py`). The answer says that the catalog has decided, as with
-Kafka; 46 and Metadata tell of the rest. While a reassignment is in progress they name those that
-come and those that go. Once it is cancelled they name the former ones alone, though others may be
-there for a moment longer. 46 is answered from this server's own applied catalog.
+A reassignment is sent to any server, decided by the catalog, and carried out by the partition's
+group (`vdl/logstream/membership/reassignment.py`). The answer means that the catalog has decided,
+as with Kafka; 46 and Metadata report the progress. While a reassignment is in progress they list
+the replicas being added and removed. After a cancellation they list the former ones only, though
+others may exist a moment longer. 46 is answered from this server's own applied catalog.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from vdl.state.commands import AlterReassignments, Reassign
 from vdl.state.topic_names import topic_name_complaint
 
 CHANGES_PER_COMMAND = 1_000
-"""A command is applied in one piece, on every server: what is more is decided in several."""
+"""Maximum of changes in a command. A command is applied in one piece on every server, so more
+changes are split into several."""
 
 _Change = tuple[Reassign, ReassignablePartitionResponse]
 
@@ -46,7 +48,7 @@ _Change = tuple[Reassign, ReassignablePartitionResponse]
 def handle_alter_partition_reassignments(
     ctx: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse | Later:
-    """Each partition has its own answer."""
+    """Start or cancel reassignments; each partition has its own answer."""
     server = ctx.server
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
@@ -56,7 +58,7 @@ def handle_alter_partition_reassignments(
     for topic in request.topics:
         results = ReassignableTopicResponse(topic.name)
         response.responses.append(results)
-        # A command names the topic with each partition: with no name of 32 KiB.
+        # A command repeats the topic name for each partition, so a name of 32 KiB must not get in.
         is_wrong = bool(topic_name_complaint(topic.name))
         for asked in topic.partitions:
             result = ReassignablePartitionResponse(asked.partition_index, error_message=None)
@@ -99,7 +101,7 @@ def _decided(
         else:
             code, text = undecided(outcome)
             if is_all:
-                # Clients look there for what they retry.
+                # Clients read the error there to decide on a retry.
                 parts.response.error_code, parts.response.error_message = code, text
             for _, result in changes:
                 result.error_code, result.error_message = code, text
@@ -111,7 +113,7 @@ def _decided(
 def handle_list_partition_reassignments(
     ctx: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """Those in progress: of the partitions named, or all."""
+    """Return the reassignments in progress, of the named partitions or of all."""
     catalog = ctx.server.host.catalog
     response = ListPartitionReassignmentsResponse(error_message=None)
     for name, partitions in sorted(_asked_for(catalog, request).items()):
@@ -132,7 +134,7 @@ def handle_list_partition_reassignments(
 def _asked_for(
     catalog: Catalog, request: ListPartitionReassignmentsRequest
 ) -> dict[str, dict[int, GroupId]]:
-    """Group id by partition, by topic: of the partitions that exist."""
+    """Return group ids by topic and partition, of the requested partitions that exist."""
     found: dict[str, dict[int, GroupId]] = {}
     if request.topics is None:
         for group_id in catalog.moves:

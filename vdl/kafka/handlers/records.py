@@ -1,7 +1,7 @@
-"""DeleteRecords (key 21): forget everything below an offset (KIP-107).
+"""DeleteRecords (key 21): delete all records below an offset (KIP-107).
 
-The answer is given when the deletion is decided and applied here: from then on nobody who leads the
-partition serves those records. Their room on disk is freed a little later.
+The answer is sent when the deletion is decided and applied here. From then on no leader of the
+partition serves those records. Their disk space is freed a little later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_OFFSET = -1
 def handle_delete_records(
     ctx: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse | Later:
-    """Each partition has its own answer."""
+    """Delete records; each partition has its own answer."""
     parts = Gathering(DeleteRecordsResponse())
     deadline_ns = ctx.deadline_ns(request.timeout_ms)
     for topic in request.topics:
@@ -50,8 +50,10 @@ def handle_delete_records(
 
 
 def _check_policy(ctx: RequestContext, name: str) -> None:
-    """Nobody deletes from an internal topic; one that is only compacted keeps the newest record of
-    each key. Raises KafkaError."""
+    """Raise KafkaError for an internal topic, or one that is only compacted.
+
+    A compacted topic must keep the newest record of each key.
+    """
     if is_internal(ctx, name):
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = find_topic(ctx, name)
@@ -77,7 +79,7 @@ def _decided(
 def fail_delete_records(
     request: DeleteRecordsRequest, _version: int, code: ErrorCode
 ) -> DeleteRecordsResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return DeleteRecordsResponse(
         topics=[
             DeleteRecordsTopicResult(

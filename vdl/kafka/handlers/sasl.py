@@ -1,16 +1,17 @@
-"""SaslHandshake (key 17) v0–1 and SaslAuthenticate (key 36) v0–2: a client logs in.
+"""SaslHandshake (key 17) v0–1 and SaslAuthenticate (key 36) v0–2: login of a client.
 
-Handshake v0: tokens follow bare, without requests around them (KIP-43); v1: as SaslAuthenticate
-(KIP-152). Authenticate v1: how long the session lasts (KIP-368); v2 is flexible.
+Handshake v0: bare tokens follow, without requests around them (KIP-43); v1: tokens in
+SaslAuthenticate (KIP-152). Authenticate v1: lifetime of the session (KIP-368); v2 is flexible.
 
-Who failed too often from one address is refused for a while (`login_failures.py`): its connection
-is closed without an answer, because clients take SASL_AUTHENTICATION_FAILED for final.
+After too many failures from one address, logins are refused for a while (`login_failures.py`). Then
+the connection is closed without an answer, because clients treat SASL_AUTHENTICATION_FAILED as
+final.
 
-A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time, and says nothing about
-why, also not by how long it took: it comes a whole number of delays after its request. Then the
+A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time. Neither its text nor
+its duration reveals the reason: it comes a whole number of delays after its request. Then the
 connection is closed.
 
-Must not know: any mechanism.
+Does not depend on any mechanism.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DELAY_NS = REFUSAL_DELAY_MS * MS
 def handle_sasl_handshake(
     ctx: RequestContext, request: SaslHandshakeRequest
 ) -> SaslHandshakeResponse:
-    """Choose a mechanism, or be told those that there are."""
+    """Choose a mechanism, or return the available ones."""
     login = ctx.connection.login
     if login is None:
         return SaslHandshakeResponse(ErrorCode.ILLEGAL_SASL_STATE)
@@ -43,7 +44,7 @@ def handle_sasl_handshake(
 def handle_sasl_authenticate(
     ctx: RequestContext, request: SaslAuthenticateRequest
 ) -> SaslAuthenticateResponse | Later:
-    """Take a token."""
+    """Process one token of the login."""
     login = ctx.connection.login
     if login is None:
         return SaslAuthenticateResponse(
@@ -70,7 +71,7 @@ def handle_sasl_authenticate(
 
 
 def _note(ctx: RequestContext, login: Login, answer: LoginAnswer) -> None:
-    """In the audit log: who logged in, or that nobody did, and why."""
+    """Write the result of a login to the audit log, with the reason of a failure."""
     audit = ctx.server.audit
     if audit is None or (answer.error is ErrorCode.NONE and login.state is not LoginState.DONE):
         return

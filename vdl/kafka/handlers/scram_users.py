@@ -1,10 +1,12 @@
-"""SCRAM credentials of users: DescribeUserScramCredentials (key 50) v0 and
-AlterUserScramCredentials (key 51) v0 (KIP-554).
+"""SCRAM credentials of users (KIP-554).
 
-The client makes the salted password, so no password and no iterations come here; what is kept are
-two keys made of it (`vdl/kafka/security/scram.py`). Neither API ever tells either.
+DescribeUserScramCredentials (key 50) v0, AlterUserScramCredentials (key 51) v0.
 
-Must not know: how credentials are used.
+The client computes the salted password, so the server receives no password and computes no
+iterations. It stores two keys derived from it (`vdl/kafka/security/scram.py`). Neither API ever
+returns either.
+
+Does not depend on how credentials are used.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.commands import AlterDelegationToken, AlterScramCredentials, ScramUpsert
 
 MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
-"""Kafka's numbers of them."""
+"""Names of mechanisms by Kafka's numbers."""
 _NUMBERS = {name: number for number, name in MECHANISMS.items()}
 _DECOY_KEY_BYTES = 32
 _SALT_BYTES_MAX = 64
 _USER_CHARS_MAX = 256
 _PROPOSE_MS_MAX = 30_000
 _AT_ONCE = -1
-"""The time after which a token ends for good."""
+"""Expiry time that ends a token for good at once."""
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f]")
 
 Problem = tuple[ErrorCode, str]
@@ -52,7 +54,7 @@ Problem = tuple[ErrorCode, str]
 def handle_describe_user_scram_credentials(
     ctx: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
-    """Mechanisms and iterations of the users asked for; of all, if none are named."""
+    """Return mechanisms and iterations of the named users, or of all."""
     scram = ctx.server.host.catalog.scram
     asked = [user.name for user in request.users or ()] or scram.users()
     times = Counter(asked)
@@ -86,8 +88,10 @@ def handle_describe_user_scram_credentials(
 def handle_alter_user_scram_credentials(
     ctx: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse | Later:
-    """Delete and set credentials; a user with one impossible change is not changed at all. With its
-    last credential a user's delegation tokens end: it must not come back by one."""
+    """Delete and set credentials. A user with one invalid change is not changed at all.
+
+    With a user's last credential its delegation tokens end, so that it cannot log in with one.
+    """
     names = _names(request)
     problems = _problems(request)
     deletions = [
@@ -112,8 +116,11 @@ def handle_alter_user_scram_credentials(
             later.complete(_response(names, problems))
 
     def end_tokens() -> None:
-        """End a token of a user who has no credential left, and then the next, also when who
-        removed the user is gone. What fails here is done by removing the user once more."""
+        """End one token of a user without credentials, and then the next.
+
+        This goes on if the client disconnects. After a failure, removing the user again completes
+        it.
+        """
         catalog = ctx.server.host.catalog
         gone = {f"{USER}:{user}" for user, _ in deletions if not catalog.scram.of(user)}
         token = next((one for one in catalog.tokens.tokens.values() if one.lets_in(gone)), None)
@@ -144,7 +151,7 @@ def handle_alter_user_scram_credentials(
 def fail_alter_user_scram_credentials(
     request: AlterUserScramCredentialsRequest, version: int, code: ErrorCode
 ) -> AlterUserScramCredentialsResponse:
-    """The same code for every user."""
+    """Return `code` for every user."""
     del version
     names = _names(request)
     return _response(names, dict.fromkeys(names, (code, "")))
@@ -165,7 +172,7 @@ def _response(names: list[str], problems: dict[str, Problem]) -> AlterUserScramC
 
 
 def _problems(request: AlterUserScramCredentialsRequest) -> dict[str, Problem]:
-    """What is wrong with a user's changes, for users with whom something is."""
+    """Return the error of each user whose changes are invalid."""
     problems: dict[str, Problem] = {}
     for deletion in request.deletions:
         _note(problems, deletion.name, _problem_of(deletion.name, deletion.mechanism))

@@ -1,17 +1,19 @@
-"""ShareFetch (key 78) v1–v2 and ShareAcknowledge (key 79) v1–v2: the records of share groups, given
-out and acknowledged, on the leaders of the partitions (KIP-932).
+"""Records of share groups: ShareFetch (key 78) v1–v2 and ShareAcknowledge (key 79) v1–v2.
+
+Leaders of partitions deliver records to members of share groups, and take their acknowledgements
+(KIP-932).
 
 * v1: bounds on records. v2 renewed locks (KIP-1222), and a mode in which the bound is exact
   (KIP-1206).
-* Each request belongs to a session (`vdl.kafka.share.sessions`). A ShareFetch may bring
-  acknowledgements; they count before anything is given out.
-* An answer waits until what it says is durable: what was acknowledged, and that records were given
-  out, with their deliveries. If that fails, the records are not sent, and the next leader, or this
-  one after a new claim, gives them out.
+* Each request belongs to a session (`vdl.kafka.share.sessions`). A ShareFetch may carry
+  acknowledgements; they take effect before any record is delivered.
+* An answer waits until its state is durable: the acknowledgements, and the acquisition of records
+  with their delivery counts. If that fails, the records are not sent. The next leader, or this one
+  after a new claim, delivers them.
 
-A fetch is a `_Poll`. Each attempt goes through the session's partitions, gives out what the log
-has, and ends the poll as soon as there is anything. Otherwise it waits for records, for records
-that are given back, or for the end of its time.
+A fetch is a `_Poll`. Each attempt goes through the session's partitions, acquires the records that
+the log has, and ends the poll as soon as there are any. Otherwise it waits for new records, for
+records that are released, or for the end of its time.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ from vdl.state.features import SHARE_VERSION
 _FINAL_EPOCH = -1
 _FIRST_EPOCH = 0
 _PARTITION_BYTES_MAX = 1 << 20
-"""What one partition adds to an answer at most, beyond its first batch: it is shared by partitions
-that all have records. ShareFetch v1+ names no bound of its own."""
+"""Maximum that one partition adds to an answer beyond its first batch, so that partitions share it.
+ShareFetch v1+ has no bound per partition."""
 
 _ANSWERED = {
     ErrorCode.NONE: ErrorCode.NONE,
@@ -70,8 +72,8 @@ _ANSWERED = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.GROUP_ID_NOT_FOUND: ErrorCode.GROUP_ID_NOT_FOUND,
 }
-"""Why a share-partition is gone, and what a member is told of its acknowledgement; COORDINATOR_NOT_
-AVAILABLE for the rest."""
+"""Error in the acknowledgement of a share-partition, by the reason why it is gone;
+COORDINATOR_NOT_AVAILABLE for other reasons."""
 _SAID_OF_FETCH = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -80,13 +82,13 @@ _SAID_OF_FETCH = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-"""Codes that clients know in the answer of a partition; after others they end. What may pass by
-itself is not said at all: the client asks again anyway."""
+"""Codes that clients handle in the answer of a partition; other codes make them stop. Other,
+transient errors are not reported: the client fetches again anyway."""
 
 
 # --- sessions ------------------------------------------------------------------------------------
 def share_groups_enabled(ctx: RequestContext) -> bool:
-    """Whether all servers know the commands of share groups, and somebody has finalised them."""
+    """Return True if all servers support share groups, and the feature is finalised."""
     return ctx.server.host.catalog.features.levels.get(SHARE_VERSION, 0) >= 1
 
 
@@ -97,7 +99,7 @@ def _names_wrong(group_id: str | None, member_id: str | None) -> ErrorCode:
 
 
 def close_session(ctx: RequestContext, key: tuple[str, str]) -> None:
-    """End a session; what its member holds is free."""
+    """End a session, and release the records that its member holds."""
     session = ctx.server.share_sessions.close(key)
     if session is not None:
         _leave(ctx, session, list(session.partitions), releases=True)
@@ -116,7 +118,7 @@ def _leave(
 
 
 def _bind(ctx: RequestContext) -> None:
-    """Sessions of this connection end with it."""
+    """Make the sessions of this connection end with it."""
     connection = ctx.connection
     if connection.on_lost is None:
         connection.on_lost = partial(_connection_lost, ctx)
@@ -130,7 +132,7 @@ def _connection_lost(ctx: RequestContext) -> None:
 # --- acknowledgements ----------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Named:
-    """A partition that a request acknowledges records of."""
+    """A partition of which a request acknowledges records."""
 
     topic_id: bytes
     index: int
@@ -139,7 +141,7 @@ class _Named:
 
 
 class _Acknowledging:
-    """The acknowledgements of one request, until what they say is durable."""
+    """Acknowledgements of one request, until they are durable."""
 
     __slots__ = ("_ctx", "_done", "_left", "group_id", "member_id", "named")
 
@@ -154,7 +156,7 @@ class _Acknowledging:
         self._done: Callable[[], None] | None = None
 
     def begin(self, *, renews: bool) -> None:
-        """Take what can be taken."""
+        """Apply the acknowledgements that are valid."""
         may_renew = group_settings(self._ctx.server.host.catalog, self.group_id).may_renew
         for one in self.named:
             if one.error or not one.batches:
@@ -176,7 +178,7 @@ class _Acknowledging:
         key = (self.group_id, one.topic_id, one.index)
         live = ctx.server.share_partitions.existing(key, stream)
         if live is None or live.share is None:
-            # All locks ended with the leadership that they were given under.
+            # All locks ended with the leadership under which they were given.
             one.error = ErrorCode.INVALID_RECORD_STATE
             return
         now_ns = ctx.server.clock.now_ns()
@@ -193,25 +195,28 @@ class _Acknowledging:
     def _arrived(self) -> None:
         self._left -= 1
         if not self._left and self._done is not None:
-            # Whoever is told holds this: without a cycle, records are free once they are sent.
+            # The callback refers to this object. Dropping it avoids a cycle, so records are freed
+            # once sent.
             done, self._done = self._done, None
             done()
 
     @property
     def is_open(self) -> bool:
-        """Whether something is not known to be durable yet."""
+        """True if something is not known to be durable yet."""
         return self._left > 0
 
     def when_done(self, done: Callable[[], None]) -> None:
-        """`done` once everything is durable, or failed; perhaps at once. Called once."""
+        """Call `done` once everything is durable or failed; perhaps at once. Call it only once."""
         assert self._done is None, "called once"
         self._done = done
         self._arrived()
 
 
 def _find(ctx: RequestContext, topic_id: bytes, index: int) -> tuple[LogStream | None, ErrorCode]:
-    """The log of a partition that leads here. Asked for at each attempt: what a client may read can
-    be taken from it while it has a session."""
+    """Return the log of a partition that leads here, or an error.
+
+    Checked at each attempt, because the permission to read may be revoked during a session.
+    """
     topic = find_topic(ctx, topic_id)
     if topic is None:
         return None, ErrorCode.UNKNOWN_TOPIC_ID
@@ -237,7 +242,7 @@ def _batches(
 # --- ShareFetch ----------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Given:
-    """What one partition adds to the answer."""
+    """One partition's part of the answer."""
 
     topic_id: bytes
     index: int
@@ -264,7 +269,7 @@ class _Poll:
         session: ShareSession | None,
         acknowledging: _Acknowledging,
     ) -> None:
-        """`session`: None for one that reads nothing."""
+        """`session` is None for a request that reads nothing."""
         self.ctx = ctx
         self.request = request
         self.session = session
@@ -276,25 +281,25 @@ class _Poll:
         self.expired = request.max_wait_ms <= 0
         self.is_scheduled = False
         self.is_reading = False
-        """A read from disk is under way, or waits for its turn."""
+        """True while a read from disk is under way or waits for its turn."""
         self.failed: set[Place] = set()
         """Partitions that cannot be read from disk."""
         self.cold: tuple[tuple[Place, int, bool, int], Slices] | None = None
-        """(partition, offset, whether stable, age of the list of aborted transactions before), and
-        what was read there from disk. If that list has lost some since, there may be records of
-        theirs in it."""
+        """Batches read from disk, with their (partition, offset, stable flag, age of the list of
+        aborted transactions before). If that list has lost entries since, they may contain records
+        of those transactions."""
         self.admission: Admission | None = None
         self.waited_ns = 0
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
         self.waits: list[Wait] = []
         self.writes = 0
-        """Partitions whose deliveries are not durable yet."""
+        """Number of partitions whose acquisitions are not durable yet."""
         self.left = 0
 
     # --- attempts ----------------------------------------------------------------------------
     def attempt(self) -> None:
-        """Give out what there is; else arrange to be called again."""
+        """Acquire the records there are; otherwise arrange another attempt."""
         self.is_scheduled = False
         session = self.session
         if session is None or self.request.is_renew_ack or self.request.max_records <= 0:
@@ -313,7 +318,7 @@ class _Poll:
                 break
             size = self._give(place, left, is_first=not total)
             if self.is_reading or self.is_scheduled:
-                break  # what is found on disk comes first, or others would always be before it
+                break  # records on disk come first, or others would always precede them
             if size:
                 session.served(place)
                 total += size
@@ -321,14 +326,14 @@ class _Poll:
         if total > UNCOUNTED_BYTES:
             answers.reserve(total)
         if self.is_reading or self.is_scheduled:
-            return  # nothing was given out: errors are looked for again
+            return  # nothing was acquired; errors are detected again
         if self.given or self.expired:
             self._settle()
         else:
             self._wait(has_room=room > 0)
 
     def _give(self, place: Place, left: int, *, is_first: bool) -> int:
-        """Give out records of one partition; bytes of them."""
+        """Acquire records of one partition. Return their bytes."""
         ctx = self.ctx
         assert self.session is not None, "only a session reads"
         group_id, member_id = self.session.key
@@ -389,7 +394,7 @@ class _Poll:
         is_first: bool,
         stable: bool,
     ) -> Slices | None:
-        """Batches from `offset` on; None when there are none now."""
+        """Return batches from `offset` on; None if there are none now."""
         bytes_max = max(1, min(left, _PARTITION_BYTES_MAX))
         wanted = place, offset, stable, stream.aborted_age
         if self.cold is not None and self.cold[0] == wanted:
@@ -398,12 +403,12 @@ class _Poll:
         try:
             found = stream.read(offset, bytes_max, stable=stable)
         except NotInMemory:
-            # One disk read at a time, and only if nothing was given out before.
+            # One disk read at a time, and only if nothing was acquired before.
             if not self.writes:
                 self._read_cold(place, stream, offset, bytes_max, stable=stable)
             return None
         except OffsetOutOfRange:
-            return None  # the log was cut just now: the next attempt begins where it does
+            return None  # the log was cut just now; the next attempt begins at its start
         except StorageError:
             self.given.append(_Given(*place, error=ErrorCode.KAFKA_STORAGE_ERROR))
             return None
@@ -412,7 +417,8 @@ class _Poll:
     def _read_cold(
         self, place: Place, stream: LogStream, offset: Offset, bytes_max: int, *, stable: bool
     ) -> None:
-        """One at a time; consumers far behind are paced while producers are at work."""
+        """Read from disk, one read at a time; readers far behind are throttled while producers are
+        active."""
         self.is_reading = True
         server = self.ctx.server
         if self.admission is None:
@@ -491,7 +497,8 @@ class _Poll:
                     live.waiters.pop(self, None)
 
     def _schedule(self) -> None:
-        """Try again at the end of the turn. A read from disk may have been done at once."""
+        """Schedule another attempt at the end of the turn. A read from disk may complete at
+        once."""
         if not self.is_scheduled and not self.is_reading and self.session is not None:
             self.is_scheduled = True
             self.ctx.server.defer(lambda: self.later.run(self._attempt_if_waiting))
@@ -506,7 +513,7 @@ class _Poll:
         self._schedule()
 
     def answer_early(self) -> None:
-        """Others need the memory: answer with what there is."""
+        """Answer with what there is, because others need the memory."""
         if not self.expired and not self.writes:
             if self.timer is not None:
                 self.timer.cancel()
@@ -514,13 +521,13 @@ class _Poll:
 
     # --- the end -----------------------------------------------------------------------------
     def _settle(self) -> None:
-        """Nothing more is given out: answer when all of it is durable."""
+        """Acquire nothing more; answer when everything is durable."""
         self._stop_waiting()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         self.session = None
-        self.is_reading = True  # no further attempt
+        self.is_reading = True  # prevents further attempts
         self.acknowledging.when_done(self._answer_if_durable)
 
     def _written(self, given: _Given, error: ErrorCode) -> None:
@@ -541,7 +548,7 @@ class _Poll:
         self.later.run(self._answer)
 
     def _take_back(self, given: _Given) -> None:
-        """The member is not there any more to be given anything."""
+        """Release the acquired records, which the member does not receive."""
         live = given.live
         if live is not None and live.share is not None and given.lock is not None:
             if live.share.release(given.lock):
@@ -580,7 +587,7 @@ class _Poll:
         self.later.complete(response)
 
     def release(self) -> None:
-        """The client is gone."""
+        """Release everything, because the client is gone."""
         self._stop_waiting()
         for timer in (self.timer, self.admission_timer):
             if timer is not None:
@@ -604,7 +611,7 @@ class _Answer:
         self.endpoints: list[NodeEndpoint] = []
 
     def of(self, topic_id: bytes, index: int) -> PartitionData:
-        """The answer of a partition."""
+        """Return the answer of a partition; add it if it is missing."""
         data = self._partitions.get((topic_id, index))
         if data is None:
             data = self._partitions[topic_id, index] = PartitionData(index, records=b"")
@@ -615,7 +622,7 @@ class _Answer:
         return data
 
     def add_leader(self, topic_id: bytes, data: PartitionData) -> None:
-        """Say who leads the partition, as far as it is known (KIP-951)."""
+        """Set the partition's leader, as far as it is known (KIP-951)."""
         leader, epoch = _leader_of(self._ctx, topic_id, data.partition_index)
         if leader < 0:
             return
@@ -632,7 +639,7 @@ def _leader_of(ctx: RequestContext, topic_id: bytes, index: int) -> tuple[Server
 
 
 def _found_batch(header: BatchHeader, aborted: Sequence[AbortedRange]) -> FoundBatch:
-    """`aborted`: of these transactions nobody is given records."""
+    """Return the batch's range. Records of `aborted` transactions are not delivered."""
     first = header.base_offset
     is_aborted = header.is_transactional and any(
         one.producer_id == header.producer_id and one.first_offset <= first < one.last_offset
@@ -644,7 +651,7 @@ def _found_batch(header: BatchHeader, aborted: Sequence[AbortedRange]) -> FoundB
 def _of_ranges(
     batches: list[memoryview], headers: list[BatchHeader], ranges: list[AcquiredRange]
 ) -> list[memoryview]:
-    """The batches with records that were given out."""
+    """Return the batches that contain acquired records."""
     kept: list[memoryview] = []
     i = 0
     for batch, header in zip(batches, headers, strict=True):
@@ -658,7 +665,7 @@ def _of_ranges(
 def handle_share_fetch(
     ctx: RequestContext, request: ShareFetchRequest
 ) -> ShareFetchResponse | Later:
-    """Acknowledge what the request brings; then give out records, or wait for some."""
+    """Apply the acknowledgements of the request; then acquire records, or wait for some."""
     if not share_groups_enabled(ctx):
         return ShareFetchResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     error = _names_wrong(request.group_id, request.member_id) or _bounds_wrong(request)
@@ -691,7 +698,8 @@ def handle_share_fetch(
 
 
 def _bounds_wrong(request: ShareFetchRequest) -> ErrorCode:
-    """KIP-1222: one that renews locks fetches nothing, and says so. KIP-1206: two modes."""
+    """Validate the bounds. KIP-1222: a request that renews locks fetches nothing. KIP-1206: two
+    modes."""
     bounds = (request.max_bytes, request.min_bytes, request.max_records, request.max_wait_ms)
     if request.is_renew_ack and any(bounds):
         return ErrorCode.INVALID_REQUEST
@@ -707,7 +715,7 @@ def _session_of(
     *,
     is_acknowledging: bool,
 ) -> ShareSession | ErrorCode | Later:
-    """The session of the request, brought up to date."""
+    """Return the session of the request, updated by it."""
     sessions = ctx.server.share_sessions
     epoch = request.share_session_epoch
     places = [
@@ -722,7 +730,7 @@ def _session_of(
             return ErrorCode.INVALID_REQUEST
         before = sessions.close(key)
         if before is not None:
-            # Its member keeps what it holds: it may still acknowledge that.
+            # Its member keeps the records it holds: it may still acknowledge them.
             _leave(ctx, before, list(before.partitions), releases=False)
         asker = "" if ctx.server.authorizer is None else ctx.asker
         session = sessions.open(key, ctx.connection.id, asker)
@@ -737,7 +745,7 @@ def _session_of(
     if not sessions.add(session, places):
         close_session(ctx, key)
         return _refuse_late(ctx, request, ErrorCode.SHARE_SESSION_LIMIT_REACHED)
-    # What it forgets may be named because it brings acknowledgements of it.
+    # A forgotten partition may be named because the request carries acknowledgements of it.
     forgotten = [
         (topic.topic_id, index)
         for topic in request.forgotten_topics_data
@@ -748,7 +756,7 @@ def _session_of(
 
 
 def _refuse_late(ctx: RequestContext, request: ShareFetchRequest, code: ErrorCode) -> Later:
-    """There is no place for a session: not said at once, because the client asks again at once."""
+    """Refuse a session after the request's wait time, because the client would retry at once."""
     later = Later()
     delay_ns = max(0, ctx.deadline_ns(request.max_wait_ms) - ctx.server.clock.now_ns())
     timer = ctx.server.clock.call_later(
@@ -762,7 +770,7 @@ def _refuse_late(ctx: RequestContext, request: ShareFetchRequest, code: ErrorCod
 def handle_share_acknowledge(
     ctx: RequestContext, request: ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse | Later:
-    """Acknowledge records, without reading any."""
+    """Acknowledge records without reading any."""
     if not share_groups_enabled(ctx):
         return ShareAcknowledgeResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     error = _names_wrong(request.group_id, request.member_id)

@@ -1,11 +1,10 @@
-"""ShareGroupHeartbeat (key 76) v1 and ShareGroupDescribe (key 77) v1: the members of share groups
-(KIP-932).
+"""Members of share groups (KIP-932): ShareGroupHeartbeat (key 76) v1, ShareGroupDescribe (77) v1.
 
 A heartbeat with epoch 0 joins, with -1 leaves. It is answered from the applied state, unless the
-member says something new or a topic has changed. The assignment is in the answer when the member
-does not have the group's present epoch, or describes itself in full.
+member reports a change or a topic has changed. The assignment is in the answer if the member does
+not have the group's present epoch, or describes itself in full.
 
-Must not know: records, sessions of fetches.
+Does not depend on records, or on sessions of fetches.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _refused(code: ErrorCode, message: str = "") -> ShareGroupHeartbeatResponse:
 
 
 def _complaint(request: ShareGroupHeartbeatRequest) -> str:
-    """What makes no sense about a heartbeat."""
+    """Return the reason why a heartbeat is invalid; empty if it is valid."""
     if not request.member_id:
         return "MemberId can't be empty."
     if not request.group_id:
@@ -86,7 +85,7 @@ def handle_share_group_heartbeat(
 def _check(
     request: ShareGroupHeartbeatRequest, led: LedCoordinator, group: ShareGroup | None
 ) -> tuple[ErrorCode, str]:
-    """Whether the member may say so, as far as is known now."""
+    """Return the error of a heartbeat, as far as is known now; NONE if there is none."""
     group_id, member_id = request.group_id, request.member_id
     if led.machine.is_barred(group_id, GroupKind.SHARE):
         return ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group."
@@ -179,7 +178,7 @@ def _stay(
 
 
 def _says_something_new(group: ShareGroup, command: JoinShareGroup) -> bool:
-    """Whether the command would change the group."""
+    """Return True if the command would change the group."""
     member = group.members[command.member_id]
     described = (command.rack_id, command.client_id, command.client_host)
     if described != (member.rack_id, member.client_id, member.client_host):
@@ -217,7 +216,7 @@ def _by_topic(places: tuple[Place, ...]) -> dict[bytes, list[int]]:
 def handle_share_group_describe(
     ctx: RequestContext, request: describe_wire.ShareGroupDescribeRequest
 ) -> describe_wire.ShareGroupDescribeResponse | Later:
-    """State and members of each group."""
+    """Return state and members of each group."""
     if not share_groups_enabled(ctx):
         return fail_share_group_describe(request, ctx.api_version, ErrorCode.UNSUPPORTED_VERSION)
 
@@ -234,7 +233,7 @@ def handle_share_group_describe(
 def fail_share_group_describe(
     request: describe_wire.ShareGroupDescribeRequest, _version: int, code: ErrorCode
 ) -> describe_wire.ShareGroupDescribeResponse:
-    """`code` for each group."""
+    """Return `code` for each group."""
     return describe_wire.ShareGroupDescribeResponse(
         groups=described(describe_wire.DescribedGroup, request.group_ids, code)
     )

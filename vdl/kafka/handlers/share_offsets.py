@@ -1,14 +1,16 @@
-"""DescribeShareGroupOffsets (key 90) v0–1, AlterShareGroupOffsets (91) v0 and
-DeleteShareGroupOffsets (92) v0: where share groups are in partitions (KIP-932, KIP-1226).
+"""Start offsets of share groups in partitions (KIP-932, KIP-1226).
 
-AlterShareGroupOffsets makes a group that is not there. An offset of -1 is none:
+DescribeShareGroupOffsets (key 90) v0–1, AlterShareGroupOffsets (91) v0, DeleteShareGroupOffsets
+(92) v0.
+
+AlterShareGroupOffsets creates a group that does not exist. An offset of -1 unsets it:
 `share.auto.offset.reset` decides again where the group begins.
 
-v1 of the first has the lag: records at or above the start offset that are not done with. The
-server that asks its coordinator knows it where it has a replica of the partition, -1 elsewhere.
-The other two need a group without members.
+v1 of the first API has the lag: the number of records at or above the start offset that are not
+completed. The answering server knows it if it has a replica of the partition; otherwise it is -1.
+The other two APIs require a group without members.
 
-Must not know: members' sessions, locks.
+Does not depend on members' sessions or locks.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _NOTHING_TO_DELETE = "There is no offset information to delete."
 
 
 def _why(code: ErrorCode, group_id: str) -> str | None:
-    """What to say of a group that cannot be asked or changed."""
+    """Return the message for a group that cannot be read or changed."""
     if code is ErrorCode.GROUP_ID_NOT_FOUND:
         return f"Group {group_id} not found."
     if code is ErrorCode.NON_EMPTY_GROUP:
@@ -64,8 +66,10 @@ def _why(code: ErrorCode, group_id: str) -> str | None:
 def handle_describe_share_group_offsets(
     ctx: RequestContext, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse | Later:
-    """Start offsets of the share-partitions that were named, or of all. All of a group again and
-    again are INVALID_REQUEST."""
+    """Return the start offsets of the named share-partitions, or of all.
+
+    A group whose whole state is requested too often gets INVALID_REQUEST.
+    """
     if not share_groups_enabled(ctx):
         return fail_describe_share_group_offsets(
             request, ctx.api_version, ErrorCode.UNSUPPORTED_VERSION
@@ -103,7 +107,7 @@ def handle_describe_share_group_offsets(
 def fail_describe_share_group_offsets(
     request: DescribeShareGroupOffsetsRequest, _version: int, code: ErrorCode
 ) -> DescribeShareGroupOffsetsResponse:
-    """`code` for each group."""
+    """Return `code` for each group."""
     return DescribeShareGroupOffsetsResponse(
         groups=[
             DescribeShareGroupOffsetsResponseGroup(group.group_id, error_code=code)
@@ -175,7 +179,7 @@ def _one(
 def handle_alter_share_group_offsets(
     ctx: RequestContext, request: AlterShareGroupOffsetsRequest
 ) -> AlterShareGroupOffsetsResponse | Later:
-    """Set where a group without members goes on."""
+    """Set the start offsets of a group without members."""
     if not share_groups_enabled(ctx):
         return AlterShareGroupOffsetsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     if not request.group_id:
@@ -225,8 +229,11 @@ def handle_alter_share_group_offsets(
 def handle_delete_share_group_offsets(
     ctx: RequestContext, request: DeleteShareGroupOffsetsRequest
 ) -> DeleteShareGroupOffsetsResponse | Later:
-    """Forget topics of a group without members. As in Kafka, what is named twice is one topic: each
-    is looked for in all that the group has, on every replica."""
+    """Delete the state of topics of a group without members.
+
+    As in Kafka, a topic that is named twice is deleted once. Each topic is searched in all of the
+    group's state, on every replica.
+    """
     if not share_groups_enabled(ctx):
         return DeleteShareGroupOffsetsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     if not request.group_id:

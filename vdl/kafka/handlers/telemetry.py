@@ -1,9 +1,9 @@
 """GetTelemetrySubscriptions (key 71) v0, PushTelemetry (72) v0: metrics of clients (KIP-714).
 
-A push is decompressed and read in a thread, within bounds; what cannot be read is INVALID_RECORD,
+A push is decompressed and read in a thread, within bounds. An unreadable one is INVALID_RECORD,
 after which a client stops pushing.
 
-Must not know: what is done with the numbers.
+Does not depend on the use of the metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_INSTANCE = bytes(16)
 
 
 def _says(ctx: RequestContext, instance_id: bytes) -> dict[str, str]:
-    """What a client says of itself, by what subscriptions select by."""
+    """Return the attributes of a client by which subscriptions select it."""
     connection = ctx.connection
     return {
         "client_id": ctx.client_id,
@@ -44,7 +44,8 @@ def _says(ctx: RequestContext, instance_id: bytes) -> dict[str, str]:
 def _choose(
     ctx: RequestContext, instance_id: bytes, later: Later, go_on: Callable[[], None]
 ) -> bool:
-    """Find what the client is asked for, then go on. False: the server has too much to match."""
+    """Match the client's subscriptions, then call `go_on`. Return False if too much waits to
+    match."""
     server = ctx.server
     return server.client_metrics.choose(
         instance_id,
@@ -59,7 +60,7 @@ def _choose(
 def handle_get_telemetry_subscriptions(
     ctx: RequestContext, request: GetTelemetrySubscriptionsRequest
 ) -> GetTelemetrySubscriptionsResponse | Later:
-    """What to push, how often; a client that has no instance id yet gets one."""
+    """Return the metrics to push and the interval. A client without an instance id gets one."""
     server = ctx.server
     instance_id = bytes(request.client_instance_id)
     if instance_id == _NO_INSTANCE:
@@ -93,7 +94,7 @@ def _subscriptions(ctx: RequestContext, instance_id: bytes) -> GetTelemetrySubsc
 def handle_push_telemetry(
     ctx: RequestContext, request: PushTelemetryRequest
 ) -> PushTelemetryResponse | Later:
-    """Take a client's metrics."""
+    """Accept a client's metrics."""
     instance_id = bytes(request.client_instance_id)
     if instance_id == _NO_INSTANCE:
         return _refused(ctx, ErrorCode.INVALID_REQUEST)
@@ -109,8 +110,10 @@ def _refused(ctx: RequestContext, code: ErrorCode) -> PushTelemetryResponse:
 
 
 def _push(ctx: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse | Later:
-    """Take metrics of a client whose subscriptions are chosen. Where it is asked for none, they are
-    not looked at."""
+    """Accept metrics of a client whose subscriptions are matched.
+
+    If it has no subscription, the metrics are not read.
+    """
     server, metrics = ctx.server, ctx.server.client_metrics
     try:
         asked = _check(ctx, request)
@@ -139,7 +142,7 @@ def _push(ctx: RequestContext, request: PushTelemetryRequest) -> PushTelemetryRe
 
 
 def _check(ctx: RequestContext, request: PushTelemetryRequest) -> Asked:
-    """Return what the client is asked for, which may push. Raises KafkaError, in Kafka's order."""
+    """Return the client's subscription if it may push. Raises KafkaError, in Kafka's order."""
     server = ctx.server
     instance_id = bytes(request.client_instance_id)
     asked = server.client_metrics.check_push(
@@ -158,8 +161,10 @@ def _check(ctx: RequestContext, request: PushTelemetryRequest) -> Asked:
 
 
 def _check_connection(ctx: RequestContext, interval_ms: int, *, is_terminating: bool) -> None:
-    """Raise KafkaError for a connection that pushes more often than one client does, whatever ids
-    it names: once in an interval, and once more to end."""
+    """Raise KafkaError if a connection pushes more often than one client does.
+
+    A client pushes once in an interval, and once more to terminate. Instance ids do not matter.
+    """
     connection = ctx.connection
     too_soon = (
         connection.pushed_ns is not None

@@ -1,16 +1,17 @@
-"""CreateTopics (key 19), DeleteTopics (20), CreatePartitions (37): asked of any server, decided by
-the catalog.
+"""CreateTopics (key 19), DeleteTopics (20), CreatePartitions (37): decided by the catalog.
 
-CreateTopics: v1 error texts and validation alone, counts may be left to the server (KIP-464; by
-Kafka's brokers in every version), v5 the answer tells what was chosen (KIP-525), v7 topic ids.
-DeleteTopics: v5 error texts, v6 by id (KIP-516). v2 and v1 of them brought the throttle time.
-CreatePartitions: KIP-195; v2 flexible, v3 may be told of quotas (KIP-599), of which there are none.
+Any server accepts the requests.
 
-What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
-here; the rest is decided where the command is applied, so two racing requests get one winner. A
-creation is answered when all its partitions have leaders, or at its timeout: they exist then
-too. A command whose fate is not known at the timeout is REQUEST_TIMED_OUT; one that certainly was
-not taken is NOT_CONTROLLER, which clients retry.
+CreateTopics: v1 error texts and validation only, counts may be left to the server (KIP-464; Kafka's
+brokers allow it in every version), v5 the answer has the chosen values (KIP-525), v7 topic ids.
+DeleteTopics: v5 error texts, v6 by id (KIP-516). v2 and v1 added the throttle time.
+CreatePartitions: KIP-195; v2 flexible, v3 may be refused by a quota (KIP-599); there are none here.
+
+Conditions that do not need the catalog (duplicates, settings, the form of assignments) are checked
+here. The rest is decided where the command is applied, so one of two racing requests wins. A
+creation is answered when all its partitions have leaders, or at its timeout; the partitions exist
+then, too. A command whose outcome is unknown at the timeout is REQUEST_TIMED_OUT; one that was
+certainly not appended is NOT_CONTROLLER, which clients retry.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _BY_ID_FROM = 6
 def handle_create_topics(
     ctx: RequestContext, request: CreateTopicsRequest
 ) -> CreateTopicsResponse | Later:
-    """Create each topic that is sound; each has its own answer."""
+    """Create each valid topic; each has its own answer."""
     response = CreateTopicsResponse()
     wanted: list[tuple[NewTopic, CreatableTopicResult]] = []
     times = Counter(topic.name for topic in request.topics)
@@ -94,14 +95,14 @@ def handle_create_topics(
 def fail_create_topics(
     request: CreateTopicsRequest, _version: int, code: ErrorCode
 ) -> CreateTopicsResponse:
-    """`code` for each topic."""
+    """Return `code` for each topic."""
     return CreateTopicsResponse(
         topics=[CreatableTopicResult(name=topic.name, error_code=code) for topic in request.topics]
     )
 
 
 def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
-    """The topic as a command says it. Raises KafkaError for what needs no catalog to be wrong."""
+    """Return the topic as in a command. Raises KafkaError for errors found without the catalog."""
     configs: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
@@ -124,7 +125,7 @@ def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
 
 
 def _assignments(topic: CreatableTopic) -> list[list[ServerId]] | None:
-    """Server ids by partition. Raises KafkaError unless the partitions are 0, 1, 2, …"""
+    """Return server ids by partition. Raise KafkaError unless the partitions are 0, 1, 2, …"""
     if not topic.assignments:
         return None
     by_index = {
@@ -194,7 +195,7 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
 
 
 def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
-    """Code and message for a catalog command that was not applied here in time."""
+    """Return code and message for a catalog command that was not applied here in time."""
     if outcome.kind is OutcomeKind.NOT_APPENDED:
         return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
     if outcome.kind is OutcomeKind.TOO_LARGE:
@@ -205,7 +206,7 @@ def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
 def handle_create_partitions(
     ctx: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse | Later:
-    """Let each topic grow that can; each has its own answer."""
+    """Add partitions to each topic where possible; each has its own answer."""
     server = ctx.server
     response = CreatePartitionsResponse()
     results: list[CreatePartitionsTopicResult] = []
@@ -283,7 +284,7 @@ def handle_create_partitions(
 def fail_create_partitions(
     request: CreatePartitionsRequest, _version: int, code: ErrorCode
 ) -> CreatePartitionsResponse:
-    """`code` for each topic."""
+    """Return `code` for each topic."""
     return CreatePartitionsResponse(
         results=[
             CreatePartitionsTopicResult(name=topic.name, error_code=code)
@@ -356,7 +357,7 @@ def handle_delete_topics(
 def fail_delete_topics(
     request: DeleteTopicsRequest, version: int, code: ErrorCode
 ) -> DeleteTopicsResponse:
-    """`code` for each topic."""
+    """Return `code` for each topic."""
     if version >= 6:
         results = [
             DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=code)
@@ -368,8 +369,10 @@ def fail_delete_topics(
 
 
 def _named_both_ways(ctx: RequestContext, asked: list[DeleteTopicState]) -> dict[str | None, bytes]:
-    """Name → id of the topics that are asked for by name and by id: that is a mistake, and what it
-    was meant to delete is not known."""
+    """Return name → id of the topics that a request names by name and by id.
+
+    Such a request is a mistake, and its intent is unknown.
+    """
     names = {topic.name for topic in asked if topic.topic_id == NO_TOPIC_ID}
     found: dict[str | None, bytes] = {}
     for topic_id in {topic.topic_id for topic in asked if topic.name is None}:

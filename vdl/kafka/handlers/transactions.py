@@ -1,21 +1,22 @@
-"""Transactions: AddPartitionsToTxn (key 24) v0–5, AddOffsetsToTxn (25) v0–4, EndTxn (26) v0–5,
-TxnOffsetCommit (28) v0–6, WriteTxnMarkers (27) v1–2, DescribeTransactions (65) v0, ListTransactions
-(66) v0–2.
+"""Transactions, through the coordinators of transactional ids.
 
-AddPartitionsToTxn: v4 is for brokers among themselves, several transactions, and whether partitions
-    are in them (KIP-890). Servers here have frames of their own for that, but the question is
+AddPartitionsToTxn (key 24) v0–5, AddOffsetsToTxn (25) v0–4, EndTxn (26) v0–5, TxnOffsetCommit (28)
+v0–6, WriteTxnMarkers (27) v1–2, DescribeTransactions (65) v0, ListTransactions (66) v0–2.
+
+AddPartitionsToTxn: v4 is for use between brokers: several transactions, and a query if partitions
+    belong to them (KIP-890). Servers here have frames of their own for that, but the query is
     answered.
-EndTxn: v5 bumps the epoch, and says what the producer goes on with (KIP-890).
+EndTxn: v5 bumps the epoch, and returns the producer id and epoch to continue with (KIP-890).
 TxnOffsetCommit: v3 members (KIP-447), v5 adds the group to the transaction by itself (KIP-890), v6
     names topics by id.
-WriteTxnMarkers: ends what hangs in a partition (KIP-664). Only an abort, since nobody but a
+WriteTxnMarkers: ends a hanging transaction in a partition (KIP-664). Only an abort, because only a
     coordinator may decide to commit.
-ListTransactions: v1 by how long they are open, v2 by a pattern (KIP-994, KIP-1152).
+ListTransactions: v1 filters by duration, v2 by a pattern (KIP-994, KIP-1152).
 
-From v2 of the first three on a producer that was replaced is told PRODUCER_FENCED (KIP-588); before
+From v2 of the first three on, a producer that was replaced gets PRODUCER_FENCED (KIP-588); before
 that, INVALID_PRODUCER_EPOCH.
 
-Must not know: how a transaction ends, who is told.
+Does not depend on how a transaction ends, or on how its participants learn of it.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ from vdl.state.transactions import (
 )
 
 _FENCED_FROM = 2
-"""AddPartitionsToTxn, AddOffsetsToTxn, EndTxn."""
+"""In AddPartitionsToTxn, AddOffsetsToTxn and EndTxn."""
 _BROKERS_FROM = 4
 _ABORTABLE_FROM = 4
-"""TxnOffsetCommit."""
+"""In TxnOffsetCommit."""
 _BUMPS_EPOCH_FROM = 5
-"""EndTxn and TxnOffsetCommit."""
+"""In EndTxn and TxnOffsetCommit."""
 _TOPIC_IDS_FROM = 6
 _ATTEMPTS = 5
-"""How often offsets of a producer that names no member are proposed."""
+"""Number of proposals of the offsets of a producer that names no member."""
 _MEMBER_MOVED = {ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID}
-"""Whoever stood for such a producer has another epoch by now, or is gone."""
+"""Errors if the member used for such a producer has another epoch by now, or is gone."""
 
 STATE_NAMES = {
     TransactionState.EMPTY: "Empty",
@@ -79,18 +80,18 @@ STATE_NAMES = {
     TransactionState.COMPLETE_ABORT: "CompleteAbort",
 }
 _OTHER_STATES = ("Dead", "PrepareEpochFence")
-"""Kafka's, which no transactional id is ever seen in here."""
+"""States of Kafka that no transactional id is ever reported in here."""
 
 
 def transaction_coordinator(ctx: RequestContext) -> TransactionCoordinator:
-    """This server's coordinator."""
+    """Return this server's transaction coordinator."""
     transactions = ctx.server.transactions
     assert transactions is not None, "a server has one before it takes requests"
     return transactions
 
 
 def _as_of(code: ErrorCode, version: int) -> ErrorCode:
-    """What a client of a version before KIP-588 is told instead."""
+    """Return the code for clients of a version, which may be older than KIP-588."""
     if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
@@ -102,7 +103,7 @@ def _as_of(code: ErrorCode, version: int) -> ErrorCode:
 def handle_add_partitions_to_txn(
     ctx: RequestContext, request: add_wire.AddPartitionsToTxnRequest
 ) -> add_wire.AddPartitionsToTxnResponse | Later:
-    """All partitions of a transaction are added, or none."""
+    """Add all partitions of a transaction, or none."""
     parts = Gathering(add_wire.AddPartitionsToTxnResponse())
     if ctx.api_version < _BROKERS_FROM:
         _add(
@@ -128,7 +129,7 @@ def handle_add_partitions_to_txn(
 def fail_add_partitions_to_txn(
     request: add_wire.AddPartitionsToTxnRequest, version: int, code: ErrorCode
 ) -> add_wire.AddPartitionsToTxnResponse:
-    """`code` for each partition, from v4 on for the request."""
+    """Return `code` for each partition, from v4 on for the request."""
     if version >= _BROKERS_FROM:
         return add_wire.AddPartitionsToTxnResponse(error_code=code)
     return add_wire.AddPartitionsToTxnResponse(
@@ -205,7 +206,7 @@ def _add(
 def handle_add_offsets_to_txn(
     ctx: RequestContext, request: add_offsets_wire.AddOffsetsToTxnRequest
 ) -> add_offsets_wire.AddOffsetsToTxnResponse | Later:
-    """The coordinator of a consumer group takes part in the transaction."""
+    """Add the coordinator of a consumer group to the transaction."""
     if not request.transactional_id:
         return add_offsets_wire.AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     if not request.group_id:
@@ -232,8 +233,10 @@ def handle_add_offsets_to_txn(
 def handle_end_txn(
     ctx: RequestContext, request: end_wire.EndTxnRequest
 ) -> end_wire.EndTxnResponse | Later:
-    """Answered once it is decided how the transaction ends: its participants are told afterwards,
-    whatever happens."""
+    """End a transaction, and answer once the outcome is decided.
+
+    The participants are notified afterwards, under all circumstances.
+    """
     if not request.transactional_id:
         return end_wire.EndTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     later = Later()
@@ -263,9 +266,11 @@ def handle_end_txn(
 def handle_txn_offset_commit(
     ctx: RequestContext, request: commit_wire.TxnOffsetCommitRequest
 ) -> commit_wire.TxnOffsetCommitResponse | Later:
-    """All valid positions wait for the end of the transaction together; each of the others has its
-    error. First the transaction's coordinator is asked whether it is open, and for the group (from
-    v5 on: to add it)."""
+    """Store valid offsets until the transaction ends, all together; each invalid one has its error.
+
+    First the transaction's coordinator is queried: is the transaction open, and does it include the
+    group? From v5 on the query also adds the group.
+    """
     version = ctx.api_version
     response = commit_wire.TxnOffsetCommitResponse()
     offsets: list[commands.OffsetCommit] = []
@@ -307,8 +312,11 @@ def handle_txn_offset_commit(
 
 
 class _OffsetsCommit:
-    """The valid positions of one TxnOffsetCommit. It is held by those who are to call it, and holds
-    none of them: when it is answered, nothing is left for the collector of garbage."""
+    """The valid offsets of one TxnOffsetCommit.
+
+    Its callers refer to it, but it refers to none of them. Once it is answered, nothing is left for
+    the garbage collector.
+    """
 
     __slots__ = (
         "_asked_at", "_attempts_left", "_ctx", "_later", "_led", "_names_nobody", "_offsets",
@@ -323,7 +331,7 @@ class _OffsetsCommit:
         waiting: list[commit_wire.TxnOffsetCommitResponsePartition],
         offsets: list[commands.OffsetCommit],
     ) -> None:
-        """`waiting`: the parts of the response that are about `offsets`."""
+        """`waiting`: the partitions of the response that correspond to `offsets`."""
         self._ctx = ctx
         self._request = request
         self._response = response
@@ -332,7 +340,7 @@ class _OffsetsCommit:
         self._later = Later()
         self._led: LedCoordinator | None = None
         self._asked_at: int = NO_INDEX
-        """Where the group's coordinator was when the transaction's was asked."""
+        """Index of the group's coordinator when the transaction's coordinator was queried."""
         self._names_nobody = (
             request.generation_id_or_member_epoch == -1
             and not request.member_id
@@ -341,13 +349,13 @@ class _OffsetsCommit:
         self._attempts_left = _ATTEMPTS
 
     def answer(self, code: ErrorCode) -> commit_wire.TxnOffsetCommitResponse:
-        """The response, with `code` for all of them."""
+        """Return the response, with `code` for all of these partitions."""
         for partition in self._waiting:
             partition.error_code = code
         return self._response
 
     def begin(self, led: LedCoordinator) -> Later:
-        """Ask the transaction's coordinator, and go on when it has answered."""
+        """Query the transaction's coordinator, and continue with its answer."""
         ctx, request = self._ctx, self._request
         adds = ctx.api_version >= _BUMPS_EPOCH_FROM
         self._led, self._asked_at = led, led.machine.index
@@ -372,7 +380,7 @@ class _OffsetsCommit:
             self._propose(int.from_bytes(verdict.data))
 
     def _propose(self, number: int) -> None:
-        """`number`: of the transaction."""
+        """Propose the offsets. `number` is that of the transaction."""
         assert self._led is not None, "`begin` was called"
         self._attempts_left -= 1
         request = self._request
@@ -407,17 +415,21 @@ class _OffsetsCommit:
 
 
 def _anybody(machine: Coordinator, group_id: str) -> tuple[int, str]:
-    """(epoch, member) that stand for a producer that names none, as older clients do. To a classic
-    group it says so. In one of the newer protocol, which such a producer may commit in as well, any
-    member does: the command is the one that servers of all versions decide alike."""
+    """Return the (epoch, member) used for a producer that names none, as older clients do.
+
+    A classic group accepts (-1, ""). In a group of the newer protocol, in which such a producer may
+    commit as well, any member is used, because servers of all versions apply that command alike.
+    """
     group = machine.consumer.groups.get(group_id)
     member = None if group is None else next(iter(group.members.values()), None)
     return (-1, "") if member is None else (member.epoch, member.member_id)
 
 
 def _of_participant(code: ErrorCode, version: int) -> ErrorCode:
-    """What the coordinator of a transaction said, as a client of its participant is told: whoever
-    has an old epoch may abort, and older clients know no other word for what is to be aborted."""
+    """Translate an error of the transaction's coordinator for a client of a participant.
+
+    A producer with an old epoch may abort, and older clients have no code for an abortable error.
+    """
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_FROM:
@@ -428,7 +440,7 @@ def _of_participant(code: ErrorCode, version: int) -> ErrorCode:
 def fail_txn_offset_commit(
     request: commit_wire.TxnOffsetCommitRequest, _version: int, code: ErrorCode
 ) -> commit_wire.TxnOffsetCommitResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return commit_wire.TxnOffsetCommitResponse(
         topics=[
             commit_wire.TxnOffsetCommitResponseTopic(
@@ -450,7 +462,7 @@ def fail_txn_offset_commit(
 def handle_write_txn_markers(
     ctx: RequestContext, request: markers_wire.WriteTxnMarkersRequest
 ) -> markers_wire.WriteTxnMarkersResponse | Later:
-    """Each partition has its own answer; it is appended by its leader, wherever that is."""
+    """Append the markers through each partition's leader; each partition has its own answer."""
     parts = Gathering(markers_wire.WriteTxnMarkersResponse())
     deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
 
@@ -496,7 +508,7 @@ def handle_write_txn_markers(
 def fail_write_txn_markers(
     request: markers_wire.WriteTxnMarkersRequest, _version: int, code: ErrorCode
 ) -> markers_wire.WriteTxnMarkersResponse:
-    """`code` for each partition."""
+    """Return `code` for each partition."""
     return markers_wire.WriteTxnMarkersResponse(
         markers=[
             markers_wire.WritableTxnMarkerResult(
@@ -523,8 +535,11 @@ def fail_write_txn_markers(
 def handle_describe_transactions(
     ctx: RequestContext, request: describe_wire.DescribeTransactionsRequest
 ) -> describe_wire.DescribeTransactionsResponse | Later:
-    """Each transactional id from its own coordinator, after a quorum confirmed that it leads. What
-    is named again and again is INVALID_REQUEST."""
+    """Describe each transactional id through its coordinator.
+
+    A quorum confirms the coordinator's leadership first. An id that is repeated too often gets
+    INVALID_REQUEST.
+    """
     transactions = transaction_coordinator(ctx)
     parts = Gathering(describe_wire.DescribeTransactionsResponse())
 
@@ -567,7 +582,7 @@ def _describe(
 def fail_describe_transactions(
     request: describe_wire.DescribeTransactionsRequest, _version: int, code: ErrorCode
 ) -> describe_wire.DescribeTransactionsResponse:
-    """`code` for each transactional id."""
+    """Return `code` for each transactional id."""
     return describe_wire.DescribeTransactionsResponse(
         transaction_states=[
             describe_wire.TransactionState(error_code=code, transactional_id=name)
@@ -582,8 +597,10 @@ def fail_describe_transactions(
 def handle_list_transactions(
     ctx: RequestContext, request: list_wire.ListTransactionsRequest
 ) -> list_wire.ListTransactionsResponse | Later:
-    """List what this server coordinates. KIP-664. A pattern that was not seen before is compiled
-    first, off the loop."""
+    """List the transactions that this server coordinates. KIP-664.
+
+    A pattern that was not used before is compiled first, off the loop.
+    """
     pattern = request.transactional_id_pattern
     work = ctx.server.pattern_work
     if not pattern or work.knows(pattern):
@@ -598,8 +615,10 @@ def handle_list_transactions(
 def _list_transactions(
     ctx: RequestContext, request: list_wire.ListTransactionsRequest
 ) -> list_wire.ListTransactionsResponse | Later:
-    """Match a pattern only with ids that the client may describe: neither the answer nor the time
-    it takes tells anything of the others."""
+    """Match a pattern only with ids that the client may describe.
+
+    Neither the answer nor its duration reveals anything about other ids.
+    """
     known_names = {*STATE_NAMES.values(), *_OTHER_STATES}
     response = list_wire.ListTransactionsResponse(
         unknown_state_filters=[name for name in request.state_filters if name not in known_names]
