@@ -1,1 +1,1 @@
-"""Who clients are, and what they may do."""
+"""Identities of clients, and their permissions."""

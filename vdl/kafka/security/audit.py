@@ -1,31 +1,32 @@
-"""The audit log: who did what from where, and whether it was allowed. One JSON object a line.
+"""Audit log: actions of clients, their origin, and decisions on them. One JSON object a line.
 
     {"ts": "...", "event": "denied", "principal": "User:eve", "host": "10.0.0.7", "api": "Produce",
      "operation": "WRITE", "resource": "TOPIC", "name": "orders", "client": "app", "connection": 7}
 
 A request that names several things of a kind has one line for all of them, with the first
-`NAMES_MAX` and how many there are:
+`NAMES_MAX` and their number:
 
     {..., "operation": "DELETE", "resource": "TOPIC", "names": ["a", "b", ...], "count": 195000}
 
 Rules:
 
-* What is denied is noted each time, and so is every use of an API that changes something
-  (`permissions.table.CHANGES`). Of all else, which may be thousands a second, a connection's first
-  use of each thing is noted, and the first after permissions changed.
+* Every denial is noted, and every use of an API that changes something
+  (`permissions.table.CHANGES`). Other uses may be thousands a second: a connection's first use of
+  each thing is noted, and the first one after permissions changed.
 * An act, which is allowed and changes something, is always noted. A request is one act, or a few,
-  whatever number of things it names. While what was noted cannot be written (`is_full`), requests
-  that would change something wait: first those of whoever made most of what waits.
-* Of the rest, `LINES_OF_ONE_MAX` lines of one principal and of one kind leave in a second, from
-  whatever hosts; of those that have not shown who they are, as many from one host (of IPv6 a
-  network). `LINES_MAX`
-  leave in all, and `STRANGERS_LINES_MAX` of strangers, of which nobody has more than it leaves to
-  others. What is beyond is counted, and a line says how many were left out, whose they were, and
-  how they were decided. So nobody fills a disk, hides another's lines, or goes unmentioned.
-* What a line says of a client is what the client was shown to be, and the names it used. No bytes
-  of requests, no credentials.
+  independently of the number of things it names. While noted lines cannot be written (`is_full`),
+  requests that would change something wait: first those of the client with the largest share of the
+  queued lines.
+* Of the rest, one principal may write `LINES_OF_ONE_MAX` lines of one kind in a second, from all
+  its hosts together; clients without an identity may write as many from one host (of IPv6 a
+  network). In all, `LINES_MAX` may be written, and `STRANGERS_LINES_MAX` by clients without an
+  identity; no client gets more than it leaves to others. Lines beyond that are counted. A line then
+  reports their number, client and event. So no client can fill a disk, hide the lines of another
+  one, or remain unmentioned.
+* A line about a client contains its proven identity and the names it used. It contains no bytes of
+  requests and no credentials.
 
-Must not know: files (`vdl/server/audit_file.py`), how decisions are made.
+Does not depend on files (`vdl/server/audit_file.py`), or on how decisions are made.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from vdl.kafka.security.principal import ANONYMOUS
 from vdl.kafka.shares import Shares
 
 LINES_MAX = 200
-"""In a second, of principals; acts are not counted."""
+"""Maximum of lines in a second, of principals. Acts are not counted."""
 STRANGERS_LINES_MAX = 100
-"""In a second, of those that have not shown who they are."""
+"""Maximum of lines in a second, of clients without an identity."""
 LINES_OF_ONE_MAX = 20
-"""Of them, of one principal, or of strangers on one host, and of one kind."""
+"""Maximum of these lines of one principal, or one host without an identity, and of one kind."""
 LEFT_OUT_MAX = 500
-"""So many are named of those whose lines were left out in a second."""
+"""Maximum of clients and events that are named for the lines left out in a second."""
 FULL_RETRY_MS = 1_000
-"""What waits because too much waits to be written looks again after this: a disk that refused is
-not tried sooner."""
+"""Time after which requests that wait for room in the log check again. A disk that failed is not
+retried sooner."""
 NAME_CHARS_MAX = 300
-"""Of a name that a client chose."""
+"""Maximum length of a name that a client chose."""
 NAMES_MAX = 10
-"""Of several things that a request named, these many names are in the line."""
+"""Maximum of names in the line of a request that named several things."""
 _SECOND_NS = 1_000 * MS
 _OTHERS = "(others)"
 _STRANGER = str(ANONYMOUS)
@@ -66,19 +67,22 @@ _Whose = tuple[str, str, str]
 
 
 class WriteLine(Protocol):
-    """Have a whole line written; return at once. `act_of`: whose act it tells of, if it does."""
+    """Queue a whole line for writing, and return at once.
+
+    `act_of` is the client whose act the line reports, if it reports one.
+    """
 
     def __call__(self, line: bytes, *, act_of: str | None) -> None: ...
 
 
 class IsFull(Protocol):
-    """Whether too much waits to be written for another act of somebody."""
+    """Return True if too many lines are queued for another act of a client."""
 
     def __call__(self, who: str, *, is_super: bool) -> bool: ...
 
 
 def _sharer(principal: str, host: str) -> str:
-    """Whose share a line is part of: see `ConnectionInfo.asker`."""
+    """Return the name of the share of which a line is part: see `ConnectionInfo.asker`."""
     return network_of(host) if principal == _STRANGER else principal
 
 
@@ -89,18 +93,18 @@ def _never_full(who: str, *, is_super: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """Where the audit log is, and how much of it is kept."""
+    """Location and size of the audit log."""
 
     file: Path | None = None
-    """None: none is kept."""
+    """None if there is no audit log."""
     bytes_max: int = 64 << 20
-    """A file of this size is put aside, and a new one begun."""
+    """Size at which a file is put aside and a new one begun."""
     files_max: int = 8
-    """Files put aside that are kept."""
+    """Number of files put aside that are kept."""
 
 
 class AuditLog:
-    """See the module."""
+    """Writer of the audit log, with rate limits; see the module."""
 
     def __init__(
         self,
@@ -112,12 +116,13 @@ class AuditLog:
         self.is_full = is_full
         self._clock = clock
         self._second_ns = 0
-        """When the present second began; nothing is counted before."""
-        # Who takes a line leaves one: with one more than there are, the last can be taken.
+        """Start of the present second; before the first one nothing is counted."""
+        # A client that takes a line must leave one to others. One more than the maximum lets the
+        # last one be taken.
         self._known = Shares(LINES_MAX + 1)
         self._strangers = Shares(STRANGERS_LINES_MAX + 1)
         self._of_one: Counter[tuple[str, str]] = Counter()
-        """By who, as it is in the shares, and event."""
+        """Lines of this second by (client, event); the client is named as in the shares."""
         self._left_out: Counter[_Whose] = Counter()
         self._is_flush_due = False
         self.lines = 0
@@ -132,8 +137,10 @@ class AuditLog:
         is_act: bool = False,
         **fields: str | int | list[str],
     ) -> None:
-        """Note anything that a client did, or that was done to it. `is_act`: it was allowed, and
-        changes something."""
+        """Note an action of a client, or an event that concerns it.
+
+        `is_act`: it was allowed, and changes something.
+        """
         if is_act or self._has_room(event, principal, host):
             act_of = _sharer(principal, host) if is_act else None
             self._line(event, act_of=act_of, principal=principal, host=host, **fields)
@@ -141,7 +148,7 @@ class AuditLog:
             self._leave_out((principal, host, event))
 
     def _has_room(self, event: str, principal: str, host: str) -> bool:
-        """Count a line of this second, if it may leave."""
+        """Count a line of this second. Return True if it may be written."""
         now_ns = self._clock.now_ns()
         if now_ns - self._second_ns >= _SECOND_NS:
             self._begin_second(now_ns)
@@ -163,7 +170,7 @@ class AuditLog:
             self._clock.call_later(_SECOND_NS, self._flush)
 
     def _flush(self) -> None:
-        """A second after the first that was left out: also if nothing follows."""
+        """Report omitted lines one second after the first one, even if no line follows."""
         self._is_flush_due = False
         self._begin_second(self._clock.now_ns())
 
@@ -177,7 +184,7 @@ class AuditLog:
             self._line("left_out", principal=principal, host=host, of=event, count=count)
 
     def close(self) -> None:
-        """Say what is left to say."""
+        """Report omitted lines before the end."""
         self._begin_second(self._clock.now_ns())
 
     def _line(

@@ -1,20 +1,20 @@
-"""What a client may do: Kafka's StandardAuthorizer over the bindings in the applied catalog.
+"""Permissions of clients: Kafka's StandardAuthorizer over the ACL bindings in the applied catalog.
 
 The rules, in their order (KIP-11, KIP-290):
 
-1. A super user may do everything, whatever the bindings say.
-2. A binding concerns a question if it names the resource, a prefix of its name or all of its type;
-   the principal or all (`User:*`); the host or all; the operation or all. Allowing to read, write,
-   delete or alter allows to describe; allowing to alter configs allows to describe them. Denying
+1. A super user may do everything, independently of the bindings.
+2. A binding matches a question if it names the resource, a prefix of its name or all of its type;
+   the principal or all (`User:*`); the host or all; the operation or all. Allowing read, write,
+   delete or alter implies describe; allowing alter configs implies describe configs. Denying
    implies nothing.
-3. One that denies is stronger than any that allow. Where none concerns the question, it is denied.
-4. Where a resource has no bindings at all, it is denied too, unless
-   `allow.everyone.if.no.acl.found` says otherwise.
+3. A DENY binding overrides every ALLOW binding. If no binding matches, the answer is no.
+4. A resource without any bindings is denied, too, unless `allow.everyone.if.no.acl.found` is set.
 
-Each connection remembers its last answers. They hold until the bindings or the principal change:
-the next question after a command is applied here is decided anew.
+Each connection caches its last answers. They hold until the bindings or the principal change: the
+first question after a command is applied here is decided anew.
 
-Must not know: requests (`vdl/kafka/permissions/table.py` says what each needs).
+Does not depend on requests (`vdl/kafka/permissions/table.py` maps them to the permissions they
+need).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vdl.state.commands import AclBinding
 
 EVERYBODY = f"{USER}:*"
 KNOWN_MAX = 256
-"""Answers that one connection remembers."""
+"""Answers that one connection caches."""
 
 _Question = tuple[AclOperation, AclResource, str]
 
@@ -58,7 +58,7 @@ _ALLOWED_BY: dict[int, frozenset[int]] = {
         (AclOperation.ALL, AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS)
     ),
 }
-"""The operations of bindings that allow an operation, where those are not it and ALL."""
+"""Operations of bindings that allow an operation, if not only the operation itself and ALL."""
 
 _SUPPORTED: dict[AclResource, tuple[AclOperation, ...]] = {
     AclResource.TOPIC: (
@@ -88,11 +88,11 @@ _SUPPORTED: dict[AclResource, tuple[AclOperation, ...]] = {
         AclOperation.IDEMPOTENT_WRITE,
     ),
 }
-"""What can be done with a resource, for clients that ask what they may do (KIP-430)."""
+"""Operations of each type of resource, for clients that request their permissions (KIP-430)."""
 
 
 class Asker(Protocol):
-    """A connection, as far as permission is concerned."""
+    """A connection, as far as permissions need it."""
 
     principal: Principal
     peer_host: str
@@ -100,19 +100,19 @@ class Asker(Protocol):
 
 
 class Grants:
-    """What one connection was answered, as long as that holds."""
+    """Cached answers of one connection."""
 
     __slots__ = ("known", "principal", "revision")
 
     def __init__(self, principal: Principal, revision: int) -> None:
         self.principal = principal
         self.revision = revision
-        """Of the bindings: see `Acls.revision`."""
+        """Revision of the bindings: see `Acls.revision`."""
         self.known: dict[_Question, bool] = {}
 
 
 class Authorizer:
-    """See the module."""
+    """Decides on permissions; see the module."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class Authorizer:
         self._super_users = frozenset(super_users) - {ANONYMOUS}
         self._allow_if_no_acl = allow_if_no_acl
         self.decisions = 0
-        """Questions that were not answered from what a connection remembers."""
+        """Questions that no connection's cache answered."""
         self.denials = 0
-        """Of those."""
+        """Number of decisions that denied."""
 
     def allows(
         self, asker: Asker, operation: AclOperation, resource: AclResource, name: str
     ) -> bool:
-        """Whether the client may do this with the resource of that name."""
+        """Return True if the client may do the operation on the resource of that name."""
         acls = self._acls()
         grants = asker.grants
         if (
@@ -177,28 +177,31 @@ class Authorizer:
         return is_allowed
 
     def _concerning(self, by_principal: ByPrincipal, asker: Asker) -> Iterable[AclBinding]:
-        """The bindings of a pattern that concern the client."""
+        """Yield the bindings of a pattern that match the client."""
         for principal in (str(asker.principal), EVERYBODY):
             for binding in by_principal.get(principal, ()):
                 if binding.host == ANY_NAME or canonical_host(binding.host) == asker.peer_host:
                     yield binding
 
     def is_super(self, principal: Principal) -> bool:
-        """Whether it may do everything, whatever the bindings say."""
+        """Return True if the principal may do everything, independently of the bindings."""
         return principal in self._super_users
 
     @property
     def revision(self) -> int:
-        """Of the bindings."""
+        """Revision of the bindings."""
         return self._acls().revision
 
     def allows_some(self, asker: Asker, operation: AclOperation, resource: AclResource) -> bool:
-        """Whether there may be a resource of the type with which the client may do this: a binding
-        allows it that no other one takes back for all names it stands for (KIP-679)."""
+        """Return True if the client may do the operation on some resource of the type.
+
+        That is so if a binding allows it, and no stronger one denies it for all names of that
+        binding (KIP-679).
+        """
         if asker.principal in self._super_users:
             return True
         if self._allow_if_no_acl and self.allows(asker, operation, resource, "\0"):
-            # No resource has such a name: only what stands for many says anything about it.
+            # No resource has such a name, so only bindings for many names match it.
             return True
         allowed: list[tuple[int, str]] = []
         denied: set[tuple[int, str]] = set()
@@ -215,7 +218,7 @@ class Authorizer:
         return any(not _is_taken_back(pattern, denied) for pattern in allowed)
 
     def operations(self, asker: Asker, resource: AclResource, name: str) -> int:
-        """All that the client may do with a resource, as a bit field (KIP-430)."""
+        """Return all operations that the client may do on a resource, as a bit field (KIP-430)."""
         return sum(
             1 << operation
             for operation in _SUPPORTED[resource]
@@ -223,7 +226,7 @@ class Authorizer:
         )
 
     def cluster_operations(self, asker: Asker) -> int:
-        """The same of the cluster; nothing, for who may not describe it."""
+        """Return the client's operations on the cluster; 0 if it may not describe the cluster."""
         if not self.allows(asker, AclOperation.DESCRIBE, AclResource.CLUSTER, CLUSTER_NAME):
             return 0
         return self.operations(asker, AclResource.CLUSTER, CLUSTER_NAME)
@@ -231,7 +234,7 @@ class Authorizer:
 
 @dataclass(slots=True)
 class _Stranger:
-    """An asker without a connection."""
+    """An `Asker` without a connection."""
 
     principal: Principal
     peer_host: str
@@ -240,7 +243,7 @@ class _Stranger:
 
 @dataclass(frozen=True, slots=True)
 class TopicViewer:
-    """Somebody who may not see every topic, beyond the request in which it asked."""
+    """A client that may not see every topic, kept longer than its request."""
 
     principal: Principal
     host: str
@@ -248,11 +251,11 @@ class TopicViewer:
 
     @property
     def revision(self) -> int:
-        """Of what its answers follow from."""
+        """Revision of the state that determines its answers."""
         return self.authorizer.revision
 
     def hidden(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the topics that it may not describe."""
+        """Return the topics that it may not describe."""
         asker = _Stranger(self.principal, self.host)
         allows = self.authorizer.allows
         describe, topic = AclOperation.DESCRIBE, AclResource.TOPIC
@@ -267,7 +270,7 @@ def _allows(binding: AclBinding, operation: AclOperation) -> bool:
 
 
 def _is_taken_back(pattern: tuple[int, str], denied: set[tuple[int, str]]) -> bool:
-    """Whether for all names that a pattern stands for, a stronger one denies."""
+    """Return True if a stronger pattern denies all names that a pattern stands for."""
     pattern_type, name = pattern
     if pattern_type == AclPattern.LITERAL:
         if name == ANY_NAME:

@@ -1,15 +1,16 @@
-"""Principals of clients that show a certificate: its subject, as Kafka writes and maps it.
+"""Principals of clients that show a certificate: its subject, written and mapped as in Kafka.
 
-A subject is written as RFC 2253 does it, most specific part first: "CN=alice,OU=ops,O=Acme". Rules
-(`ssl.principal.mapping.rules`) make a shorter name of it. They are tried in their order; one is
-`DEFAULT`, which keeps the subject, or `RULE:pattern/replacement/[L|U]`, which needs the whole
-subject to match, puts `$1` for a group, and may make it lower or upper case. A subject that no rule
-matches has no principal, and its client is refused. So is one whose name has a control character.
+A subject is written as in RFC 2253, most specific part first: "CN=alice,OU=ops,O=Acme". Rules
+(`ssl.principal.mapping.rules`) make a shorter name of it. They are tried in their order. A rule is
+`DEFAULT`, which keeps the subject, or `RULE:pattern/replacement/[L|U]`, which must match the whole
+subject, replaces `$1` by a group, and may convert to lower or upper case. A subject that no rule
+matches has no principal, and its client is refused. The same holds for a name with a control
+character.
 
-Names are made as Java makes them, to the letter: two subjects that Kafka tells apart must not
-become one principal here.
+Names are exactly those that Java makes: two subjects that Kafka distinguishes must not become one
+principal here.
 
-Must not know: TLS, permissions.
+Does not depend on TLS or permissions.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _KEYWORDS = {
     "domainComponent": "DC",
     "userId": "UID",
 }
-"""What OpenSSL calls the types that RFC 2253 has a word for."""
+"""OpenSSL's names of the types that have a keyword in RFC 2253."""
 _ENCODED = {"emailAddress": ("1.2.840.113549.1.9.1", 0x16), "serialNumber": ("2.5.4.5", 0x13)}
-"""Frequent ones without a word: their values are written as they are encoded (§2.4), by the tag
+"""Frequent types without a keyword: their values are written in encoded form (§2.4), with the tag
 of their type of string."""
 _ESCAPED = re.compile(r'([,+"\\<>;])')
 _RULES = re.compile(
     r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:,|$)", re.DOTALL
 )
 _TOKEN = re.compile(r"\\(.)|\$(\d)", re.DOTALL)
-"""In a replacement: a character that stands for itself, or a group (`Matcher.replaceAll`)."""
+"""In a replacement: an escaped character or a group (`Matcher.replaceAll`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,23 @@ class _Rule:
     def apply(self, subject: str) -> str | None:
         if self.pattern.fullmatch(subject) is None:
             return None
-        # Like `String.replaceAll`: the rest of a shorter match stays as it is.
+        # Like `String.replaceAll`: the rest of a shorter match is kept.
         name = self.pattern.sub(self.replacement, subject)
         return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
 
 
 class PrincipalRules:
-    """The rules of one listener."""
+    """Mapping rules of one listener."""
 
     def __init__(self, text: str = "DEFAULT") -> None:
-        """Raises ValueError(what was expected)."""
+        """Parse the rules. Raises ValueError(expected form)."""
         self._rules = list(_parse(text))
 
     def principal_of(self, certificate: Mapping[str, object] | None) -> Principal | None:
-        """Whose certificate this is, as `ssl` describes it; ANONYMOUS without one, None if no rule
-        matches."""
+        """Return the principal of a certificate in the form of `ssl`.
+
+        ANONYMOUS without a certificate, None if no rule matches.
+        """
         if certificate is None:
             return ANONYMOUS
         subject = certificate.get("subject", ())
@@ -75,7 +78,7 @@ class PrincipalRules:
         return Principal(name) if name and is_name(name) else None
 
     def apply(self, subject: str) -> str | None:
-        """The name that the first rule that matches makes of a subject; None if none does."""
+        """Return the name that the first matching rule makes of a subject; None if none matches."""
         for rule in self._rules:
             name = subject if rule is None else rule.apply(subject)
             if name is not None:
@@ -84,7 +87,7 @@ class PrincipalRules:
 
 
 def _parse(text: str) -> Sequence[_Rule | None]:
-    """The rules of a text; None: the subject as it is."""
+    """Return the rules of a text; None stands for the unchanged subject."""
     rules: list[_Rule | None] = []
     at = 0
     while at < len(text.rstrip()):
@@ -108,13 +111,15 @@ def _parse(text: str) -> Sequence[_Rule | None]:
 
 
 def _in_python(token: re.Match[str]) -> str:
-    """Return a token of Java's replacement as a template of Python's has it."""
+    """Return a token of Java's replacement in the form of Python's template."""
     return rf"\g<{token[2]}>" if token[2] else token[1].replace("\\", r"\\")
 
 
 def distinguished_name(subject: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """A subject in RFC 2253's form, from how `ssl` describes it: its parts in the order of the
-    certificate, which is the other way round."""
+    """Return a subject in RFC 2253's form.
+
+    `subject` has the form of `ssl`: parts in the order of the certificate, which is reversed here.
+    """
     return ",".join(
         "+".join(_attribute(kind, value) for kind, value in part) for part in reversed(subject)
     )

@@ -1,19 +1,19 @@
-"""How the commands' own connections are secured: a file of properties, with librdkafka's names.
+"""Security settings of the commands' own connections: a properties file with librdkafka's names.
 
 ```
 security.protocol=SASL_SSL            PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL
-ssl.ca.location=tls/ca.pem            who signs the servers' certificates; empty: the system's
-ssl.certificate.location, ssl.key.location    the client's own, where it shows one
+ssl.ca.location=tls/ca.pem            CA of the servers' certificates; empty: the system's
+ssl.certificate.location, ssl.key.location    the client's own, if it shows one
 ssl.key.password                      of a key that is encrypted
-ssl.endpoint.identification.algorithm=https   or none: any host name will do
+ssl.endpoint.identification.algorithm=https   or none: any host name is accepted
 sasl.mechanism=SCRAM-SHA-512          or SCRAM-SHA-256, or PLAIN
 sasl.username, sasl.password
 vdl.admin.certificate.location, vdl.admin.key.location    for the admin plane
 ```
-Relative paths are relative to the file. Other properties are let be: one file may serve several
+Relative paths are relative to the file. Other properties are ignored: one file may serve several
 programs. Lines that begin with # are comments.
 
-Must not know: connections.
+Does not depend on connections.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KNOWN = frozenset(
         "vdl.admin.key.location",
     }
 )
-"""Of the names that begin so, those that are read from a file."""
+"""Properties with these prefixes that are read from a file."""
 OF_JAVA_CLIENTS = frozenset(
     {
         "sasl.jaas.config",
@@ -60,12 +60,13 @@ OF_JAVA_CLIENTS = frozenset(
         "ssl.truststore.type",
     }
 )
-"""Those that stand beside them in a file for clients of both kinds. Without the ones above the
-system's authorities count, and a server that they do not know is refused."""
+"""Properties of Java clients in a file for both kinds of clients; they are ignored. Without the
+properties above, the system's authorities apply, and a server that they do not certify is
+refused."""
 
 
 class ClientSettingsError(Exception):
-    """A file that cannot be used: which, and why. Never with a value of it that is secret."""
+    """A file that cannot be used: its name, and the reason. Never contains a secret value."""
 
     def __init__(self, source: object, problem: str) -> None:
         super().__init__(f"{source}: {problem}")
@@ -73,7 +74,7 @@ class ClientSettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What such a file says. `str` of it does not tell the passwords."""
+    """Settings in such a file. `str` of it does not reveal the passwords."""
 
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     ca: Path | None = None
@@ -89,7 +90,7 @@ class ClientSettings:
         return f"ClientSettings({self.protocol.value}, {self.mechanism}, user={self.user!r})"
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For a connection; None where it is not encrypted. Raises ClientSettingsError."""
+        """Return the context of a connection; None if not encrypted. Raises ClientSettingsError."""
         if not self.protocol.is_encrypted:
             return None
         context = ssl.create_default_context()
@@ -100,13 +101,13 @@ class ClientSettings:
         context.check_hostname = self.checks_host
         if self.own is not None:
             own = self.own
-            # Without one a pass phrase would be asked for at the terminal.
+            # Without this callback OpenSSL would prompt for a pass phrase at the terminal.
             told = self.key_password
             _load(own.key, context.load_cert_chain, own.certificate, own.key, lambda: told)
         return context
 
     def admin_files(self) -> TlsFiles | None:
-        """What to show to the admin plane; None: nothing, it asks nobody."""
+        """Return the files to show to the admin plane; None if there are none."""
         if self.admin is None:
             return None
         return TlsFiles(certificate=self.admin.certificate, key=self.admin.key, ca=self.ca)
@@ -124,7 +125,7 @@ def _load(what: Path, load: object, *arguments: object) -> None:
 
 
 def read_client_settings(path: Path) -> ClientSettings:
-    """Raises ClientSettingsError."""
+    """Read a file. Raises ClientSettingsError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -132,19 +133,19 @@ def read_client_settings(path: Path) -> ClientSettings:
     except UnicodeDecodeError:
         raise ClientSettingsError(path, "is not UTF-8 text") from None
     properties: dict[str, str] = {}
-    for line in text.replace("\\\n", "").splitlines():  # a backslash at its end goes on
+    for line in text.replace("\\\n", "").splitlines():  # a backslash at the end continues a line
         name, separator, value = line.partition("=")
         if not line.strip() or line.lstrip().startswith(("#", "!")):
             continue
         if not separator:
-            # Ignored, another kind of file would be taken for one without encryption.
+            # If it were ignored, another kind of file would be read as one without encryption.
             raise ClientSettingsError(
                 path, f"{line.strip()[:40]!r} is no name=value of a client's properties"
             )
         properties[name.strip()] = value.strip()
     for name in properties:
-        # One that is misspelt would leave the connection less secure than the file says. Others are
-        # of clients that do more than these programs.
+        # A misspelt property would leave the connection less secure than intended. Others belong to
+        # clients with more features than these programs.
         if name.startswith(SECURING) and name not in KNOWN | OF_JAVA_CLIENTS:
             raise ClientSettingsError(
                 path, f"{name}: unknown; known are {', '.join(sorted(KNOWN))}"
@@ -155,7 +156,10 @@ def read_client_settings(path: Path) -> ClientSettings:
 def parse_client_settings(
     properties: Mapping[str, str], source: object, folder: Path
 ) -> ClientSettings:
-    """The same of properties, relative paths below `folder`. Raises ClientSettingsError."""
+    """Return the settings in properties, with relative paths below `folder`.
+
+    Raises ClientSettingsError.
+    """
 
     def get(name: str) -> str:
         return properties.get(name, "")

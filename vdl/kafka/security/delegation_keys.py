@@ -1,10 +1,9 @@
-"""The keys that secrets of delegation tokens are made of (KIP-48), and which token is of which.
+"""Keys from which secrets of delegation tokens are made (KIP-48), and the key of each token.
 
-A token's id ends with a mark of the key it was made with, so a key that no server has any more ends
-its tokens. Ids from before there were marks say nothing: such a token holds with any key, until it
-ends by itself.
+A token's id ends with a mark of the key it was made with. When no server has the key any more, its
+tokens end. Older ids have no mark: such a token is valid with any key, until it expires.
 
-Must not know: where keys are kept, the catalog.
+Does not depend on where keys are stored, or on the catalog.
 """
 
 from __future__ import annotations
@@ -14,29 +13,28 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 _SEPARATOR = "."
-"""Not among the characters of the ids before it."""
+"""A character that does not occur in older ids."""
 _MARK_BYTES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationKeys:
-    """None at all: there are no tokens."""
+    """Keys of delegation tokens. Without any key there are no tokens."""
 
     current: bytes = field(default=b"", repr=False)
-    """New tokens are made with it; empty: there is none."""
+    """Key with which new tokens are made; empty if there is none."""
     other: bytes = field(default=b"", repr=False)
-    """Tokens made with this one are good as well: the key of before, or the next one. May be
-    empty."""
+    """Key whose tokens are valid as well: the previous or the next key. May be empty."""
 
     def __bool__(self) -> bool:
         return bool(self.current)
 
     def marked(self, token_id: str) -> str:
-        """The id of a new token, made of some that no other has."""
+        """Return the id of a new token, made of a unique id."""
         return token_id + _SEPARATOR + _mark(self.current)
 
     def of(self, token_id: str) -> tuple[bytes, ...]:
-        """The keys that a token may have been made with; none: it has ended with its key."""
+        """Return the keys with which a token may have been made; empty if its key is gone."""
         _, is_marked, mark = token_id.partition(_SEPARATOR)
         return tuple(
             key
@@ -46,6 +44,6 @@ class DelegationKeys:
 
 
 def _mark(key: bytes) -> str:
-    """Which key it is; says nothing of the key."""
+    """Return a mark that identifies a key without revealing anything about it."""
     digest = blake2b(key, digest_size=_MARK_BYTES, person=b"vdl token key").digest()
     return base64.urlsafe_b64encode(digest).decode()

@@ -1,10 +1,10 @@
-"""Where the keys of tokens come from: a file, or an address that is asked over HTTPS.
+"""Source of the keys of tokens: a file, or an address that is requested over HTTPS.
 
-For a thread: both may take long, within bounds. One time counts for an answer as a whole, from the
-first packet to the last byte: an issuer that sends byte after byte is none. What cannot be had
-leaves the keys that there are.
+Runs in a thread, because both may take long, within bounds. One deadline applies to the whole
+answer, from the first packet to the last byte, so a slow issuer cannot extend it byte by byte. A
+failure leaves the present keys in use.
 
-Must not know: tokens.
+Does not depend on tokens.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vdl.kafka.security.oauth_options import OauthOptions
 
 BYTES_MAX = 1 << 20
 SECONDS_MAX = 10.0
-"""For all of it, but for what the system needs to find the address of a name."""
+"""Time for the whole request, except for the system's name resolution."""
 _HTTPS_PORT = 443
 _OK = 200
 
 
 class KeysUnavailable(Exception):
-    """Why there are none."""
+    """Keys cannot be fetched; the argument is the reason."""
 
 
 def fetch_keys(options: OauthOptions) -> bytes:
-    """The set of keys as it is there now. Raises KeysUnavailable."""
+    """Return the present set of keys. Raises KeysUnavailable."""
     url = urllib.parse.urlsplit(options.jwks_url)
     if url.scheme == "file":
         return _read(Path(urllib.parse.unquote(url.path)))
@@ -45,7 +45,7 @@ def fetch_keys(options: OauthOptions) -> bytes:
         with _connected(url.hostname, url.port or _HTTPS_PORT, context) as connection:
             connection.request("GET", target, headers={"Accept": "application/json"})
             answer = connection.getresponse()
-            # Nor to be led to another address: an issuer that sends elsewhere is no issuer.
+            # Redirects are not followed, either: an issuer must answer itself.
             if answer.status != _OK:
                 raise KeysUnavailable(f"answered with {answer.status}")
             found = answer.read(BYTES_MAX + 1)
@@ -58,13 +58,13 @@ def fetch_keys(options: OauthOptions) -> bytes:
 def _connected(
     host: str, port: int, context: ssl.SSLContext
 ) -> Iterator[http.client.HTTPSConnection]:
-    """A connection that ends when its time is over, wherever it is then. Raises OSError."""
+    """Return a connection that ends at its deadline, in any state. Raises OSError."""
     end = time.monotonic() + SECONDS_MAX
     with _dialed(host, port, end) as plain:
         secured = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
     with secured:
         secured.settimeout(_left(end))
-        secured.do_handshake()  # the time is for all of it
+        secured.do_handshake()  # the deadline is for all of it
         secured.settimeout(None)
         timer = threading.Timer(_left(end), _shut_down, (secured,))
         timer.daemon = True
@@ -78,18 +78,20 @@ def _connected(
             raise
         finally:
             timer.cancel()
-        _left(end)  # without a length the answer only ended
+        _left(end)  # without a length, the shutdown looks like the end of the answer
 
 
 def _shut_down(secured: ssl.SSLSocket) -> None:
-    """From another thread: whoever reads is at the end. The socket's own method would take the TLS
-    from under them."""
+    """End reading, from another thread.
+
+    The socket's own method would remove the TLS layer that the reader uses.
+    """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(secured, socket.SHUT_RDWR)
 
 
 def _dialed(host: str, port: int, end: float) -> socket.socket:
-    """A socket connected to the first address that answers. Raises OSError."""
+    """Return a socket connected to the first address that answers. Raises OSError."""
     failed: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
@@ -107,7 +109,7 @@ def _dialed(host: str, port: int, end: float) -> socket.socket:
 
 
 def _left(end: float) -> float:
-    """Seconds. Raises OSError if there are none."""
+    """Return the seconds left. Raises OSError if there are none."""
     left = end - time.monotonic()
     if left <= 0:
         raise OSError(f"took longer than {SECONDS_MAX:g} s")

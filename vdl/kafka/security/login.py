@@ -1,4 +1,4 @@
-"""One connection's login by SASL: which requests it may make, in which state, and for how long.
+"""One connection's login by SASL: its state, the requests allowed in it, and its duration.
 
 ```
         SaslHandshake            token: Challenge          token: Accepted
@@ -7,14 +7,14 @@ CHOOSING ───────────▶ PROVING ────────�
     └─ unknown mechanism │               SaslHandshake, where sessions end     │
                          └─────────────────────────────────────────────────────┘
 ```
-Anything else is FAILED, and the connection is closed once it is answered. Before the first login is
-done, a client may ask for nothing but ApiVersions, and that only before it has chosen a mechanism.
-With `connections.max.reauth.ms` or a token that expires a session ends (KIP-368): from then on only
-another login is taken, by the same mechanism, of the same principal.
+Everything else leads to FAILED, and the connection is closed once it is answered. Before the first
+login is done, a client may send no other request than ApiVersions, and that only before it has
+chosen a mechanism. With `connections.max.reauth.ms`, or a token that expires, a session ends
+(KIP-368): from then on only another login is accepted, by the same mechanism and principal.
 
-After SaslHandshake v0 tokens come bare: a length and the token, no request around it (KIP-43).
+After SaslHandshake v0 tokens come bare: a length and the token, without a request header (KIP-43).
 
-Must not know: connections, any mechanism.
+Does not depend on connections, or on any mechanism.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 SASL_HANDSHAKE, SASL_AUTHENTICATE, API_VERSIONS = 17, 36, 18
 LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 LOGIN_SECONDS_MAX = 30
-"""From the connection to the end of its first login."""
+"""Time from the connection to the end of its first login."""
 
 
 class LoginState(Enum):
-    """See the module."""
+    """State of a login; see the module."""
 
     CHOOSING = "choosing"
     PROVING = "proving"
@@ -53,19 +53,19 @@ _ALLOWED = {
 
 @dataclass(slots=True)
 class LoginAnswer:
-    """What a token is answered with."""
+    """Answer to a token."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     token: bytes = b""
     lifetime_ms: int = 0
-    """Of the session that began; 0: it does not end."""
+    """Duration of the session that began; 0 if it does not end."""
     is_locked: bool = False
-    """It is to have no answer: what it tried was not judged, and its client may try again."""
+    """True if there must be no answer: the attempt was not judged, and the client may try again."""
 
 
 class Login:
-    """See the module."""
+    """State machine of one connection's login; see the module."""
 
     __slots__ = (
         "_address",
@@ -100,28 +100,32 @@ class Login:
         failures: LoginFailures,
         address: str,
     ) -> None:
-        """`make`: one login by a mechanism. `now_ms`: what time it is, by which credentials end.
-        `session_ms_max`: of a session; 0: it does not end. `token_bytes_max`: also of a client that
-        logs in again, whose other requests may be larger. `failures`: of all logins. `address`:
-        as whose this one counts there."""
+        """Create a login.
+
+        `make` starts one login by a mechanism. `now_ms` returns the time by which credentials
+        expire. `session_ms_max` is the maximum of a session; 0 if it does not end.
+        `token_bytes_max` also applies to a client that logs in again, whose other requests may be
+        larger. `failures` are those of all logins. `address` is the name under which this one
+        counts there.
+        """
         self._failures = failures
         self._address = address
         self.user = ""
-        """Whom the client said it was; empty where it did not get so far."""
+        """Name that the client claimed; empty before."""
         self.mechanisms = mechanisms
         self.state = LoginState.CHOOSING
         self.principal: Principal = ANONYMOUS
-        """Who it is, once the first login is done."""
+        """Principal of the client, once the first login is done."""
         self.by_token = False
         """See `Accepted.by_token`."""
         self.holds: Callable[[], bool] = bool
         """See `Accepted.holds`, once the first login is done."""
         self.failure = ""
-        """Why it failed, for the log."""
+        """Reason of the failure, for the log."""
         self.bare_tokens = False
-        """The next frames are tokens."""
+        """True if the next frames are tokens."""
         self.ends_ns = 0
-        """When the session ends; 0: it does not."""
+        """Time when the session ends; 0 if it does not."""
         self.since_ns = clock.now_ns()
         self._clock = clock
         self._now_ms = now_ms
@@ -130,32 +134,34 @@ class Login:
         self._token_bytes_max = token_bytes_max
         self._mechanism: Mechanism | None = None
         self.mechanism_name = ""
-        """The mechanism that was chosen last; empty before."""
+        """Mechanism that was chosen last; empty before."""
 
     @property
     def was_done(self) -> bool:
-        """Whether a login has ever been done: the client is known."""
+        """True once a login has been done: the client's identity is known."""
         return bool(self.mechanism_name) and self.principal is not ANONYMOUS
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Whether the first login takes too long."""
+        """Return True if the first login takes too long."""
         return not self.was_done and now_ns - self.since_ns > LOGIN_SECONDS_MAX * 1_000 * MS
 
     def allows(self, api_key: int, now_ns: int) -> bool:
-        """Whether a request may be made now."""
+        """Return True if a request may be made now."""
         if self.state is LoginState.DONE:
             ended = self.ends_ns and now_ns >= self.ends_ns
             return not ended or api_key == SASL_HANDSHAKE
         return api_key in _ALLOWED[self.state]
 
     def is_locked(self, user: str) -> bool:
-        """Whether nobody may log in as this user from there now. Who was in has shown who it is,
-        and may go on."""
+        """Return True if logins as this user from this address are locked now.
+
+        A client that was logged in has proven its identity, and is not locked.
+        """
         return not self.was_done and self._failures.is_locked(user, self._address)
 
     # --- SaslHandshake -------------------------------------------------------------------------
     def choose(self, name: str, version: int) -> ErrorCode:
-        """The client chooses a mechanism."""
+        """Choose a mechanism. Return the error code of the answer."""
         if self.state is LoginState.DONE and not self.ends_ns:
             return ErrorCode.ILLEGAL_SASL_STATE
         if name not in self.mechanisms:
@@ -172,8 +178,10 @@ class Login:
 
     # --- SaslAuthenticate ------------------------------------------------------------------------
     def take(self, token: bytes, done: Callable[[LoginAnswer], None]) -> None:
-        """A token of the client. `done` may be called later, and is not called within a step of
-        somebody else."""
+        """Process a token of the client.
+
+        `done` may be called later, and is not called within a step of another object.
+        """
         mechanism = self._mechanism
         if self.state is not LoginState.PROVING or mechanism is None:
             done(
@@ -192,7 +200,7 @@ class Login:
         assert self._mechanism is not None
         self.user = self._mechanism.user
         if self.is_locked(self.user):
-            # Whatever came of it, so that nobody learns that.
+            # Refuse in any case, so that the answer reveals nothing about the credential.
             answer = self._refused(Refused("too many failures before", is_credential=True))
             answer.is_locked = True
             return answer
@@ -204,7 +212,8 @@ class Login:
 
     def _accepted(self, step: Accepted) -> LoginAnswer:
         if not step.holds():
-            # Nobody would look at it again: those who are told of changes know who is in.
+            # It would not be checked again: notifications of changes reach only logged-in
+            # connections.
             return self._refused(Refused("the credential was removed", is_credential=True))
         if self.was_done and step.principal != self.principal:
             return self._refused(Refused("another principal than that of the session"))

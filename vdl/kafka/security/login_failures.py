@@ -1,15 +1,16 @@
-"""Who guesses passwords waits: logins that failed, by the name and the address they came from.
+"""Slowing of password guessing: failed logins, by the name and the address they came from.
 
-After `FREE` failures of one name from one address (of IPv6 one network) each further one locks that
-name for that address: for a second, then twice as long each time, `LOCK_SECONDS_MAX` at the most.
-While it is locked nobody logs in by it from there, also not with the right password, and nothing is
-counted. Others, the same user from elsewhere, and who is in and logs in again, notice nothing. A
-login that is done, or `FORGET_SECONDS` without a failure, begins anew.
+After `FREE` failures of one name from one address (of IPv6 one network), each further one locks
+that name for that address: for a second, then twice as long each time, at most `LOCK_SECONDS_MAX`.
+While it is locked, every login by that name from that address fails, also with the right password,
+and no failure is counted. Other names, the same user from other addresses, and logged-in clients
+that log in again are not affected. A successful login, or `FORGET_SECONDS` without a failure,
+resets the count.
 
-Whether there is such a user makes no difference. Bounded: of more than `KNOWN_MAX` the one that
-failed longest ago is forgotten.
+Existing and unknown users are treated alike. The number of entries is bounded: beyond `KNOWN_MAX`
+the one whose last failure is oldest is dropped.
 
-Must not know: mechanisms, connections.
+Does not depend on mechanisms or connections.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _Whose = tuple[str, str]
 
 
 class LoginFailures:
-    """See the module."""
+    """Failed logins by user and address; see the module."""
 
     __slots__ = ("_clock", "_known", "refused")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: OrderedDict[_Whose, tuple[int, int]] = OrderedDict()
-        """How many, and when the last one was counted; that of the latest is the last."""
+        """(count, time of the last failure), ordered by that time."""
         self.refused = 0
         """Logins that were refused because they were locked."""
 
@@ -45,7 +46,7 @@ class LoginFailures:
         return len(self._known)
 
     def is_locked(self, user: str, address: str) -> bool:
-        """Whether this user may not log in from there now."""
+        """Return True if this user may not log in from this address now."""
         count, at_ns = self._of(user, address)
         if count <= FREE:
             return False
@@ -53,7 +54,7 @@ class LoginFailures:
         return self._clock.now_ns() - at_ns < seconds * _SECOND_NS
 
     def failed(self, user: str, address: str) -> None:
-        """A login failed for what the client does not know."""
+        """Count a login that failed because of its credential."""
         if self.is_locked(user, address):
             self.refused += 1
             return
@@ -65,7 +66,7 @@ class LoginFailures:
         self._known.move_to_end(key)
 
     def done(self, user: str, address: str) -> None:
-        """A login was done."""
+        """Reset the count after a successful login."""
         self._known.pop((user[:NAME_CHARS_MAX], address), None)
 
     def _of(self, user: str, address: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""What a SASL mechanism is to a login: tokens in, and what comes of each.
+"""Interface between a login and a SASL mechanism: tokens in, results out.
 
-Must not know: any mechanism, connections.
+Does not depend on any mechanism, or on connections.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The client has shown who it is."""
+    """The client has proven its identity."""
 
     principal: Principal
     token: bytes = b""
     expires_ms: int = -1
-    """When its credential ends (ms since 1970); -1: never."""
+    """Time when its credential expires (ms since 1970); -1: never."""
     by_token: bool = False
-    """It logged in with a delegation token (KIP-48)."""
+    """True if it logged in with a delegation token (KIP-48)."""
     holds: Callable[[], bool] = _always
-    """Whether what it logged in with is still in the catalog. It may be taken back at any time,
-    also between a client's first token and its last."""
+    """Return True if its credential is still in the catalog. It may be removed at any time, also
+    between a client's first token and its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The client has not, and its connection ends."""
+    """The client has not proven its identity, and its connection ends."""
 
     reason: str
-    """For the server's log. Nothing of what the client sent."""
+    """Reason for the server's log. Contains nothing that the client sent."""
     is_credential: bool = False
-    """Not because of the form of what it sent, but because of what it does not know."""
+    """True if the credential is wrong; False if the message is malformed."""
     message: str = ""
-    """For the client, if the mechanism has one of its own."""
+    """Message for the client, if the mechanism has one of its own."""
 
 
 Step = Challenge | Accepted | Refused
@@ -58,9 +58,14 @@ class Mechanism(Protocol):
 
     @property
     def user(self) -> str:
-        """Whom the client says it is, by a name that its next tokens are to prove; empty where
-        nobody has said so yet, or a signed token says it all."""
+        """Name that the client claims, and that its next tokens must prove.
+
+        Empty before the claim, or if a signed token is the claim and its proof.
+        """
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
-        """Take the client's next token. `done` is called once, perhaps within this call, perhaps
-        later. No further call follows one that ended in anything but a Challenge."""
+        """Process the client's next token.
+
+        `done` is called once, perhaps within this call, perhaps later. After a result other than a
+        Challenge this is not called again.
+        """

@@ -1,18 +1,18 @@
 """OAUTHBEARER (RFC 7628): the client shows a token that an issuer has signed.
 
-* Only asymmetric signatures are taken, by keys of the issuer's set (JWKS): never `none`, and never
-  a key of the token's own (`jwk`, `jku`, `x5u` are not looked at). Without keys no token is good.
-* A key of the set is good for the algorithms of its type and curve, and for one of them if it names
-  one. Those that are good for none, are weak or are private are left out (RFC 7517 §5).
-* A token must name the issuer, one of our audiences, a user, and an end. Where it also says when it
-  begins or was issued, that must be past.
-* The session ends with the token, whatever else it is bounded by.
-* A refusal is the mechanism's own: an error in JSON, then the client says that it has read it.
+* Only asymmetric signatures are accepted, by keys of the issuer's set (JWKS): never `none`, and
+  never a key in the token itself (`jwk`, `jku`, `x5u` are ignored). Without keys no token is valid.
+* A key of the set may be used for the algorithms of its type and curve, or for only one of them if
+  it names one. Keys that are usable for none, are weak or are private are left out (RFC 7517 §5).
+* A token must name the issuer, one of our audiences, a user, and an expiry time. If it also has a
+  time from which it is valid or at which it was issued, that must be in the past.
+* The session ends with the token at the latest.
+* A refusal has the mechanism's own form: an error in JSON, which the client then acknowledges.
 
-Judging a token takes a tenth of a millisecond, in the thread where passwords are checked. joserfc
-is loaded with the first keys.
+Validating a token takes a tenth of a millisecond, in the thread where passwords are checked.
+joserfc is imported with the first keys.
 
-Must not know: connections, where keys come from.
+Does not depend on connections, or on where keys come from.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from vdl.kafka.security.principal import Principal, is_name
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
-"""Signatures by a private key. Those of a shared secret are not among them: a public key could be
-taken for one."""
+"""Signatures by a private key. Those by a shared secret are excluded: a public key could be taken
+for one."""
 _RSA = frozenset(name for name in ALGORITHMS if name[0] in "RP")
 _ALGORITHMS_OF: Mapping[tuple[str, str], frozenset[str]] = {
     ("RSA", ""): _RSA,
@@ -42,11 +42,11 @@ _ALGORITHMS_OF: Mapping[tuple[str, str], frozenset[str]] = {
     ("OKP", "Ed25519"): frozenset({"EdDSA"}),
     ("OKP", "Ed448"): frozenset({"EdDSA"}),
 }
-"""(type, curve) of a key → what it is good for."""
+"""(type, curve) of a key → the algorithms for which it may be used."""
 _MEMBERS = ("kty", "kid", "use", "alg", "key_ops", "crv", "x", "y", "n", "e")
 _MEMBER_CHARS_MAX = 2_048
 RSA_BITS_MIN, RSA_BITS_MAX = 2_048, 8_192
-"""RFC 7518 §3.3; a token is not to cost milliseconds."""
+"""RFC 7518 §3.3. The maximum keeps the check of a token below milliseconds."""
 _EXPONENT_BITS_MAX = 64
 TOKEN_BYTES_MAX = 16 << 10
 KEYS_MAX = 100
@@ -61,12 +61,12 @@ _ERROR = b'{"status":"invalid_token"}'
 
 
 class TokenRefused(Exception):
-    """Why a token is not good, with nothing of what is in it."""
+    """A token is invalid; the argument is the reason, without any content of the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Whose a token is, and until when (ms since 1970)."""
+    """Verified user of a token, and the time when it expires (ms since 1970)."""
 
     user: str
     expires_ms: int
@@ -77,7 +77,7 @@ class KeysRefused(ValueError):
 
 
 class Validator:
-    """Judges tokens. Keys are replaced as a whole; everything else may be called in any thread."""
+    """Validator of tokens. Keys are replaced as a whole; all else may be called in any thread."""
 
     def __init__(self, options: OauthOptions) -> None:
         self.options = options
@@ -109,7 +109,7 @@ class Validator:
         self._keys = jwk.KeySet(public)
 
     def validate(self, token: str, now_ms: int) -> Bearer:
-        """Raises TokenRefused."""
+        """Return the user and expiry of a valid token. Raises TokenRefused."""
         claims = self._claims(token)
         options = self.options
         if claims.get("iss") != options.issuer:
@@ -155,14 +155,14 @@ class Validator:
 
 
 def _usable(one: Any) -> Any:
-    """A key that signatures may be checked with; None for what is no such key."""
+    """Return a key by which signatures may be checked; None if `one` is no such key."""
     from joserfc import jwk
 
     try:
         made = {name: one[name] for name in _MEMBERS if name in one}
         good_for = _ALGORITHMS_OF[made["kty"], made.get("crv", "")]
         is_long = any(len(value) > _MEMBER_CHARS_MAX for value in made.values())
-        # Whoever publishes a private key has everybody sign.
+        # A published private key lets anyone sign.
         if is_long or "d" in one or made.get("use", "sig") != "sig":
             return None
         if made.get("alg", next(iter(good_for))) not in good_for:
@@ -181,7 +181,7 @@ def _usable(one: Any) -> Any:
 
 
 def _time_ms(claims: dict[str, Any], name: str) -> int | None:
-    """A time of a token; None if it does not say. Raises TokenRefused for what is no time."""
+    """Return a time in a token; None if it is missing. Raises TokenRefused if it is no time."""
     value = claims.get(name)
     if value is None:
         return None
@@ -216,7 +216,7 @@ class OauthLogin:
         listed = [pair.split(b"=", 1) for pair in match["pairs"].split(b"\1") if pair]
         pairs = dict(listed)
         if len(pairs) < len(listed):
-            done(Refused("malformed message"))  # who reads another one of two is misled
+            done(Refused("malformed message"))  # another reader might use the other one of two
             return
         bearer = _BEARER.fullmatch(pairs.get(b"auth", b"").decode("latin-1"))
         if bearer is None:
@@ -243,7 +243,7 @@ class OauthLogin:
 
 
 def _judged(validator: Validator, token: str, now_ms: int) -> Bearer | TokenRefused:
-    """As a value, for those who compute at once."""
+    """Return the result or the error as a value, for callers that compute at once."""
     try:
         return validator.validate(token, now_ms)
     except TokenRefused as error:

@@ -1,6 +1,6 @@
-"""What tokens of OAUTHBEARER must be, and where the keys are that they are signed with.
+"""Requirements on tokens of OAUTHBEARER, and the location of the keys that sign them.
 
-Must not know: tokens.
+Does not depend on tokens.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OauthOptions:
-    """Under Kafka's names, below `sasl.oauthbearer`."""
+    """Options under Kafka's names, below `sasl.oauthbearer`."""
 
     jwks_url: str = ""
-    """`jwks.endpoint.url`: where the issuer's keys are, `https://` or `file://`. Empty: nobody can
-    log in by a token."""
+    """`jwks.endpoint.url`: location of the issuer's keys, `https://` or `file://`. Empty: logins by
+    a token are disabled."""
     jwks_refresh_ms: int = 3_600_000
-    """`jwks.endpoint.refresh.ms`: how often they are fetched anew."""
+    """`jwks.endpoint.refresh.ms`: interval at which they are fetched."""
     audience: str = ""
     """`expected.audience`: one of these, separated by commas, must be in a token."""
     issuer: str = ""
-    """`expected.issuer`: who must have issued it."""
+    """`expected.issuer`: the issuer that a token must name."""
     clock_skew_s: int = 30
-    """`clock.skew.seconds`: how far the issuer's clock may be from ours."""
+    """`clock.skew.seconds`: maximum difference between the issuer's clock and ours."""
     subject_claim: str = "sub"
     """`sub.claim.name`: the claim that is the user's name."""
     ca: str = ""
-    """PEM file of who signs the certificate of an `https://` address; empty: those of the
-    system."""
+    """PEM file of the CA of an `https://` address; empty: the CAs of the system."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether tokens can be judged. A token of anybody for anybody is never taken."""
+        """True if tokens can be validated: keys, audience and issuer are all set."""
         return bool(self.jwks_url and self.audience and self.issuer)
 
     @property
     def audiences(self) -> tuple[str, ...]:
-        """Those of `audience`."""
+        """The audiences in `audience`."""
         return tuple(one.strip() for one in self.audience.split(",") if one.strip())

@@ -1,9 +1,9 @@
-"""Addresses of clients, written in one way: ACLs, quotas and bounds compare them as text.
+"""Canonical form of client addresses: ACLs, quotas and bounds compare them as text.
 
-A socket that listens on `::` says `::ffff:10.0.0.7` of a client that came by IPv4, and a link-local
-address comes with its zone. An ACL may have been written with `2001:DB8:0::1`.
+A socket that listens on `::` reports `::ffff:10.0.0.7` for a client that connects by IPv4, and a
+link-local address has its zone. An ACL may have been written with `2001:DB8:0::1`.
 
-Must not know: sockets, who compares.
+Does not depend on sockets, or on users of the addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _KNOWN_MAX = 10_000
 
 @lru_cache(_KNOWN_MAX)
 def canonical_host(host: str) -> str:
-    """The address in its shortest form, IPv4 as such, without a zone; what is none stays."""
+    """Return an address in its shortest form, IPv4 as such, without a zone.
+
+    A text that is no address is returned unchanged.
+    """
     try:
         address = ip_address(host)
     except ValueError:

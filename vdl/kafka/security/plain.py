@@ -1,9 +1,10 @@
 """PLAIN (RFC 4616): the client sends its name and password, which TLS must hide.
 
-The password is checked against what is kept for SCRAM, so it is kept nowhere, and one user has one
-password for all mechanisms. That takes milliseconds, in a thread, for users that do not exist too.
+The password is checked against the credentials of SCRAM, so it is stored nowhere, and one user has
+one password for all mechanisms. The check takes milliseconds in a thread, also for users that do
+not exist.
 
-Must not know: connections, where credentials are kept.
+Does not depend on connections, or on where credentials are stored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.scram import Verifier, password_matches
 
 Find = Callable[[str], "tuple[str, Verifier] | None"]
-"""A user's verifier, and the mechanism it was made for; None: there is no such user."""
+"""Return a user's verifier and its mechanism; None if there is no such user."""
 
 
 class PlainLogin:
@@ -30,7 +31,7 @@ class PlainLogin:
         compute: Compute,
         is_locked: Callable[[str], bool],
     ) -> None:
-        """`is_locked`: whether this user's passwords are not to be checked now."""
+        """`is_locked` returns True if passwords of a user must not be checked now."""
         self._find = find
         self._decoy_mechanism = decoy_mechanism
         self._decoy = decoy
@@ -42,7 +43,7 @@ class PlainLogin:
         """See `Mechanism.step`."""
         try:
             authzid, name, password = token.decode("utf-8").split("\0")
-        except ValueError:  # also of decoding
+        except ValueError:  # also if decoding fails
             done(Refused("malformed token"))
             return
         self.user = name

@@ -1,9 +1,9 @@
-"""Who a client is, once its connection has shown it.
+"""Identity of a client, once its connection has proven it.
 
-A listener that asks for nothing gives every client `ANONYMOUS`. TLS with client certificates and
-SASL give others, at the end of their handshake. Decisions about permission are made elsewhere.
+A listener without authentication gives every client `ANONYMOUS`. TLS with client certificates and
+SASL give others, at the end of their handshake. Permissions are decided elsewhere.
 
-Must not know: connections, credentials, permissions.
+Does not depend on connections, credentials or permissions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import unicodedata
 from dataclasses import dataclass
 
 USER = "User"
-"""The only type of principal that Kafka's own parts make."""
+"""The only type of principal that Kafka itself makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """One identity; `str` of it is what ACLs and `super.users` name: "User:alice"."""
+    """One identity; `str` of it is its form in ACLs and `super.users`: "User:alice"."""
 
     name: str
     type: str = USER
@@ -27,12 +27,14 @@ class Principal:
 
 
 ANONYMOUS = Principal("ANONYMOUS")
-"""Nobody has shown who they are. It is never a super user."""
+"""Principal of a client without an identity. It is never a super user."""
 
 
 def parse_principal(text: str) -> Principal:
-    """The principal that a text such as "User:alice" names. Raises ValueError(what was
-    expected)."""
+    """Return the principal of a text such as "User:alice".
+
+    Raises ValueError(expected form).
+    """
     kind, separator, name = text.partition(":")
     if not kind or not separator or not name:
         raise ValueError('a principal such as "User:alice"')
@@ -40,8 +42,10 @@ def parse_principal(text: str) -> Principal:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a certificate or a token may name a principal like this: control characters
-    and line separators would forge lines of logs."""
+    """Return True if a certificate or a token may name a principal like this.
+
+    Control characters and line separators would forge lines of logs.
+    """
     return not any(unicodedata.category(char) in _FORBIDDEN for char in text)
 
 

@@ -1,6 +1,6 @@
-"""How a listener is secured: Kafka's names for with or without TLS, with or without a login.
+"""Security protocol of a listener: Kafka's names for with or without TLS, with or without a login.
 
-Must not know: how either is done.
+Does not depend on how either is done.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class SecurityProtocol(Enum):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether connections begin with a TLS handshake."""
+        """True if connections begin with a TLS handshake."""
         return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
 
     @property
     def has_login(self) -> bool:
-        """Whether clients log in by SASL before anything else."""
+        """True if clients must first log in by SASL."""
         return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 
 
@@ -34,4 +34,4 @@ OAUTHBEARER = "OAUTHBEARER"
 GSSAPI = "GSSAPI"
 
 MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN, OAUTHBEARER)
-"""Those that a server can offer. GSSAPI is refused by name: there is no Kerberos here."""
+"""Mechanisms that a server can offer. GSSAPI is refused by name: there is no Kerberos here."""

@@ -1,14 +1,14 @@
-"""SCRAM (RFC 5802, RFC 7677), the server's side: messages, keys, and one login.
+"""Server side of SCRAM (RFC 5802, RFC 7677): messages, keys, and one login.
 
-The server keeps no password, only two keys that are made of it, so that whoever reads them cannot
-log in. An unknown user is answered like a known one: with a salt that is always the same for that
-name, of a kind that known users' have, and a refusal at the end. Nothing is remembered for that:
-salts of users that do not exist are computed from the name and a secret, on every server the same.
+The server stores no password, only two keys made of it, which do not allow a login to anyone who
+reads them. An unknown user is answered like a known one: with a salt that is always the same for
+that name, of a kind that known users' have, and a refusal at the end. This needs no state: salts of
+unknown users are computed from the name and a secret, the same on every server.
 
-* The name to act for (`a=`) must be empty or the user's own. Channel binding is not offered.
+* The authorization name (`a=`) must be empty or the user's own. Channel binding is not offered.
 * The whole nonce is compared, ours is new for each login, and keys are compared in constant time.
 
-Must not know: connections, where credentials are kept.
+Does not depend on connections, or on where credentials are stored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 
 ITERATIONS_MIN = 4_096
 ITERATIONS_MAX = 16_384
-"""As in Kafka. More would only cost clients time; less is too easy to guess against."""
+"""As in Kafka. More iterations would only cost clients time; fewer make guessing too easy."""
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 _NONCE_BYTES = 24
 _SALT_BYTES = 16
 Kind = tuple[int, int]
 """See `vdl.state.scram_credentials.Kind`."""
 KIND_DEFAULT: Kind = (ITERATIONS_MIN, _SALT_BYTES)
-"""Of what VDL itself makes."""
+"""Kind of the credentials that VDL itself makes."""
 
 _VALUE = r"[\x01-\x2b\x2d-\x7f\x80-\U0010ffff]"
 _PRINTABLE = r"[\x21-\x2b\x2d-\x7e]"
@@ -53,7 +53,7 @@ _EXTENSION = re.compile(rf",([a-z]+)=({_VALUE}+)", re.IGNORECASE)
 
 
 class Verifier(NamedTuple):
-    """What is kept of a password: enough to check a proof, not to make one."""
+    """Stored form of a password: enough to check a proof, not to make one."""
 
     iterations: int
     salt: bytes
@@ -62,7 +62,7 @@ class Verifier(NamedTuple):
 
 
 class ScramMalformed(ValueError):
-    """A message that no client sends; it says nothing of what was in it."""
+    """A malformed message. The error contains nothing of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ClientFirst:
 
 
 def parse_client_first(token: bytes) -> ClientFirst:
-    """Raises ScramMalformed."""
+    """Parse the client's first message. Raises ScramMalformed."""
     match = _CLIENT_FIRST.fullmatch(_text(token))
     if match is None:
         raise ScramMalformed("first message")
@@ -93,12 +93,12 @@ def parse_client_first(token: bytes) -> ClientFirst:
 
 
 def salted_password(mechanism: str, password: bytes, salt: bytes, iterations: int) -> bytes:
-    """Takes milliseconds: not on the loop."""
+    """Return the salted password. Takes milliseconds: do not call on the loop."""
     return hashlib.pbkdf2_hmac(HASHES[mechanism], password, salt, iterations)
 
 
 def verifier_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Verifier:
-    """What is kept of a salted password."""
+    """Return the stored form of a salted password."""
     name = HASHES[mechanism]
     client_key = hmac.digest(salted, b"Client Key", name)
     stored_key = hashlib.new(name, client_key).digest()
@@ -106,8 +106,10 @@ def verifier_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> 
 
 
 def password_matches(mechanism: str, password: bytes, verifier: Verifier) -> bool:
-    """Whether a password is the one that a verifier was made of. Takes milliseconds: not on the
-    loop."""
+    """Return True if a verifier was made of this password.
+
+    Takes milliseconds: do not call on the loop.
+    """
     salted = salted_password(mechanism, password, verifier.salt, verifier.iterations)
     made = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
     return hmac.compare_digest(made.stored_key, verifier.stored_key)
@@ -116,9 +118,11 @@ def password_matches(mechanism: str, password: bytes, verifier: Verifier) -> boo
 def decoy(
     mechanism: str, name: str, key: bytes, kinds: Sequence[Kind] = (), *, is_token: bool = False
 ) -> Verifier:
-    """The verifier of a user or of a delegation token there is not: the same for the same name, on
-    every server, and nobody has its password. `kinds`: those of users that exist. A name changes
-    its kind only when that one is gone, or for one that is new."""
+    """Return a made-up verifier for a user or delegation token that does not exist.
+
+    It is the same for the same name on every server, and no password matches it. `kinds` are those
+    of existing users. The kind of a name changes only if that kind is gone, or for a new kind.
+    """
     place = (b"token " if is_token else b"") + mechanism.encode() + b"\0" + name.encode()
 
     def made(what: bytes, size: int = 64) -> bytes:
@@ -136,7 +140,7 @@ def decoy(
 
 
 def _kafka_salt(drawn: bytes) -> bytes:
-    """As Kafka's ScramFormatter draws one: 130 bits, in base 36."""
+    """Return a salt like one of Kafka's ScramFormatter: 130 bits, in base 36."""
     number = int.from_bytes(drawn, "big") >> (8 * len(drawn) - 130)
     digits = ""
     while number:
@@ -146,7 +150,7 @@ def _kafka_salt(drawn: bytes) -> bytes:
 
 
 class Found(NamedTuple):
-    """Who logs in with some credential, and what it is checked by."""
+    """Principal and verifier of a credential."""
 
     principal: Principal
     verifier: Verifier
@@ -156,9 +160,9 @@ class Found(NamedTuple):
 
 
 Lookup = Callable[[str, ClientFirst], Found | None]
-"""Who logs in with these credentials; None: nobody. Gets the mechanism."""
+"""Return the principal and verifier for a mechanism and a first message; None if there are none."""
 Decoy = Callable[[str, ClientFirst], Verifier]
-"""What nobody is asked for. Gets the mechanism."""
+"""Return a made-up verifier for a mechanism and a first message."""
 
 
 class ScramLogin:
@@ -183,7 +187,7 @@ class ScramLogin:
         self._server_first = ""
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
-        """See `Mechanism.step`. Nothing here takes long."""
+        """See `Mechanism.step`. No step takes long."""
         try:
             done(self._begin(token) if self._first is None else self._finish(self._first, token))
         except ScramMalformed as error:
@@ -196,7 +200,7 @@ class ScramLogin:
             return Refused("to act for somebody else is not supported")
         found = self._lookup(self._mechanism, first)
         self._found = found
-        # Also of somebody who exists, so that both take as long.
+        # Computed for known users, too, so that both cases take as long.
         stranger = self._decoy(self._mechanism, first)
         self._verifier = stranger if found is None else found.verifier
         self._first = first
@@ -221,7 +225,7 @@ class ScramLogin:
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         stored_key = hashlib.new(name, client_key).digest()
         is_same = hmac.compare_digest(stored_key, verifier.stored_key)
-        # Compared after the proof, so that no refusal is earlier than another.
+        # Compared after the proof, so that all refusals take as long.
         if not hmac.compare_digest(match["nonce"].encode(), self._nonce.encode()):
             return Refused("the nonce is not that of this login")
         if _decoded(match["binding"]) != first.gs2.encode():
@@ -250,7 +254,7 @@ def _text(token: bytes) -> str:
 
 
 def _unescaped(name: str) -> str:
-    """A name as it is: "=" and "," come as "=3D" and "=2C" (RFC 5802 §5.1)."""
+    """Return a name with "=3D" and "=2C" decoded to "=" and "," (RFC 5802 §5.1)."""
     if "=" not in name:
         return name
     plain = name.replace("=2C", ",").replace("=3D", "=")

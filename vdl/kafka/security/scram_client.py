@@ -1,9 +1,9 @@
-"""SCRAM (RFC 5802), the client's side: for the commands' own connections.
+"""Client side of SCRAM (RFC 5802), for the commands' own connections.
 
-The server is not believed either: its nonce must begin with ours, the iterations it asks for are
-bounded, and at the end it has to prove that it knows the password's keys.
+The server is not trusted, either: its nonce must begin with ours, its number of iterations is
+bounded, and at the end it must prove that it knows the password's keys.
 
-Must not know: connections.
+Does not depend on connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GS2 = "n,,"
 
 
 class ScramRefused(Exception):
-    """The server is not one that knows the password, or asks for what is not to be given."""
+    """The server does not know the password, or requests something that must be refused."""
 
 
 class ScramConversation:
@@ -38,11 +38,11 @@ class ScramConversation:
         self._exchanged = b""
 
     def first(self) -> bytes:
-        """The client's first message."""
+        """Return the client's first message."""
         return (_GS2 + self._bare).encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """The client's second one. Takes milliseconds. Raises ScramRefused."""
+        """Return the client's second message. Takes milliseconds. Raises ScramRefused."""
         text = server_first.decode("utf-8", "replace")
         match = _SERVER_FIRST.fullmatch(text)
         if match is None or not match[1].startswith(self._nonce) or match[1] == self._nonce:
@@ -63,7 +63,7 @@ class ScramConversation:
         return f"{bare},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, server_final: bytes) -> None:
-        """Whether the server has shown that it knows. Raises ScramRefused."""
+        """Check that the server has proven its knowledge of the password. Raises ScramRefused."""
         server_key = hmac.digest(self._salted, b"Server Key", self._hash)
         expected = hmac.digest(server_key, self._exchanged, self._hash)
         text = server_final.decode("utf-8", "replace")
