@@ -1,1 +1,1 @@
-"""What a request must be allowed before its handler sees it: a rule for each API."""
+"""Permissions that a request needs before its handler runs: rules for each API."""

@@ -1,6 +1,6 @@
 """Rules about consumer groups and their offsets.
 
-Must not know: which API has which rules (`table.py`).
+Does not depend on the rules of each API (`table.py`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def group_operations(check: Check) -> Finish | None:
 def fetched_offsets(check: Check) -> Finish | Refused | None:
     """DESCRIBE on each group; DESCRIBE on each topic.
 
-    Named topics are refused; of all topics of a group, those one may not describe are left out.
+    Named topics are refused; of all topics of a group, those the client may not describe are left
+    out.
     """
     request = check.request
     if check.ctx.api_version < 8:
@@ -123,7 +124,7 @@ def fetched_offsets(check: Check) -> Finish | Refused | None:
 
 
 def _take_refused(check: Check, target: Any) -> list[Any]:
-    """Take the topics one may not describe out of a request, or of a group in it."""
+    """Remove the topics that the client may not describe from a request, or from a group in it."""
     if target.topics is None:
         return []
     allowed: list[Any] = []
@@ -183,7 +184,8 @@ def offset_delete_refusals(check: Check, topics: list[Any], code: ErrorCode) -> 
 def subscribed_topics(check: Check) -> Finish | Refused | None:
     """DESCRIBE on each topic that is subscribed to, or that a pattern matches.
 
-    A member that subscribes by a pattern is not told of topics that it may not describe.
+    In the answer to a member that subscribes by a pattern, topics that it may not describe are left
+    out.
     """
     names = check.request.subscribed_topic_names or ()
     if not all(may_describe(check, name) for name in names):

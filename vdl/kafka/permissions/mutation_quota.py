@@ -1,16 +1,16 @@
-"""The quota on changes of topics: partitions that are made or deleted (KIP-599).
+"""Quota on changes of topics: partitions that are created or deleted (KIP-599).
 
-Newer versions of a request are strict: a topic for which the client has nothing left is refused
-with THROTTLING_QUOTA_EXCEEDED, and those before it are done. Older ones have no place for that: all
-is done, and the connection waits.
+Newer versions of a request are strict: a topic for which the client's quota is used up is refused
+with THROTTLING_QUOTA_EXCEEDED, and the topics before it are changed. Older versions have no such
+error: all topics are changed, and the connection is throttled.
 
-Only what is changed counts, as in Kafka, whose controller counts once it has found nothing wrong.
-Here the catalog decides that, behind a round of Raft: what looks right from here is counted when it
-is asked for, and given back if the answer says that it was not done. What is certainly wrong is
-neither counted nor refused: its client is told what is wrong. Nor is what is only to be validated;
-Kafka's controller counts that, its ZooKeeper mode did not.
+Only actual changes count, as in Kafka, whose controller counts after validation. Here the catalog
+validates, behind a round of Raft. A change that looks valid from here is counted when it is
+requested, and given back if the answer says that it was not made. A change that is certainly
+invalid is neither counted nor refused: its client gets the actual error. A request that is only
+validated is not counted, either; Kafka's controller counts it, its ZooKeeper mode did not.
 
-Must not know: what becomes of a request that is let through.
+Does not depend on what happens to a request that passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vdl.kafka.permissions.rules import Finish, Refused
 
 _CREATE, _DELETE, _GROW = 19, 20, 37
 STRICT_FROM: Mapping[int, int] = {_CREATE: 6, _DELETE: 5, _GROW: 3}
-"""API key → the version from which its client is told of the quota topic by topic."""
+"""API key → first version whose client gets the quota's error for each topic."""
 _DELETE_STATES_FROM = 6
 _MESSAGE = "The throttling quota has been exceeded."
 
@@ -37,14 +37,16 @@ _MESSAGE = "The throttling quota has been exceeded."
 _UNDONE_UNKNOWN = frozenset(
     {ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR}
 )
-"""Answers of what was done, or may have been."""
+"""Errors of changes that were made, or may have been."""
 
 
 def take(
     quotas: ClientQuotas, api: Api, ctx: RequestContext, request: Any
 ) -> tuple[int, Finish | Refused | None]:
-    """Count a request's changes, and take out of it what is too much. For how many milliseconds the
-    connection is to wait, and what becomes of the answer."""
+    """Count a request's changes, and remove from it those beyond the quota.
+
+    Return the throttle time of the connection (ms), and the filter of the answer or its refusal.
+    """
     user, client_id, now_ns = ctx.principal.name, ctx.client_id, ctx.server.clock.now_ns()
     asked = _list_of(api.key, ctx.api_version)
     items = getattr(request, asked)
@@ -100,15 +102,17 @@ def take(
 
 
 class Creation:
-    """Topics that are made because a client asked for them (Metadata). As with Kafka, whose brokers
-    ask the controller for them in the client's name, one for which the client has nothing left is
-    not made: its client is told that there is none, and asks again."""
+    """Topics that are created because a Metadata request named them.
+
+    As with Kafka, whose brokers request them from the controller in the client's name, a topic
+    beyond the client's quota is not created: its client gets an unknown topic, and retries.
+    """
 
     def __init__(self, ctx: RequestContext, names: list[str]) -> None:
         self.names: list[str] = []
-        """Those that may be made; their partitions are counted."""
+        """Topics that may be created; their partitions are counted."""
         self.wait_ms = 0
-        """For how long the connection is to wait."""
+        """Throttle time of the connection."""
         self._ctx = ctx
         self._each = ctx.server.config.num_partitions
         quotas, now_ns = ctx.server.quotas, ctx.server.clock.now_ns()
@@ -122,7 +126,7 @@ class Creation:
             self.names.append(name)
 
     def not_made(self, count: int) -> None:
-        """So many of them were not made after all."""
+        """Give back the quota of `count` topics that were not created."""
         ctx = self._ctx
         quotas = ctx.server.quotas
         if quotas is not None:
@@ -139,20 +143,19 @@ _ANSWERED: Mapping[int, str] = {_CREATE: "topics", _DELETE: "responses", _GROW: 
 
 
 def _name_of(item: Any) -> str | bytes:
-    """What a topic is called in a request: by name, or by id."""
+    """Return a topic's name in a request, or its id if it has no name."""
     name: str | None = item if isinstance(item, str) else item.name
     return bytes(item.topic_id) if name is None else name
 
 
 def _id_of(result: Any) -> bytes:
-    """What it is called in the answer, if not by name. Only a deletion's has an id that was asked
-    for."""
+    """Return the id of a result that has no name. Only a deletion's has an id from the request."""
     found: bytes = getattr(result, "topic_id", b"")
     return found
 
 
 def _counts(ctx: RequestContext, key: int, request: Any, items: list[Any]) -> list[int]:
-    """How many partitions each item changes; 0: none, as is known already."""
+    """Return the number of partitions that each item changes; 0 if it is known to change none."""
     if getattr(request, "validate_only", False):
         return [0] * len(items)
     times = Counter(map(_name_of, items))

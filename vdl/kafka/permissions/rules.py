@@ -1,15 +1,15 @@
-"""The kinds of rule that a request passes before its handler sees it.
+"""Kinds of rules that a request passes before its handler.
 
 A rule may
 
-* refuse the whole request: its answer says so wherever the client looks for an error;
-* take out of the request what the client may not have, and put the refusals into the answer
-  beside what the handler says of the rest. What is left empty never reaches the handler, for which
-  an empty list may mean all there is;
-* take out of the answer what the client may not see.
+* refuse the whole request: the answer has the error in every place where clients look for it;
+* remove from the request what the client may not have, and add the refusals to the handler's
+  answer. A list that becomes empty never reaches the handler, for which an empty list may mean all
+  there is;
+* remove from the answer what the client may not see.
 
-Must not know: which API has which rules (`table.py`), how a decision is made
-(`authorizer.py`), connections.
+Does not depend on the rules of each API (`table.py`), on how a decision is made (`authorizer.py`),
+or on connections.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from vdl.kafka.security.authorizer import Authorizer
 
 Finish = Callable[[Any], Any]
-"""What becomes of the handler's answer: the answer that is sent."""
+"""Filter of the handler's answer; returns the answer that is sent."""
 
 
 @cache
 def _places(of: Any) -> tuple[bool, tuple[str, ...]]:
-    """(whether a struct of an answer has a place for words, its lists that may have some)."""
+    """Return (True if a struct of an answer has an error message, its lists that may have some)."""
     if not is_dataclass(of):
         return False, ()
     names = {field.name for field in fields(of)}
@@ -46,7 +46,7 @@ def _places(of: Any) -> tuple[bool, tuple[str, ...]]:
 
 
 def _has_words(annotation: Any) -> bool:
-    """Whether there is a place for words in what a field holds."""
+    """Return True if the content of a field has an error message."""
     of: Any
     for of in getattr(annotation, "__args__", ()):
         if is_dataclass(of):
@@ -58,7 +58,7 @@ def _has_words(annotation: Any) -> bool:
 
 
 def _say(answer: Any, code: ErrorCode, text: str | None) -> bool:
-    """Set the text beside each place where an answer has the code. Return whether there is one."""
+    """Set the message at each place where an answer has the code. Return True if there is one."""
     kind: Any = type(answer)
     has_place, lists = _places(kind)
     is_said = has_place and answer.error_code == code
@@ -83,19 +83,19 @@ NO_ID = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request does not reach its handler; this is the answer."""
+    """A refused request: it does not reach its handler, and this is the answer."""
 
     answer: Any
 
 
 class _Noted:
-    """What of one kind a request named, and was decided alike."""
+    """Things of one kind that a request named, with the same decision."""
 
     __slots__ = ("count", "names")
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """The first `NAMES_MAX`."""
+        """The first `NAMES_MAX` names."""
         self.count = 0
 
 
@@ -113,7 +113,7 @@ class Check:
         *,
         is_change: bool = False,
     ) -> None:
-        """`is_change`: the API changes something, so that each use of it is noted."""
+        """`is_change`: the API changes something, so each use of it is noted in the audit log."""
         self.authorizer = authorizer
         self.api = api
         self.ctx = ctx
@@ -124,8 +124,10 @@ class Check:
     def may(
         self, operation: AclOperation, resource: AclResource, name: str, *, quietly: bool = False
     ) -> bool:
-        """Whether the client may. `quietly`: it did not ask for just this, so that a refusal is
-        nothing to note."""
+        """Return True if the client may do the operation on the resource.
+
+        `quietly`: the client did not request just this, so a denial is not noted.
+        """
         authorizer = self.authorizer
         before = authorizer.decisions
         is_allowed = authorizer.allows(self.ctx.connection, operation, resource, name)
@@ -142,8 +144,10 @@ class Check:
         return is_allowed
 
     def note(self) -> None:
-        """Note what was decided since the last time, a line for all that was decided alike. What
-        is allowed is new to this connection, or changes something."""
+        """Write the decisions since the last call to the audit log, a line for all of one kind.
+
+        Allowed operations are included if they are new to this connection or change something.
+        """
         audit = self.ctx.server.audit
         if audit is None or not self._noted:
             return
@@ -168,12 +172,11 @@ class Check:
             )
 
     def may_to_cluster(self, operation: AclOperation, *, quietly: bool = False) -> bool:
-        """The same of the cluster."""
+        """As `may`, for the cluster."""
         return self.may(operation, AclResource.CLUSTER, CLUSTER_NAME, quietly=quietly)
 
     def topic_name(self, name: str | None, topic_id: bytes) -> str | None:
-        """The name of a topic that is named, or has this id; None: there is no name, and none of
-        that id."""
+        """Return the name of a topic that is given by name or id; None if there is neither."""
         if topic_id == NO_ID:
             return name or None
         topic = find_topic(self.ctx, bytes(topic_id))
@@ -184,7 +187,8 @@ class Check:
         return Refused(self.failure(self.request, code))
 
     def failure(self, request: Any, code: ErrorCode) -> Any:
-        """The answer that says `code` of all that is in a request, also in words."""
+        """Return an answer with `code` for everything in a request, with a message where
+        possible."""
         version = self.ctx.api_version
         answer = self.api.failure(request, version, code)
         if not isinstance(answer, Reply) and _say(
@@ -192,31 +196,31 @@ class Check:
         ):
             try:
                 self.api.wire.encode_response(answer, version)
-            except EncodeError:  # a version without a place for words
+            except EncodeError:  # a version without error messages
                 _say(answer, code, None)
         return answer
 
 
 Rule = Callable[[Check], "Finish | Refused | None"]
-"""`text_of` says what it asks for."""
+"""A rule. `text_of` describes what it requires."""
 
 Need = tuple[AclOperation, AclResource, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The request as a whole needs this, of the resource that one of its fields names."""
+    """The request as a whole needs an operation on the resource that one of its fields names."""
 
     operation: AclOperation
     resource: AclResource = AclResource.CLUSTER
     field: str = ""
-    """Of the request, the resource's name; empty: the cluster."""
+    """Field of the request with the resource's name; empty for the cluster."""
 
     def __str__(self) -> str:
         return f"{self.operation.name} on {_text(self.resource)}"
 
     def __call__(self, check: Check) -> Refused | None:
-        # An empty name is a name: offsets may be committed for group "".
+        # An empty name is a name, too: offsets may be committed for group "".
         name = getattr(check.request, self.field) or "" if self.field else CLUSTER_NAME
         if check.may(self.operation, self.resource, name):
             return None
@@ -224,24 +228,24 @@ class Needs:
 
 
 NeedOf = Callable[[Check, Any], "Need | None"]
-"""What an element of a request needs; None: nothing."""
+"""Return what an element of a request needs; None if nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """Each element of a list in the request needs something for itself."""
+    """Each element of a list in the request needs a permission of its own."""
 
     text: str
-    """What each needs, in words."""
+    """Description of what each element needs."""
     asked: str
-    """The list in the request."""
+    """Name of the list in the request."""
     answered: str
-    """The list in the response."""
+    """Name of the list in the response."""
     need: NeedOf
     refusals: Callable[[Check, list[Any], ErrorCode], list[Any]] | None = None
-    """Elements of the response for those refused; None: as `api.failure` has them."""
+    """Make elements of the response for refused ones; None to use those of `api.failure`."""
     unless: AclOperation | None = None
-    """What, allowed on the cluster, makes up for all of it."""
+    """Operation that, if allowed on the cluster, replaces all other permissions."""
 
     def __str__(self) -> str:
         return self.text + (f", or {self.unless.name} on the cluster" if self.unless else "")
@@ -265,8 +269,8 @@ class Each:
         parts = [self._refusals(check, code, some) for code, some in refused.items()]
         setattr(check.request, self.asked, allowed)
         if any(part is Reply.CLOSE for part in parts):
-            # A request without an answer: its client learns of an error by the end of the
-            # connection alone, after what it may do was done.
+            # A request without an answer: its client learns of an error only by the end of the
+            # connection, after the allowed part was done.
             return Refused(Reply.CLOSE) if not allowed else _close
         if not allowed:
             response = getattr(check.api.wire, f"{check.api.name}Response")()
@@ -291,7 +295,7 @@ def _close(answer: Any) -> Reply:
 
 
 def text_of(rule: Rule) -> str:
-    """What a rule asks for, in words."""
+    """Return the description of what a rule requires."""
     if isinstance(rule, Needs | Each):
         return str(rule)
     text, _, _ = (rule.__doc__ or "").partition("\n\n")
@@ -303,8 +307,10 @@ def _text(resource: AclResource) -> str:
 
 
 def of_topics(operation: AclOperation, field: str = "name") -> NeedOf:
-    """Elements that name a topic, or have its id. One of an unknown id needs nothing: its handler
-    answers that there is no such topic."""
+    """Return a `NeedOf` for elements that name a topic or have its id.
+
+    An unknown id needs nothing: the handler answers that there is no such topic.
+    """
 
     def need(check: Check, item: Any) -> Need | None:
         name = getattr(item, field, None)
@@ -316,7 +322,7 @@ def of_topics(operation: AclOperation, field: str = "name") -> NeedOf:
 
 
 def of_names(operation: AclOperation, resource: AclResource) -> NeedOf:
-    """Elements that are names."""
+    """Return a `NeedOf` for elements that are names."""
 
     def need(check: Check, item: str) -> Need | None:
         del check
@@ -326,28 +332,28 @@ def of_names(operation: AclOperation, resource: AclResource) -> NeedOf:
 
 
 def each_topic(operation: AclOperation, answered: str = "topics", **more: Any) -> Each:
-    """Each of `topics` needs an operation on that topic."""
+    """Return a rule: each of `topics` needs an operation on that topic."""
     text = f"{operation.name} on each topic"
     return Each(text, "topics", answered, of_topics(operation), **more)
 
 
 def each_group(operation: AclOperation, asked: str, answered: str) -> Each:
-    """Each of a list of groups needs an operation on it."""
+    """Return a rule: each group of a list needs an operation on it."""
     text = f"{operation.name} on each group"
     return Each(text, asked, answered, of_names(operation, AclResource.GROUP))
 
 
 def each_transactional_id(operation: AclOperation, asked: str, answered: str) -> Each:
-    """Each of a list of transactional ids needs an operation on it."""
+    """Return a rule: each transactional id of a list needs an operation on it."""
     text = f"{operation.name} on each transactional id"
     return Each(text, asked, answered, of_names(operation, AclResource.TRANSACTIONAL_ID))
 
 
 def needs_group(operation: AclOperation) -> Needs:
-    """The group of the request."""
+    """Return a rule: the group of the request needs an operation."""
     return Needs(operation, AclResource.GROUP, "group_id")
 
 
 def needs_transactional_id(operation: AclOperation = AclOperation.WRITE) -> Needs:
-    """The transactional id of the request."""
+    """Return a rule: the transactional id of the request needs an operation."""
     return Needs(operation, AclResource.TRANSACTIONAL_ID, "transactional_id")

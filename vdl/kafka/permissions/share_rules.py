@@ -1,6 +1,6 @@
 """Rules about share groups and their offsets (KIP-932).
 
-Must not know: which API has which rules (`table.py`).
+Does not depend on the rules of each API (`table.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Refusals = Callable[[Check, list[Any], ErrorCode], list[Any]]
 
 
 def described_group(check: Check, item: Any) -> Need | None:
-    """DESCRIBE on a group whose offsets are asked for."""
+    """Return the need of a group whose offsets are requested: DESCRIBE."""
     del check
     return AclOperation.DESCRIBE, AclResource.GROUP, item.group_id
 
@@ -25,7 +25,8 @@ def described_group(check: Check, item: Any) -> Need | None:
 def described_share_topics(check: Check) -> Finish:
     """DESCRIBE on each topic.
 
-    Named topics are refused; of all topics of a group, those one may not describe are left out.
+    Named topics are refused; of all topics of a group, those the client may not describe are left
+    out.
     """
     names_all = {group.group_id for group in check.request.groups if group.topics is None}
 
@@ -44,7 +45,7 @@ def described_share_topics(check: Check) -> Finish:
 
 
 def _hidden(check: Check, topic: Any) -> Any:
-    """The refusal of a topic, which says nothing of it."""
+    """Return the refusal of a topic, which reveals nothing about it."""
     wire = check.api.wire
     return wire.DescribeShareGroupOffsetsResponseTopic(
         topic.topic_name,
@@ -59,13 +60,13 @@ def _hidden(check: Check, topic: Any) -> Any:
 
 
 def each_share_topic(refusals: Refusals) -> Each:
-    """Each topic whose offsets are changed needs READ."""
+    """Return a rule: each topic whose offsets are changed needs READ."""
     need = of_topics(AclOperation.READ, "topic_name")
     return Each("READ on each topic", "topics", "responses", need, refusals=refusals)
 
 
 def altered_refusals(check: Check, topics: list[Any], code: ErrorCode) -> list[Any]:
-    """Of AlterShareGroupOffsets."""
+    """Return refused topics as in AlterShareGroupOffsets."""
     wire = check.api.wire
     return [
         wire.AlterShareGroupOffsetsResponseTopic(
@@ -81,7 +82,7 @@ def altered_refusals(check: Check, topics: list[Any], code: ErrorCode) -> list[A
 
 
 def deleted_refusals(check: Check, topics: list[Any], code: ErrorCode) -> list[Any]:
-    """Of DeleteShareGroupOffsets."""
+    """Return refused topics as in DeleteShareGroupOffsets."""
     wire = check.api.wire
     return [
         wire.DeleteShareGroupOffsetsResponseTopic(topic.topic_name, NO_ID, code) for topic in topics

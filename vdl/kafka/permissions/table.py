@@ -1,13 +1,13 @@
-"""What each API needs: the one table of permission. A row stands here for each one of
-`vdl/kafka/api.py`, and a test fails while one is missing.
+"""Table of the permissions that each API needs.
 
-A row is a list of rules (`rules.py`), which a request passes in order before its handler sees it.
-So handlers know nothing of permission, but for what is no part of their request: what a fetch
-session has is asked for where it is read (`may_read`).
+It has a row for each API of `vdl/kafka/api.py`; a test fails if one is missing. A row is a list of
+rules (`rules.py`), which a request passes in order before its handler. So handlers do not check
+permissions, except for what is not in their request: the partitions of a fetch session are checked
+where they are read (`may_read`).
 
 The rules are Kafka's (KafkaApis, ControllerApis, AclApis of 4.3).
 
-Must not know: how a decision is made (`authorizer.py`), connections.
+Does not depend on how a decision is made (`authorizer.py`), or on connections.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 _O = AclOperation
 
 OPEN: tuple[Rule, ...] = ()
-"""Who is connected may."""
+"""Rules of an API that every connected client may use."""
 
 PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     0: (
@@ -172,16 +172,16 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     91: (needs_group(_O.READ), each_share_topic(altered_refusals)),
     92: (needs_group(_O.DELETE), each_share_topic(deleted_refusals)),
 }
-"""API key → its rules."""
+"""Rules by API key."""
 
 CHANGES = frozenset(
     {19, 20, 21, 29, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51, 57, 64, 91, 92}
 )
-"""APIs of which each use is noted in the audit log; of the others, the first by a connection."""
+"""APIs of which each use is noted in the audit log; of the others, a connection's first use is."""
 
 
 def described() -> Iterator[tuple[int, str]]:
-    """(API key, what it needs) in words: docs/permissions.md."""
+    """Yield (API key, description of what it needs), for docs/permissions.md."""
     for key, rules in sorted(PERMISSIONS.items()):
         texts = [text for rule in rules if (text := text_of(rule))]
         yield key, "; ".join(texts) or "nothing"
@@ -190,8 +190,11 @@ def described() -> Iterator[tuple[int, str]]:
 def check_request(
     authorizer: Authorizer, api: Api, ctx: RequestContext, request: Any
 ) -> tuple[Finish, ...] | Refused:
-    """Pass a request through the rules of its API. What it may not have is taken out of it; the
-    answer is to go through what is returned, last first."""
+    """Pass a request through the rules of its API.
+
+    Remove from it what the client may not have. Return the filters that the answer must pass, last
+    one first.
+    """
     finishes: list[Finish] = []
     check = Check(authorizer, api, ctx, request, is_change=api.key in CHANGES)
     for rule in PERMISSIONS[api.key]:
@@ -209,13 +212,13 @@ def check_request(
 
 
 def _noted(check: Check, answer: Any) -> Any:
-    """Note what was decided of the answer, after everything else."""
+    """Note the decisions about the answer, after all other filters."""
     check.note()
     return answer
 
 
 def finished(answer: Any, finishes: Iterable[Finish]) -> Any:
-    """The answer that is sent."""
+    """Return the answer that is sent: `answer` after all filters."""
     for finish in reversed(list(finishes)):
         answer = finish(answer)
     return answer

@@ -1,6 +1,6 @@
 """Rules about delegation tokens (KIP-48, KIP-373).
 
-Must not know: which API has which rules (`table.py`).
+Does not depend on the rules of each API (`table.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def created_token(check: Check) -> Refused | None:
 def own_token(check: Check) -> None:
     """to be its owner, who had it made, or one of its renewers.
 
-    Decided with the token, whose secret the request has.
+    The catalog decides this with the token, whose secret the request contains.
     """
     del check
 

@@ -1,9 +1,10 @@
-"""Rules about topics and their records: what they are called, what is told of them.
+"""Rules about topics and their records: their names, and the information about them in answers.
 
-A topic that one may not describe is not told from one that does not exist: it is left out of lists,
-and refused with error 29 when it is named, whether it exists or not. Its id is not told.
+A topic that the client may not describe is indistinguishable from one that does not exist: it is
+left out of lists, and a request that names it is refused with error 29 in both cases. Its id is not
+revealed.
 
-Must not know: which API has which rules (`table.py`).
+Does not depend on the rules of each API (`table.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from vdl.kafka.context import RequestContext
 
 NOT_ASKED = -(1 << 31)
-"""What one may do, where nobody asked."""
+"""Value of the allowed operations if the request does not include them."""
 _RECORDS_ATTRIBUTES = 22
-"""Where the low byte of the attributes is in a batch, whose format (16) is 2."""
+"""Position of the low byte of the attributes in a batch with magic (at 16) 2."""
 _RECORDS_MAGIC = 16
 _TRANSACTIONAL = 0x10
 _IDS_IN_METADATA_FROM = 12
-"""Before, an answer has no place for a topic without a name, and a request by id is invalid."""
+"""Before this version an answer cannot have a topic without a name, and a request by id is
+invalid."""
 
 # --- records -------------------------------------------------------------------------------------
 
@@ -39,7 +41,7 @@ _IDS_IN_METADATA_FROM = 12
 def transactional_batches(check: Check) -> Refused | None:
     """WRITE on the transactional id, where there is one, in the request or by what a batch says.
 
-    A batch that claims to be transactional needs it whatever the request says.
+    A batch that claims to be transactional needs it, even if the request names no transactional id.
     """
     request = check.request
     name = request.transactional_id
@@ -82,13 +84,14 @@ def producer_id(check: Check) -> Refused | None:
 def fetched_partitions(check: Check) -> None:
     """READ on each topic.
 
-    What a session has is no part of the request: each partition is asked for where it is read.
+    The partitions of a session are not in the request: the permission is checked where each is
+    read.
     """
     del check
 
 
 def may_read(ctx: RequestContext, topic: str) -> bool:
-    """For Fetch: whether its client may read a topic now. Asked at each attempt to read."""
+    """Return True if the client of a Fetch may read a topic now. Called at each attempt to read."""
     authorizer = ctx.server.authorizer
     if authorizer is None:
         return True
@@ -108,7 +111,7 @@ def may_describe(check: Check, topic: str, *, quietly: bool = False) -> bool:
 def metadata(check: Check) -> Finish | Refused | None:
     """DESCRIBE on each topic; to have one created, CREATE on it, or on the cluster.
 
-    Of all topics, those are told that one may describe.
+    If all topics are requested, the answer has those that the client may describe.
     """
     request = check.request
     asked = request.topics
@@ -118,12 +121,12 @@ def metadata(check: Check) -> Finish | Refused | None:
     wire = check.api.wire
     allowed: list[Any] = []
     refused: dict[tuple[str, bytes], Any] = {}
-    """Once each, as the others are answered."""
+    """Refused topics, once each, like the other topics in the answer."""
     for topic in asked:
         name = check.topic_name(topic.name, topic.topic_id)
         is_by_id = topic.topic_id != NO_ID
         if name is None or (is_by_id and check.ctx.api_version < _IDS_IN_METADATA_FROM):
-            allowed.append(topic)  # the handler says what is wrong with it
+            allowed.append(topic)  # the handler sets the error
         elif not may_describe(check, name) or not _may_have_created(check, topic, name):
             refused[name, topic.topic_id] = wire.MetadataResponseTopic(
                 error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -133,7 +136,7 @@ def metadata(check: Check) -> Finish | Refused | None:
         else:
             allowed.append(topic)
     if refused:
-        # The brokers are told to everybody: an empty list of topics asks for them alone.
+        # Every client may see the brokers: an empty list of topics requests them alone.
         request.topics = allowed
     if not allowed and not check.ctx.api_version:
         request.topics = [wire.MetadataRequestTopic(name="")]
@@ -149,7 +152,7 @@ def metadata(check: Check) -> Finish | Refused | None:
 
 
 def _may_have_created(check: Check, topic: Any, name: str) -> bool:
-    """Whether the request may make a topic that does not exist, if it would."""
+    """Return True if the request may create a missing topic, or would not create it."""
     request, ctx = check.request, check.ctx
     would = request.allow_auto_topic_creation or ctx.api_version < 4
     if (
@@ -186,8 +189,8 @@ def _tell_operations(check: Check, answer: Any) -> None:
 def described_topics(check: Check) -> Finish | Refused | None:
     """DESCRIBE on each topic.
 
-    Pages: of those named, so many are judged as a page has at most. What one may not see is taken
-    out before it is cut.
+    Pages: of the named topics, only as many are checked as a page may have. Topics that the client
+    may not see are removed before the page is cut.
     """
     request, wire = check.request, check.api.wire
     cursor = request.cursor
@@ -200,7 +203,8 @@ def described_topics(check: Check) -> Finish | Refused | None:
         if cursor is not None:
             names = [name for name in names if name >= cursor.topic_name]
             if not names or names[0] != cursor.topic_name:
-                request.cursor = None  # of a topic that is gone, or that one may not see any more
+                # its topic was deleted, or is no longer visible to the client
+                request.cursor = None
         if not names:
             return Refused(wire.DescribeTopicPartitionsResponse())
         request.topics = [wire.TopicRequest(name) for name in names]
@@ -209,7 +213,7 @@ def described_topics(check: Check) -> Finish | Refused | None:
     if cursor is not None:
         start = bisect_left(names, cursor.topic_name)
         if names[start : start + 1] != [cursor.topic_name]:
-            return None  # refused as invalid
+            return None  # the handler refuses it as invalid
         names = names[start:]
     page, rest = names[:PAGE_ELEMENTS], names[PAGE_ELEMENTS:]
     allowed = [name for name in page if may_describe(check, name)]
@@ -281,7 +285,7 @@ def created_topics(check: Check) -> Finish | Refused | None:
 def creatable_topics(check: Check) -> Finish | Refused | None:
     """CREATE on each topic, or on the cluster.
 
-    One that is named twice is a mistake, whoever makes it.
+    A topic that is named twice is a mistake, independently of permissions.
     """
     times = Counter(topic.name for topic in check.request.topics)
 
@@ -306,8 +310,8 @@ def _unmade_topics(check: Check, topics: list[Any], code: ErrorCode) -> list[Any
 def deleted_topics(check: Check) -> Finish | Refused | None:
     """DELETE on each topic, or on the cluster.
 
-    By name: who may not describe a topic is refused whether it exists or not. By id: its name is
-    not told to who may not describe it.
+    By name: a topic that the client may not describe is refused, if it exists or not. By id: the
+    answer does not reveal the name to a client that may not describe the topic.
     """
     if check.may_to_cluster(AclOperation.DELETE, quietly=True):
         return None
@@ -320,7 +324,7 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
         name, topic_id = (item.name, item.topic_id) if by_state else (item, NO_ID)
         known = check.topic_name(name, topic_id)
         if not known:
-            allowed.append(item)  # it is told that there is none
+            allowed.append(item)  # the handler answers that it does not exist
             continue
         may_delete = check.may(AclOperation.DELETE, AclResource.TOPIC, known)
         is_visible = may_describe(check, known, quietly=True)
@@ -346,7 +350,7 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
     setattr(request, "topics" if by_state else "topic_names", allowed)
 
     def finish(answer: Any) -> Any:
-        # In order of their names, so that no position tells what was refused for which reason.
+        # Sorted by name, so that positions do not reveal the reasons of refusals.
         answer.responses = sorted(
             [*answer.responses, *refused], key=lambda one: (one.name or "", bytes(one.topic_id))
         )
@@ -369,13 +373,14 @@ _CONFIGS_OF: Mapping[int, AclResource] = {
 
 
 def each_config(operation: AclOperation, answered: str) -> Each:
-    """Each of `resources` needs an operation on what has the settings."""
+    """Return a rule: each of `resources` needs an operation on the resource that has the
+    settings."""
     text = f"{operation.name} on each topic or group, on the cluster for settings of others"
     return Each(text, "resources", answered, _of_configs(operation))
 
 
 def _of_configs(operation: AclOperation) -> NeedOf:
-    """Settings of a resource: on the topic or the group, or on the cluster for all others."""
+    """Return the `NeedOf` of settings: on the topic or group, on the cluster for all others."""
 
     def need(check: Check, item: Any) -> Need | None:
         del check

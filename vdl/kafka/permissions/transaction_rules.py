@@ -1,6 +1,6 @@
 """Rules about transactions.
 
-Must not know: which API has which rules (`table.py`).
+Does not depend on the rules of each API (`table.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from vdl.kafka.permissions.topic_rules import may_describe
 from vdl.state.acls import AclOperation, AclResource
 
 _BATCHED_FROM = 4
-"""AddPartitionsToTxn: from here on it is spoken by brokers."""
+"""AddPartitionsToTxn: first version that only brokers use."""
 
 
 def added_partitions(check: Check) -> Refused | None:
     """WRITE on the transactional id and on each topic; from v4 on CLUSTER_ACTION on the cluster.
 
-    All topics are added or none: those one may write to were not attempted.
+    All topics are added or none, so allowed topics get OPERATION_NOT_ATTEMPTED.
     """
     request = check.request
     if check.ctx.api_version >= _BATCHED_FROM:
