@@ -1,1 +1,1 @@
-"""What bounds clients: memory of requests and answers, quotas."""
+"""Limits of clients: memory of requests and answers, quotas."""

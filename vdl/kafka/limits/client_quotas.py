@@ -1,26 +1,27 @@
-"""What clients may use of this server, and how long they wait who used more (KIP-13, KIP-219).
+"""Quotas of clients, and the throttle times of clients beyond them (KIP-13, KIP-219).
 
-Quotas are in the catalog and enforced by each server for itself, as in Kafka. Without any there is
-no `ClientQuotas`, and nothing is counted. Peers are no clients: what servers send each other is
-never counted.
+Quotas are in the catalog, and each server enforces them separately, as in Kafka. Without any quota
+there is no `ClientQuotas`, and nothing is counted. Peers are not clients: traffic between servers
+is never counted.
 
-Which quota counts is decided for each kind of quota by itself; the first that there is:
+For each kind of quota, the first of these that exists applies:
 
     user and client id; user and the default client id; user; the default user and client id;
     the defaults of both; the default user; client id; the default client id
 
-A quota of users that names no client id is shared by all clients of that user, one without a user
-by all users of that client id; every other pair has its own.
+A quota of users without a client id is shared by all clients of that user, one without a user by
+all users of that client id; every other pair has its own.
 
-Each is a bucket of tokens that fills at the rate of the quota. It holds ten seconds' worth: Kafka
-averages over as long. It may be overdrawn by one request. Then the answer says for how long the
-bucket will be empty, and the connection is not read for that long; what was read before is
-answered. A Fetch that finds the bucket empty is answered without records, at once.
+Each quota is a token bucket that fills at the quota's rate. It holds the tokens of ten seconds, the
+period over which Kafka averages. One request may overdraw it. Then the answer has the time until
+the bucket is no longer overdrawn, and the connection is not read for that long; requests that were
+read before are answered. A Fetch that finds the bucket overdrawn is answered without records, at
+once.
 
-Clients may use any number of names, of any length. The buckets are bounded: full ones tell nothing
-and go first. Of a long name its digest is kept.
+Clients may use any number of names, of any length. The number of buckets is bounded: full ones
+carry no information and are dropped first. A long name is stored as its digest.
 
-Must not know: connections, requests.
+Does not depend on connections or requests.
 """
 
 from __future__ import annotations
@@ -45,22 +46,23 @@ from vdl.state.quotas import (
 )
 
 BURST_SECONDS = 10
-"""How much of its rate an unused quota holds. Kafka: `quota.window.num` less one, of a second."""
+"""Seconds of its rate that an unused quota holds. Kafka: `quota.window.num` less one, of a
+second."""
 REQUEST_THROTTLE_MS_MAX = 1_000
-"""No connection waits longer for the time that requests took, as with Kafka."""
+"""Maximum throttle time for the time that requests took, as with Kafka."""
 THROTTLE_MS_MAX = (1 << 31) - 1
 BUCKETS_MAX = 10_000
 LIMITS_MAX = 10_000
-"""Look-ups that are remembered."""
+"""Maximum of cached look-ups."""
 NAME_CHARS_MAX = 128
-"""Longer names, which clients may choose, are kept as digests of 64 characters."""
+"""Length from which names, which clients may choose, are stored as digests of 64 characters."""
 _SECOND_NS = 1_000 * MS
 _LOOKED_AT_MAX = 8
-"""Oldest buckets that are looked at to find one that is full."""
+"""Oldest buckets that are examined to find a full one."""
 
 
 class Quota(Enum):
-    """What is limited, under the name of its setting."""
+    """Limited resource, by the name of its setting."""
 
     PRODUCE = PRODUCER_BYTE_RATE
     FETCH = CONSUMER_BYTE_RATE
@@ -70,19 +72,19 @@ class Quota(Enum):
 
 
 class Bucket:
-    """Tokens that come at a rate; fewer than none while it is overdrawn."""
+    """Token bucket; the number of tokens is negative while it is overdrawn."""
 
     __slots__ = ("burst", "filled_ns", "rate", "tokens")
 
     def __init__(self, rate: float, now_ns: int) -> None:
         self.rate = rate
-        """Tokens a second."""
+        """Tokens per second."""
         self.burst = rate * BURST_SECONDS
         self.tokens = self.burst
         self.filled_ns = now_ns
 
     def fill(self, rate: float, now_ns: int) -> None:
-        """Bring it up to now; the rate may have changed."""
+        """Add the tokens up to now; the rate may have changed."""
         if rate != self.rate:
             self.tokens *= rate / self.rate
             self.rate = rate
@@ -94,44 +96,44 @@ class Bucket:
 
     @property
     def wait_ms(self) -> int:
-        """For how long it will be overdrawn; 0: it is not."""
+        """Time until it is no longer overdrawn; 0 if it is not overdrawn."""
         if self.tokens >= 0:
             return 0
         return min(THROTTLE_MS_MAX, max(1, round(-self.tokens / self.rate * 1_000)))
 
     def is_full(self, now_ns: int) -> bool:
-        """Whether it is as one that was never used."""
+        """Return True if it is equal to an unused one."""
         passed_ns = now_ns - self.filled_ns
         return self.tokens + self.rate * passed_ns / _SECOND_NS >= self.burst
 
 
 _BucketKey = tuple[Quota, str, str]
-"""(what is limited, user, client id); empty where a quota is shared by all."""
+"""(quota, user, client id); empty strings where a quota is shared by all."""
 _Limit = tuple[float, _BucketKey]
 
 
 class ClientQuotas:
-    """See the module."""
+    """Token buckets of all clients of one server; see the module."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
         self._revision = quotas.revision
         self._limits: dict[tuple[Quota, str, str], _Limit | None] = {}
         self._buckets: OrderedDict[_BucketKey, Bucket] = OrderedDict()
-        """The one used last is the last."""
+        """Buckets, least recently used first."""
         self.throttled = 0
-        """Requests whose connection has to wait."""
+        """Number of requests whose connection was throttled."""
         self.throttled_ms = 0
-        """For how long, all together."""
+        """Sum of all throttle times."""
         self.connections_refused = 0
         self.evicted = 0
-        """Buckets that had to go before they were full."""
+        """Buckets that were dropped before they were full."""
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def use(self, quota: Quota, user: str, client_id: str, amount: float, now_ns: int) -> int:
-        """Take tokens; for how many milliseconds the client is to wait (0: it is not)."""
+        """Take tokens. Return the throttle time of the client (ms; 0 if none)."""
         bucket = self._bucket(quota, user, client_id, now_ns)
         if bucket is None:
             return 0
@@ -141,23 +143,23 @@ class ClientQuotas:
     def give_back(
         self, quota: Quota, user: str, client_id: str, amount: float, now_ns: int
     ) -> None:
-        """Put back tokens that were taken for what was not done."""
+        """Return tokens that were taken for an operation that was not done."""
         bucket = self._bucket(quota, user, client_id, now_ns)
         if bucket is not None:
             bucket.tokens = min(bucket.burst, bucket.tokens + amount)
 
     def wait_ms(self, quota: Quota, user: str, client_id: str, now_ns: int) -> int:
-        """For how long the client has nothing left; 0: it has."""
+        """Return the time until the client may use more (ms); 0 if it may now."""
         bucket = self._bucket(quota, user, client_id, now_ns)
         return 0 if bucket is None else bucket.wait_ms
 
     def burst(self, quota: Quota, user: str, client_id: str) -> float | None:
-        """The most that a client may use at once; None: it has no quota."""
+        """Return the maximum that a client may use at once; None if it has no quota."""
         found = self._limit(quota, user, client_id)
         return None if found is None else found[0] * BURST_SECONDS
 
     def may_connect(self, host: str, now_ns: int) -> bool:
-        """Count a connection from an address, unless it makes too many."""
+        """Count a connection from an address. Return False if the address makes too many."""
         bucket = self._bucket(Quota.CONNECTION, host, "", now_ns)
         if bucket is None:
             return True
@@ -168,7 +170,7 @@ class ClientQuotas:
         return True
 
     def note_throttle(self, wait_ms: int) -> None:
-        """A connection is made to wait."""
+        """Count a connection that is throttled."""
         self.throttled += 1
         self.throttled_ms += wait_ms
 
@@ -189,7 +191,7 @@ class ClientQuotas:
         return bucket
 
     def _evict(self, now_ns: int) -> None:
-        """Forget a full one of the oldest, or the oldest."""
+        """Drop a full one of the oldest buckets, or the oldest one."""
         oldest: list[_BucketKey] = []
         for key, bucket in self._buckets.items():
             if bucket.is_full(now_ns):
@@ -223,14 +225,15 @@ class ClientQuotas:
 
 
 def _kept(name: str) -> str:
-    """By what a name is told from others here; names in the catalog are compared as they are."""
+    """Return the key of a name here; names in the catalog are compared in full."""
     if len(name) <= NAME_CHARS_MAX:
         return name
     return blake2b(name.encode(errors="surrogatepass"), digest_size=32).hexdigest()
 
 
 def _levels(quota: Quota, user: str, client_id: str) -> list[tuple[Entity, _BucketKey]]:
-    """The entities whose quota may count, the strongest first, and whose bucket that would be."""
+    """Return the entities whose quota may apply, by priority, and the key of the bucket for
+    each."""
     kept_user, kept_id = _kept(user), _kept(client_id)
     if quota is Quota.CONNECTION:
         of_all = quota, _kept(network_of(user)), ""

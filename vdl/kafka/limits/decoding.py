@@ -1,13 +1,15 @@
-"""Long requests are decoded in a thread, in turns between those who sent them.
+"""Decoding of long requests in a thread, in fair order of their principals.
 
-To decode 200,000 elements takes a tenth of a second and more. A thread that does it holds the
+Decoding 200,000 elements takes a tenth of a second and more. A thread that does it holds the
 interpreter for a few milliseconds at a time, and the loop goes on. One request is decoded at a
-time: more would not be faster. Those of one asker wait for each other, and others for one of them.
+time, because more would not be faster. Requests of one asker wait for each other; a request of
+another asker waits for at most one of them.
 
-Bytes alone do not tell what is long: those of a Produce are records, which are not looked at then.
-So the loop begins to decode, up to `LOOP_ELEMENTS`, and leaves to the thread what has more.
+The size in bytes does not show how long a request takes: a Produce consists mostly of records,
+which are not decoded then. So the loop begins to decode, up to `LOOP_ELEMENTS`, and passes longer
+requests to the thread.
 
-Must not know: connections, which APIs there are.
+Does not depend on connections or APIs.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from vdl.kafka.fair_queue import FairQueue
 from vdl.kafka.host import Compute
 
 LOOP_BYTES = 32 << 10
-"""A request of no more is decoded on the loop. A Produce may have more: records are not copied."""
+"""Size up to which a request is decoded on the loop. A Produce may be larger, because its records
+are not copied."""
 
 _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 class Decoding:
-    """The decoding of one server. Called on the loop."""
+    """Queue of the requests to decode on one server. Called on the loop."""
 
     __slots__ = ("_compute", "_is_running", "_waiting", "left_loop")
 
@@ -35,11 +38,13 @@ class Decoding:
         self._waiting: FairQueue[_Job] = FairQueue()
         self._is_running = False
         self.left_loop = 0
-        """Requests that were decoded in a thread."""
+        """Number of requests that were decoded in a thread."""
 
     def run(self, asker: str, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Have `job` done in the turn of `asker`; `done` gets its result or exception. It may be
-        called at once."""
+        """Run `job` in the turn of `asker`, and pass its result or exception to `done`.
+
+        `done` may be called within this call.
+        """
         self.left_loop += 1
         self._waiting.put(asker, (job, done))
         self._start()

@@ -1,32 +1,32 @@
-"""Bounds on the memory that clients make a server hold: unanswered requests, answers not yet sent.
+"""Bounds on the memory that clients make a server hold: unanswered requests, unsent answers.
 
 Each of the two has one bound for the whole server. Each connection has an account with both. An
 account is charged *before* memory is taken, so connections of one turn cannot spend the same room
 twice.
 
-Requests (`queued.max.request.bytes`). Counted are whole frames that are not answered, and the
-buffers of frames that still arrive. `SMALL_BYTES` of each connection are not counted: heartbeats,
-metadata and small batches are never held up, and cost nothing here. A connection that needs more
-asks first, and is not read while there is no room. A reserve holds one largest request. It belongs
-to the connection that has waited longest, until its request is whole, then to the next: requests
-that are all incomplete cannot block one another.
+Requests (`queued.max.request.bytes`). Whole frames that are not answered count, and the buffers of
+frames that still arrive. `SMALL_BYTES` of each connection do not count: heartbeats, metadata and
+small batches are never delayed, and cost nothing here. A connection that needs more requests it
+first, and is not read while there is no room. A reserve has room for one request of the maximum
+size. It belongs to the connection that has waited longest, until its request is whole, then to the
+next. So incomplete requests cannot block one another.
 
-A small request may decode to many objects. It counts as `decoded_bytes`, the most that the schema
-of its version allows (`codegen/held.py`), from its start until its answer. Without room it is not
-started; it waits in a queue of its own. A sixteenth of the bound is reserved for requests of
+A small request may decode to many objects. It counts as `decoded_bytes`, the maximum that the
+schema of its version allows (`codegen/held.py`), from its start until its answer. Without room it
+is not started; it waits in a separate queue. A sixteenth of the bound is reserved for requests of
 moderate size. While a request waits, long polls that hold memory are answered early.
 
-Answers (`response.memory_max`). Counted from when an answer is built until the socket has taken it,
-with all memory that its slices keep alive. Each answer is charged before the next one looks for
-room, because one turn may wake many long polls. A connection gets a share of the free room, and
-only a small one until it has taken more bytes than the buffers between server and client hold: it
-may never read. A quarter is reserved for connections that have. Without room, a request with a
-large answer is not started, and a long poll waits.
+Answers (`response.memory_max`). An answer counts from the time it is built until the socket has
+taken it, with all memory that its slices keep alive. Each answer is charged before the next one
+checks for room, because one turn may wake many long polls. A connection gets a share of the free
+room. It gets only a small one until it has taken more bytes than the buffers between server and
+client hold, because it may never read. A quarter is reserved for connections that have. Without
+room, a request with a large answer is not started, and a long poll waits.
 
 While a connection waits for room, those that hold room and make no progress are closed after a
 while: see `Frontend`.
 
-Must not know: requests, answers, sockets.
+Does not depend on requests, answers or sockets.
 """
 
 from __future__ import annotations
@@ -44,52 +44,56 @@ if TYPE_CHECKING:
 SMALL_BYTES = 64 << 10
 """Bytes of one connection, in each direction, that are not counted."""
 MEDIUM_BYTES = 4 << 20
-"""Requests that decode to no more, such as a Fetch of a thousand partitions, have a reserve."""
+"""Decoded size up to which requests may use the moderate reserve, such as a Fetch of a thousand
+partitions."""
 UNCOUNTED_BYTES = 1 << 10
-"""Answers of no more are not counted."""
+"""Size up to which answers are not counted."""
 FIRST_SHARE = 256
-"""A connection that has not proved to read gets at most 1/256 of the room for answers."""
+"""A connection that has not proven to read gets at most 1/256 of the room for answers."""
 PROOF_SHARES = 16
-"""It has proved it when it has taken 16 times as much in all."""
+"""It has proven it when it has taken 16 times as much in all."""
 SHARE = 8
 """A connection gets at most an eighth of the free room."""
 WOKEN_MAX = 4
-"""When room is freed, the connections that have waited longest are tried, this many at a time."""
+"""When room is freed, up to this number of connections are tried at a time, longest wait first."""
 
 DECODED_FROM_BYTES = 512
-"""A request of no more is decoded to little: no byte of a request becomes more than 128."""
+"""Size up to which a request decodes to little: no byte of a request becomes more than 128."""
 _ELEMENTS_BYTES_MAX = ELEMENTS_MAX * 650
 _TEXT_FACTOR = 4
-"""Text of which one character needs four bytes has four for each."""
+"""A text in which one character needs four bytes takes four for every character."""
 _PASSED_ON_ELEMENT_BYTES = 256
 PARTITIONS_FROM_BYTES = 4 << 10
-"""A Produce below that has not many partitions."""
+"""A Produce below this size does not have many partitions."""
 _PARTITION_BYTES = 320
 
 
 def decoded_bytes(count: int, api_key: int, version: int, *, passed_on: bool) -> int:
-    """What a request of `count` bytes takes at most beside its frame, decoded and while it is under
-    way; 0 if little. `passed_on`: it is mostly bytes that are passed on, once more in a command
-    (`Api.passed_on`). Of Produce see `partitions_bytes`."""
+    """Return the maximum that a request of `count` bytes takes beside its frame; 0 if little.
+
+    That is its decoded form, and what it takes while it is under way. `passed_on`: it consists
+    mostly of bytes that are copied into a command (`Api.passed_on`). For Produce see
+    `partitions_bytes`.
+    """
     if passed_on:
         decoded = 2 * count
     else:
         factors, (first, last) = HELD[api_key], VERSIONS[api_key]
-        # A version that is not known is answered without being decoded.
+        # An unknown version is answered without being decoded.
         factor = factors[version - first] if first <= version <= last else 1
         decoded = min(factor * count, _TEXT_FACTOR * count + _ELEMENTS_BYTES_MAX)
     return decoded if decoded > SMALL_BYTES else 0
 
 
 def passed_on_bytes(elements: Sized) -> int:
-    """What `decoded_bytes` could not know before such a request was decoded: its elements may be
-    small."""
+    """Return the bytes that `decoded_bytes` cannot estimate: a request that is passed on may have
+    many small elements."""
     decoded = _PASSED_ON_ELEMENT_BYTES * len(elements)
     return decoded if decoded > SMALL_BYTES else 0
 
 
 def partitions_bytes(produce: ProduceRequest) -> int:
-    """What a Produce takes for its topics and partitions, beside its frame; 0 if little."""
+    """Return the bytes that a Produce takes for its topics and partitions; 0 if little."""
     count = len(produce.topic_data)
     for topic in produce.topic_data:
         count += len(topic.partition_data)
@@ -98,7 +102,7 @@ def partitions_bytes(produce: ProduceRequest) -> int:
 
 
 class Memory:
-    """One bound: bytes used, and a queue for room, longest wait first."""
+    """One bound: bytes in use, and a queue for room, longest wait first."""
 
     __slots__ = ("_waiting", "limit", "peak", "used", "waits")
 
@@ -107,16 +111,16 @@ class Memory:
         self.used = 0
         self.peak = 0
         self.waits = 0
-        """How often a connection had to wait for room."""
+        """Number of times that a connection had to wait for room."""
         self._waiting: dict[object, Callable[[], None]] = {}
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """Number of connections that wait for room."""
         return len(self._waiting)
 
     def change(self, delta: int) -> None:
-        """`delta` bytes more are held, or fewer."""
+        """Change the bytes in use by `delta`."""
         self.used += delta
         assert self.used >= 0, self.used
         if delta > 0:
@@ -125,8 +129,10 @@ class Memory:
             self._wake()
 
     def wait(self, who: object, callback: Callable[[], None]) -> None:
-        """Queue for room: `callback` runs whenever there may be some, until `leave`. It must only
-        note that. A second call keeps the place in the queue."""
+        """Queue for room: `callback` runs whenever there may be some, until `leave`.
+
+        The callback must only note that. A second call keeps the place in the queue.
+        """
         if who not in self._waiting:
             self.waits += 1
         self._waiting[who] = callback
@@ -137,7 +143,7 @@ class Memory:
             self._wake()
 
     def _has_room(self) -> bool:
-        """Whether it is worth a look of those that wait."""
+        """Return True if waiting connections should check for room."""
         return self.used < self.limit
 
     def _wake(self) -> None:
@@ -146,7 +152,7 @@ class Memory:
 
 
 class RequestMemory(Memory):
-    """The bound of requests. `reserve` of it is kept for `first`."""
+    """Bound of requests. Its `reserve` is kept for `first`."""
 
     __slots__ = (
         "_moderate",
@@ -162,31 +168,35 @@ class RequestMemory(Memory):
         super().__init__(limit)
         assert request_bytes_max < limit, (request_bytes_max, limit)
         self.reserve = request_bytes_max + SMALL_BYTES
-        """Its length and the chunk it began in come to a largest request."""
+        """Room for a request of the maximum size, with its length and the chunk in which it
+        began."""
         self.moderate_reserve = min(limit - self.reserve, limit // 16)
         """Bytes that only requests of moderate size may take."""
         self.moderate_used = 0
         self._starting: dict[object, Callable[[], None]] = {}
-        """Waiting for room to start a request. They need much at once, so they have a queue of
-        their own: in one queue they would block requests that arrive piece by piece."""
+        """Connections that wait for room to start a request. They need much at once, so they have a
+        separate queue: in one queue they would block requests that arrive piece by piece."""
         self._moderate: dict[object, Callable[[], None]] = {}
-        """Those of `_starting` that may take the moderate reserve. The others may wait longer."""
+        """Members of `_starting` that may take the moderate reserve. The others may wait longer."""
         self._starts_are_next = False
-        """Which queue is tried first."""
+        """True if the queue of starts is tried first."""
         self.first: object = None
-        """The connection that owns the reserve: it is read to the end of its request."""
+        """Connection that owns the reserve: it is read to the end of its request."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting) + len(self._starting)
 
     def may_have(self, who: object, more: int, *, is_alone: bool) -> bool:
-        """Whether `who` may take `more` bytes. `is_alone`: it holds only the request that arrives.
-        A connection with other requests under way waits for their answers, not in the queue."""
+        """Return True if `who` may take `more` bytes.
+
+        `is_alone`: it holds only the arriving request. A connection with other requests under way
+        waits for their answers, not in the queue.
+        """
         return self._may_have(who, more, self._waiting, is_alone=is_alone)
 
     def may_start(self, who: object, more: int) -> bool:
-        """Whether `who` may start a request that decodes to `more` bytes."""
+        """Return True if `who` may start a request that decodes to `more` bytes."""
         return self._may_have(who, more, self._starting, is_alone=True)
 
     def wait_to_start(self, who: object, callback: Callable[[], None], more: int) -> None:
@@ -198,7 +208,7 @@ class RequestMemory(Memory):
             self._moderate[who] = callback
 
     def leave_arriving(self, who: object) -> None:
-        """Leave the queue of reading; it may still wait to start a request."""
+        """Leave the queue for reading; `who` may still wait to start a request."""
         super().leave(who)
 
     def leave(self, who: object) -> None:
@@ -210,7 +220,7 @@ class RequestMemory(Memory):
         super().leave(who)
 
     def change(self, delta: int) -> None:
-        """`delta` bytes more are held, or fewer."""
+        """Change the bytes in use by `delta`."""
         super().change(delta)
         if delta < 0 and self._starting and not self._waiting and self._has_room():
             self._wake()
@@ -229,17 +239,18 @@ class RequestMemory(Memory):
         if self.has_room_for(more):
             return True
         if not is_alone:
-            return False  # also who is first: else it would be for as long as it has requests
+            # even if it is first: otherwise it would stay first as long as it has requests
+            return False
         if self.first is None and next(iter(line), who) is who:
             self.first = who
         return self.first is who
 
     def has_room_for(self, more: int) -> bool:
-        """Whether `more` bytes are free for any connection."""
+        """Return True if `more` bytes are free for any connection."""
         return self.used + more <= self.limit - self.reserve - self.moderate_reserve
 
     def take_moderate(self, count: int) -> bool:
-        """Take `count` bytes of the moderate reserve, if it has them. They count as `used`, too."""
+        """Take `count` bytes of the moderate reserve if it has them. They count as `used`, too."""
         if count > MEDIUM_BYTES or self.moderate_used + count > self.moderate_reserve:
             return False
         self.moderate_used += count
@@ -260,7 +271,7 @@ class RequestMemory(Memory):
         return self.first is None or self.used < self.limit - self.reserve - self.moderate_reserve
 
     def finished(self, who: object) -> None:
-        """It holds little again: the reserve goes to the next connection."""
+        """Pass the reserve on to the next connection, because `who` holds little again."""
         if self.first is who:
             self.first = None
             self._starts_are_next = not self._starts_are_next
@@ -268,18 +279,18 @@ class RequestMemory(Memory):
 
 
 class AnswerMemory(Memory):
-    """The bound of answers."""
+    """Bound of answers."""
 
     __slots__ = ("_proved", "ample", "first")
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self._proved: dict[object, Callable[[], None]] = {}
-        """Waiting connections that have proved to read: only they may take the reserve."""
+        """Waiting connections that have proven to read: only they may take the reserve."""
         self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
-        """The most that a connection gets which has not proved to read."""
+        """Maximum of a connection that has not proven to read."""
         self.ample = limit // 2
-        """While no more is used, every connection may have an answer built."""
+        """Bytes in use up to which every connection may have an answer built."""
 
     def account(self) -> AnswerAccount:
         return AnswerAccount(self)
@@ -303,26 +314,26 @@ class AnswerMemory(Memory):
 
 
 class AnswerAccount:
-    """One connection's part of the room for answers."""
+    """One connection's account of the room for answers."""
 
     __slots__ = ("_memory", "held", "reserved", "taken")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
         self.held = 0
-        """Charged for answers that wait for the socket."""
+        """Bytes charged for answers that wait for the socket."""
         self.reserved = 0
-        """Charged for the one that is being built, if it is."""
+        """Bytes charged for the answer that is being built, if any."""
         self.taken = 0
-        """Bytes of answers that the socket took, since it last stopped taking them."""
+        """Bytes of answers that the socket took since it last stopped taking them."""
 
     @property
     def has_proved(self) -> bool:
-        """Whether it has shown that it reads."""
+        """True if the connection has proven that it reads."""
         return self.taken >= PROOF_SHARES * self._memory.first
 
     def limit(self) -> int:
-        """Bytes that an answer may have now; 0: none, wait."""
+        """Return the bytes that an answer may have now; 0 if it must wait."""
         memory = self._memory
         room = memory.limit - memory.used
         has_proved = self.taken >= PROOF_SHARES * memory.first  # as above, without a call
@@ -336,28 +347,29 @@ class AnswerAccount:
         return share if share >= SMALL_BYTES else min(room, SMALL_BYTES)
 
     def reserve(self, count: int) -> None:
-        """Reserve `count` bytes for the answer that is being built, in place of what was before."""
+        """Reserve `count` bytes for the answer that is being built, in place of the last
+        reservation."""
         change = count - self.reserved
         self.reserved = count
         if change:
             self._memory.change(change)
 
     def hold(self, count: int) -> None:
-        """`count` bytes of answers wait for the socket."""
+        """Charge `count` bytes of answers that wait for the socket, in place of the last charge."""
         change = count - self.held
         self.held = count
         if change:
             self._memory.change(change)
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """`callback` when there may be room."""
+        """Queue for room; `callback` runs when there may be some."""
         self._memory.wait_for_room(self, callback)
 
     def stop_waiting(self) -> None:
         self._memory.leave(self)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Release everything, because the connection is gone."""
         self._memory.leave(self)
         self.reserve(0)
         self.hold(0)

@@ -1,16 +1,18 @@
-"""Patterns that clients choose: matched in a thread of its own, in turns between the askers.
+"""Matching of patterns that clients choose, in a separate thread, in fair order of the askers.
 
-What a pattern costs is bounded (`vdl.patterns`), but it is much beside what a request costs. So:
+The cost of a pattern is bounded (`vdl.patterns`), but it is high compared with that of a request.
+So:
 
 * Nothing is compiled or matched on the event loop.
-* One thread does it, in slices of `SLICE_STEPS`. After each slice another asker has its turn.
-* An asker rests `REST` times as long as its slices took: it never has more than a quarter of a
-  processor. An asker with little to do does not notice.
-* Only `WAITING_OF_ONE_MAX` questions of an asker wait, and `WAITING_MAX` in all; more are refused.
+* One thread does the work, in slices of `SLICE_STEPS`. After each slice another asker has its turn.
+* An asker rests `REST` times as long as its slices took, so it never has more than a quarter of a
+  processor. An asker with little work is not delayed.
+* At most `WAITING_OF_ONE_MAX` questions of an asker wait, and `WAITING_MAX` in all; more are
+  refused.
 * A pattern that takes longer than `CPU_NS_MAX` with the texts of one question is refused.
-* What was refused or accepted last is remembered: to ask again costs nothing.
+* The latest results of checks are cached, so checking a pattern again costs nothing.
 
-Must not know: who the askers are, what is matched.
+Does not depend on the identity of askers, or on the texts that are matched.
 """
 
 from __future__ import annotations
@@ -25,35 +27,35 @@ from vdl.kafka.host import Compute
 from vdl.patterns import PATTERN_BYTES_MAX, BadPattern, Pattern, compile_pattern
 
 SLICE_STEPS = 4_000_000
-"""Steps of RE2, at most, after which another asker has its turn: 20 ms at the worst."""
+"""Maximum of RE2's steps after which another asker has its turn: 20 ms at the worst."""
 COMPILE_STEPS = 500
-"""Steps that compiling a byte of a pattern counts for."""
+"""Number of steps that compiling a byte of a pattern counts as."""
 REST = 3
 REST_NS_MIN = 5 * MS
-"""An asker that would rest for less goes on."""
+"""An asker that would rest for less continues at once."""
 CPU_NS_MAX = 2_000 * MS
 WAITING_MAX = 1_000
 WAITING_OF_ONE_MAX = 100
 ASKERS_MAX = 1_000
-"""Askers of whom it is remembered that they rest."""
+"""Maximum of askers whose rest is remembered."""
 COMPILED_MAX = 32
-"""Compiled patterns that are kept; each takes up to `MEMORY_MAX` bytes."""
+"""Maximum of compiled patterns that are kept; each takes up to `MEMORY_MAX` bytes."""
 KNOWN_MAX = 1_024
-"""Patterns that are known to be sound, and as many that are not."""
+"""Maximum of patterns known to be valid, and of those known to be invalid."""
 
 Found = list[str] | BadPattern
-"""The texts that match all of a pattern, in the order they were given; or why it is refused."""
+"""Texts that match the whole pattern, in the order given; or the reason of its refusal."""
 Question = tuple[str, Collection[str]]
 """A pattern, and texts."""
 Value = TypeVar("Value")
 
 
 class TooSlow(BadPattern):
-    """A pattern that is sound, and takes too long with these texts."""
+    """A valid pattern that takes too long with these texts."""
 
 
 class Asked:
-    """Questions of one asker, or of several who ask the same. Changed by `PatternWork` alone."""
+    """Questions of one asker, or of several with the same ones. Changed only by `PatternWork`."""
 
     __slots__ = ("askers", "at", "done", "found", "is_over", "questions", "spent_ns", "texts")
 
@@ -62,72 +64,74 @@ class Asked:
         self.done = done
         self.askers: set[str] = set()
         self.found: list[Found] = []
-        """By question, as far as there are answers."""
+        """Answers so far, in the order of the questions."""
         self.texts: list[str] = []
-        """Those of the present question that match."""
+        """Matching texts of the present question."""
         self.at = 0
-        """How many texts of the present question were looked at."""
+        """Number of texts of the present question that were matched."""
         self.spent_ns = 0
-        """On the present question."""
+        """Processor time spent on the present question."""
         self.is_over = False
 
     def cancel(self) -> None:
-        """The answer is not wanted any more."""
+        """Note that the answer is not wanted any more."""
         self.is_over = True
 
 
 class _Asker:
-    """One whose questions wait, or that rests."""
+    """An asker with waiting questions, or that rests."""
 
     __slots__ = ("rested_ns", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Asked] = deque()
         self.rested_ns = 0
-        """It rests until then (ns, the clock's)."""
+        """End of its rest (ns, the clock's)."""
 
 
 class PatternWork:
-    """See the module. Called on the loop."""
+    """Queue of questions and cache of their results; see the module. Called on the loop."""
 
     def __init__(
         self, compute: Compute, clock: Clock, cpu_ns: Callable[[], int] = lambda: 0
     ) -> None:
-        """`compute`: the thread. `cpu_ns`: processor time of the thread it is called in (ns); the
-        default is for servers on virtual time."""
+        """`compute` runs a job in the thread. `cpu_ns` returns the processor time of the calling
+        thread (ns); the default is for servers on virtual time."""
         self._compute = compute
         self._clock = clock
         self._cpu_ns = cpu_ns
         self._askers: OrderedDict[str, _Asker] = OrderedDict()
-        """In the order of their turns."""
+        """Askers in the order of their turns."""
         self._waiting = 0
         self._is_running = False
         self._is_starting = False
         self._timer: Timer | None = None
         self._compiled: OrderedDict[str, Pattern] = OrderedDict()
-        """Use: by the one slice that runs, only."""
+        """Use: only by the running slice."""
         self._sound: OrderedDict[str, None] = OrderedDict()
         self._refused: OrderedDict[str, BadPattern] = OrderedDict()
         self.slices = 0
         self.compiles = 0
         self.matches = 0
-        """Texts that were looked at."""
+        """Number of texts that were matched."""
 
     # --- what is known -----------------------------------------------------------------------
     def refusal(self, pattern: str) -> BadPattern | None:
-        """Return why the pattern is refused, if that is known."""
+        """Return the reason why the pattern is refused, if it is known."""
         if len(pattern) > PATTERN_BYTES_MAX:
             return BadPattern(pattern[:80], f"more than {PATTERN_BYTES_MAX} bytes")
         return self._refused.get(pattern)
 
     def knows(self, pattern: str) -> bool:
-        """Return whether the pattern was checked, and that is remembered."""
+        """Return True if the result of checking the pattern is known."""
         return pattern in self._sound or self.refusal(pattern) is not None
 
     # --- questions ---------------------------------------------------------------------------
     def check(self, asker: str, patterns: Iterable[str], done: Callable[[], None]) -> bool:
-        """Have patterns compiled, then `done()`: `refusal` says which are not sound. False: too
-        much waits."""
+        """Compile patterns, then call `done`; `refusal` returns the errors of invalid ones.
+
+        Return False, without calling `done`, if too many questions wait.
+        """
         unknown = [(one, ()) for one in dict.fromkeys(patterns) if not self.knows(one)]
         if not unknown:
             done()
@@ -137,8 +141,11 @@ class PatternWork:
     def match(
         self, asker: str, questions: Sequence[Question], done: Callable[[list[Found]], None]
     ) -> Asked | None:
-        """Have texts matched, then `done` with the answer to each question; it may be called at
-        once. None: too much waits, and `done` is not called."""
+        """Match texts, then call `done` with the answer to each question.
+
+        `done` may be called within this call. Return None, without calling `done`, if too many
+        questions wait.
+        """
         present = self._askers.get(asker)
         waiting = 0 if present is None else len(present.waiting)
         if self._waiting >= WAITING_MAX or waiting >= WAITING_OF_ONE_MAX:
@@ -148,8 +155,12 @@ class PatternWork:
         return asked
 
     def join(self, asker: str, asked: Asked) -> None:
-        """Have it answered, however much waits: in the turn of any of its askers. For patterns that
-        were let in, which are bounded elsewhere."""
+        """Queue a question under one more asker, without a limit.
+
+        It is answered in the turn of any of its askers.
+
+        Used for patterns that were accepted before, whose number is bounded elsewhere.
+        """
         if asked.is_over or asker in asked.askers:
             return
         asked.askers.add(asker)
@@ -175,7 +186,8 @@ class PatternWork:
         self._is_starting = False
 
     def _next(self) -> tuple[str, Asked] | None:
-        """Take the next question of the first asker that need not rest; if all rest, wait."""
+        """Take the next question of the first asker that need not rest; if all rest, set a
+        timer."""
         now_ns = self._clock.now_ns()
         first_ns: int | None = None
         for name, asker in list(self._askers.items()):
@@ -207,7 +219,7 @@ class PatternWork:
         self._is_running = False
         self.slices += 1
         if isinstance(spent, BaseException):
-            # The pattern was a client's: no exception that it causes may end the server.
+            # The pattern is a client's: an exception that it causes must not end the server.
             self._answer(asked, BadPattern(asked.questions[len(asked.found)][0], repr(spent)))
         else:
             now_ns = self._clock.now_ns()
@@ -234,7 +246,7 @@ class PatternWork:
 
     # --- in the thread -----------------------------------------------------------------------
     def _slice(self, asked: Asked) -> int:
-        """Do one slice; return the processor time it took (ns)."""
+        """Run one slice in the thread. Return the processor time it took (ns)."""
         began_ns = self._cpu_ns()
         left, spent_ns = SLICE_STEPS, 0
         while left > 0 and len(asked.found) < len(asked.questions) and not asked.is_over:
@@ -248,7 +260,7 @@ class PatternWork:
         return spent_ns
 
     def _do_some(self, asked: Asked, left: int) -> int:
-        """Go on with the present question; return the steps it took, about."""
+        """Continue with the present question. Return the approximate number of steps taken."""
         pattern, texts = asked.questions[len(asked.found)]
         taken = 0
         compiled = self._compiled.get(pattern)
@@ -278,7 +290,7 @@ class PatternWork:
 
 
 def _put(kept: OrderedDict[str, Value], key: str, value: Value, count_max: int) -> None:
-    """Keep a value as the newest; the oldest goes."""
+    """Store a value as the newest, and drop the oldest if there are too many."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > count_max:

@@ -1,11 +1,11 @@
-"""What a request may name again.
+"""Bound on repeated names in a request.
 
-Kafka answers what is named twice twice, and so do we. But a name of ten bytes may stand for
-megabytes of answer, and a request has room for a million names: without a bound a small request
-makes an answer that no memory holds. What is named once needs none: all names together stand for no
-more than the server knows.
+Kafka answers a name that is repeated each time, and so does this server. But a name of ten bytes
+may select megabytes of answer, and a request has room for a million names: without a bound a small
+request could produce an answer beyond all memory. Names that occur once need no bound: all of them
+together select no more than the server's state.
 
-Must not know: APIs, what the names stand for.
+Does not depend on APIs, or on the meaning of names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 REPEATS_MAX = 10
-"""Of what may be large: a group, a transaction."""
+"""Repetitions of names with a large answer: a group, a transaction."""
 
 
 class Repeats:
@@ -26,7 +26,7 @@ class Repeats:
         self._named: set[Hashable] = set()
 
     def refuses(self, name: Hashable) -> bool:
-        """Whether this name was there before, and too many were."""
+        """Return True if this name was there before, and there are too many repetitions."""
         if name not in self._named:
             self._named.add(name)
             return False
