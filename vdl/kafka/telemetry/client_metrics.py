@@ -1,17 +1,17 @@
-"""Metrics that clients push: what each is asked for, what arrived, what is exported (KIP-714).
+"""Metrics that clients push: subscriptions of each client, pushed values, export (KIP-714).
 
-Subscriptions are settings in the catalog, so every server asks a client
-for the same, under the same id: a client may push to a server that it never asked. What this server
-remembers of a client is when it last asked and pushed, and it forgets those silent for longest.
+Subscriptions are settings in the catalog, so every server requests the same metrics from a client,
+under the same id: a client may push to a server that it never queried. This server remembers when a
+client last queried and pushed; it forgets the clients that have been silent longest.
 
-What is pushed is summed up here by metric and client id, and shown on the operations port. That is
-bounded: `SERIES_MAX` numbers, those that came first; and those of a client go when it has not
-pushed for `INTERVALS_KEPT` of its intervals.
+Pushed values are summed up here by metric and client id, and exported on the operations port. Their
+number is bounded: `SERIES_MAX` series, first come first served. The series of a client are dropped
+when it has not pushed for `INTERVALS_KEPT` of its intervals.
 
-Which subscriptions are for a client is decided by patterns of administrators. They are matched off
-the loop (`choose`), once for a client while the settings stay as they are.
+Patterns of administrators select the clients of a subscription. They are matched off the loop
+(`choose`), once for a client while the settings do not change.
 
-Must not know: requests, the wire format, how the numbers are shown.
+Does not depend on requests, the wire format, or the form of the export.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ SELECTORS = (
     "client_source_address",
     "client_source_port",
 )
-"""What a subscription may choose its clients by."""
+"""Attributes of clients by which a subscription may select them."""
 
 CLIENTS_MAX = 16_384
 """As in Kafka."""
 SERIES_MAX = 500
-"""Numbers that are exported: the port's answer is made in one piece."""
+"""Maximum of exported series: the port's answer is built in one piece."""
 SERIES_OF_A_CLIENT_MAX = 100
-"""So that one client does not take all."""
+"""Maximum of series of one client, so that others have room."""
 INTERVALS_KEPT = 3
 KEPT_MS_MIN = 60_000
 SELECTED_CHARS_MAX = 256
-"""Of what a client says of itself; patterns see no more."""
+"""Length to which a client's attributes are cut; patterns see no more."""
 ALL_METRICS = "*"
 _NEVER_NS = -1 << 62
 _SUBSCRIPTION_ID_MASK = 0x7FFFFFFF
@@ -61,7 +61,7 @@ _SUBSCRIPTION_ID_MASK = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One resource of the catalog."""
+    """One subscription in the catalog."""
 
     name: str
     metrics: tuple[str, ...]
@@ -72,41 +72,41 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one client is asked for."""
+    """Metrics that one client should push."""
 
     subscription_id: int
     interval_ms: int
     metrics: tuple[str, ...]
-    """Prefixes of names; `*` alone: all; empty: none."""
+    """Prefixes of names; `*` alone for all, empty for none."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """What is remembered of a client instance."""
+    """State of a client instance."""
 
     asked: Asked
     revision: int
-    """Of the settings that `asked` is by."""
+    """Revision of the settings from which `asked` was made."""
     got_ns: int = _NEVER_NS
-    """When it asked last, here."""
+    """Time of its last query here."""
     pushed_ns: int = _NEVER_NS
     is_terminating: bool = False
     may_ask: bool = False
-    """Whether it was told to ask again, however soon."""
+    """True if it may query again at once, because it was refused with a request to do so."""
 
 
 @dataclass(slots=True)
 class _Pushed:
-    """What clients of one id pushed."""
+    """Values pushed by clients of one id."""
 
     until_ns: int = 0
-    """When it goes, unless more comes."""
+    """Time when they are dropped, unless more are pushed."""
     numbers: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
-    """(metric, attributes) → number, whether it is a counter."""
+    """(metric, attributes) → (value, True for a counter)."""
 
 
 class ClientMetrics:
-    """See the module."""
+    """Subscriptions of clients and the metrics they pushed; see the module."""
 
     __slots__ = (
         "_clients",
@@ -124,16 +124,16 @@ class ClientMetrics:
         self._subscriptions: list[Subscription] = []
         self._revision = -1
         self._clients: OrderedDict[bytes, _Client] = OrderedDict()
-        """By instance id, the one silent for longest first."""
+        """State by instance id, the one silent longest first."""
         self._pushed: dict[str, _Pushed] = {}
-        """By client id."""
+        """Pushed values by client id."""
         self._count = 0
-        """Numbers in it."""
+        """Number of series in `_pushed`."""
         self.pushes = 0
         self.pushes_refused = 0
         self.points = 0
         self.points_dropped = 0
-        """Beyond the bounds."""
+        """Points beyond the bounds."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -148,9 +148,11 @@ class ClientMetrics:
         asker: str,
         done: Callable[[], None],
     ) -> bool:
-        """Find the subscriptions that are for a client, then `done()`, which may be at once: it may
-        call `ask` or `check_push`. `client`: what it says of itself, by selector. False: too many
-        patterns wait to be matched."""
+        """Match the subscriptions of a client, then call `done`, perhaps within this call.
+
+        `done` may call `ask` or `check_push`. `client` has the client's attributes by selector.
+        Return False if too many patterns wait to be matched.
+        """
         self._follow(resources)
         known = self._clients.get(instance_id)
         if known is not None and known.revision == self._revision:
@@ -169,7 +171,8 @@ class ClientMetrics:
             chosen = []
             for one in subscriptions:
                 own = list(islice(answers, len(one.match)))
-                # A pattern that an earlier version took, and this one does not, matches no client.
+                # A pattern that an earlier version accepted, and this one refuses, matches no
+                # client.
                 if all(isinstance(answer, list) and answer for answer in own):
                     chosen.append(one)
             self._choose(instance_id, _union(chosen), revision)
@@ -191,13 +194,15 @@ class ClientMetrics:
             self._clients.popitem(last=False)
 
     def has_subscriptions(self, resources: ResourceConfigs) -> bool:
-        """Return whether any client is asked for anything."""
+        """Return True if any subscription has metrics."""
         self._follow(resources)
         return any(one.metrics for one in self._subscriptions)
 
     def ask(self, instance_id: bytes, now_ns: int) -> Asked:
-        """Return what a client is to push; its subscriptions are chosen. Raises KafkaError: it
-        asked too soon."""
+        """Return the metrics that a client should push. Raises KafkaError if it queried too soon.
+
+        `choose` must have been called.
+        """
         known = self._clients[instance_id]
         too_soon = now_ns - known.got_ns < known.asked.interval_ms * MS
         if too_soon and not known.may_ask:
@@ -214,8 +219,10 @@ class ClientMetrics:
         subscription_id: int,
         is_terminating: bool,
     ) -> Asked:
-        """Return what a client is asked for that may push now, by this id; its subscriptions are
-        chosen. Raises KafkaError."""
+        """Return the metrics requested from a client that may push now, by this subscription id.
+
+        `choose` must have been called. Raises KafkaError if the client may not push.
+        """
         known = self._clients[instance_id]
         if known.is_terminating:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "it has pushed its last metrics before")
@@ -230,7 +237,7 @@ class ClientMetrics:
         return known.asked
 
     def refused_compression(self, instance_id: bytes) -> None:
-        """The client has to ask what it may compress with."""
+        """Let the client query again, to learn the accepted compression types."""
         known = self._clients.get(instance_id)
         if known is not None:
             known.may_ask = True
@@ -249,7 +256,7 @@ class ClientMetrics:
     def take(
         self, client_id: str, points: Iterable[Point], *, now_ns: int, interval_ms: int
     ) -> None:
-        """Add what a client pushed, which does so at this interval."""
+        """Add the points of a push. The client pushes at this interval."""
         self._forget(now_ns)
         pushed = self._pushed.setdefault(client_id[:SELECTED_CHARS_MAX], _Pushed())
         pushed.until_ns = now_ns + max(KEPT_MS_MIN, INTERVALS_KEPT * interval_ms) * MS
@@ -270,12 +277,12 @@ class ClientMetrics:
             del self._pushed[client_id[:SELECTED_CHARS_MAX]]
 
     def _forget(self, now_ns: int) -> None:
-        """Drop the numbers of clients that are silent. There are no more clients than numbers."""
+        """Drop the values of silent clients. There are no more clients than series."""
         for client_id in [one for one, pushed in self._pushed.items() if pushed.until_ns < now_ns]:
             self._count -= len(self._pushed.pop(client_id).numbers)
 
     def series(self, now_ns: int) -> Iterator[tuple[str, str, str, float, bool]]:
-        """(metric, client id, attributes, number, whether it is a counter)."""
+        """Yield (metric, client id, attributes, value, True for a counter)."""
         self._forget(now_ns)
         for client_id, pushed in self._pushed.items():
             for (name, attributes), (value, is_counter) in pushed.numbers.items():
@@ -294,8 +301,10 @@ def _union(subscriptions: list[Subscription]) -> Asked:
 
 
 def read_match(part: str) -> tuple[str, str]:
-    """Selector and pattern of one part of `match`; the pattern is not compiled. Raises
-    BadPattern."""
+    """Return selector and pattern of one part of `match`, without compiling the pattern.
+
+    Raises BadPattern.
+    """
     selector, equals, pattern = part.partition("=")
     selector, pattern = selector.strip(), pattern.strip()
     if not equals or not pattern:
@@ -306,7 +315,7 @@ def read_match(part: str) -> tuple[str, str]:
 
 
 def _subscription(name: str, configs: Mapping[str, str]) -> Subscription:
-    """As it was checked when it was set."""
+    """Return the subscription in a resource's settings, which were validated when they were set."""
     return Subscription(
         name,
         tuple(list_parts(configs.get(METRICS, ""))),

@@ -1,6 +1,6 @@
-"""The settings of a subscription to clients' metrics (KIP-714): which, how often, of which clients.
+"""Settings of a subscription to clients' metrics (KIP-714): metrics, interval, selected clients.
 
-Must not know: clients, the catalog.
+Does not depend on clients or the catalog.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
 Refusal = Callable[[str], BadPattern | None]
-"""Why a pattern that was checked is none."""
+"""Return the reason why a checked pattern is invalid; None if it is valid."""
 
 
 def patterns_of(name: str | None, value: str | None) -> Iterable[str]:
-    """Return the patterns in a setting, which may be wrong otherwise: they are to be checked before
-    `check_parts`."""
+    """Yield the patterns in a setting, which must be checked before `check_parts`.
+
+    The setting may be invalid in other ways.
+    """
     if name == MATCH and value:
         for part in list_parts(value):
             try:

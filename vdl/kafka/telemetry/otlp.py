@@ -1,7 +1,8 @@
-"""Numbers out of OpenTelemetry's MetricsData, as clients push them (KIP-714), within bounds.
+"""Parser of OpenTelemetry's MetricsData, as clients push it (KIP-714), within bounds.
 
-Only what is exported is read: name, kind and points of sums and gauges, with the attributes of the
-points. Histograms and summaries are skipped. The layout is protobuf's, by opentelemetry-proto 1.x:
+Only the exported parts are read: name, kind and points of sums and gauges, with the attributes of
+the points. Histograms and summaries are skipped. The layout is protobuf's, by opentelemetry-proto
+1.x:
 
 ```
 MetricsData      1 ResourceMetrics*       Metric           1 name, 5 Gauge, 7 Sum
@@ -11,7 +12,7 @@ NumberDataPoint  4 as double, 6 as int (both 8 bytes), 7 KeyValue*
 KeyValue         1 key, 2 AnyValue        AnyValue         1 string, 2 bool, 3 int, 4 double
 ```
 
-Must not know: who pushed it, what is done with it.
+Does not depend on the client that pushed, or on the use of the points.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from vdl.errors import VdlError
 
 POINTS_MAX = 2_000
 FIELDS_MAX = 50_000
-"""Points and fields of one push; what is behind them is not read. A field costs a microsecond or
-two, whatever is in it; a point need not have any, and a push without points millions."""
+"""Maximum of points and fields of one push; the rest is not read. A field costs a microsecond or
+two, independently of its content; a point may have no fields, and a push without points may have
+millions."""
 TEXT_CHARS_MAX = 256
-"""Of a name, and of all attributes of a point; what is longer is cut."""
+"""Length to which a name, and all attributes of a point, are cut."""
 _VARINT_BYTES_MAX = 10
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DOUBLE = Struct("<d")
@@ -37,7 +39,7 @@ _DELTA = 1
 
 
 class BadMetrics(VdlError):
-    """Bytes that are no MetricsData: `what` at byte `position` of the part it is in."""
+    """Bytes that are not MetricsData: `what` at byte `position` of the enclosing part."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(what, position)
@@ -46,11 +48,11 @@ class BadMetrics(VdlError):
 
 
 class Point(NamedTuple):
-    """One number. `adds`: to what was pushed before; else it takes its place."""
+    """One value. `adds`: it is added to earlier values; otherwise it replaces them."""
 
     name: str
     attributes: str
-    """`key=value` with commas between, sorted."""
+    """`key=value`, sorted and separated by commas."""
     value: float
     is_counter: bool
     adds: bool
@@ -74,11 +76,11 @@ def read_points(data: memoryview) -> list[Point]:
 
 
 class _Enough(Exception):
-    """As many fields were read as may be."""
+    """The maximum of fields was read."""
 
 
 class _Reader:
-    """Reads one push. Raises BadMetrics, StructError, IndexError, _Enough."""
+    """Parser of one push. Raises BadMetrics, StructError, IndexError, _Enough."""
 
     __slots__ = ("_left",)
 
@@ -141,13 +143,13 @@ class _Reader:
         return f"{key}={value}"
 
     def _parts(self, data: memoryview, wanted: int) -> Iterator[memoryview]:
-        """The submessages with this field number."""
+        """Yield the submessages with this field number."""
         for number, value in self._fields(data):
             if number == wanted and isinstance(value, memoryview):
                 yield value
 
     def _fields(self, data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-        """(number, value) of each field: a number, or bytes."""
+        """Yield (number, value) of each field; the value is a number or bytes."""
         position, end = 0, len(data)
         while position < end:
             self._left -= 1

@@ -1,10 +1,10 @@
-"""Pushes of clients, unpacked and read off the loop, one at a time.
+"""Decompression and parsing of clients' pushes off the loop, one at a time.
 
-The threads that compute have other work: batches of producers wait for them. So a push takes one of
-them at most, and pushes have their turns by asker. An asker's `WAITING_OF_ONE_MAX` pushes may wait,
-and `WAITING_MAX` in all; their bytes are those of their requests.
+The compute threads have other work: producers' batches wait for them. So pushes use at most one of
+them, in fair order of the askers. `WAITING_OF_ONE_MAX` pushes of an asker may wait, and
+`WAITING_MAX` in all; their bytes are counted with their requests.
 
-Must not know: requests, the numbers.
+Does not depend on requests, or on the meaning of the metrics.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WAITING_MAX = 64
 WAITING_OF_ONE_MAX = 4
 
 Outcome = list[Point] | ErrorCode | BaseException
-"""The points of a push; INVALID_RECORD; or an exception that should not be."""
+"""The points of a push, INVALID_RECORD, or an unexpected exception."""
 _Push = tuple[Callable[[], Outcome], Callable[[Outcome], None]]
 
 
 class PushReader:
-    """See the module."""
+    """Queue of pushes to read; see the module."""
 
     __slots__ = ("_compute", "_count", "_is_running", "_waiting", "read_total")
 
@@ -35,14 +35,14 @@ class PushReader:
         self._compute = compute
         self._waiting: FairQueue[_Push] = FairQueue()
         self._count = 0
-        """Pushes in it."""
+        """Number of pushes in `_waiting`."""
         self._is_running = False
         self.read_total = 0
 
     def read(
         self, asker: str, codec: Compression, data: bytes, done: Callable[[Outcome], None]
     ) -> bool:
-        """Have a push read; `done` gets the outcome. False: too many wait."""
+        """Queue a push; `done` gets the outcome. Return False if too many wait."""
         if self._count >= WAITING_MAX or self._waiting.waiting(asker) >= WAITING_OF_ONE_MAX:
             return False
         self._count += 1
@@ -65,7 +65,7 @@ class PushReader:
 
 
 def _read(codec: Compression, data: bytes) -> Outcome:
-    """Off the loop."""
+    """Decompress and parse a push. Runs off the loop."""
     try:
         return read_points(decompress(codec, data))
     except (CorruptCompression, BadMetrics):
