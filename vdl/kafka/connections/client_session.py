@@ -201,10 +201,10 @@ class Sessions(Protocol):
         """Schedule `proceed` of the session at the end of the turn."""
 
     def proved(self, session: ClientSession) -> None:
-        """Note that the session has logged in."""
+        """Record that the session has logged in."""
 
     def forget(self, session: ClientSession) -> None:
-        """Note that the session is closed."""
+        """Record that the session is closed."""
 
     def answer_early(self) -> None:
         """Answer long polls that hold much memory soon, because a session waits for memory."""

@@ -40,8 +40,8 @@ from vdl.kafka.wire.runtime import WireError
 REQUEST_BYTES_MAX = 100 << 20
 """Kafka's `socket.request.max.bytes`."""
 OTHER_BYTES_MAX = 16 << 20
-"""Maximum of a request other than Produce: a Fetch of 400,000 partitions. Such requests decode to
-many times their size."""
+"""Maximum size of a request other than Produce: a Fetch of 400,000 partitions. Such requests decode
+to many times their size."""
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = 64 << 10
 GROWTH = 4
@@ -71,7 +71,7 @@ class BadFrameLength(WireError):
 
 
 class FrameReader:
-    """Splits a stream of `[int32 length | frame]` into frames.
+    """Splitter of a stream of `[int32 length | frame]` into frames.
 
     Invariant: `[start, end)` of the buffer has arrived and is not consumed; at most the last frame
     in it is incomplete. Bytes before `start` belong to frames that were given out.
@@ -101,7 +101,7 @@ class FrameReader:
         """True if the buffer belongs to one large frame and does not extend beyond the frame's
         end."""
         self._is_mapped = False
-        """True if the buffer is such and takes no memory beyond the bytes that arrived."""
+        """True if such a buffer is mapped: it takes no memory beyond the bytes that arrived."""
         self._chunk_bytes = CHUNK_BYTES_MIN
 
     @property
@@ -151,7 +151,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """Note that `count` bytes were written to the buffer last returned by `get_buffer`."""
+        """Record that `count` bytes were written to the buffer last returned by `get_buffer`."""
         self._end += count
         assert self._end <= len(self._view), (self._end, len(self._view))
         if self._end == len(self._view) and not self._is_own:
@@ -298,13 +298,13 @@ class Connection:
         return self._frames.get_buffer(size_hint)
 
     def buffer_updated(self, count: int) -> None:
-        """Note that `count` bytes were written to the buffer last returned by `get_buffer`."""
+        """Record that `count` bytes were written to the buffer last returned by `get_buffer`."""
         self._frames.buffer_updated(count)
 
     def next_request(self) -> Request | None:
         """Return the next whole request, in order of arrival; None until more arrives.
 
-        Raise WireError if the length or the header is invalid.
+        Raises WireError if the length or the header is invalid.
         """
         frames = self._frames
         whole = frames.whole_frame()

@@ -1,7 +1,7 @@
 """A bounded set of open connections: those of a server, or of one of its listeners.
 
-When it is full, a new connection displaces the one that has been silent longest of the address that
-has most. No address ends up with more connections than that one.
+When it is full, a new connection displaces one of the address that has the most: the one that has
+been silent longest. No address ends up with more connections than that address.
 
 Does not depend on sockets or sessions.
 """
@@ -68,7 +68,7 @@ class Crowd:
         return min(greedy, key=lambda member: (member.busy, member.last_active_ns))
 
     def _greedier(self, network: str) -> dict[Member, None] | None:
-        """Return the members of the address that has most, if one of them may be displaced."""
+        """Return the members of the address that has the most, if one of them may be displaced."""
         if not self._by_network:
             return None
         greedy = max(self._by_network.values(), key=len)

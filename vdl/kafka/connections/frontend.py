@@ -3,8 +3,8 @@
 `Frontend.accept` makes a `ClientSession` for a connection; `client_session.py` has the rules within
 one connection. Rules for all connections together:
 
-* When all connections of the server or of a listener are taken, a new one displaces the connection
-  that has been silent longest of the address that has most (`crowd.py`).
+* When all connections of the server or of a listener are taken, a new one displaces one of the
+  address that has the most: the one that has been silent longest (`crowd.py`).
 * Every bound is a setting: connections, connections per address, idle time, time in which an
   arriving request must make progress. A sweep once a second finds idle and stalled connections.
   Connections that stall while others wait for their memory are closed one by one.
@@ -51,7 +51,7 @@ _ANSWER_EARLY_NS = 20 * MS
 """Time that a poll may continue while it holds memory that others wait for."""
 _QUIET_NS = 60_000 * MS
 LOGINS_MAX = 1_024
-"""Maximum of open connections that must log in and have not."""
+"""Maximum number of open connections that must log in and have not."""
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 
 
@@ -72,7 +72,7 @@ class Frontend:
     """All client connections of one server."""
 
     def __init__(self, context: Context, most_of: Mapping[str, int] | None = None) -> None:
-        """`most_of`: maximum of connections of each listener that has a bound of its own."""
+        """`most_of`: maximum number of connections of each listener that has a bound of its own."""
         self.context = context
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
@@ -206,7 +206,7 @@ class Frontend:
         return session
 
     def proved(self, session: ClientSession) -> None:
-        """Note that a session has logged in. Called by sessions."""
+        """Record that a session has logged in. Called by sessions."""
         self.unproved.remove(session)
 
     def forget(self, session: ClientSession) -> None:
@@ -309,8 +309,7 @@ class Frontend:
             self.context.clock.call_soon(self.flush)
 
     def flush(self) -> None:
-        """End a turn: run deferred steps, then let each marked session send, one call per
-        connection.
+        """End a turn: run deferred steps, then let each marked session send its answers.
 
         May be called at any time outside a handler.
         """
@@ -371,8 +370,7 @@ class Frontend:
         return now_ns
 
     def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
-        """Count the failure, log the first of its kind, and return an UNKNOWN_SERVER_ERROR
-        answer."""
+        """Count the failure, log the first of its kind, and return UNKNOWN_SERVER_ERROR."""
         api = exchange.api
         self.stats[api.name].errors += 1
         self.log_failure(f"{api.name} v{exchange.version}", error)

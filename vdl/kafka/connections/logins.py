@@ -92,7 +92,7 @@ def _plain(context: Context, is_locked: Callable[[str], bool]) -> Mechanism:
 
 
 def _decoy(context: Context, mechanism: str, name: str, *, is_token: bool = False) -> Verifier:
-    """Return a made-up verifier for an unknown name.
+    """Return a decoy verifier for an unknown name.
 
     Its kinds follow those in use, once there are users. All tokens are of one kind.
     """

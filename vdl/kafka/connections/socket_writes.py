@@ -16,9 +16,9 @@ _GATHER_MAX = 512
 _LINGER_S = 10.0
 """Time that the last bytes to a client may take while its connection is closing."""
 _LINGERING_MAX = 128
-"""Maximum of connections of a listener that are closing so; they do not count as connections."""
+"""Maximum number of connections of a listener that close so. They do not count as connections."""
 LINGERING_BYTES_MAX = 32 << 20
-"""Maximum of unsent bytes of all closing connections of a listener."""
+"""Maximum number of unsent bytes of all closing connections of a listener."""
 
 
 def write_some(file: int, buffers: Sequence[Buffer]) -> Sequence[Buffer]:

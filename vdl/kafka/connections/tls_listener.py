@@ -2,7 +2,7 @@
 
 * A handshake runs in another thread, so it never blocks the loop. Its connection is not read
   meanwhile. It has a deadline. The number of handshakes under way is bounded; one more displaces
-  the oldest one of the address that has most. A client that is slow, sends nothing, or does not
+  the oldest of the address that has the most. A client that is slow, sends nothing, or does not
   speak TLS costs one connection.
 * Ciphertext is received into memory that all connections of the listener share, and is decrypted
   from OpenSSL's buffer into the session's. A waiting connection holds none of it.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vdl.kafka.connections.client_session import ClientSession
 
 HANDSHAKES_MAX = 256
-"""Maximum of handshakes under way on one listener."""
+"""Maximum number of handshakes under way on one listener."""
 HANDSHAKE_SECONDS_MAX = 10.0
 _PART_BYTES = 256 << 10
 _STAGING_BYTES = 64 << 10
@@ -43,7 +43,7 @@ such as a refusal of renegotiation."""
 _QUIET_SECONDS = 60.0
 """Time between two log lines about handshakes that failed for the same reason."""
 _REASONS_MAX = 100
-"""Maximum of failure reasons that are tracked separately."""
+"""Maximum number of failure reasons that are tracked separately."""
 
 Peer = tuple[str, int]
 Certificate = dict[str, object]
@@ -96,7 +96,7 @@ class TlsPort:
         return TlsProtocol(self)
 
     def begin(self, protocol: TlsProtocol, host: str) -> None:
-        """Note that a handshake begins; it may displace another one."""
+        """Record that a handshake begins; it may displace another one."""
         displaced = self._under_way.add(protocol, host)
         if displaced is not None:
             self._deadlines.pop(displaced).cancel()
@@ -105,7 +105,7 @@ class TlsPort:
         self._deadlines[protocol] = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late, protocol)
 
     def end(self, protocol: TlsProtocol) -> None:
-        """Note that a handshake is over, for any reason."""
+        """Record that a handshake is over, for any reason."""
         if self._under_way.remove(protocol):
             self._deadlines.pop(protocol).cancel()
 
@@ -285,7 +285,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
         if result:
             self._pump()  # the first request may have come with the end of the handshake
 
-    # --- what arrives ----------------------------------------------------------------------------
+    # --- received bytes --------------------------------------------------------------------------
     def _pump(self) -> None:
         """Decrypt into the session as much as it takes."""
         self._pump_due = False

@@ -348,7 +348,7 @@ class StartBudget:
             self._line.leave(asker)
 
     def _begin(self, now_ns: int) -> None:
-        """Note the beginning of a turn's requests."""
+        """Record the beginning of a turn's requests."""
         self._began_ns, self._starts_before = now_ns, self.starts
 
     def _goes_on(self, now_ns: int) -> bool:

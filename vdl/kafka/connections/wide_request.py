@@ -197,7 +197,7 @@ def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, 
 def _answered(row: Parts, place: Place) -> Place:
     """Return the place of a part in the answer, which may have fewer nested lists than the request.
 
-    Parts that have the same place in the answer get the same answer.
+    Lists of the request that share one list of the answer have the same place.
     """
     more = row.asked.count(".") - row.answered.count(".")
     if not more:
@@ -222,7 +222,7 @@ def decoded(
 ) -> Decoded | WireError:
     """Decode a request, and arrange its elements if they are many. May run in any thread.
 
-    `replicas_max`: maximum of replicas that this server may have.
+    `replicas_max`: maximum number of replicas that this server may have.
     """
     try:
         message = api.wire.decode_request(body, version)
@@ -233,7 +233,7 @@ def decoded(
 
 
 def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_MAX) -> Decoded:
-    """Determine if a request is done in parts, and how. May run in any thread."""
+    """Determine whether a request is done in parts, and how. May run in any thread."""
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)

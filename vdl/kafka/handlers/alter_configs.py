@@ -58,7 +58,7 @@ _TIMEOUT_MS = 30_000
 """Timeout of these requests, which have none of their own."""
 
 PATTERNS_MAX = 500
-"""Maximum of patterns of one request, all of which are remembered until it is decided."""
+"""Maximum number of patterns of one request, all of which are remembered until it is decided."""
 
 Asked = TypeVar("Asked", whole.AlterConfigsResource, incremental.AlterConfigsResource)
 Response = TypeVar(

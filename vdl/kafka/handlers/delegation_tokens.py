@@ -60,7 +60,7 @@ _ID_BYTES = 16
 _SALT_BYTES = 16
 _TIMEOUT_MS = 30_000
 _HMACS_KEPT = 4_096
-"""More than the maximum of tokens: finding a token by its secret compares all of them."""
+"""More than the maximum number of tokens: finding a token by its secret compares all of them."""
 
 
 @lru_cache(_HMACS_KEPT)

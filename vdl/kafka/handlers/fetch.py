@@ -208,7 +208,7 @@ class _Poll:
         self.targets: list[_Target] = []
         self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
         self.gates = 0
-        """Number of open requests that the next attempt waits for. Invariant: not 0 if GATED."""
+        """Number of pending results that the next attempt waits for. Invariant: not 0 if GATED."""
         self.expired = request.max_wait_ms <= 0
         """True once the poll's time is over: the next attempt answers with what there is."""
         self.woken = False
@@ -322,8 +322,8 @@ class _Poll:
     def _check_permission(self) -> None:
         """Set errors for topics that the client may not read.
 
-        Runs at each attempt, because the permission may be revoked during a wait or a session. The
-        error does not reveal if the topic exists.
+        Called at each attempt, because the permission may be revoked during a wait or a session.
+        The error does not reveal whether the topic exists.
         """
         for target in self.targets:
             if target.topic and not may_read(self.ctx, target.topic):
@@ -427,7 +427,7 @@ class _Poll:
         elif offset <= stream.high_watermark:
             self._check_divergence(target, stream)
         elif self.expired:
-            # It waited long enough: the leader's commit index may still have been on its way.
+            # Only now: during the wait the leader's commit index may have been on its way.
             target.error = ErrorCode.OFFSET_NOT_AVAILABLE
 
     def _gate_deadline_ns(self) -> int:
@@ -919,7 +919,7 @@ class _Poll:
         if target.asked.fetch_offset >= end:
             if target.wait is None and target.stream is not None:
                 target.wait = self._wait_for(target.stream, partial(session.wake, target))
-            # Each request checks again if a follower may still serve.
+            # Each request checks again whether a follower may still serve.
             is_led = target.stream is not None and target.stream.is_leader
             if target.wait is not None and is_led:
                 session.quiet(target)

@@ -7,7 +7,8 @@
 All data comes from this server's applied catalog, and from the leader lists of its links, which are
 fresh without a write anywhere. The set of in-sync replicas is the one last reported by the
 partition's leader (`vdl/logstream/group/in_sync_replicas.py`). A replica is offline if this server
-has no link to its server. There is no authorizer here: the answer lists all operations as allowed.
+has no link to its server. The handlers list all operations as allowed; with access control, the
+rules of `permissions.topic_rules` correct that in the answer.
 
 An unknown topic is created if client and server allow it. The answer then waits a moment for its
 leaders; if they take longer, the client gets LEADER_NOT_AVAILABLE and retries, as with Kafka.
@@ -282,8 +283,8 @@ def _confirmed(
 ) -> Later:
     """Answer once the set of running servers is certain and lost leaders have successors.
 
-    Clients send Metadata in the moment in which they lose their connection to a leader. An answer
-    with that leader, or with none, costs them up to a second. `topics`: those in the answer.
+    Clients send Metadata when they lose their connection to a leader. An answer with that leader,
+    or with none, costs them up to a second. `topics`: those in the answer.
     """
     later = Later()
     server = ctx.server

@@ -49,8 +49,8 @@ _GROUP_NOT_FOUND_FROM = 9
 _MEMBER_EPOCHS_FROM = 9
 _TOPIC_IDS_FROM = 10
 _REPEATED_PLACES_MAX = 1_000
-"""Maximum of repeated partitions in one request. Each has at most `offset.metadata.max.bytes` of
-text."""
+"""Maximum number of repeated partitions in one request. Each has at most
+`offset.metadata.max.bytes` of text."""
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Produce (key 0): check each batch as Kafka does and append it to its partition's log.
 
 * v0–v2: messages of magic 0 and 1 become one batch of magic 2 (`vdl.records.legacy`), which is
-  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 if a
-  broker supports compression (KAFKA-18659).
+  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 whether
+  a broker supports compression (KAFKA-18659).
 * v7: zstd (KIP-110). v8: error texts (KIP-467). v10: leader hints (KIP-951). v13: topic ids
   (KIP-516).
 
@@ -17,8 +17,8 @@ adds the partition to the transaction. Only that producer's batches wait meanwhi
 
 A batch is appended only after every record in it was walked (`record_checks`): every acknowledged
 record is readable, and as many offsets are assigned as there are records. The largest timestamp is
-the one found; if the header has another one, it is corrected, as in Kafka. A batch without
-timestamps gets the time of its append, so that retention can age it.
+the one found; if the header has another one, it is corrected, as in Kafka. For retention, a batch
+without timestamps has the time of its append.
 
 Most batches are checked and appended in one step. If a batch must be checked off the loop, the
 request's batches behind it and the connection's later requests wait for it: the log has them in the

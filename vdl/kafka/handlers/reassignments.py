@@ -39,8 +39,8 @@ from vdl.state.commands import AlterReassignments, Reassign
 from vdl.state.topic_names import topic_name_complaint
 
 CHANGES_PER_COMMAND = 1_000
-"""Maximum of changes in a command. A command is applied in one piece on every server, so more
-changes are split into several."""
+"""Maximum number of changes in a command. A command is applied in one piece on every server, so
+more changes are split into several."""
 
 _Change = tuple[Reassign, ReassignablePartitionResponse]
 

@@ -3,9 +3,9 @@
 Handshake v0: bare tokens follow, without requests around them (KIP-43); v1: tokens in
 SaslAuthenticate (KIP-152). Authenticate v1: lifetime of the session (KIP-368); v2 is flexible.
 
-After too many failures from one address, logins are refused for a while (`login_failures.py`). Then
-the connection is closed without an answer, because clients treat SASL_AUTHENTICATION_FAILED as
-final.
+After too many failures of a user from one address, such logins are locked for a while
+(`login_failures.py`). A locked login's connection is closed without an answer, because clients
+treat SASL_AUTHENTICATION_FAILED as final.
 
 A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time. Neither its text nor
 its duration reveals the reason: it comes a whole number of delays after its request. Then the

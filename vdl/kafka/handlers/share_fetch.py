@@ -639,7 +639,10 @@ def _leader_of(ctx: RequestContext, topic_id: bytes, index: int) -> tuple[Server
 
 
 def _found_batch(header: BatchHeader, aborted: Sequence[AbortedRange]) -> FoundBatch:
-    """Return the batch's range. Records of `aborted` transactions are not delivered."""
+    """Return a batch as found: its offsets, and whether its records may be delivered.
+
+    Control batches and batches of `aborted` transactions are not delivered.
+    """
     first = header.base_offset
     is_aborted = header.is_transactional and any(
         one.producer_id == header.producer_id and one.first_offset <= first < one.last_offset
@@ -698,8 +701,7 @@ def handle_share_fetch(
 
 
 def _bounds_wrong(request: ShareFetchRequest) -> ErrorCode:
-    """Validate the bounds. KIP-1222: a request that renews locks fetches nothing. KIP-1206: two
-    modes."""
+    """Validate the bounds and the mode (KIP-1206). A renewal of locks fetches nothing (KIP-1222)."""
     bounds = (request.max_bytes, request.min_bytes, request.max_records, request.max_wait_ms)
     if request.is_renew_ack and any(bounds):
         return ErrorCode.INVALID_REQUEST

@@ -5,7 +5,9 @@ Any server accepts the requests.
 CreateTopics: v1 error texts and validation only, counts may be left to the server (KIP-464; Kafka's
 brokers allow it in every version), v5 the answer has the chosen values (KIP-525), v7 topic ids.
 DeleteTopics: v5 error texts, v6 by id (KIP-516). v2 and v1 added the throttle time.
-CreatePartitions: KIP-195; v2 flexible, v3 may be refused by a quota (KIP-599); there are none here.
+CreatePartitions: KIP-195; v2 flexible, v3 may be refused by a quota (KIP-599).
+
+Quotas on changes (KIP-599) are applied before the handlers (`permissions.mutation_quota`).
 
 Conditions that do not need the catalog (duplicates, settings, the form of assignments) are checked
 here. The rest is decided where the command is applied, so one of two racing requests wins. A

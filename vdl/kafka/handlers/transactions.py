@@ -3,9 +3,9 @@
 AddPartitionsToTxn (key 24) v0–5, AddOffsetsToTxn (25) v0–4, EndTxn (26) v0–5, TxnOffsetCommit (28)
 v0–6, WriteTxnMarkers (27) v1–2, DescribeTransactions (65) v0, ListTransactions (66) v0–2.
 
-AddPartitionsToTxn: v4 is for use between brokers: several transactions, and a query if partitions
-    belong to them (KIP-890). Servers here have frames of their own for that, but the query is
-    answered.
+AddPartitionsToTxn: v4 is for use between brokers: several transactions, and a query whether
+    partitions belong to them (KIP-890). Servers here have frames of their own for that, but the
+    query is answered.
 EndTxn: v5 bumps the epoch, and returns the producer id and epoch to continue with (KIP-890).
 TxnOffsetCommit: v3 members (KIP-447), v5 adds the group to the transaction by itself (KIP-890), v6
     names topics by id.

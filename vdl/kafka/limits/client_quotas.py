@@ -53,7 +53,7 @@ REQUEST_THROTTLE_MS_MAX = 1_000
 THROTTLE_MS_MAX = (1 << 31) - 1
 BUCKETS_MAX = 10_000
 LIMITS_MAX = 10_000
-"""Maximum of cached look-ups."""
+"""Maximum number of cached look-ups."""
 NAME_CHARS_MAX = 128
 """Length from which names, which clients may choose, are stored as digests of 64 characters."""
 _SECOND_NS = 1_000 * MS

@@ -1,8 +1,8 @@
-"""Decoding of long requests in a thread, in fair order of their principals.
+"""Decoding of long requests in a thread, in fair order of the askers (`ConnectionInfo.asker`).
 
 Decoding 200,000 elements takes a tenth of a second and more. A thread that does it holds the
-interpreter for a few milliseconds at a time, and the loop goes on. One request is decoded at a
-time, because more would not be faster. Requests of one asker wait for each other; a request of
+interpreter for a few milliseconds at a time, so the loop continues to run. One request is decoded
+at a time, because more would not be faster. Requests of one asker wait for each other; a request of
 another asker waits for at most one of them.
 
 The size in bytes does not show how long a request takes: a Produce consists mostly of records,

@@ -6,7 +6,7 @@ twice.
 
 Requests (`queued.max.request.bytes`). Whole frames that are not answered count, and the buffers of
 frames that still arrive. `SMALL_BYTES` of each connection do not count: heartbeats, metadata and
-small batches are never delayed, and cost nothing here. A connection that needs more requests it
+small batches are never delayed, and cost nothing here. A connection that needs more must obtain it
 first, and is not read while there is no room. A reserve has room for one request of the maximum
 size. It belongs to the connection that has waited longest, until its request is whole, then to the
 next. So incomplete requests cannot block one another.
@@ -288,7 +288,7 @@ class AnswerMemory(Memory):
         self._proved: dict[object, Callable[[], None]] = {}
         """Waiting connections that have proven to read: only they may take the reserve."""
         self.first = max(limit // FIRST_SHARE, min(SMALL_BYTES, limit // 64))
-        """Maximum of a connection that has not proven to read."""
+        """Maximum bytes of a connection that has not proven to read."""
         self.ample = limit // 2
         """Bytes in use up to which every connection may have an answer built."""
 
@@ -347,8 +347,7 @@ class AnswerAccount:
         return share if share >= SMALL_BYTES else min(room, SMALL_BYTES)
 
     def reserve(self, count: int) -> None:
-        """Reserve `count` bytes for the answer that is being built, in place of the last
-        reservation."""
+        """Reserve `count` bytes for the answer being built, in place of the last reservation."""
         change = count - self.reserved
         self.reserved = count
         if change:

@@ -27,7 +27,7 @@ from vdl.kafka.host import Compute
 from vdl.patterns import PATTERN_BYTES_MAX, BadPattern, Pattern, compile_pattern
 
 SLICE_STEPS = 4_000_000
-"""Maximum of RE2's steps after which another asker has its turn: 20 ms at the worst."""
+"""Maximum number of RE2's steps after which another asker has its turn: 20 ms at the worst."""
 COMPILE_STEPS = 500
 """Number of steps that compiling a byte of a pattern counts as."""
 REST = 3
@@ -37,11 +37,11 @@ CPU_NS_MAX = 2_000 * MS
 WAITING_MAX = 1_000
 WAITING_OF_ONE_MAX = 100
 ASKERS_MAX = 1_000
-"""Maximum of askers whose rest is remembered."""
+"""Maximum number of askers whose rest is remembered."""
 COMPILED_MAX = 32
-"""Maximum of compiled patterns that are kept; each takes up to `MEMORY_MAX` bytes."""
+"""Maximum number of compiled patterns that are kept; each takes up to `MEMORY_MAX` bytes."""
 KNOWN_MAX = 1_024
-"""Maximum of patterns known to be valid, and of those known to be invalid."""
+"""Maximum number of patterns known to be valid, and of those known to be invalid."""
 
 Found = list[str] | BadPattern
 """Texts that match the whole pattern, in the order given; or the reason of its refusal."""
@@ -74,7 +74,7 @@ class Asked:
         self.is_over = False
 
     def cancel(self) -> None:
-        """Note that the answer is not wanted any more."""
+        """Record that the answer is not wanted any more."""
         self.is_over = True
 
 
@@ -115,7 +115,7 @@ class PatternWork:
         self.matches = 0
         """Number of texts that were matched."""
 
-    # --- what is known -----------------------------------------------------------------------
+    # --- cached results ----------------------------------------------------------------------
     def refusal(self, pattern: str) -> BadPattern | None:
         """Return the reason why the pattern is refused, if it is known."""
         if len(pattern) > PATTERN_BYTES_MAX:
@@ -157,9 +157,8 @@ class PatternWork:
     def join(self, asker: str, asked: Asked) -> None:
         """Queue a question under one more asker, without a limit.
 
-        It is answered in the turn of any of its askers.
-
-        Used for patterns that were accepted before, whose number is bounded elsewhere.
+        It is answered in the turn of any of its askers. Used for patterns that were accepted
+        before, whose number is bounded elsewhere.
         """
         if asked.is_over or asker in asked.askers:
             return

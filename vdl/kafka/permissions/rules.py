@@ -37,7 +37,7 @@ Finish = Callable[[Any], Any]
 
 @cache
 def _places(of: Any) -> tuple[bool, tuple[str, ...]]:
-    """Return (True if a struct of an answer has an error message, its lists that may have some)."""
+    """Return (True if a struct of an answer has an error message, lists that may have some)."""
     if not is_dataclass(of):
         return False, ()
     names = {field.name for field in fields(of)}
@@ -187,8 +187,7 @@ class Check:
         return Refused(self.failure(self.request, code))
 
     def failure(self, request: Any, code: ErrorCode) -> Any:
-        """Return an answer with `code` for everything in a request, with a message where
-        possible."""
+        """Return an answer with `code` for everything in a request, and if possible a message."""
         version = self.ctx.api_version
         answer = self.api.failure(request, version, code)
         if not isinstance(answer, Reply) and _say(

@@ -212,7 +212,7 @@ def check_request(
 
 
 def _noted(check: Check, answer: Any) -> Any:
-    """Note the decisions about the answer, after all other filters."""
+    """Log the decisions about the answer, after all other filters."""
     check.note()
     return answer
 

@@ -310,8 +310,8 @@ def _unmade_topics(check: Check, topics: list[Any], code: ErrorCode) -> list[Any
 def deleted_topics(check: Check) -> Finish | Refused | None:
     """DELETE on each topic, or on the cluster.
 
-    By name: a topic that the client may not describe is refused, if it exists or not. By id: the
-    answer does not reveal the name to a client that may not describe the topic.
+    By name: a topic that the client may not describe is refused, whether or not it exists. By id:
+    the answer does not reveal the name to a client that may not describe the topic.
     """
     if check.may_to_cluster(AclOperation.DELETE, quietly=True):
         return None

@@ -17,12 +17,12 @@ Rules:
   independently of the number of things it names. While noted lines cannot be written (`is_full`),
   requests that would change something wait: first those of the client with the largest share of the
   queued lines.
-* Of the rest, one principal may write `LINES_OF_ONE_MAX` lines of one kind in a second, from all
-  its hosts together; clients without an identity may write as many from one host (of IPv6 a
-  network). In all, `LINES_MAX` may be written, and `STRANGERS_LINES_MAX` by clients without an
-  identity; no client gets more than it leaves to others. Lines beyond that are counted. A line then
-  reports their number, client and event. So no client can fill a disk, hide the lines of another
-  one, or remain unmentioned.
+* Other lines are limited. In a second, one principal may write `LINES_OF_ONE_MAX` lines of one kind
+  from all its hosts together; clients without an identity may write as many from one host (of IPv6
+  a network). In all, `LINES_MAX` may be written, and `STRANGERS_LINES_MAX` by clients without an
+  identity; no client gets more than it leaves to others. Lines beyond that are counted, and one
+  line reports their number, client and event. So no client can fill a disk, hide the lines of
+  another one, or remain unmentioned.
 * A line about a client contains its proven identity and the names it used. It contains no bytes of
   requests and no credentials.
 
@@ -44,20 +44,20 @@ from vdl.kafka.security.principal import ANONYMOUS
 from vdl.kafka.shares import Shares
 
 LINES_MAX = 200
-"""Maximum of lines in a second, of principals. Acts are not counted."""
+"""Maximum number of lines in a second, of principals. Acts are not counted."""
 STRANGERS_LINES_MAX = 100
-"""Maximum of lines in a second, of clients without an identity."""
+"""Maximum number of lines in a second, of clients without an identity."""
 LINES_OF_ONE_MAX = 20
-"""Maximum of these lines of one principal, or one host without an identity, and of one kind."""
+"""Maximum number of these lines of one kind, of one principal or one host without an identity."""
 LEFT_OUT_MAX = 500
-"""Maximum of clients and events that are named for the lines left out in a second."""
+"""Maximum number of clients and events that are named for the lines left out in a second."""
 FULL_RETRY_MS = 1_000
 """Time after which requests that wait for room in the log check again. A disk that failed is not
 retried sooner."""
 NAME_CHARS_MAX = 300
 """Maximum length of a name that a client chose."""
 NAMES_MAX = 10
-"""Maximum of names in the line of a request that named several things."""
+"""Maximum number of names in the line of a request that named several things."""
 _SECOND_NS = 1_000 * MS
 _OTHERS = "(others)"
 _STRANGER = str(ANONYMOUS)
@@ -137,7 +137,7 @@ class AuditLog:
         is_act: bool = False,
         **fields: str | int | list[str],
     ) -> None:
-        """Note an action of a client, or an event that concerns it.
+        """Log an action of a client, or an event that concerns it.
 
         `is_act`: it was allowed, and changes something.
         """

@@ -112,7 +112,7 @@ class Grants:
 
 
 class Authorizer:
-    """Decides on permissions; see the module."""
+    """Authorizer over the bindings of the applied catalog; see the module."""
 
     def __init__(
         self,

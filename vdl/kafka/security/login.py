@@ -103,7 +103,7 @@ class Login:
         """Create a login.
 
         `make` starts one login by a mechanism. `now_ms` returns the time by which credentials
-        expire. `session_ms_max` is the maximum of a session; 0 if it does not end.
+        expire. `session_ms_max` is the maximum duration of a session; 0 if it does not end.
         `token_bytes_max` also applies to a client that logs in again, whose other requests may be
         larger. `failures` are those of all logins. `address` is the name under which this one
         counts there.

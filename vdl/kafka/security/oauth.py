@@ -98,7 +98,7 @@ class Validator:
         try:
             found = json.loads(document)["keys"]
             assert isinstance(found, list)
-        except Exception as error:  # noqa: BLE001 - whatever somebody else's document does to a parser
+        except Exception as error:  # noqa: BLE001 - any failure of a parser on a foreign document
             raise KeysRefused(f"no set of keys: {type(error).__name__}") from None
         if len(found) > KEYS_MAX:
             raise KeysRefused(f"more than {KEYS_MAX} keys")
@@ -150,7 +150,7 @@ class Validator:
             raise TokenRefused("signed with a key that is not in the set") from None
         except JoseError as error:
             raise TokenRefused(f"not good: {type(error).__name__}") from None
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes do to a parser
+        except Exception as error:  # noqa: BLE001 - any failure of a parser on a client's bytes
             raise TokenRefused(f"not read: {type(error).__name__}") from None
 
 
@@ -175,7 +175,7 @@ def _usable(one: Any) -> Any:
                 return None
             if exponent.bit_length() > _EXPONENT_BITS_MAX:
                 return None
-    except Exception:  # noqa: BLE001 - whatever somebody else's document does to a parser
+    except Exception:  # noqa: BLE001 - any failure of a parser on a foreign document
         return None
     return key
 

@@ -1,9 +1,9 @@
 """Server side of SCRAM (RFC 5802, RFC 7677): messages, keys, and one login.
 
-The server stores no password, only two keys made of it, which do not allow a login to anyone who
-reads them. An unknown user is answered like a known one: with a salt that is always the same for
-that name, of a kind that known users' have, and a refusal at the end. This needs no state: salts of
-unknown users are computed from the name and a secret, the same on every server.
+The server stores no password, only two keys made of it, which are not sufficient for a login. An
+unknown user is answered like a known one: with a salt that is always the same for that name, of a
+kind that known users' have, and a refusal at the end. This needs no state: salts of unknown users
+are computed from the name and a secret, the same on every server.
 
 * The authorization name (`a=`) must be empty or the user's own. Channel binding is not offered.
 * The whole nonce is compared, ours is new for each login, and keys are compared in constant time.
@@ -118,7 +118,7 @@ def password_matches(mechanism: str, password: bytes, verifier: Verifier) -> boo
 def decoy(
     mechanism: str, name: str, key: bytes, kinds: Sequence[Kind] = (), *, is_token: bool = False
 ) -> Verifier:
-    """Return a made-up verifier for a user or delegation token that does not exist.
+    """Return a decoy verifier for a user or delegation token that does not exist.
 
     It is the same for the same name on every server, and no password matches it. `kinds` are those
     of existing users. The kind of a name changes only if that kind is gone, or for a new kind.
@@ -162,7 +162,7 @@ class Found(NamedTuple):
 Lookup = Callable[[str, ClientFirst], Found | None]
 """Return the principal and verifier for a mechanism and a first message; None if there are none."""
 Decoy = Callable[[str, ClientFirst], Verifier]
-"""Return a made-up verifier for a mechanism and a first message."""
+"""Return a decoy verifier for a mechanism and a first message."""
 
 
 class ScramLogin:

@@ -47,9 +47,9 @@ SELECTORS = (
 CLIENTS_MAX = 16_384
 """As in Kafka."""
 SERIES_MAX = 500
-"""Maximum of exported series: the port's answer is built in one piece."""
+"""Maximum number of exported series: the port's answer is built in one piece."""
 SERIES_OF_A_CLIENT_MAX = 100
-"""Maximum of series of one client, so that others have room."""
+"""Maximum number of series of one client, so that others have room."""
 INTERVALS_KEPT = 3
 KEPT_MS_MIN = 60_000
 SELECTED_CHARS_MAX = 256
@@ -138,7 +138,7 @@ class ClientMetrics:
     def __len__(self) -> int:
         return len(self._clients)
 
-    # --- what clients are asked for ----------------------------------------------------------
+    # --- subscriptions of clients ------------------------------------------------------------
     def choose(
         self,
         instance_id: bytes,
@@ -252,7 +252,7 @@ class ClientMetrics:
             for name in resources.names(ResourceType.CLIENT_METRICS)
         ]
 
-    # --- what they pushed --------------------------------------------------------------------
+    # --- pushed values -----------------------------------------------------------------------
     def take(
         self, client_id: str, points: Iterable[Point], *, now_ns: int, interval_ms: int
     ) -> None:

@@ -26,9 +26,9 @@ from vdl.errors import VdlError
 
 POINTS_MAX = 2_000
 FIELDS_MAX = 50_000
-"""Maximum of points and fields of one push; the rest is not read. A field costs a microsecond or
-two, independently of its content; a point may have no fields, and a push without points may have
-millions."""
+"""Maximum number of points and fields of one push; the rest is not read. A field costs a
+microsecond or two, independently of its content; a point may have no fields, and a push without
+points may have millions."""
 TEXT_CHARS_MAX = 256
 """Length to which a name, and all attributes of a point, are cut."""
 _VARINT_BYTES_MAX = 10
@@ -76,7 +76,7 @@ def read_points(data: memoryview) -> list[Point]:
 
 
 class _Enough(Exception):
-    """The maximum of fields was read."""
+    """The maximum number of fields was read."""
 
 
 class _Reader:
