@@ -701,7 +701,7 @@ def handle_share_fetch(
 
 
 def _bounds_wrong(request: ShareFetchRequest) -> ErrorCode:
-    """Validate the bounds and the mode (KIP-1206). A renewal of locks fetches nothing (KIP-1222)."""
+    """Validate bounds and mode (KIP-1206). A renewal of locks fetches nothing (KIP-1222)."""
     bounds = (request.max_bytes, request.min_bytes, request.max_records, request.max_wait_ms)
     if request.is_renew_ack and any(bounds):
         return ErrorCode.INVALID_REQUEST
