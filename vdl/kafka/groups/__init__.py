@@ -1,1 +1,1 @@
-"""Consumer and share groups where their coordinator is led."""
+"""Consumer and share groups on the server that leads their coordinator."""

@@ -1,12 +1,12 @@
-"""How partitions are shared out among the members of a group: the assignors of KIP-848.
+"""Assignors of KIP-848: they distribute partitions among the members of a group.
 
-`uniform` gives each member as many partitions as any other, gives to one in the partition's rack
-first, and moves as little as that allows. `range` gives members that subscribe to the same topics
+`uniform` gives all members the same number of partitions, prefers members in the partition's rack,
+and moves as few partitions as that allows. `range` gives members that subscribe to the same topics
 the partitions of the same numbers, so that topics can be joined.
 
-An assignor is a function of its arguments alone: the same members and topics have the same result.
+An assignor is a pure function: the same members and topics have the same result.
 
-Must not know: groups, epochs, who asks.
+Does not depend on groups or epochs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from itertools import groupby
 from vdl.state.modern.partitions import Partitions, Place, places_of
 
 Targets = dict[str, set[Place]]
-"""Member id → what it is to read."""
+"""Member id → partitions it is to read."""
 
 _ROUNDS_MAX = 16
-"""How often the topics are gone through to even out members that subscribe to different ones."""
+"""Most passes over the topics to even out members that subscribe to different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,27 @@ class Candidate:
     instance_id: str | None
     rack: str | None
     topics: frozenset[bytes]
-    """The ids of what it subscribes to; all exist."""
+    """Ids of its subscribed topics; all exist."""
     present: Partitions
-    """What it was to read until now."""
+    """Its present target."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignableTopic:
-    """A topic that somebody subscribes to."""
+    """A topic that at least one member subscribes to."""
 
     topic_id: bytes
     partitions: int
     racks: Sequence[frozenset[str]] = ()
-    """Of each partition, where its replicas are; empty: that is of no interest."""
+    """Racks of each partition's replicas; empty: racks do not matter."""
 
 
 Assignor = Callable[[Sequence[Candidate], Mapping[bytes, AssignableTopic]], Targets]
 
 
 def in_order(members: Iterable[Candidate]) -> list[Candidate]:
-    """Static members by their instance, then the others by their ids: an instance that comes back
-    has its old place."""
+    """Return static members by their instance, then the others by their ids: an instance that comes
+    back gets its old place."""
     return sorted(
         members, key=lambda one: (one.instance_id is None, one.instance_id, one.member_id)
     )
@@ -63,7 +63,7 @@ def in_order(members: Iterable[Candidate]) -> list[Candidate]:
 
 
 def assign_ranges(members: Sequence[Candidate], topics: Mapping[bytes, AssignableTopic]) -> Targets:
-    """Of each topic, to each of its subscribers a run of partitions."""
+    """Give each subscriber of a topic a run of its partitions."""
     targets: Targets = {member.member_id: set() for member in members}
     ordered = in_order(members)
     for topic_id in sorted(topics):
@@ -85,7 +85,7 @@ def assign_ranges(members: Sequence[Candidate], topics: Mapping[bytes, Assignabl
 def assign_uniformly(
     members: Sequence[Candidate], topics: Mapping[bytes, AssignableTopic]
 ) -> Targets:
-    """As many partitions to each member as to any other, as far as subscriptions allow."""
+    """Give all members the same number of partitions, as far as subscriptions allow."""
     if not members:
         return {}
     ordered = in_order(members)
@@ -101,7 +101,7 @@ def assign_uniformly(
 def _kept(
     members: Sequence[Candidate], topics: Mapping[bytes, AssignableTopic]
 ) -> tuple[Targets, list[Place]]:
-    """What members may keep, and what nobody has."""
+    """Return the partitions that members may keep, and those without a member."""
     targets: Targets = {member.member_id: set() for member in members}
     taken: set[Place] = set()
     for member in members:
@@ -128,7 +128,8 @@ def _share_alike(
     targets: Targets,
     free: list[Place],
 ) -> None:
-    """All subscribe to the same: each gets the quotient, and one more those that have most."""
+    """Share out among members with the same subscription: each gets the quotient, and those that
+    have most get one more."""
     total = len(free) + sum(map(len, targets.values()))
     share, extra = divmod(total, len(members))
     by_size = sorted(members, key=lambda one: -len(targets[one.member_id]))
@@ -153,13 +154,13 @@ def _share_alike(
 def _least_fitting(
     member: Candidate, has: set[Place], topics: Mapping[bytes, AssignableTopic]
 ) -> list[Place]:
-    """What a member has, what it would best give up first: what is not in its rack, then the
-    highest numbers."""
+    """Return a member's partitions, those to take away first: not in its rack, then the highest
+    numbers."""
     return sorted(has, key=lambda place: (_is_near(member, place, topics), -place[1], place[0]))
 
 
 def _is_near(member: Candidate, place: Place, topics: Mapping[bytes, AssignableTopic]) -> bool:
-    """Whether a replica is in the member's rack."""
+    """Return True if a replica is in the member's rack."""
     racks = topics[place[0]].racks
     return member.rack is not None and bool(racks) and member.rack in racks[place[1]]
 
@@ -171,7 +172,7 @@ def _share_by_rack(
     free: list[Place],
     room: dict[str, int],
 ) -> list[Place]:
-    """Give partitions to members in a rack of theirs while these have room; what is left."""
+    """Give partitions to members in one of their racks while these have room. Return the rest."""
     by_rack: dict[str, list[tuple[int, int]]] = {}
     for number, member in enumerate(members):
         if member.rack is not None:
@@ -183,7 +184,7 @@ def _share_by_rack(
     left = []
     for place in free:
         racks = topics[place[0]].racks
-        # Of each rack who has most room; of equals the first one.
+        # In each rack, the member with most room; of equals the first one.
         near = (
             [by_rack[rack] for rack in sorted(racks[place[1]]) if rack in by_rack] if racks else []
         )
@@ -205,7 +206,8 @@ def _share_by_load(
     targets: Targets,
     free: list[Place],
 ) -> None:
-    """Each partition to the subscriber that has least; topics that few subscribe to come first."""
+    """Give each partition to the subscriber that has least, those of topics with few subscribers
+    first."""
     subscribers = _subscribers(members)
     free.sort(key=lambda place: (len(subscribers[place[0]]), place))
     for topic_id, places in groupby(free, key=lambda place: place[0]):
@@ -220,8 +222,8 @@ def _share_by_load(
 def _even_out(
     members: Sequence[Candidate], topics: Mapping[bytes, AssignableTopic], targets: Targets
 ) -> None:
-    """Move partitions from who has most to who has least of a topic's subscribers, while that makes
-    them more alike."""
+    """Move partitions from the subscriber of a topic that has most to the one that has least, while
+    that makes them more alike."""
     subscribers = {
         topic_id: some for topic_id, some in _subscribers(members).items() if len(some) > 1
     }
@@ -251,23 +253,23 @@ def _even_out(
 
 
 class _Loads:
-    """The subscribers of a topic by how much they have: with ten thousand of them nobody looks at
-    each for every partition. Of equals the first one counts."""
+    """Subscribers of a topic ordered by their load, so that not all of ten thousand are looked at
+    for every partition. Of equals the first one counts."""
 
     def __init__(self, subscribers: Sequence[Candidate], targets: Targets) -> None:
         self._members = subscribers
         self._targets = targets
         self._numbers = {one.member_id: number for number, one in enumerate(subscribers)}
         self._racks: dict[str, list[tuple[int, int]]] = {}
-        """Rack → as `_least`, those in it."""
+        """Rack → its subscribers, as in `_least`."""
         rows = [(self._load(number), number) for number in range(len(subscribers))]
         for row in rows:
             rack = subscribers[row[1]].rack
             if rack is not None:
                 self._racks.setdefault(rack, []).append(row)
         self._least = rows
-        """(load, number in `subscribers`). Loads may be others by now: then the present one has a
-        row of its own."""
+        """(load, number in `subscribers`). A row may be outdated; then the present load has a row
+        of its own."""
         self._most = [(-load, number) for load, number in rows]
         for heap in (self._least, self._most, *self._racks.values()):
             heapify(heap)
@@ -276,7 +278,7 @@ class _Loads:
         return len(self._targets[self._members[number].member_id])
 
     def changed(self, member: Candidate) -> None:
-        """It has more or less than before."""
+        """Note that the member's load changed."""
         number = self._numbers[member.member_id]
         load = self._load(number)
         heappush(self._least, (load, number))
@@ -291,18 +293,19 @@ class _Loads:
 
     @property
     def least(self) -> Candidate:
-        """Who has least."""
+        """Subscriber with the least load."""
         return self._members[self._first(self._least)[1]]
 
     def least_near(self, racks: Iterable[str]) -> Candidate:
-        """Who has least; of equals one in these racks."""
+        """Return the subscriber with the least load; of equals one in these racks."""
         load, number = self._first(self._least)
         near = [self._first(self._racks[rack]) for rack in racks if rack in self._racks]
         near = [row for row in near if row[0] == load]
         return self._members[min(near)[1] if near else number]
 
     def most(self, owned: Mapping[str, list[Place]]) -> Candidate | None:
-        """Who has most, of those that own something."""
+        """Return the one with the highest load, of those that own something; None: there is
+        none."""
         while self._most:
             load, number = self._most[0]
             member = self._members[number]

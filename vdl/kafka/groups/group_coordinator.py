@@ -1,16 +1,16 @@
-"""Consumer groups as handlers see them: which coordinators are led here, and how to use them.
+"""Consumer groups as handlers see them: the coordinators led here, and the requests to them.
 
-A consumer group belongs to one coordinator group for ever; the server that leads this serves it.
-Requests that change a group are proposed, and answered when applied here. Heartbeat is answered
-from the applied state. Reads wait until a quorum has confirmed this leader.
+A consumer group belongs permanently to one coordinator group; the server that leads it serves the
+consumer group. Requests that change a group are proposed, and answered when applied here. Heartbeat
+is answered from the applied state. Reads wait until a quorum has confirmed this leader.
 
 Rules:
 
-* Every request is answered exactly once. If this server cannot decide it, the answer makes the
-  client look for the coordinator again, and says nothing about the request's fate.
-* Member ids are drawn by the leading coordinator, before it proposes.
+* Every request is answered exactly once. If this server cannot decide it, the error makes the
+  client look for the coordinator again, and leaves the request's outcome unknown.
+* The leading coordinator draws member ids, before it proposes.
 
-Must not know: wire formats and versions (the caller builds responses), other APIs.
+Does not depend on wire formats and versions (the caller builds responses), nor on other APIs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vdl.state.modern.groups import HeartbeatAnswer
 
 
 class CoordinatorHost(Protocol):
-    """What is asked of the server."""
+    """The server, as far as the coordinators use it."""
 
     @property
     def catalog(self) -> Catalog: ...
@@ -59,7 +59,7 @@ class CoordinatorHost(Protocol):
 
 
 class GroupCoordinator:
-    """All coordinator groups of one server. Handlers ask it; it knows which of them are led here.
+    """All coordinator groups of one server: handlers call it, and it knows which are led here.
 
     Every method takes the `Later` of its request, or a callback, and answers once.
     """
@@ -76,8 +76,8 @@ class GroupCoordinator:
         own_topics: Iterable[TopicInfo] = (),
         log: Log | None = None,
     ) -> None:
-        """`options`: as they are now. `compute`: where what takes long is computed. `pattern_work`:
-        the server's. `own_topics`: Kafka's own, which are views here."""
+        """`options`: the current settings. `compute`: runs long computations. `pattern_work`: the
+        server's. `own_topics`: Kafka's internal topics, which are views here."""
         self._host = host
         self._compute = compute
         self._pattern_work = pattern_work or PatternWork(compute, clock)
@@ -103,7 +103,8 @@ class GroupCoordinator:
             led.committed(result.error)
 
     def on_installed(self, group: StateGroup) -> None:
-        """Only followers get snapshots: a leader, which has timers and requests here, does not."""
+        """Check that this is a follower: a leader, which has timers and requests, gets no
+        snapshot."""
         assert group.group_id not in self._led, group.group_id
 
     def on_serving(self, group: StateGroup) -> None:
@@ -125,9 +126,10 @@ class GroupCoordinator:
         if led is not None:
             led.close()
 
-    # --- who is responsible ------------------------------------------------------------------
+    # --- coordinators led here ---------------------------------------------------------------
     def find(self, group_id: str) -> LedCoordinator | ErrorCode:
-        """The coordinator of a consumer group, if it is here: else 16, or 14 while it loads."""
+        """Return the coordinator of a consumer group if it is here; otherwise 16, or 14 while it
+        loads."""
         number = self._host.coordinator_group(group_id)
         led = self._led.get(number)
         if led is not None and led.state_group.serving:
@@ -138,7 +140,7 @@ class GroupCoordinator:
         return ErrorCode.NOT_COORDINATOR
 
     def numbers(self) -> dict[str, int | float]:
-        """For metrics, by name: of all coordinators that are led here, and of the fullest."""
+        """Return metrics by name: of all coordinators that are led here, and of the fullest."""
         machines = [led.machine for led in self._led.values()]
         return {
             "coordinator_offsets": sum(len(machine.offsets) for machine in machines),
@@ -149,7 +151,7 @@ class GroupCoordinator:
         }
 
     def all_here(self) -> list[LedCoordinator | ErrorCode]:
-        """Every coordinator group this server leads, in order; 14 for one that loads."""
+        """Return every coordinator group this server leads, in order; 14 for one that loads."""
         found: list[LedCoordinator | ErrorCode] = []
         for number in map(GroupId, range(1, 1 + self._host.coordinator_count)):
             state_group = self._host.state_group(number)
@@ -159,15 +161,15 @@ class GroupCoordinator:
         return found
 
     def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:
-        """A new member id: the instance's or the client's name, and 128 random bits."""
+        """Return a new member id: the instance's or the client's name, and 128 random bits."""
         return f"{client_id if group_instance_id is None else group_instance_id}-{self.random_id()}"
 
     def random_id(self) -> str:
-        """128 random bits, as a UUID."""
+        """Return 128 random bits, as a UUID."""
         return str(UUID(int=self._rng.getrandbits(128), version=4))
 
     def holds_first_rebalance(self) -> bool:
-        """Whether the first rebalance of an empty group waits for more members."""
+        """Return True if the first rebalance of an empty group waits for more members."""
         return self._options().group_initial_rebalance_delay_ms > 0
 
     # --- membership ------------------------------------------------------------------------
@@ -178,8 +180,8 @@ class GroupCoordinator:
         later: Later,
         respond: Callable[[Joined], Any],
     ) -> None:
-        """JoinGroup: answered when the generation is set, or at once if nothing changes. `asker`:
-        whose share it counts for (`RequestContext.asker`)."""
+        """Process a JoinGroup. It is answered when the generation is set, or at once if nothing
+        changes. `asker`: the client whose share it counts against (`RequestContext.asker`)."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
         if not isinstance(led, LedCoordinator):
@@ -199,7 +201,7 @@ class GroupCoordinator:
                 waiter.complete(Joined(undecided(led, outcome), command.member_id))
                 return
             if isinstance(outcome.result, HeartbeatAnswer):
-                # It became a group of the newer protocol meanwhile.
+                # It became a consumer protocol group meanwhile.
                 led.consumer.join(asker, command, told)
                 return
             answer: JoinAnswer = outcome.result
@@ -225,8 +227,8 @@ class GroupCoordinator:
         later: Later,
         respond: Callable[[Synced], Any],
     ) -> None:
-        """SyncGroup: the leader's assignment is proposed; followers wait for it. `asker` as in
-        `join`."""
+        """Process a SyncGroup: the group leader's assignment is proposed; other members wait for
+        it. `asker` as in `join`."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
         if not isinstance(led, LedCoordinator):
@@ -272,7 +274,7 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
     ) -> ErrorCode:
-        """Heartbeat: answered from the applied state, at once."""
+        """Process a Heartbeat, from the applied state, at once."""
         led = self.find(group_id)
         if not isinstance(led, LedCoordinator):
             return led
@@ -297,9 +299,9 @@ class GroupCoordinator:
         member_id: str = "",
         asker: str = "",
     ) -> None:
-        """Propose to the coordinator of `group_id`: `done(NONE, the machine's answer)`, or the
-        error that says why there is none: 15 when its fate is open. `asker` as in `join`; empty for
-        what takes no room."""
+        """Propose to the coordinator of `group_id`, and call `done(NONE, answer of the state
+        machine)`, or `done` with the error: 15 if the outcome is unknown. `asker` as in `join`;
+        empty for commands that take no room."""
         led = self.find(group_id)
         if not isinstance(led, LedCoordinator):
             done(led, None)
@@ -318,8 +320,8 @@ class GroupCoordinator:
 
     # --- reads -----------------------------------------------------------------------------
     def read(self, group_id: str, done: Callable[[ErrorCode, Coordinator | None], None]) -> None:
-        """The state of the coordinator of `group_id`, which reflects everything acknowledged
-        before this call; or the error that says why it cannot be read here."""
+        """Read the state of the coordinator of `group_id`. It reflects everything acknowledged
+        before this call. `done` receives an error if it cannot be read here."""
         led = self.find(group_id)
         if isinstance(led, LedCoordinator):
             self.read_led(led, done)
@@ -329,7 +331,7 @@ class GroupCoordinator:
     def read_led(
         self, led: LedCoordinator, done: Callable[[ErrorCode, Coordinator | None], None]
     ) -> None:
-        """The same for a coordinator that is known to be here."""
+        """Read as `read` does, from a coordinator that is known to be here."""
 
         def confirmed(current: bool) -> None:
             if current:

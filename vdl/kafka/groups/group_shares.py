@@ -1,16 +1,16 @@
-"""The room of one coordinator, shared out between the principals whose groups it has.
+"""Room of one coordinator, shared out between the principals whose groups it has.
 
-What groups and positions may take together is bounded (`COORDINATOR_BYTES_MAX`), or each of the two
-once positions have a bound of their own; either is a `Room` here. Principals are no part of the
-replicated state. So a coordinator's leader keeps who has what, and refuses before it proposes: a
-group counts for the principal that this leader first heard of it from. What it has not heard of
-since it leads counts for nobody, and is taken into account as what is not free. Nobody may hold
-more than three times what it leaves free (`kafka/shares.py`): most of a room of its own, and never
-all of it.
+Groups and positions (committed offsets) together are bounded (`COORDINATOR_BYTES_MAX`); once
+positions have a bound of their own, each of the two is. Either is a `Room` here. Principals are not
+part of the replicated state. So a coordinator's leader keeps how much each holds, and refuses
+before it proposes: a group counts for the principal that first sent a request for it to this
+leader. A group without such a request counts for no principal, but its bytes are not free. No
+principal may hold more than three times what it leaves free (`kafka/shares.py`): most of an
+otherwise empty room, and never all of it.
 
-A command counts from before it is proposed until it is decided; then the group is counted anew.
+A command counts from before it is proposed until it is decided; then the group is counted again.
 
-Must not know: requests, what the error is.
+Does not depend on requests, nor on the error code of a refusal.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from vdl.state.table import text_bytes
 
 TIMES_OF_FREE = 3
 RECOUNT_NS = 1_000 * MS
-"""Groups shrink without a request, too: before one is refused, all are counted anew, as often."""
+"""Least time between two recounts of all groups. A recount comes before a refusal, because groups
+also shrink without a request."""
 _FORGOTTEN_FROM = 1_000
 _NOBODY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is shared out, in bytes."""
+    """A bounded amount of room, in bytes."""
 
     bytes_max: int
     held: Callable[[], int]
     held_by: Callable[[str], int]
-    """A group."""
+    """Bytes held by a group."""
 
 
 def shared_room(machine: Coordinator) -> Room:
-    """Of all that has no bound of its own."""
+    """Return the room of everything that has no bound of its own."""
 
     def held_by(group_id: str) -> int:
         held = machine.bytes_of(group_id)
@@ -56,14 +57,15 @@ def shared_room(machine: Coordinator) -> Room:
 
 
 def room_of_positions(machine: Coordinator, bound: PositionsBound) -> Room:
-    """Of positions that have a bound of their own. No more than what the most of them take at the
-    least: else one principal could have all of them."""
+    """Return the room of positions that have a bound of their own. It is no more than the least
+    bytes that the largest number of positions takes: otherwise one principal could have all of
+    them."""
     bytes_max = min(bound.bytes_max, OFFSET_BYTES * bound.count_max)
     return Room(bytes_max, lambda: machine.offsets.bytes, machine.offsets.bytes_of)
 
 
 class GroupShares:
-    """See the module."""
+    """Shares of one room: see the module."""
 
     __slots__ = (
         "_clock", "_counted", "_held", "_machine", "_owners", "_recounted_ns", "_room", "_shares",
@@ -75,16 +77,16 @@ class GroupShares:
         self._clock = clock
         self._shares = Shares(room.bytes_max, TIMES_OF_FREE)
         self._owners: dict[str, str] = {}
-        """Whom a group counts for."""
+        """Group id → principal it counts for."""
         self._counted: dict[str, int] = {}
-        """What each of them took when it was counted last."""
+        """Bytes of each such group when it was last counted."""
         self._held = 0
         """Invariant: the sum of `_counted`."""
         self._recounted_ns = -RECOUNT_NS
 
     def begin(self, asker: str, group_id: str, more: int) -> str | None:
-        """Count a command of `asker` that takes `more` bytes: whom it counts for, for `end`. None:
-        that one has its share."""
+        """Count a command of `asker` that takes `more` bytes. Return the principal that it counts
+        for, to be passed to `end`; None if that principal has used up its share."""
         if len(self._owners) > _FORGOTTEN_FROM + 2 * self._machine.item_count:
             self._recount()
         owner = self._owners.setdefault(group_id, asker)
@@ -102,7 +104,7 @@ class GroupShares:
         return owner
 
     def end(self, owner: str, group_id: str, more: int) -> None:
-        """The command is decided, or never will be here."""
+        """End a command that is decided, or never will be here."""
         self._shares.change(owner, -more)
         if group_id in self._owners:
             self._count(group_id)
@@ -113,8 +115,8 @@ class GroupShares:
         return self._shares.may_take(owner, more)
 
     def _recount(self) -> None:
-        """Count all groups anew, and forget those that are gone, but for those that a transaction
-        gives positions when it ends."""
+        """Count all groups again, and forget those that are gone, except groups whose positions
+        depend on a pending transaction."""
         for group_id in list(self._owners):
             self._count(group_id)
             if not self._counted[group_id] and not self._machine.pending.holds(group_id):
@@ -128,8 +130,8 @@ class GroupShares:
 
 
 def positions_growth(machine: Coordinator, command: Any) -> int:
-    """How many bytes more positions take with a client's command, at most, where they have a bound
-    of their own; 0 or less: none. With a transaction's, once that ends."""
+    """Return the bytes by which a client's command increases the positions, at most, if these have
+    a bound of their own; 0 or less: none. A transaction's positions count once it ends."""
     if machine.positions_bound is None:
         return 0
     if not isinstance(command, commands.CommitOffsets | commands.CommitTransactionOffsets):
@@ -138,8 +140,8 @@ def positions_growth(machine: Coordinator, command: Any) -> int:
 
 
 def growth(machine: Coordinator, command: Any) -> int:
-    """How many bytes more the coordinator holds with a client's command, about, but for what
-    `positions_growth` tells; 0 or less: none."""
+    """Return the approximate bytes by which a client's command increases the coordinator, without
+    those of `positions_growth`; 0 or less: none."""
     match command:
         case commands.CommitOffsets():
             more = machine.commit_growth(command)

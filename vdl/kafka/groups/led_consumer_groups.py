@@ -1,23 +1,23 @@
-"""The groups of KIP-848 of one coordinator while this server leads it.
+"""Consumer protocol groups (KIP-848) of one coordinator while this server leads it.
 
-What is replicated is in `vdl.state.modern`. Here is what only the leader needs: when each member's
-session ends, until when it must have given up what it was told to, who waits for targets, and when
+The replicated state is in `vdl.state.modern`. This module keeps the leader's own state: when each
+member's session ends, the deadline of each revocation, requests that wait for targets, and when
 targets are computed next.
 
 Rules:
 
-* A heartbeat that changes nothing is answered from the applied state. One that a client would act
-  on (an error, a whole assignment) only after a quorum confirmed this leader: an old leader knows
-  old epochs.
-* Who joins is answered when it has a target: within a moment, or told to come again.
-* A pattern is matched elsewhere. Its member's heartbeats are answered meanwhile; it is assigned
-  what matches once that is known. A member whose pattern is refused gets an error.
-* Targets are computed at most once in `consumer.assignment.interval.ms`, for all who came
-  meanwhile.
-* While a group moves, its members are asked to come more often: each step of it waits for
-  somebody's heartbeat.
+* A heartbeat that changes nothing is answered from the applied state. A response that a client
+  would act on (an error, a full assignment) is sent only after a quorum confirmed this leader: a
+  deposed leader knows old epochs.
+* A joining member is answered once it has a target; if that takes too long, it is asked to retry.
+* A pattern is matched outside the loop. Its member's heartbeats are answered meanwhile; the
+  matching topics are assigned once they are known. A member with an invalid pattern gets an error.
+* Targets are computed at most once in `consumer.assignment.interval.ms`, for all changes that
+  arrived meanwhile.
+* While a group is rebalancing, its members get a shorter heartbeat interval: each step of the
+  rebalance waits for some member's heartbeat.
 
-Must not know: wire formats, other kinds of groups.
+Does not depend on wire formats or on other kinds of groups.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ from vdl.state.resource_configs import ResourceType
 from vdl.state.subscription import read_assignment, subscribed_topics
 
 TARGET_WAIT_NS = 3_000 * MS
-"""How long a member that joins waits for its target; then it is told to come again."""
+"""Longest wait of a joining member for its target; then it is asked to retry."""
 WATCH_NS = 500 * MS
-"""How often it is looked whether topics changed."""
+"""Interval between checks for changed topics."""
 LOOKED_MAX = 20
 LOOK_AGAIN_NS = 10 * MS
-"""So many groups are computed at a time because topics changed, and when the next ones are: a
-coordinator may have thousands, and all are concerned at once."""
+"""Groups computed at a time after topics changed, and the delay until the next ones: a coordinator
+may have thousands of groups, and all are affected at once."""
 REPEAT_NS = 200 * MS
-"""After which targets are proposed again, if they were not appended or their fate is open."""
+"""Delay until targets are proposed again if they were not appended or their outcome is unknown."""
 PATTERNS_WAIT_NS = 500 * MS
-"""Targets wait so long for a group's patterns to be matched. Then they are computed from what is
-known, and once more afterwards."""
+"""Longest wait of targets for the group's patterns to be matched. Then targets are computed from
+the known matches, and again when the rest is known."""
 MOVING_NS = 60_000 * MS
-"""How long after its last change a group of several members counts as moving."""
+"""Time after its last change for which a group of several members counts as rebalancing."""
 WAITING_INTERVAL_MS = 500
 MOVING_INTERVAL_MS = 1_000
 INTERVAL_PER_MEMBER_MS = 10
-"""How often members of a moving group are to come at most, and how much less often for each that
-there is: so that all together send some hundred heartbeats a second at most."""
+"""Heartbeat intervals of members of a rebalancing group: the least, and the increase for each
+member, so that all members together send at most some hundred heartbeats a second."""
 
 
 class Options(Protocol):
-    """The settings of groups that have none of their own."""
+    """Settings of groups that have none of their own."""
 
     @property
     def group_consumer_session_timeout_ms(self) -> int: ...
@@ -94,7 +94,7 @@ class Options(Protocol):
 
 
 class Leader(Protocol):
-    """What is asked of the led coordinator, whose part this is."""
+    """The led coordinator that this object is part of."""
 
     @property
     def machine(self) -> Coordinator: ...
@@ -120,19 +120,19 @@ class Leader(Protocol):
 
 @dataclass(slots=True)
 class Heartbeated:
-    """The answer to a heartbeat: an error, or the member as it is now."""
+    """Result of a heartbeat: an error, or the member's present state."""
 
     error: ErrorCode
     message: str = ""
     member: ModernMember | None = None
     has_assignment: bool = False
-    """Whether the member has to be told its assignment: it may not know it."""
+    """True if the response must carry the assignment: the member may not know it."""
     interval_ms: int = 0
 
 
 @dataclass(slots=True)
 class ClassicStep:
-    """The answer to a member of the classic protocol: an error, or the member as it is now."""
+    """Result for a member of the classic protocol: an error, or the member's present state."""
 
     error: ErrorCode
     member_id: str = ""
@@ -142,8 +142,8 @@ class ClassicStep:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Somebody who waits for targets. A key by its identity: ten thousand may wait in one group,
-    and all be late at once."""
+    """Request that waits for targets. Hashed by identity: ten thousand may wait in one group, and
+    all may time out at once."""
 
     deadline_ns: int
     again: Callable[[], None]
@@ -152,22 +152,22 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Step:
-    """A heartbeat on its way."""
+    """A heartbeat in progress."""
 
     command: commands.ConsumerHeartbeat
     is_full: bool
-    """The member has said all of itself: it may have missed an answer."""
+    """True if the member sent all its fields: it may have missed a response."""
     answer: Callable[[Heartbeated], None]
     sender: Sender
     is_confirmed: bool = False
     changed: bool = False
-    """Its assignment, or what the client takes for its epoch, is another one than before."""
+    """True if its assignment changed, or its epoch differs from the one the client sent."""
     deadline_ns: int = 0
-    """Until when it waits for a target; 0: it does not."""
+    """Time until which it waits for a target; 0: it does not wait."""
 
 
 class LedConsumerGroups:
-    """See the module."""
+    """Leader's state of the consumer groups: see the module."""
 
     def __init__(self, led: Leader) -> None:
         self._led = led
@@ -176,19 +176,19 @@ class LedConsumerGroups:
         self._sessions = MemberSessions(led.clock, self._session_over)
         self._revocations = MemberSessions(led.clock, self._revocation_over)
         self._phases = MemberSessions(led.clock, self._phase_over)
-        """Classic members that have to join, or to sync."""
+        """Deadlines of classic members that have to join, or to sync."""
         self._waiting: dict[str, dict[_Waiting, Timer]] = {}
-        """By group: who waits, in the order of coming, and when that is over."""
+        """By group: the waiting requests in order of arrival, and the timer of each."""
         self._patterns = PatternSubscriptions(led.catalog, led.own_topics, led.pattern_work)
         self._resolving: dict[str, int] = {}
-        """By group with patterns of which not all is known: until when its targets wait."""
+        """By group with patterns that are not all matched: time until which its targets wait."""
         self._is_computing = False
         self._computed_ns: dict[str, int] = {}
-        """By group: when its targets were computed last."""
+        """By group: when its targets were last computed."""
         self._moved_ns: dict[str, int] = {}
-        """By group: when its epoch grew last, as this leader saw it."""
+        """By group: when its epoch last grew, as this leader saw it."""
         self._hidden: dict[str, dict[str, frozenset[str]]] = {}
-        """By group: what its members could not see when its targets were computed last."""
+        """By group and member: topics it could not see when its targets were last computed."""
         self._views_revision = 0
         self._due: dict[str, Timer] = {}
         """Groups whose targets will be computed."""
@@ -204,7 +204,7 @@ class LedConsumerGroups:
             self._topics_revision = -1
 
     def close(self) -> None:
-        """This server leads no more."""
+        """Stop because this server no longer leads the coordinator."""
         self._is_closed = True
         self._sessions.close()
         self._revocations.close()
@@ -229,7 +229,7 @@ class LedConsumerGroups:
         answer: Callable[[Heartbeated], None],
         sender: Sender,
     ) -> None:
-        """A member joins or says that it is there; `answer` once."""
+        """Let a member join or renew its session; `answer` is called once."""
         self._take(_Step(command, is_full, answer, sender))
 
     def _take(self, step: _Step) -> None:
@@ -266,7 +266,8 @@ class LedConsumerGroups:
             self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
 
     def _refusal(self, step: _Step) -> Heartbeated | None:
-        """The answer to a member whose pattern is refused: the one it sends, or had before."""
+        """Return the error for a member whose pattern is invalid: the pattern it sends, or the one
+        it sent before. None if there is no error."""
         command = step.command
         pattern = command.pattern
         if pattern is None:
@@ -319,7 +320,7 @@ class LedConsumerGroups:
             self._finish(step, group, member)
 
     def _wait(self, step: _Step, member: ModernMember) -> None:
-        """Until there are targets: then the heartbeat is taken again."""
+        """Wait for targets; then process the heartbeat again."""
         command = step.command
         step.command = msgspec.structs.replace(
             command,
@@ -376,7 +377,7 @@ class LedConsumerGroups:
         )
 
     def _interval_ms(self, group: ModernGroup, member: ModernMember) -> int:
-        """How soon the member is to come again."""
+        """Return the interval until the member's next heartbeat."""
         interval_ms = self._heartbeat_ms(group.group_id)
         count = len(group.members)
         if count < 2:
@@ -393,7 +394,7 @@ class LedConsumerGroups:
     def leave(
         self, command: commands.LeaveConsumerGroup, answer: Callable[[ErrorCode, str], None]
     ) -> None:
-        """A member goes."""
+        """Let a member leave the group."""
         command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
 
         def decided(outcome: Outcome) -> None:
@@ -412,9 +413,9 @@ class LedConsumerGroups:
     def join(
         self, asker: str, command: commands.JoinGroup, told: Callable[[ClassicStep], None]
     ) -> None:
-        """JoinGroup in a group of the newer protocol: answered when the member has a target. A
-        static member may take the place of the last one that speaks the newer protocol: what is
-        a classic group then is joined anew."""
+        """Process a JoinGroup in a consumer protocol group; it is answered when the member has a
+        target. A static member may replace the last member that speaks the consumer protocol; the
+        group then becomes a classic group, and the client joins again."""
         command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
         self._join(command, told, 0, asker)
 
@@ -425,7 +426,7 @@ class LedConsumerGroups:
         deadline_ns: int,
         asker: str = "",
     ) -> None:
-        """`asker`: of a first step; whoever is known takes nothing more."""
+        """`asker`: set in the first step only; a known member takes no more room."""
 
         def decided(outcome: Outcome) -> None:
             if outcome.kind is not OutcomeKind.APPLIED:
@@ -433,7 +434,7 @@ class LedConsumerGroups:
             elif isinstance(outcome.result, HeartbeatAnswer):
                 self._joined(command, outcome.result, told, deadline_ns)
             else:
-                # It became a classic group meanwhile: the client is to ask again.
+                # It became a classic group meanwhile: the client has to retry.
                 told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
 
         if not self._led.propose_for(asker, command, decided):
@@ -460,7 +461,7 @@ class LedConsumerGroups:
             return
         self._renew(group, member)
         if member.epoch != JOINING_EPOCH and group.epoch == group.assignment_epoch:
-            # It has to come for its assignment.
+            # It has to sync for its assignment.
             self._phases.renew(group.group_id, member.member_id, member.rebalance_timeout_ms)
             told(ClassicStep(ErrorCode.NONE, member.member_id, member))
             return
@@ -478,7 +479,7 @@ class LedConsumerGroups:
         )
 
     def sync(self, command: commands.SyncGroup) -> ClassicStep:
-        """SyncGroup in such a group: what the member has now."""
+        """Process a SyncGroup in such a group; return the member's present assignment."""
         group_id, member_id = command.group_id, command.member_id
         error = self._groups.check_classic(
             group_id, member_id, command.group_instance_id, command.generation
@@ -503,7 +504,7 @@ class LedConsumerGroups:
     def classic_heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
-        """Heartbeat in such a group: whether the member has to join anew."""
+        """Process a Heartbeat in such a group. REBALANCE_IN_PROGRESS: the member must rejoin."""
         error = self._groups.check_classic(group_id, member_id, instance_id, generation)
         if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             group = self._groups.groups[group_id]
@@ -526,7 +527,7 @@ class LedConsumerGroups:
         self._sessions.renew(group.group_id, member.member_id, period_ms)
 
     def renew(self, group_id: str, member_id: str) -> None:
-        """A request of the member arrived that is no heartbeat."""
+        """Renew a member's session for a request that is not a heartbeat."""
         group = self._groups.groups.get(group_id)
         member = None if group is None else group.members.get(member_id)
         if group is not None and member is not None and member.epoch != STATIC_LEAVING_EPOCH:
@@ -548,9 +549,10 @@ class LedConsumerGroups:
         if late:
             self._expire(group_id, late)
 
-    # --- what was applied ----------------------------------------------------------------------
+    # --- applied commands ----------------------------------------------------------------------
     def changed(self, group_id: str, member_ids: Iterable[str]) -> None:
-        """These members of the group changed, or are no more; perhaps the group, too."""
+        """Process a change of these members, which may have been removed; the group may have
+        changed, too."""
         group = self._groups.groups.get(group_id)
         if group is None:
             self._forget(group_id)
@@ -573,7 +575,8 @@ class LedConsumerGroups:
             self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
 
     def _is_to_be_classic(self, group_id: str) -> bool:
-        """Whether all its members speak the classic protocol, and a command is to say so."""
+        """Return True if all its members speak the classic protocol and a command is to downgrade
+        it."""
         is_due = self._migrates_back and self._groups.is_classic_again(group_id)
         return is_due and self._knows_downgrades
 
@@ -614,7 +617,7 @@ class LedConsumerGroups:
 
     # --- targets -------------------------------------------------------------------------------
     def _look_at_topics(self) -> None:
-        """Groups whose topics changed get other targets. Ends when no group has members."""
+        """Recompute the targets of groups if topics changed. Stops when no group has members."""
         self._watch = None
         groups = [one for one in self._groups.groups.values() if one.members]
         self._patterns.keep_only(groups)
@@ -683,7 +686,7 @@ class LedConsumerGroups:
         self._led.compute(lambda: targets_of(request), done)
 
     def _waits_for_patterns(self, group_id: str, matched: Matched) -> bool:
-        """Have matched what is missing; whether targets wait for it."""
+        """Start matching the missing patterns. Return True if the targets wait for the result."""
         now_ns = self._clock.now_ns()
         until_ns = self._resolving.setdefault(group_id, now_ns + PATTERNS_WAIT_NS)
         is_waiting = now_ns < until_ns
@@ -695,7 +698,7 @@ class LedConsumerGroups:
         return is_waiting
 
     def _resolved(self, group_id: str) -> None:
-        """More is known of a group's patterns."""
+        """Compute a group's targets because more of its patterns are matched."""
         if self._is_closed or group_id not in self._resolving:
             return
         timer = self._due.pop(group_id, None)
@@ -722,7 +725,8 @@ class LedConsumerGroups:
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
 
     def _propose_without_room(self, request: Request, command: commands.AssignTargets) -> None:
-        """The targets are too large to be kept: members keep theirs, and new ones get nothing."""
+        """Propose no targets because they are too large to be kept: members keep theirs, and new
+        ones get nothing."""
         self._led.propose(
             commands.AssignTargets(
                 group_id=command.group_id,
@@ -739,7 +743,7 @@ class LedConsumerGroups:
 
     # --- settings ------------------------------------------------------------------------------
     def _setting(self, group_id: str, name: str, default: int) -> int:
-        """A setting of one group, or what the server says of all."""
+        """Return a setting of one group, or the server's default."""
         own = self._led.catalog.resources.of(ResourceType.GROUP, group_id).get(f"consumer.{name}")
         return default if own is None else int(own)
 
@@ -761,8 +765,8 @@ class LedConsumerGroups:
 
     @property
     def _may_downgrade(self) -> bool:
-        """Whether a command that removes a member is to downgrade the group: while there are
-        members that do not know the command which only does that."""
+        """True if a command that removes a member also has to downgrade the group, because some
+        replicas do not know the command that only downgrades."""
         return self._migrates_back and not self._knows_downgrades
 
     def _heartbeat_ms(self, group_id: str) -> int:
@@ -775,13 +779,13 @@ class LedConsumerGroups:
 
 
 def refusal_text(error: BadPattern) -> str:
-    """Kafka's words for a pattern that is refused."""
+    """Return Kafka's error text for an invalid pattern."""
     pattern = error.pattern
     return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error.what}."
 
 
 def _topics_of(classic: ConsumerGroup, catalog: Catalog) -> list[commands.SubscribedTopic]:
-    """What this server knows of the topics that classic members subscribe to, or have."""
+    """Return this server's knowledge of the topics that classic members subscribe to or own."""
     names: set[str] = set()
     for member in classic.members.values():
         for protocol in member.protocols:

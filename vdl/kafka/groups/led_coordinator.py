@@ -1,20 +1,20 @@
 """One coordinator group while this server leads it: open requests and timers.
 
-The state of consumer groups is replicated (`vdl.state.coordinator`) and survives any server. Here
-is what only the current leader needs: open JoinGroup and SyncGroup requests, when each member's
-session ends, until when a rebalance waits. It is created when this server starts to serve a
-coordinator group, and dropped when it stops.
+The state of consumer groups is replicated (`vdl.state.coordinator`) and survives any server. This
+module keeps the state of the current leader only: open JoinGroup and SyncGroup requests, when each
+member's session ends, and the deadline of each rebalance. It is created when this server starts to
+serve a coordinator group, and dropped when it stops.
 
 Rules:
 
 * Timers only propose commands; `apply` decides.
 * Events of applied commands answer open requests. Every request is answered exactly once.
-* A new leader gives every member a whole session: none is expelled for the time of an election.
-* After a stall of this server, timers that are late start again: the clients were not at fault.
-* A member with an open request here is alive, and gets a whole session from its answer on; one
-  whose connection is gone does not.
+* A new leader gives every member a whole session: no member is removed because of an election.
+* After a stall of this server, late timers start again: the clients were not at fault.
+* A member with an open request here is alive, and gets a whole session from its answer on. If its
+  connection is gone, it does not.
 
-Must not know: requests, wire formats, other coordinator groups.
+Does not depend on requests, wire formats or other coordinator groups.
 """
 
 from __future__ import annotations
@@ -65,28 +65,30 @@ from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
 from vdl.state.modern.member import ModernMember
 
 RETRY_NS = 500 * MS
-"""After which a timer proposes its command again, if that was not appended or its fate is open."""
+"""Delay until a timer proposes its command again, if that was not appended or its outcome is
+unknown."""
 
 STALL_NS = 1_000 * MS
 """A timer this late means that the server was stalled, not that clients were silent."""
 
 TOLD_NS = 60_000 * MS
-"""How often the log is told that room is short."""
+"""Least time between two log events that room is short."""
 
 FULL_FROM = 0.7
-"""Of its room: a commit that is refused with less in use was not refused for want of room."""
+"""Ratio of its room: a commit refused with less in use was not refused for lack of room."""
 
 RAISED_FROM = COORDINATOR_BYTES_MAX // 2
-"""Positions that take more are given a bound of their own, before there is no room."""
+"""Bytes of positions (committed offsets) beyond which they get a bound of their own, before there
+is no room."""
 
 DELETED_MAX = 10_000
-"""Offsets of deleted partitions that one check removes, at about: a partition is removed whole. So
-many partitions, where positions have a bound of their own: theirs are removed in turns. The rest is
-removed by the next check."""
+"""Offsets of deleted partitions that one check removes, roughly: all of a partition are removed
+together. If positions have a bound of their own, the number of such partitions instead, because
+their positions are removed over several turns. The next check removes the rest."""
 
 
 class GroupOptions(Protocol):
-    """The settings that are read here (`vdl.kafka.context.KafkaOptions`)."""
+    """Settings used here (`vdl.kafka.context.KafkaOptions`)."""
 
     @property
     def read_timeout_ms(self) -> int: ...
@@ -110,7 +112,7 @@ class GroupOptions(Protocol):
 
 @dataclass(slots=True)
 class Joined:
-    """The answer to a JoinGroup: an error, or the generation `group` has now."""
+    """Result of a JoinGroup: an error, or the group in its present generation."""
 
     error: ErrorCode
     member_id: str
@@ -118,12 +120,12 @@ class Joined:
     leader_before: str | None = None
     """See `JoinAnswer.leader_before`."""
     member: ModernMember | None = None
-    """The member in a group of the newer protocol; then `group` is None."""
+    """The member in a consumer protocol group; then `group` is None."""
 
 
 @dataclass(slots=True)
 class Synced:
-    """The answer to a SyncGroup: an error, or the member's assignment in `group`."""
+    """Result of a SyncGroup: an error, or the member's assignment in `group`."""
 
     error: ErrorCode
     assignment: bytes = b""
@@ -136,7 +138,7 @@ Answer = TypeVar("Answer")
 
 
 class Waiter(Generic[Answer]):
-    """An open request and how its answer becomes a response."""
+    """An open request, and the function that makes its response from the result."""
 
     __slots__ = ("later", "respond")
 
@@ -146,7 +148,7 @@ class Waiter(Generic[Answer]):
 
     @property
     def is_present(self) -> bool:
-        """False when the client has gone away."""
+        """False if the client has disconnected."""
         return not self.later.cancelled
 
     def complete(self, answer: Answer) -> None:
@@ -175,12 +177,12 @@ class LiveGroup:
         self.led = led
         self.group_id = group_id
         self.joins: dict[str, Waiter[Joined]] = {}
-        """By member id."""
+        """Open JoinGroup requests by member id."""
         self.syncs: dict[str, Waiter[Synced]] = {}
         self.synced: set[str] = set()
-        """Members that have asked for their assignment of this generation, here."""
+        """Members that have requested their assignment of this generation from this leader."""
         self.sessions: dict[str, int] = {}
-        """Member or pending member → when it must have been heard of (monotonic ns)."""
+        """Member or pending member → end of its session (monotonic ns)."""
         self._session_timer: Timer | None = None
         self._session_due_ns = 0
         self._phase_timer: Timer | None = None
@@ -196,7 +198,7 @@ class LiveGroup:
         return group
 
     def resume(self) -> None:
-        """Start from the applied state: this server has just started to serve it."""
+        """Start from the applied state, when this server starts to serve it."""
         group = self.group
         for member in group.members.values():
             self.renew_session(member.member_id, member.session_timeout_ms)
@@ -222,21 +224,22 @@ class LiveGroup:
 
     # --- requests ----------------------------------------------------------------------------
     def await_join(self, member_id: str, waiter: Waiter[Joined]) -> None:
-        """Answer when the generation is set. The client may have asked before, elsewhere."""
+        """Answer the request when the generation is set. An earlier request of the member, from
+        another connection, is answered with an error."""
         earlier = self.joins.pop(member_id, None)
         self.joins[member_id] = waiter
         if earlier is not None:
             earlier.complete(Joined(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
 
     def await_sync(self, member_id: str, waiter: Waiter[Synced]) -> None:
-        """Answer when the leader has handed in the assignment."""
+        """Answer the request when the leader has sent the assignment."""
         earlier = self.syncs.pop(member_id, None)
         self.syncs[member_id] = waiter
         if earlier is not None:
             earlier.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
 
     def note_synced(self, member_id: str) -> None:
-        """The member has asked for its assignment in this generation."""
+        """Note that the member has requested its assignment in this generation."""
         self.synced.add(member_id)
         self._stop_phase_when_synced()
 
@@ -259,7 +262,8 @@ class LiveGroup:
             self._set_phase(timeout_ns, self._join_timed_out)
 
     def join_completed(self) -> None:
-        """All open joins are of members of the generation; the others were answered before."""
+        """Answer all open joins. They are of members of the generation; the others were answered
+        before."""
         group = self.group
         self.synced.clear()
         self._cancel_phase()
@@ -290,7 +294,8 @@ class LiveGroup:
 
     # --- sessions ------------------------------------------------------------------------------
     def renew_session(self, member_id: str, session_timeout_ms: int) -> None:
-        """A request of the member arrived: its session starts again. On every heartbeat's path."""
+        """Restart a member's session because a request of it arrived. Called for every
+        heartbeat."""
         due_ns = self.led.clock.now_ns() + session_timeout_ms * MS
         self.sessions[member_id] = due_ns
         if self._session_timer is None or due_ns < self._session_due_ns:
@@ -304,8 +309,8 @@ class LiveGroup:
         self._session_timer = self.led.clock.call_later(delay_ns, self._check_sessions)
 
     def _check_sessions(self) -> None:
-        """Propose to expel members whose session ended. The timer runs at the earliest end that was
-        known when it was armed; sessions may have been renewed since."""
+        """Propose to remove members whose session ended. The timer runs at the earliest end that
+        was known when it was armed; sessions may have been renewed since."""
         self._session_timer = None
         now_ns = self.led.clock.now_ns()
         sessions = self.sessions
@@ -380,7 +385,8 @@ class LiveGroup:
         self.led.propose(commands.CompleteJoin(self.group_id, self.group.generation))
 
     def _sync_timed_out(self) -> None:
-        """Members that joined but do not sync hold partitions that nobody reads."""
+        """Propose to remove members that joined but do not sync: no member reads their
+        partitions."""
         group = self.group
         missing = [member_id for member_id in group.members if member_id not in self.synced]
         self._cancel_phase()
@@ -406,9 +412,9 @@ class LedCoordinator:
         own_topics: Mapping[str, TopicInfo],
         log: Log | None = None,
     ) -> None:
-        """`options`: as they are now. `settled_ms`: the time to delete by, of `AgreedTime`.
-        `compute`: where what takes long is computed. `own_topics`: Kafka's own, by name, which are
-        views here."""
+        """`options`: the current settings. `settled_ms`: the time of `AgreedTime` by which to
+        delete. `compute`: runs long computations. `own_topics`: Kafka's internal topics by name,
+        which are views here."""
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
@@ -422,12 +428,12 @@ class LedCoordinator:
         self._settled_ms = settled_ms
         self._shares = GroupShares(machine, shared_room(machine), clock)
         self._position_shares: GroupShares | None = None
-        """Once positions have a bound of their own, and somebody commits some."""
+        """Set once positions have a bound of their own and some are committed."""
         self._is_raising = False
-        """Whether `RaisePositionsBound` is proposed."""
+        """True while `RaisePositionsBound` is proposed."""
         self._log = log
         self._told_ns = -TOLD_NS
-        """When the log was last told that room is short."""
+        """Time of the last log event that room is short."""
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
@@ -440,7 +446,7 @@ class LedCoordinator:
 
     @property
     def options(self) -> GroupOptions:
-        """As they are now."""
+        """The current settings."""
         return self._options()
 
     def live(self, group_id: str) -> LiveGroup:
@@ -459,15 +465,15 @@ class LedCoordinator:
             live.close(ErrorCode.NOT_COORDINATOR)
 
     def propose(self, command: Any) -> None:
-        """For a timer, which is armed to try again."""
+        """Propose for a timer, which is armed to try again."""
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
 
     def _propose_then(self, command: Any, done: Callable[[Outcome], None]) -> None:
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
 
     def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool:
-        """Propose what a client asked for; False: it is not, because its principal has its share of
-        the coordinator's room. Where clients may do everything, nothing is shared out."""
+        """Propose a client's command. Return False, without proposing it, if the principal has used
+        up its share of the coordinator's room. Without access control there are no shares."""
         if not asker or not self.options.authorizer:
             self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
             return True
@@ -494,7 +500,7 @@ class LedCoordinator:
         return True
 
     def _taken_from(self, command: Any) -> Iterator[tuple[GroupShares, int]]:
-        """By which shares the command is judged, and how much it takes of each."""
+        """Yield the shares that apply to the command, and the bytes it takes of each."""
         machine = self.machine
         bound, more = machine.positions_bound, positions_growth(machine, command)
         if bound is not None and more > 0:
@@ -510,8 +516,8 @@ class LedCoordinator:
             shares.end(owner, group_id, more)
 
     def committed(self, error: ErrorCode) -> None:
-        """A commit of offsets was decided. If it found no room, what its client sends again may
-        find it."""
+        """Note that a commit of offsets was decided. If it found no room, make room, so that the
+        client's retry may succeed."""
         machine = self.machine
         if machine.positions_bound is None and (
             error is COORDINATOR_IS_FULL or machine.offsets.bytes > RAISED_FROM
@@ -521,7 +527,7 @@ class LedCoordinator:
             self._tell_full(awaits_servers=False)
 
     def _raise_bound(self) -> None:
-        """Give positions a bound of their own, if all replicas know what that is."""
+        """Give positions a bound of their own, if all replicas support it."""
         machine, group = self.machine, self.state_group
         if machine.positions_bound is not None or self._is_raising:
             return
@@ -537,7 +543,8 @@ class LedCoordinator:
         group.propose(command, deadline_ns=self.deadline_ns(), done=done)
 
     def _tell_full(self, *, awaits_servers: bool) -> None:
-        """`awaits_servers`: there is more room once all replicas know of it."""
+        """Log that room is short. `awaits_servers`: there will be more room once all replicas
+        support it."""
         now_ns = self.clock.now_ns()
         if self._log is None or now_ns - self._told_ns < TOLD_NS:
             return
@@ -558,7 +565,7 @@ class LedCoordinator:
         return self.clock.now_ns() + self.options.read_timeout_ms * MS
 
     def renew_session(self, group_id: str, member_id: str) -> None:
-        """Any request of a member renews its session."""
+        """Renew a member's session for a request of any kind."""
         self.consumer.renew(group_id, member_id)
         group = self.machine.group(group_id)
         if group is None:
@@ -569,9 +576,10 @@ class LedCoordinator:
         elif member_id in group.pending:
             self.live(group_id).renew_session(member_id, group.pending[member_id])
 
-    # --- what was applied ----------------------------------------------------------------------
+    # --- applied commands ----------------------------------------------------------------------
     def handle_events(self, events: list[GroupEvent]) -> None:
-        """Turn the events of one command into answers and timers. The state is that after all."""
+        """Turn the events of one command into answers and timers. The state is the one after all
+        events."""
         of_classic: list[str] = []
         for event in events:
             if isinstance(event, GroupTouched):
@@ -582,7 +590,7 @@ class LedCoordinator:
         for group_id in dict.fromkeys(of_classic):
             group = self.machine.group(group_id)
             if group is None or not (group.members or group.pending):
-                # A group without members needs nothing here.
+                # A group without members needs no state here.
                 live = self._live.pop(group_id, None)
                 if live is not None:
                     live.close(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -638,8 +646,8 @@ class LedCoordinator:
         return self.clock.call_later(delay_ns, self._expire_offsets)
 
     def _deleted_partitions(self) -> list[GroupId]:
-        """Group ids of deleted partitions with committed offsets or share-partitions, as many as
-        one check removes."""
+        """Return the group ids of deleted partitions with committed offsets or share-partitions, as
+        many as one check removes."""
         found: list[GroupId] = []
         count = 0
         in_turns = self.machine.positions_bound is not None
@@ -655,9 +663,9 @@ class LedCoordinator:
 
 
 def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:
-    """What to tell the proposer of a command that was not applied: 16 if it certainly never will
-    be because another server leads, else 15; both make clients look for the coordinator again. 10,
-    which they do not try again, for one that is too large for any coordinator."""
+    """Return the error for the proposer of a command that was not applied: 16 if it certainly never
+    will be because another server leads, else 15; both make clients look for the coordinator again.
+    10, which clients do not retry, for a command that is too large for any coordinator."""
     if outcome.kind is OutcomeKind.TOO_LARGE:
         return ErrorCode.MESSAGE_TOO_LARGE
     if outcome.kind is OutcomeKind.NOT_APPENDED and not led.state_group.is_leader:
@@ -666,4 +674,4 @@ def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:
 
 
 def _ignore(_: Outcome) -> None:
-    """The outcome of a timer's command: the timer is armed again, whatever it is."""
+    """Ignore the outcome of a timer's command: the timer is armed again in any case."""

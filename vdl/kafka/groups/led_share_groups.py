@@ -1,10 +1,10 @@
-"""The share groups of one coordinator while this server leads it: sessions, and topics that change
+"""The share groups of one coordinator while this server leads it: sessions and topic changes
 (KIP-932).
 
-Members must be heard of within the group's session timeout; who is not is removed by a command. The
-topics of a group are those of the applied catalog at each heartbeat that finds them changed.
+A member that sends no heartbeat within the group's session timeout is removed by a command. A
+group's topics are those of the applied catalog at each heartbeat that finds them changed.
 
-Must not know: requests, share-partitions, other kinds of groups.
+Does not depend on requests, share-partitions or other kinds of groups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMBERS_MAX = 200
 
 
 class LedShareGroups:
-    """See the module."""
+    """Leader's state of the share groups: see the module."""
 
     __slots__ = ("_catalog", "_groups", "_propose", "_sessions")
 
@@ -36,7 +36,7 @@ class LedShareGroups:
         catalog: Catalog,
         propose: Callable[[Any], None],
     ) -> None:
-        """`propose`: for a timer, which tries again."""
+        """`propose`: called by a timer, which tries again."""
         self._groups = groups
         self._catalog = catalog
         self._propose = propose
@@ -46,22 +46,22 @@ class LedShareGroups:
                 self.renew(group.group_id, member_id)
 
     def setting(self, group_id: str, name: str) -> int:
-        """A whole-number setting of a group; its text was checked when it was set."""
+        """Return an integer setting of a group; its text was checked when it was set."""
         configs = self._catalog.resources.of(ResourceType.GROUP, group_id)
         return int(configs.get(name, BY_NAME[name].default))
 
     def renew(self, group_id: str, member_id: str) -> None:
-        """The member was heard of."""
+        """Renew the member's session."""
         period_ms = self.setting(group_id, "share.session.timeout.ms")
         self._sessions.renew(group_id, member_id, period_ms)
 
     def touched(self, group_id: str) -> None:
-        """The group has changed, or is gone."""
+        """Note that the group has changed, or is gone."""
         group = self._groups.groups.get(group_id)
         self._sessions.end_others(group_id, () if group is None else group.members)
 
     def topics_of(self, names: Iterable[str]) -> list[ShareTopic]:
-        """Of these topics those that exist, by name."""
+        """Return those of the topics that exist, by name."""
         topics = self._catalog.topics
         return [
             ShareTopic(name, topics[name].topic_id, list(topics[name].partitions))
@@ -70,7 +70,7 @@ class LedShareGroups:
         ]
 
     def close(self) -> None:
-        """The server leads no more."""
+        """Stop because the server no longer leads the coordinator."""
         self._sessions.close()
 
     def _over(self, group_id: str, member_ids: list[str]) -> None:
@@ -81,7 +81,7 @@ class LedShareGroups:
             )
 
     def topics_without(self, group: ShareGroup, member_ids: Iterable[str]) -> list[ShareTopic]:
-        """What is subscribed to when these members are gone."""
+        """Return the subscribed topics without these members."""
         gone = set(member_ids)
         return self.topics_of(
             name

@@ -1,14 +1,16 @@
-"""Until when members of groups must have been heard of.
+"""Session deadlines of group members.
 
-For the leader of a coordinator: it only says whose time is over, the state machine decides.
+For the leader of a coordinator. It only reports whose session ended; the state machine decides.
 
 Rules:
 
-* A member has one entry in the queue, whatever is heard of it. To renew costs a dictionary's entry.
-* After a stall of this server everybody gets a whole period: the clients were not at fault.
-* Who is over is said again after `RETRY_NS`, until it is ended: the command may have been lost.
+* A member has one entry in the queue, however often it is renewed. To renew costs a dictionary
+  entry.
+* After a stall of this server every member gets a whole period: the clients were not at fault.
+* An ended session is reported again every `RETRY_NS` until `end` is called: the command may have
+  been lost.
 
-Must not know: kinds of groups, commands.
+Does not depend on kinds of groups or on commands.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ _Key = tuple[str, str]
 
 
 class MemberSessions:
-    """See the module."""
+    """Deadlines of members, with one timer: see the module."""
 
     __slots__ = ("_clock", "_due", "_members", "_over", "_queue", "_timer", "_timer_ns")
 
     def __init__(self, clock: Clock, over: Callable[[str, list[str]], None]) -> None:
-        """`over`: (group, members whose time is over)."""
+        """`over`: called with (group, members whose session ended)."""
         self._clock = clock
         self._over = over
         self._members: dict[str, set[str]] = {}
-        """By group, who is in `_due`."""
+        """By group, the members in `_due`."""
         self._due: dict[_Key, tuple[int, int]] = {}
-        """When its time is over, and the whole period (both ns)."""
+        """End of the session, and the whole period (both ns)."""
         self._queue: list[tuple[int, _Key]] = []
-        """(no later than when it is over, member). A member that was ended may still be in it."""
+        """(time no later than the end of the session, member). May still contain a member that was
+        removed."""
         self._timer: Timer | None = None
         self._timer_ns = 0
 
@@ -51,7 +54,7 @@ class MemberSessions:
         return key in self._due
 
     def renew(self, group_id: str, member_id: str, period_ms: int) -> None:
-        """The member has a whole period from now on."""
+        """Give the member a whole period from now on."""
         key = group_id, member_id
         period_ns = period_ms * MS
         due_ns = self._clock.now_ns() + period_ns
@@ -65,7 +68,7 @@ class MemberSessions:
                 self._arm()
 
     def end(self, group_id: str, member_id: str) -> None:
-        """Nobody waits for the member any more."""
+        """Remove the member."""
         if self._due.pop((group_id, member_id), None) is not None:
             members = self._members[group_id]
             members.remove(member_id)
@@ -73,13 +76,13 @@ class MemberSessions:
                 del self._members[group_id]
 
     def end_others(self, group_id: str, members: Container[str]) -> None:
-        """Nobody waits for members of the group that are not among these."""
+        """Remove the group's members that are not among these."""
         for member_id in sorted(self._members.get(group_id, ())):
             if member_id not in members:
                 self.end(group_id, member_id)
 
     def close(self) -> None:
-        """The server leads no more."""
+        """Stop because the server no longer leads the coordinator."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

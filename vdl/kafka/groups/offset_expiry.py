@@ -1,11 +1,11 @@
-"""Committed offsets that are over, looked for a few groups at a time.
+"""Expiry of committed offsets, a few groups at a time.
 
-A coordinator may have a million positions, and to look at all of them takes a third of a second. So
-its leader goes through its groups over many turns, and removes what it finds with a command for the
-groups of each turn, the next once the one before is decided. A group that changes in between is
-judged when the command is applied.
+A coordinator may have a million positions (committed offsets), and a scan of all of them takes a
+third of a second. So its leader scans the groups over many turns. Each turn's finds are removed by
+a command for the groups of that turn; the next turn follows once the command is decided. A group
+that changes in between is judged when the command is applied.
 
-Must not know: when it is looked, which partitions are deleted.
+Does not depend on when a scan starts, nor on which partitions are deleted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
 LOOKED_AT_PER_TURN = 8_000
-"""Positions, and one group's more. To remove as many takes some 25 ms."""
+"""Positions scanned in a turn, plus at most those of one group. Removing that many takes some
+25 ms."""
 PAUSE_NS = 10 * MS
 
 
 class OffsetExpiry:
-    """See the module."""
+    """Scan of one coordinator's positions: see the module."""
 
     def __init__(
         self,
@@ -33,7 +34,8 @@ class OffsetExpiry:
         clock: Clock,
         propose: Callable[[Any, Callable[[Outcome], None]], None],
     ) -> None:
-        """`propose`: told whom to tell when it is decided, once."""
+        """`propose`: called with a command and a callback, which it calls once when the command is
+        decided."""
         self._machine = machine
         self._clock = clock
         self._propose = propose
@@ -41,12 +43,12 @@ class OffsetExpiry:
         self._deleted: list[GroupId] = []
         self._retention_ms = self._now_ms = 0
         self._is_looking = False
-        """Whether groups are left to be looked at."""
+        """True while groups are left to scan."""
         self._is_first = False
         self._timer: Timer | None = None
 
     def begin(self, retention_ms: int, deleted: list[GroupId], now_ms: int) -> None:
-        """Look through all groups once, as far as that is not being done. See `ExpireOffsetsOf`."""
+        """Scan all groups once, unless a scan is in progress. See `ExpireOffsetsOf`."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -56,7 +58,7 @@ class OffsetExpiry:
         self._look()
 
     def close(self) -> None:
-        """This server leads the coordinator no more."""
+        """Stop because this server no longer leads the coordinator."""
         self._is_looking = False
         if self._timer is not None:
             self._timer.cancel()
@@ -79,7 +81,7 @@ class OffsetExpiry:
         if deleted:
             due.update(one for one in looked_at if offsets.in_partitions(one, deleted))
         if due or (deleted and self._is_first):
-            # What is no group's position goes with the first.
+            # The first command also removes what deleted partitions have besides positions.
             self._expire(sorted(due))
         elif looked_at:
             self._look_on()
@@ -92,7 +94,7 @@ class OffsetExpiry:
             self._timer = self._clock.call_later(PAUSE_NS, self._look)
 
     def _expire(self, group_ids: list[str]) -> None:
-        """Whatever becomes of it, the next check looks again."""
+        """Propose to remove the groups' expired offsets. If that fails, the next check retries."""
         self._propose(
             commands.ExpireOffsetsOf(group_ids, self._retention_ms, self._deleted, self._now_ms),
             lambda _: self._look_on(),

@@ -1,11 +1,12 @@
-"""Members that subscribe by a pattern: who sends for them, what they see, what matches.
+"""Members that subscribe by a pattern: the client behind each, the topics it may see, the matches.
 
-Who sent a member's heartbeats is known to the leader that heard them, and no other: of a member
-that was not heard of yet, everything is taken to be seen.
+The client that sent a member's heartbeats is known only to the leader that received them. A member
+that has not sent one to this leader yet is taken to see every topic.
 
-A pattern stands for the topics of the catalog, and for Kafka's own, which are views here.
+A pattern is matched with the topics of the catalog and with Kafka's internal topics, which are
+views here.
 
-Must not know: when targets are computed, requests.
+Does not depend on requests, nor on when targets are computed.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.member import ModernMember
 
 _VIEWED_MAX = 100
-"""Viewers of whom it is remembered what they can see."""
+"""Viewers whose visible topics are cached."""
 UNKNOWN_ASKER = ""
-"""Whose turn it is for members that were not heard of yet."""
+"""`asker` for members that have not sent a heartbeat to this leader yet."""
 
 
 class Viewer(Hashable, Protocol):
-    """A member that may not see every topic. Equal ones see the same."""
+    """A member that may not see every topic. Equal viewers see the same topics."""
 
     @property
     def revision(self) -> int:
-        """Another one when it may see others than before."""
+        """Number that changes when the visible topics may have changed."""
 
     def hidden(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the topics that it may not describe."""
+        """Return those of the topics that it may not describe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +58,34 @@ class _View:
 
 @dataclass(slots=True)
 class Matched:
-    """The matches of a group's patterns. `names`: by member, ascending; those known before, where
-    a pattern is not matched yet. `hidden`: by member, topics that it may not see."""
+    """Matches of a group's patterns. `names`: by member, ascending; the earlier matches if a
+    pattern is not matched yet. `hidden`: by member, topics that it may not see."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hidden: dict[str, frozenset[str]] = field(default_factory=dict)
     missing: dict[Key, tuple[frozenset[str], str]] = field(default_factory=dict)
-    """Patterns to be matched: with which names, in whose turn."""
+    """Patterns still to be matched: the names, and the asker in whose turn."""
 
 
 class PatternSubscriptions:
-    """Those of one coordinator while this server leads it."""
+    """Pattern subscriptions of one coordinator while this server leads it."""
 
     def __init__(self, catalog: Catalog, own: Mapping[str, TopicInfo], work: PatternWork) -> None:
-        """`own`: Kafka's own topics, of those that the catalog does not have."""
+        """`own`: Kafka's internal topics, without those that the catalog has."""
         self._catalog = catalog
         self._own = own
         self._patterns = TopicPatterns(work)
         self._senders: dict[tuple[str, str], Sender] = {}
-        """(group, member) → who sent its heartbeats to this leader."""
+        """(group, member) → client that sent its heartbeats to this leader."""
         self._views: dict[Viewer | None, _View] = {}
 
     def __len__(self) -> int:
-        """Return of how many patterns, by viewer, something is known."""
+        """Return the number of patterns, by viewer, with cached results."""
         return len(self._patterns)
 
-    # --- who they are ------------------------------------------------------------------------
+    # --- senders -----------------------------------------------------------------------------
     def heard_from(self, group: ModernGroup, member: ModernMember, sender: Sender) -> bool:
-        """Note who a member is; return whether that may change what it is to read."""
+        """Note the client of a member. Return True if that may change what the member reads."""
         key = group.group_id, member.member_id
         if not member.pattern:
             self._senders.pop(key, None)
@@ -95,11 +96,11 @@ class PatternSubscriptions:
         return True
 
     def forget(self, group_id: str, member_id: str) -> None:
-        """The member is gone."""
+        """Forget a member that is gone."""
         self._senders.pop((group_id, member_id), None)
 
     def forget_group(self, group_id: str) -> None:
-        """The group has no members."""
+        """Forget a group that has no members."""
         for key in [key for key in self._senders if key[0] == group_id]:
             del self._senders[key]
 
@@ -113,13 +114,13 @@ class PatternSubscriptions:
             }
         )
 
-    # --- what matches ------------------------------------------------------------------------
+    # --- matches -----------------------------------------------------------------------------
     def refusal(self, pattern: str, sender: Sender) -> BadPattern | None:
-        """Return why a pattern matches nothing, if that is known."""
+        """Return the error of an invalid pattern, or None if none is known."""
         return self._patterns.refusal((pattern, sender.viewer))
 
     def matched(self, group: ModernGroup) -> Matched:
-        """Return what is known of the group's patterns now."""
+        """Return the known matches of the group's patterns."""
         found = Matched()
         by_key: dict[Key, tuple[str, ...]] = {}
         for member in group.members.values():
@@ -141,15 +142,15 @@ class PatternSubscriptions:
         return found
 
     def resolve(self, group_id: str, matched: Matched, done: Callable[[], None]) -> None:
-        """Have matched what is missing: `done()` whenever a part of it is."""
+        """Start matching what is missing; `done()` is called after each part of it."""
         for key, (names, asker) in matched.missing.items():
             self._patterns.resolve(key, names, asker=asker, group_id=group_id, done=done)
 
     def _with_known(
         self, group: ModernGroup, pattern: str, view: _View, names: tuple[str, ...] | None
     ) -> tuple[str, ...]:
-        """`names`, with what the pattern matched before and is only unheard of here; None: all
-        that it matched before."""
+        """Return `names` and those earlier matches that this server's catalog does not have yet. If
+        `names` is None, return all earlier matches."""
         before = [name for name in group.patterns.get(pattern, ()) if name not in view.hidden]
         if names is None:
             return tuple(before)
@@ -158,8 +159,8 @@ class PatternSubscriptions:
         return tuple(sorted({*names, *unheard})) if unheard else names
 
     def _is_unheard_of(self, group: ModernGroup, name: str) -> bool:
-        """Return whether the group knows a topic from another server's catalog that this one's has
-        not yet; one that is deleted is known to be."""
+        """Return True if the group knows the topic from another server's catalog and this server's
+        does not have it yet. False for a topic that is known to be deleted."""
         topic = group.topics.get(name)
         return topic is not None and not self._catalog.has_deleted(topic.last_group)
 
@@ -181,7 +182,7 @@ class PatternSubscriptions:
         self._views[viewer] = view
         return view
 
-    # --- what is no longer needed ------------------------------------------------------------
+    # --- clean-up ----------------------------------------------------------------------------
     def keep_only(self, groups: Iterable[ModernGroup]) -> None:
         """Forget patterns that no member of these groups uses."""
         if not len(self._patterns):
@@ -195,5 +196,5 @@ class PatternSubscriptions:
         self._patterns.keep_only(used)
 
     def close(self) -> None:
-        """This server leads the coordinator no more."""
+        """Forget everything because this server no longer leads the coordinator."""
         self._patterns.keep_only(set())

@@ -1,9 +1,9 @@
-"""What the members of a group are to read: computed from its state and this server's catalog.
+"""Computation of a group's targets, from its state and this server's catalog.
 
-Small groups are computed at once. What takes longer is computed in a thread, one group at a time,
-from copies: the group may change meanwhile, and then the result is not used.
+Small groups are computed at once. Larger ones are computed in a thread, one group at a time, from
+copies: if the group changes meanwhile, the result is not used.
 
-Must not know: Raft, sessions, requests.
+Does not depend on Raft, sessions or requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ milliseconds."""
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A group at one epoch, and what there is to subscribe to: copies, for any thread."""
+    """A group at one epoch, and the topics it may subscribe to: copies, for any thread."""
 
     group_id: str
     epoch: int
@@ -41,17 +41,17 @@ class Request:
     known_patterns: dict[str, list[str]]
     assignor: str
     topics: Mapping[str, TopicInfo]
-    """Those that members name, that their patterns match, or that the group knows."""
+    """Topics that members name, that their patterns match, or that the group knows."""
     racks: Mapping[int, tuple[str, ...]]
     """Partition's group id → racks of its replicas; empty when no member has a rack."""
     gone: frozenset[str]
-    """Of what the group knows, what is deleted, and not only unheard of here."""
+    """Topics known to the group that are deleted, not merely unknown to this server yet."""
     matched: Mapping[str, tuple[str, ...]]
     """Member → names that its pattern matches and that it may see, ascending."""
     hidden: Mapping[str, frozenset[str]]
     """Member → topics that it may not describe."""
     hidden_before: Mapping[str, frozenset[str]]
-    """What `hidden` was when the targets were computed last."""
+    """Value of `hidden` when the targets were last computed."""
 
 
 def request_of(
@@ -62,8 +62,8 @@ def request_of(
     *,
     hidden_before: Mapping[str, frozenset[str]] = _NOTHING,
 ) -> Request:
-    """Collect the facts that a group's targets follow from: no topics that it has nothing to do
-    with. `own_topics`: Kafka's own. `matched`: None where no member has a pattern."""
+    """Collect the facts that a group's targets follow from; unrelated topics are left out.
+    `own_topics`: Kafka's internal topics. `matched`: None if no member has a pattern."""
     matched = matched or Matched()
     names = set(group.topics).union(*(member.topics for member in group.members.values()))
     names.update(*_distinct(matched.names.values()))
@@ -94,18 +94,19 @@ def request_of(
 
 
 def _distinct(many: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
-    """Each of them once: members with one pattern have the very same."""
+    """Return each of them once. Members with one pattern share one tuple."""
     return {id(one): one for one in many}.values()
 
 
 def assignor_of(group: ModernGroup) -> str:
-    """What most members ask for; of equals the first by name; by default `uniform`."""
+    """Return the assignor that most members request; of equals the first by name; by default
+    `uniform`."""
     votes = Counter(member.assignor for member in group.members.values() if member.assignor)
     return min(votes, key=lambda name: (-votes[name], name)) if votes else UNIFORM
 
 
 def work_of(request: Request) -> int:
-    """How much there is to do, about: see `INLINE_WORK_MAX`."""
+    """Return the approximate amount of work: see `INLINE_WORK_MAX`."""
     total = len(request.members) + sum(map(len, _distinct(request.matched.values())))
     for topic in request.topics.values():
         total += len(topic.partitions)
@@ -113,7 +114,7 @@ def work_of(request: Request) -> int:
 
 
 def targets_of(request: Request) -> AssignTargets | None:
-    """The command that gives members their targets; None: all is as it was."""
+    """Return the command that gives members their targets; None if nothing changed."""
     by_pattern: dict[str, list[tuple[str, ...]]] = {}
     by_name: dict[str, SubscribedTopic] = {}
     members = []
@@ -165,8 +166,8 @@ def targets_of(request: Request) -> AssignTargets | None:
 
 
 def _subscribed(request: Request, name: str) -> SubscribedTopic | None:
-    """The topic of that name. What the group knows of it stands if this server's catalog lags
-    behind the one that was seen before: another server led the coordinator then."""
+    """Return the topic of that name. The group's own knowledge counts if this server's catalog lags
+    behind the one of the server that led the coordinator before."""
     topic = request.topics.get(name)
     known = request.known.get(name)
     if topic is None:

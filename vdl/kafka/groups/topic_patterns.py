@@ -1,13 +1,14 @@
-"""Which topics match the patterns that members of groups subscribe by.
+"""Cache of the topics that match the patterns of group members.
 
-A pattern is matched once with each name: what matched is kept until the topic is gone or no member
-uses the pattern. So a new topic costs one match for each pattern, however many topics there are.
-It is done elsewhere (`vdl.kafka.limits.pattern_work`), while groups go on with what is known.
+A pattern is matched once with each name: a match is kept until the topic is gone or no member uses
+the pattern. So a new topic costs one match for each pattern, however many topics there are.
+Matching runs off the loop (`vdl.kafka.limits.pattern_work`), and groups continue with the known
+matches.
 
-A member's pattern is matched only with topics that it may see: a name that it may not see must not
-show in how long it takes. So what is known is of a pattern and a viewer.
+A member's pattern is matched only with topics that it may see: matching time must not reveal a name
+that it may not see. So results are kept by pattern and viewer.
 
-Must not know: members, what a viewer is.
+Does not depend on members.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from vdl.kafka.limits.pattern_work import Asked, Found, PatternWork
 from vdl.patterns import BadPattern
 
 KEPT_BYTES_MAX = 16 << 20
-"""Bytes of all that is known, about; beyond that the patterns used longest ago are forgotten."""
+"""Approximate bytes of all results; beyond that the least recently used patterns are forgotten."""
 _KNOWN_BYTES = 500
 _NAME_BYTES = 8
 
 Key = tuple[str, Hashable]
-"""A pattern, and who looks; None: somebody who may see all topics."""
+"""A pattern and its viewer; None: a viewer that may see all topics."""
 
 
 class _Known:
@@ -34,39 +35,39 @@ class _Known:
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
-        """Those that it was matched with."""
+        """Names that it was matched with."""
         self.matched: tuple[str, ...] = ()
-        """Those of them that match, ascending."""
+        """Those of `names` that match, ascending."""
         self.refusal: BadPattern | None = None
-        """Set: it matches nothing, whatever the names, for this reason."""
+        """Error of an invalid pattern, which matches nothing; None if it is valid."""
         self.asked: Asked | None = None
-        """The match that is under way."""
+        """The match in progress."""
         self.waiting: dict[str, Callable[[], None]] = {}
-        """By group: called when the match under way has ended."""
+        """By group: called when the match in progress has ended."""
 
 
 class TopicPatterns:
-    """See the module. Called on the loop."""
+    """Results by pattern and viewer: see the module. Called on the loop."""
 
     def __init__(self, work: PatternWork) -> None:
         self._work = work
         self._known: OrderedDict[Key, _Known] = OrderedDict()
-        """The one that was used longest ago first."""
+        """The least recently used one first."""
         self._bytes = 0
 
     def __len__(self) -> int:
-        """Return of how many patterns, by viewer, something is known."""
+        """Return the number of patterns, by viewer, with results."""
         return len(self._known)
 
     def refusal(self, key: Key) -> BadPattern | None:
-        """Return why the pattern matches nothing, if that is known. One that an earlier version
-        let in may be none here."""
+        """Return the error of an invalid pattern, or None if none is known. An earlier version may
+        have accepted a pattern that is invalid here."""
         known = self._known.get(key)
         return self._work.refusal(key[0]) if known is None else known.refusal
 
     def matched(self, key: Key, names: frozenset[str]) -> tuple[str, ...] | None:
-        """Return those of the names that match all of the pattern, ascending; None: it has not
-        been matched with all of them."""
+        """Return those of the names that match the whole pattern, ascending. None: the pattern has
+        not been matched with all of them."""
         known = self._known.get(key)
         if known is None:
             return None
@@ -85,9 +86,9 @@ class TopicPatterns:
         group_id: str,
         done: Callable[[], None],
     ) -> None:
-        """Match the pattern with names it has not been matched with, in the asker's turn; then
-        `done()`, once for a group. After that, `matched` knows, unless there are other names by
-        then."""
+        """Match the pattern with names it has not been matched with, in the asker's turn; then call
+        `done()`, once for a group. After that, `matched` returns the result, unless the names
+        changed meanwhile."""
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _Known()
@@ -130,7 +131,7 @@ class TopicPatterns:
             self._forget(next(iter(self._known)))
 
     def keep_only(self, keys: Set[Key]) -> None:
-        """Forget what is known of others."""
+        """Forget the results of all other keys."""
         for key in self._known.keys() - keys:
             self._forget(key)
 

@@ -1,1 +1,1 @@
-"""What serving records needs beside the handlers: checks off the loop, sessions, pace, sizes."""
+"""Serving of records beside the handlers: record checks, fetch sessions, read throttle, sizes."""

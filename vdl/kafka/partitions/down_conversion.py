@@ -1,12 +1,13 @@
-"""Fetch for consumers before 0.11: what was read becomes message sets, off the loop.
+"""Fetch for consumers before 0.11: batches are converted to message sets, off the loop.
 
-One answer is converted at a time: the work is Python's, and threads beside one another would only
-delay the loop. The others wait in line; a connection asks for nothing else meanwhile, so it has one
-place. What they hold is charged to their accounts of answers as what was read. An answer has at
-most `BYTES_MAX` of messages and one more, and of records `RECORDS_MAX` and a wrapper's, so none
-takes long. A partition that is not looked at for that is the first one at another time.
+One response is converted at a time: the work is Python's, and parallel threads would only delay the
+loop. The others wait in line, at most one for each connection, because a connection starts no other
+request meanwhile. The batches they hold are charged to their accounts of response memory. A
+response has at most `BYTES_MAX` of messages plus one message, and at most `RECORDS_MAX` records
+plus those of one wrapper, so no conversion takes long. Partitions are read from a varying first
+one (`first_of`), so that each gets its turn.
 
-Must not know: requests, connections, logs.
+Does not depend on requests, connections or logs.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from vdl.kafka.host import Compute
 from vdl.records.legacy import MAGIC_1_FETCH_VERSION, DownConverted, down_convert
 
 BYTES_MAX = 2 << 20
-"""Of messages in an answer."""
+"""Bytes of messages in a response."""
 RECORDS_MAX = 20_000
-"""In an answer. Compressed, so many more fit its bytes."""
+"""Records in a response. A compressed batch may hold very many in few bytes."""
 
 Outcome = list[DownConverted | None] | BaseException
-"""Of each part, in their order, None where it was not looked at; or what should not be."""
+"""Result of each part in order, None if it was not reached; or an unexpected exception."""
 
 
 class ToConvert:
-    """What was read of one partition. `first_offset`: of what its consumer wants. `bytes_max`: of
-    messages; the first one is sent whatever its size."""
+    """Batches read from one partition. `first_offset`: first offset that the consumer wants.
+    `bytes_max`: bytes of messages; the first one is sent whatever its size."""
 
     __slots__ = ("buffers", "bytes_max", "first_offset")
 
@@ -50,12 +51,12 @@ class DownConversion:
         self._is_running = False
         self._turns = 0
         self.converted = 0
-        """Answers."""
+        """Responses converted."""
 
     def first_of(self, count: int) -> int:
-        """Which of so many partitions is read first. Old consumers always name them in one order,
-        and answers had no bound as a whole then: the first ones must not take all of it each time.
-        """
+        """Return which of `count` partitions is read first. Old consumers always list them in one
+        order, and their responses had no total bound: without this, the first partitions would take
+        all the room each time."""
         self._turns += 1
         return (self._turns * 0x9E3779B1 & 0xFFFFFFFF) * count >> 32
 
@@ -67,7 +68,8 @@ class DownConversion:
         version: int,
         bytes_max: int,
     ) -> None:
-        """`done` gets the outcome. `version`: of the Fetch; `bytes_max`: of its answer."""
+        """Convert the parts; `done` receives the outcome. `version`: of the Fetch; `bytes_max`: of
+        its response."""
         magic = 1 if version >= MAGIC_1_FETCH_VERSION else 0
         self._waiting.append((partial(_convert_all, parts, magic, bytes_max), done))
         self._start()
@@ -86,7 +88,7 @@ class DownConversion:
 
 
 def _convert_all(parts: list[ToConvert], magic: int, bytes_max: int) -> list[DownConverted | None]:
-    """Off the loop."""
+    """Convert all parts of a response. Runs off the loop."""
     left = bytes_max
     records_left = RECORDS_MAX
     outcome: list[DownConverted | None] = []

@@ -1,27 +1,30 @@
-"""Fetch sessions (KIP-227): what a client asked for last, so that it sends only changes.
+"""Fetch sessions (KIP-227): the server remembers a client's partitions, so that it sends only
+changes.
 
 A full fetch (epoch 0) creates a session with its partitions. Each further request carries the
 session's id and the next epoch. It names partitions that are new or have another position, and
-those to be forgotten; the answer has only partitions with something new. Epoch -1 ends a session.
+those to forget; the response contains only partitions with something new. Epoch -1 ends a session.
 An unknown id is FETCH_SESSION_ID_NOT_FOUND, a wrong epoch INVALID_FETCH_SESSION_EPOCH; after either
-the client starts again with a full fetch. As in Kafka, a session belongs to whoever knows its id,
-not to a connection.
+the client starts again with a full fetch. As in Kafka, any client that knows a session's id may use
+it: it is not bound to a connection.
 
 The cost of a request follows its changes, not the size of the session. A partition with nothing new
 is *quiet*: it subscribes to its log, across requests, and is read when the log wakes it. All others
-are `ready`, in the order in which they are served. One that got records goes to the end, so that
-none starves when an answer is full.
+are `ready`, in the order in which they are served. A partition that returned records moves to the
+end, so that none starves when a response is full.
 
-A session that grows beyond `SESSION_PARTITIONS_MAX` ends: one request may name as many, and should
-cost no more because others came before it. One that would begin so is not opened.
+A session that grows beyond `SESSION_PARTITIONS_MAX` ends: that is also the bound of one request,
+and a request should cost no more because others came before it. A session that would begin larger
+is not opened.
 
 Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
-in all of them. A new one evicts one that was not used for `EVICT_AFTER_NS`, else the smallest of
-that age, if it is smaller than the new one, else the least recently used one of the principal that
-has most of what is short, if that has more than the new one's would. Without a place the client
-gets session 0, and goes on with full fetches.
+in all of them. A new session evicts, in this order: one that was not used for `EVICT_AFTER_NS`; the
+smallest of those created that long ago, if it is smaller than the new one; the least recently used
+one of the principal that holds most of the exhausted budget, if that is more than the new session's
+principal would hold. If there is no place, the client gets session 0 and continues with full
+fetches.
 
-Must not know: requests, logs, answers.
+Does not depend on requests, logs or responses.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ EVICT_AFTER_NS = 120_000 * MS
 """Kafka's `MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS`."""
 EPOCH_MAX = (1 << 31) - 1
 SESSION_PARTITIONS_MAX = 10_000
-"""Of one session. Those that cannot be read are told of with each answer: all in one turn."""
+"""Partitions of one session. Those that cannot be read are reported in each response, all in one
+turn."""
 
 
 class Subscription(Protocol):
@@ -81,9 +85,10 @@ class FetchSession:
     ) -> None:
         self.id = session_id
         self.asker = asker
-        """Who opened it (`RequestContext.asker`); it counts for that, whoever uses it."""
+        """Client that opened it (`RequestContext.asker`). The session counts against that client,
+        even if another one uses it."""
         self.epoch = 1
-        """What the next request has to carry."""
+        """Epoch that the next request must carry."""
         self.uses_topic_ids = uses_topic_ids
         self.created_ns = self.used_ns = now_ns
         self.partitions: dict[Key, Cached] = {}
@@ -92,17 +97,18 @@ class FetchSession:
         self.reader: Reader | None = None
 
     def advance(self) -> None:
-        """The next request carries the next epoch; after the largest comes 1."""
+        """Move to the epoch of the next request; after the largest comes 1."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
 
     def read_by(self, reader: Reader) -> None:
-        """One request at a time: one that waits is answered with what there is."""
+        """Set the request that waits for changes. One that waits already is answered with what it
+        has."""
         before, self.reader = self.reader, reader
         if before is not None:
             before.superseded()
 
     def add(self, target: Cached) -> None:
-        """A partition, new or with a new position; it is looked at next time."""
+        """Add a partition, new or with a new position; the next read looks at it."""
         if target.wait is not None:
             target.wait.cancel()
             target.wait = None
@@ -110,7 +116,7 @@ class FetchSession:
         self.ready[target.key] = target
 
     def forget(self, key: Key) -> None:
-        """The client does not ask for this partition any more."""
+        """Remove a partition that the client no longer reads."""
         target = self.partitions.pop(key, None)
         if target is not None:
             self.ready.pop(key, None)
@@ -119,17 +125,17 @@ class FetchSession:
                 target.wait = None
 
     def served(self, target: Cached) -> None:
-        """It got records: it is served last next time."""
+        """Move a partition that returned records to the end of `ready`."""
         if self.ready.pop(target.key, None) is not None:
             self.ready[target.key] = target
 
     def quiet(self, target: Cached) -> None:
-        """It has no changes until it is woken."""
+        """Remove a partition from `ready` until its log wakes it."""
         assert target.wait is not None, target.key
         self.ready.pop(target.key, None)
 
     def wake(self, target: Cached) -> None:
-        """Its log has changed."""
+        """Make a partition ready because its log has changed."""
         target.wait = None
         if self.partitions.get(target.key) is target:
             self.ready[target.key] = target
@@ -137,8 +143,8 @@ class FetchSession:
                 self.reader.wake(target)
 
     def close(self) -> None:
-        """The session has ended: cancel all subscriptions. Nothing would wake its request, which is
-        answered with what there is."""
+        """End the session: cancel all subscriptions. A waiting request is answered with what it
+        has, because nothing would wake it."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.superseded()
@@ -156,23 +162,24 @@ class FetchSessions:
         self._slots = Shares(slots_max)
         self._partitions = Shares(partitions_max)
         self._sessions: dict[int, FetchSession] = {}
-        """By id, the least recently used first."""
+        """By id, least recently used first."""
         self.evicted = 0
         self.refused = 0
-        """Times there was no place."""
+        """Times that no session could be opened for lack of room."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     @property
     def partitions(self) -> int:
-        """In all sessions."""
+        """Number of partitions in all sessions."""
         return self._partitions.used
 
     def create(
         self, partitions: int, now_ns: int, *, uses_topic_ids: bool, asker: str
     ) -> FetchSession | None:
-        """A session of `asker` for `partitions` partitions; None: there is no place."""
+        """Open a session of `asker` for `partitions` partitions. Return None if there is no
+        room."""
         while self._short(partitions) is not None:
             if not self._evict(partitions, now_ns) and not self._displace(partitions, asker):
                 self.refused += 1
@@ -188,7 +195,7 @@ class FetchSessions:
     def find(
         self, session_id: int, epoch: int, now_ns: int, *, uses_topic_ids: bool
     ) -> FetchSession | ErrorCode:
-        """The session of an incremental request, which is used by that."""
+        """Return the session of an incremental request and mark it as used, or the error."""
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -203,15 +210,15 @@ class FetchSessions:
         return session
 
     def has_room(self, more: int) -> bool:
-        """Whether sessions may get this many more partitions."""
+        """Return True if sessions may get this many more partitions."""
         return self.partitions + more <= self._partitions.limit
 
     def counted(self, session: FetchSession, more: int) -> None:
-        """A session has this many partitions more, or fewer."""
+        """Note that a session has `more` partitions more, or fewer if negative."""
         self._partitions.change(session.asker, more)
 
     def remove(self, session_id: int) -> None:
-        """End a session, if there is one of that id."""
+        """End the session of that id, if there is one."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.counted(session, -len(session.partitions))
@@ -219,14 +226,14 @@ class FetchSessions:
             session.close()
 
     def _short(self, partitions: int) -> Shares | None:
-        """What there is too little of for a session of so many partitions; None: nothing."""
+        """Return the budget that is exhausted for a session of that many partitions, or None."""
         if len(self._sessions) >= self._slots.limit:
             return self._slots
         return None if self.has_room(partitions) else self._partitions
 
     def _displace(self, partitions: int, asker: str) -> bool:
-        """End a session of the principal that has most of what is short; False when `asker` would
-        have as much. Its client opens another one, or goes on without."""
+        """End a session of the principal that holds most of the exhausted budget. Return False if
+        `asker` would hold as much. The session's client opens another one, or continues without."""
         short = self._short(partitions)
         assert short is not None, partitions
         greediest = short.yields(asker, 1 if short is self._slots else partitions)
@@ -238,7 +245,7 @@ class FetchSessions:
         return True
 
     def _evict(self, partitions: int, now_ns: int) -> bool:
-        """Make place for a session of so many partitions; False when nobody gives way."""
+        """Make room for a session of that many partitions. Return False if none may be evicted."""
         oldest = next(iter(self._sessions.values()), None)
         if oldest is None:
             return False

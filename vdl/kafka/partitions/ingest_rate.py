@@ -1,17 +1,15 @@
-"""How many bytes came in over the last second.
+"""Rate of incoming bytes over the last second.
 
-A ring of tenths of a second. The rate counts the last ten whole tenths and the one under way, so it
-is at most a tenth too high and never too low while bytes come evenly. Adding and asking cost the
-same however much comes.
-
-Must not know: what the bytes are.
+A ring of tenths of a second. The rate counts the last ten whole tenths and the current one, so it
+is at most a tenth too high and never too low while bytes arrive evenly. Adding and reading cost the
+same at any rate.
 """
 
 from __future__ import annotations
 
 SLOT_NS = 100_000_000
 SLOTS = 11
-"""Ten whole ones, and the one under way."""
+"""Ten whole tenths and the current one."""
 
 
 class IngestRate:
@@ -22,7 +20,7 @@ class IngestRate:
     def __init__(self) -> None:
         self._bytes = [0] * SLOTS
         self._slot = 0
-        """The newest: number of tenths since the clock's zero."""
+        """Newest slot: number of tenths since the clock's zero."""
         self._total = 0
         """Invariant: the sum of `_bytes`."""
 

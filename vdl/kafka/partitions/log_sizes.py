@@ -1,10 +1,10 @@
-"""How much the replicas of this server take on its disk, looked up for all who ask.
+"""Disk space used by the replicas of this server, measured once for all concurrent requests.
 
-To know it may take a read of the disk for each replica. So there is one walk over all of them at a
-time, with a few look-ups under way; who asks meanwhile is answered by the next. What many clients
-ask for costs no more than what one does.
+A measurement may take a disk read for each replica. So one walk over all replicas runs at a time,
+with a few look-ups in flight; requests that arrive meanwhile are answered by the next walk. Many
+clients cost no more than one.
 
-Must not know: requests, topics.
+Does not depend on requests or topics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from segments.api import Compacted, StorageError
 from vdl.state.catalog import Catalog
 
 UNDER_WAY_MAX = 4
-"""Look-ups of one walk at a time: others read from the disk, too."""
+"""Look-ups of one walk in flight: other work reads from the disk, too."""
 
 
 class Replica(Protocol):
@@ -38,36 +38,37 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Sizes:
-    """What a walk found."""
+    """Result of a walk."""
 
     total_bytes: int = -1
-    """Of the file system; -1: unknown."""
+    """Size of the file system; -1: unknown."""
     usable_bytes: int = -1
-    """What it still takes; -1: unknown."""
+    """Bytes that can still be written; -1: unknown."""
     by_group: dict[GroupId, int] = field(default_factory=dict)
-    """Bytes of each replica here. One that was deleted meanwhile is not in it."""
+    """Bytes of each replica here. One that was deleted meanwhile is missing."""
     error: StorageError | None = None
-    """Not None: something could not be read, and the rest was not looked at."""
+    """Read error that ended the walk early; None if there was none."""
 
 
 class LogSizes:
-    """See the module."""
+    """Shared walks over the replicas: see the module."""
 
     def __init__(self, host: Holder) -> None:
         self._host = host
         self._waiting: list[Callable[[Sizes], None]] = []
-        """Who is answered by the next walk."""
+        """Callbacks that the next walk answers."""
         self._told: list[Callable[[Sizes], None]] = []
-        """Who is answered by this one. Invariant: not empty while there is a walk."""
+        """Callbacks that the present walk answers. Invariant: not empty while a walk runs."""
         self._found = Sizes()
         self._left: list[GroupId] = []
-        """Groups to be looked at, the last one first."""
+        """Groups not looked at yet, the next one last."""
         self._under_way = 0
         self._is_starting = False
-        """Whether look-ups are being started: one that ends at once starts none itself."""
+        """True while look-ups are being started: one that ends at once must not start others
+        itself."""
 
     def look_up(self, done: Callable[[Sizes], None]) -> None:
-        """`done`, later, with what a walk found that began after this call."""
+        """Call `done`, later, with the result of a walk that began after this call."""
         self._waiting.append(done)
         if not self._told:
             self._begin()
@@ -88,7 +89,7 @@ class LogSizes:
         self._host.disk_space(measured)
 
     def _ended(self) -> None:
-        """A look-up has ended."""
+        """Note that a look-up has ended."""
         self._under_way -= 1
         if not self._is_starting:
             self._go_on()

@@ -1,28 +1,28 @@
 """Throttle of disk reads for consumers that are far behind, while producers are active.
 
 A reader with gigabytes to catch up takes all the disk and CPU it is given. Its next megabyte is not
-urgent; an acknowledgement is. So disk reads are throttled while records are produced here, and are
-not otherwise.
+urgent; an acknowledgement is. So disk reads are throttled while records are produced to this
+server, and only then.
 
-A constant rate would leave a reader behind for ever when producers are faster, and would leave a
-machine idle that has time for both. A read starts as soon as one of two rules allows it:
+At a constant rate a reader would never catch up with faster producers, and a machine with time for
+both would stay idle. A read starts as soon as one of two rules allows it:
 
-* Share: all readers together, in the order in which they ask, get what producers leave: as much as
-  `ReadPace` finds that producers do not feel. At least they get the floor, or twice what producers
-  write to partitions that this server leads if that is more. (What it writes as a follower is read
+* Share: all readers together, in the order of their requests, get the capacity that producers
+  leave, as `ReadPace` measures it. At least they get the floor, or twice the producers' rate to
+  partitions that this server leads if that is more. (What it writes as a follower is read
   elsewhere.)
 * Gain: each reader gets twice the producers' rate of its own partition, whatever others take. So
   several readers of one partition all catch up.
 
-A single reader gets the faster of the two, not their sum. What it is to get in any case, and could
-not have because it did not ask in time or had to pause, it gets later, of `BURST_NS` at the most.
-What producers leave is gone when it is not taken: to make up for that would be felt.
+A single reader gets the faster of the two, not their sum. The part of its least rate that it could
+not use, because its request came late or it had to pause, is made up for later, up to `BURST_NS` of
+it. Capacity that producers left is not made up for: that would slow them down.
 
-A read has at most `READ_BYTES_MAX`, so a larger request gets no larger share; and less where so
-many readers ask that their turns would take longer than `WAIT_NS_MAX`. No read waits longer than
+A read has at most `READ_BYTES_MAX`, so a larger request gets no larger share; and less if there are
+so many readers that their turns would take longer than `WAIT_NS_MAX`. No read waits longer than
 that: with very many readers the throttle yields, and none starves.
 
-Must not know: requests, the disk.
+Does not depend on requests or the disk.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from vdl.kafka.partitions.read_pace import PAUSE_NS, ReadPace, own_time
 
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
-"""Producers count as active for this long after a batch at most,"""
+"""Producers count as active for at most this long after a batch,"""
 AT_WORK_GAPS = 4
-"""and otherwise for so many times what lately was between their batches, but not while one waits
-for its acknowledgement: whoever sent sixty a second, and has sent none for a tenth, has ended."""
+"""and otherwise for this many times the recent gap between batches, unless a batch waits for its
+acknowledgement: a producer of sixty batches a second that sent none for a tenth has stopped."""
 AT_WORK_NS_MIN = 100_000_000
 WAIT_NS_MAX = _SECOND_NS
-"""The longest wait of a read, however many there are: clients abandon slow requests."""
+"""Longest wait of a read, however many there are: clients abandon slow requests."""
 REQUEST_WAIT_NS_MAX = 5 * _SECOND_NS
-"""The longest wait of all reads of one request together."""
+"""Longest wait of all reads of one request together."""
 READ_BYTES_MAX = 1 << 20
-"""Of one read while producers are active: what Kafka's consumers ask for of a partition."""
+"""Most bytes of one read while producers are active: the default `max.partition.fetch.bytes` of
+Kafka's consumers."""
 READ_BYTES_MIN = 64 << 10
-"""No read is made smaller for there being many."""
+"""Reads are not made smaller than this because there are many readers."""
 GAIN = 2
-"""How many times as fast as its producers a reader is fed at least."""
+"""Multiple of its producers' rate that a reader is fed at least."""
 BURST_NS = PAUSE_NS
-"""What readers are to get in so long, and could not have, they may have at once: above all in a
+"""Time's worth of their least rate that readers may make up for at once, above all after a
 pause."""
 BACKGROUND_BYTES = 128 << 20
-"""A second: for work that nobody waits for."""
+"""Bytes per second for background work, which no client waits for."""
 
 Reader = tuple[int, int]
 """(connection, partition's group)"""
@@ -63,19 +64,19 @@ Reader = tuple[int, int]
 
 @dataclass(slots=True)
 class Admission:
-    """A read may start in `wait_ns`, of `bytes` at most."""
+    """Permission for a read to start in `wait_ns`, of at most `bytes`."""
 
     reader: Reader
     wait_ns: int
     bytes: int
     shared_ns: int = 0
-    """What it took of the share, as time; 0: nothing."""
+    """Time that it takes of the share; 0: none."""
     is_paced: bool = False
 
 
 class ReadThrottle:
-    """The pace of one server. Times are of the monotonic clock, in nanoseconds. `agreed_ns`: see
-    `ReadPace`."""
+    """Read throttle of one server. Times are of the monotonic clock, in nanoseconds. `agreed_ns`:
+    see `ReadPace`."""
 
     __slots__ = (
         "_by_group", "_came", "_floor", "_free_ns", "_gap_ns", "_ingest", "_last", "_swept_ns",
@@ -89,26 +90,26 @@ class ReadThrottle:
         self.pace = ReadPace(agreed_ns)
         self._ingest = IngestRate()
         self._came: dict[int, int] = {}
-        """Bytes by group that the rates do not include yet: a batch costs one call here."""
+        """Bytes by group that the rates do not include yet, so that a batch costs one call here."""
         self._tenth_end_ns = 0
-        """The end of the tenth of a second in which they came."""
+        """End of the tenth of a second in which `_came` was counted."""
         self._by_group: dict[int, IngestRate] = {}
         """Rates of groups with recent producers; others are removed."""
         self._free_ns = 0
-        """When the share admits its next read: all before are then sent, at its rate."""
+        """Time at which the share admits its next read: all before are then sent, at its rate."""
         self._last: dict[Reader, tuple[int, int]] = {}
-        """When each reader's last read began, or by what it gains should have, and of how many
-        bytes; swept."""
+        """Of each reader's last read: the time at which it began, or should have begun by the gain
+        rule, and its bytes. Swept."""
         self._swept_ns = 0
         self.produced_ns = -AT_WORK_NS
-        """When a producer's last batch came."""
+        """Time of a producer's last batch."""
         self._gap_ns = AT_WORK_NS
-        """How long it was between two batches lately: of one in each tenth of a second."""
+        """Recent gap between two batches, sampled once in each tenth of a second."""
         self.waiting = 0
-        """Batches that are not acknowledged. Use: whoever calls `produced` takes it back."""
+        """Batches not acknowledged yet. Use: the caller of `produced` decrements it."""
 
     def produced(self, group_id: GroupId, count: int, now_ns: int) -> None:
-        """A producer wrote `count` bytes to a partition that this server leads."""
+        """Count `count` bytes that a producer wrote to a partition that this server leads."""
         if now_ns >= self._tenth_end_ns:
             self._gap_ns += (min(now_ns - self.produced_ns, AT_WORK_NS) - self._gap_ns) // 4
             self._count()
@@ -131,23 +132,23 @@ class ReadThrottle:
         self._sweep(at_ns)
 
     def _least(self, now_ns: int) -> int:
-        """Bytes a second that all readers together get in any case."""
+        """Return the bytes per second that all readers together get at least."""
         return max(self._floor, GAIN * self._ingest.per_second(now_ns))
 
     def _look(self, now_ns: int, least: int) -> int:
-        """Bytes a second for all readers together."""
+        """Return the bytes per second for all readers together."""
         return self.pace.look(now_ns, least, is_waited_for=self.waiting > 0)
 
     def _at_work(self, now_ns: int) -> bool:
-        """Whether somebody produces."""
+        """Return True if producers are active."""
         silent_ns = now_ns - self.produced_ns
         if silent_ns >= AT_WORK_NS:
             return False
         return self.waiting > 0 or silent_ns < max(AT_WORK_NS_MIN, AT_WORK_GAPS * self._gap_ns)
 
     def ask(self, reader: Reader, bytes_max: int, now_ns: int) -> Admission:
-        """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`,
-        one of which must come; before the first of these `begin`."""
+        """Return when a read of `bytes_max` may begin. It counts as sent until `found` or
+        `give_back`, one of which must be called; `begin` must be called before `found`."""
         if not self._at_work(now_ns):
             self._free_ns = now_ns
             return Admission(reader, 0, bytes_max)
@@ -179,21 +180,21 @@ class ReadThrottle:
         return admission
 
     def background_rate(self, now_ns: int) -> int:
-        """Bytes a second for work that nobody waits for: as a reader of all that is produced gets
-        at least, and no more than `BACKGROUND_BYTES`."""
+        """Return the bytes per second for background work: the least rate of a reader of all that
+        is produced, `BACKGROUND_BYTES` at most."""
         if not self._at_work(now_ns):
             return BACKGROUND_BYTES
         self._count()
         return min(BACKGROUND_BYTES, self._least(now_ns))
 
     def begin(self, admission: Admission, now_ns: int) -> None:
-        """The admitted read begins; `found` ends it."""
+        """Begin the admitted read; `found` ends it."""
         if admission.is_paced:
             self.pace.reading += 1
             self.pace.fed(now_ns)
 
     def found(self, admission: Admission, count: int, now_ns: int) -> None:
-        """The read, which had begun, found `count` bytes: more than admitted if one batch is
+        """End a read that had begun and found `count` bytes: more than admitted if one batch is
         larger."""
         if not admission.is_paced:
             return
@@ -202,11 +203,11 @@ class ReadThrottle:
         self.pace.fed(now_ns)
 
     def give_back(self, admission: Admission) -> None:
-        """The admitted read will not begin."""
+        """Withdraw an admitted read that will not begin."""
         self._correct(admission, 0)
 
     def _correct(self, admission: Admission, count: int) -> None:
-        """An admitted read has `count` bytes."""
+        """Correct the size of an admitted read to `count` bytes."""
         if admission.shared_ns:
             used_ns = admission.shared_ns * count // max(1, admission.bytes)
             self._free_ns += used_ns - admission.shared_ns
@@ -215,7 +216,7 @@ class ReadThrottle:
             self._last[admission.reader] = last[0], count
 
     def _sweep(self, now_ns: int) -> None:
-        """Remove producers and readers that are not active any more, once a second."""
+        """Remove inactive producers and readers, once a second."""
         if now_ns - self._swept_ns < _SECOND_NS:
             return
         self._swept_ns = now_ns

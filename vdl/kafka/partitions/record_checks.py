@@ -1,36 +1,36 @@
-"""Checks of the records in a produced batch, before the append: on the loop if that is quick, else
-in a thread that only computes.
+"""Checks of the records in a produced batch before the append: small batches on the event loop,
+others in a thread that does nothing but compute.
 
-`check` gives a verdict at once, or says that the batch must leave the loop. Then `check_later`
-gives it, and the caller keeps the order of what follows. Rules and codes are Kafka's
-(`LogValidator`): unreadable records are INVALID_RECORD; well-formed records that are not allowed
-are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed data that no
-client can read, or that becomes more than any of them could, is INVALID_RECORD; Kafka says
-UNKNOWN_SERVER_ERROR.
+`check` returns a verdict at once, or None if the batch must leave the loop. `check_later` then
+delivers the verdict, and the caller keeps the order of the requests that follow. Rules and error
+codes are Kafka's (`LogValidator`): unreadable records are INVALID_RECORD; well-formed records that
+are not allowed are listed one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed
+data that no client could read, or that decompresses to more than any client accepts, is
+INVALID_RECORD; Kafka returns UNKNOWN_SERVER_ERROR.
 
-Message sets of clients before 0.11 become a batch here (`convert`, `convert_later`), under the same
-rules and bounds.
+Message sets of clients before 0.11 are converted to a batch here (`convert`, `convert_later`),
+under the same rules and bounds.
 
-A topic may ask for a codec (`compression.type`). Then what is not compressed so is compressed anew,
-in the same step: the records are at hand there, and known to be sound. A batch that becomes more
-than `OUTPUT_BYTES_MAX` keeps its producer's.
+A topic may require a codec (`compression.type`). A batch with another codec is recompressed in the
+same step, because its decompressed and checked records are at hand. A batch that decompresses to
+more than `OUTPUT_BYTES_MAX` keeps its producer's codec.
 
-Bounds over all connections:
+Bounds on time and memory:
 
-* `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
-  `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
-* What that has no room for is decompressed and walked piece by piece (`_LongCheck`), one batch at a
-  time. Such a check may take seconds, so it gives its thread back after each `SLICE_BYTES`: those
-  that are quick never wait for all of it.
-* Threads take batches in turns between those who sent them: one that sends many, or expensive
-  ones, keeps others waiting for one batch.
-* Batches that wait for a thread are held as they were sent, `WAITING_BYTES_MAX` in all, of which
-  nobody has more than it leaves free (`kafka/shares.py`). From there on, `has_its_share` says that
-  no further Produce of that asker may start. What is compressed counts as
-  `COMPRESSED_BYTES_COUNTED` at least, so that what waits cannot become more than a hundred times as
-  much.
+* Up to `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer
+  of `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
+* A batch that does not fit such a buffer is decompressed and walked piece by piece (`_LongCheck`),
+  one batch at a time. Such a check may take seconds, so it yields its thread after each
+  `SLICE_BYTES`: quick checks never wait for all of it.
+* Threads serve the senders in turns: a sender of many or expensive batches delays each of the
+  others by one batch at most.
+* Batches waiting for a thread are held as they were sent, up to `WAITING_BYTES_MAX` in all. No
+  sender may hold more than it leaves free (`kafka/shares.py`); beyond that, `has_its_share`
+  returns True and the caller starts no further Produce of that sender. A compressed batch counts
+  as at least `COMPRESSED_BYTES_COUNTED`, so the waiting batches decompress to at most a hundred
+  times the bytes counted.
 
-Must not know: requests, connections, logs.
+Does not depend on requests, connections or logs.
 """
 
 from __future__ import annotations
@@ -72,54 +72,58 @@ from vdl.records.walk import (
 )
 
 CHECKS_AT_ONCE = 2
-"""Times `OUTPUT_BYTES_MAX` is the most that is held decompressed."""
+"""Batches checked in threads at once. Times `OUTPUT_BYTES_MAX`, this bounds the decompressed bytes
+held."""
 
 LARGE_BYTES_COUNTED = 16 << 20
-"""As so much a larger batch counts that waits: others are not to wait for it. One at a time comes
-here (`has_large`), and it is part of its request, which is counted whole."""
+"""Bytes that a larger waiting batch is counted as, so that it does not keep others from starting.
+The caller admits one such batch at a time (`has_large`), and its memory is accounted for as part of
+its request."""
 
 WAITING_BYTES_MAX = 64 << 20
 """Bytes of batches, as they were sent, that may wait for a thread or be in one."""
 
 COMPRESSED_BYTES_COUNTED = OUTPUT_BYTES_MAX // 100
-"""As so much the smallest compressed batch counts that waits."""
+"""Bytes that a smaller compressed batch is counted as while it waits."""
 
 SLICE_BYTES = 16 << 20
-"""Of a long check, decompressed: some milliseconds, as of the longest one that is not."""
+"""Decompressed bytes of a long check before it yields its thread: some milliseconds, as long as the
+longest check that is not split."""
 
 WINDOW_BYTES = 1 << 20
-"""What of it is decompressed at a time. A header's name is not longer."""
+"""Bytes of a long check that are decompressed at a time. A header name may not be longer."""
 
 LOOP_COMPRESSED_BYTES = 32 << 10
 LOOP_DECOMPRESSED_BYTES = 128 << 10
-"""What is compressed is checked on the loop when it is no larger than this, before and after."""
+"""Largest compressed batch that is checked on the loop: its size before and after decompression."""
 
 LOOP_RECOMPRESSED_BYTES = 16 << 10
-"""Records that get another codec on the loop, without compression: half a millisecond of gzip."""
+"""Most bytes of records that are recompressed on the loop, before compression: half a millisecond
+of gzip."""
 
 LOOP_BYTES_IN_PYTHON = 16 << 10
-"""What is checked on the loop where there is only the walk in Python; and message sets of old
-clients, before and after they are decompressed."""
+"""Largest batch that is checked on the loop if only the walk in Python is available. Also the
+largest message set of old clients converted on the loop, before and after decompression."""
 
 SCRATCH_KEPT_BYTES = 2 << 20
-"""A larger part of a buffer than this goes back to the system after its use."""
+"""Bytes of a buffer that stay allocated; the rest goes back to the system after use."""
 
 RECORD_ERRORS_IN_TEXT = 3
-"""As many as Kafka has in the text for the whole batch."""
+"""Record errors quoted in the error text of a whole batch, as in Kafka."""
 
 
 class Codec(NamedTuple):
-    """How a topic keeps its batches."""
+    """Format in which a topic keeps its batches."""
 
     compression: Compression
     level: int | None
-    """See `compress`."""
+    """Compression level: see `compress`."""
     bytes_max: int
-    """The largest batch, as it is then."""
+    """Largest size of a batch after compression."""
 
 
 class Recompressed(NamedTuple):
-    """A batch that is sound and has another codec now."""
+    """Valid batch that was recompressed with its topic's codec."""
 
     max_timestamp: int
     batch: memoryview
@@ -127,21 +131,21 @@ class Recompressed(NamedTuple):
 
 
 Verdict = int | Recompressed | BaseException
-"""The largest timestamp of the records (ms, -1 for none), if the batch is taken as it is; what is
-taken in its place; a KafkaError; or what should not be."""
+"""Outcome of a check: the largest timestamp of the records (ms, -1 for none) if the batch is taken
+as it is; the batch taken in its place; a KafkaError; or an unexpected exception."""
 
 Bounds = tuple[int, int, bool]
-"""What a partition asks of each record: the oldest and the newest timestamp (ms), both inclusive;
-whether it must have a key. A plain tuple, because one is made for each batch."""
+"""Requirements of a partition on each record: oldest and newest timestamp (ms, both inclusive), and
+True if a key is required. A plain tuple, because one is made for each batch."""
 
 
 _NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
 _NO_ROOM = object()
-"""A batch is corrupt, or becomes more than there is room for."""
+"""Outcome of a batch that is corrupt, or that decompresses to more than the buffer holds."""
 
 
 class RecordsRefused(KafkaError):
-    """Records that are well formed and not wanted: (index, why) of each (KIP-467)."""
+    """Well-formed records that are not allowed: (index, reason) of each (KIP-467)."""
 
     def __init__(self, code: ErrorCode, message: str, record_errors: list[tuple[int, str]]) -> None:
         super().__init__(code, message)
@@ -149,8 +153,8 @@ class RecordsRefused(KafkaError):
 
 
 class _Waiting:
-    """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
-    and who gets the outcome."""
+    """Batch that left the loop: its size as it was sent, the job to run in a thread, and the
+    callback for the outcome."""
 
     __slots__ = ("asker", "begin_long", "bytes", "done", "job")
 
@@ -167,11 +171,11 @@ class _Waiting:
         self.job = job
         self.done = done
         self.begin_long = begin_long
-        """Where there may be no room for what it becomes."""
+        """Starts the check piece by piece; None if the job never needs one."""
 
 
 class _LongCheck:
-    """The check of a batch that becomes more than there is room for, piece by piece."""
+    """Check, piece by piece, of a batch that decompresses to more than a buffer holds."""
 
     __slots__ = ("_batch", "_bounds", "_header", "_left", "_refused", "_rest", "_room", "_state",
                  "_stream")  # fmt: skip
@@ -183,13 +187,13 @@ class _LongCheck:
         self._stream: Inflated | None = None
         self._room = memoryview(b"")
         self._rest = 0
-        """Bytes at the beginning of the room that are not walked yet."""
+        """Bytes at the start of `_room` that are not walked yet."""
         self._left = INFLATED_BYTES_MAX
         self._state = begin_parts(header.count, header.base_timestamp, *bounds)
         self._refused: list[Refused] = []
 
     def step(self) -> int | KafkaError | None:
-        """A part of it, in a thread; the verdict, or None: there is more to do."""
+        """Check one slice, in a thread. Return the verdict, or None if there is more to do."""
         try:
             if self._stream is None:
                 codec = Compression(self._header.attributes & CODEC_MASK)
@@ -206,7 +210,8 @@ class _LongCheck:
         return None
 
     def _step(self, stream: Inflated) -> bool:
-        """Walk the next piece; whether it is the last. Raises KafkaError, CorruptCompression."""
+        """Walk the next piece. Return True if it was the last. Raises KafkaError,
+        CorruptCompression."""
         room, rest = self._room, self._rest
         size = stream.readinto(room[rest:])
         self._left -= size
@@ -225,14 +230,14 @@ class _LongCheck:
         return not size
 
     def _verdict(self) -> int:
-        """Of the whole. Raises KafkaError."""
+        """Return the verdict on the whole batch. Raises KafkaError."""
         if self._refused:
             raise _refusal(tuple(self._refused), self._bounds)
         return self._state[Slot.MAX_TIMESTAMP]
 
 
 class Scratch:
-    """Room for what one batch decompresses to. Its pages are taken as they are written."""
+    """Buffer that one batch is decompressed into. Its pages are allocated as they are written."""
 
     __slots__ = ("_map", "view")
 
@@ -241,7 +246,7 @@ class Scratch:
         self.view = memoryview(self._map)
 
     def trim(self) -> None:
-        """Give back what a large batch took."""
+        """Return the memory beyond `SCRATCH_KEPT_BYTES` to the system."""
         from mmap import MADV_DONTNEED
 
         kept = -(-SCRATCH_KEPT_BYTES // PAGESIZE) * PAGESIZE
@@ -249,8 +254,8 @@ class Scratch:
 
 
 class RecordChecks:
-    """The checks of one server. `loop_bytes`: what is not compressed is checked on the loop when it
-    is no larger."""
+    """The checks of one server. `loop_bytes`: largest uncompressed batch that is checked on the
+    loop."""
 
     __slots__ = (
         "_compute",
@@ -282,29 +287,31 @@ class RecordChecks:
         self._running = 0
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._long: FairQueue[_Waiting] = FairQueue()
-        """What is to be checked piece by piece."""
+        """Batches to be checked piece by piece."""
         self._is_long_running = False
         self._large = 0
         self._waiting_bytes = Shares(WAITING_BYTES_MAX)
         self.is_short = False
-        """Whether so much waits for the threads that an asker may have its share."""
+        """True if half of `WAITING_BYTES_MAX` is used, so that an asker may have reached its
+        share."""
         self.recompressed = 0
-        """Batches that got the codec of their topic."""
+        """Batches recompressed with their topic's codec."""
         self.left_loop = 0
-        """Batches that were checked in a thread."""
+        """Batches checked in a thread."""
         self.long = 0
-        """Batches that were checked piece by piece."""
+        """Batches checked piece by piece."""
         self.refused = 0
-        """Batches whose inside was not what it should be."""
+        """Batches rejected because of their contents."""
 
     @property
     def has_large(self) -> bool:
-        """Whether a batch is in its check that is large: no other should come."""
+        """True while a large batch is being checked; no other may start."""
         return self._large > 0
 
     def has_its_share(self, asker: str) -> bool:
-        """Return whether so much of the asker waits for the threads that nothing further of it may
-        come. What comes in one request is taken whole: it may be more than was free."""
+        """Return True if the asker's waiting batches have used up its share, so that it may start
+        no further Produce. The batches of one request are taken as a whole, even if they exceed
+        what was free."""
         return self._waiting_bytes.has_share(asker)
 
     def check(
@@ -314,9 +321,9 @@ class RecordChecks:
         bounds: Bounds,
         wanted: Codec | None = None,
     ) -> int | Recompressed | None:
-        """The verdict on the records, whose header is checked already; None when this is for
-        `check_later`. `wanted`: the topic's codec, None to keep the producer's. Raises
-        KafkaError."""
+        """Return the verdict on the records of a batch whose header is already checked, or None if
+        it is a case for `check_later`. `wanted`: the topic's codec, None to keep the producer's.
+        Raises KafkaError."""
         codec = header.attributes & CODEC_MASK
         changes = wanted is not None and wanted.compression != codec
         if changes and len(batch) > LOOP_RECOMPRESSED_BYTES:
@@ -330,7 +337,7 @@ class RecordChecks:
             try:
                 size = decompress_into(Compression(codec), records, self._loop_scratch)
             except CorruptCompression:
-                return None  # corrupt, or larger than the room here
+                return None  # corrupt, or larger than the scratch buffer
             records = self._loop_scratch[:size]
         elif len(batch) > self._loop_bytes:
             return None
@@ -357,8 +364,8 @@ class RecordChecks:
         *,
         asker: str = "",
     ) -> None:
-        """As `check`, whatever the size, in the turn of `asker`; `done` gets the verdict. Batches
-        come out in any order."""
+        """Check as `check` does, for any size, in the turn of `asker`; `done` receives the verdict.
+        Batches complete in any order."""
         size = len(batch)
         if header.attributes & CODEC_MASK:
             size = max(size, COMPRESSED_BYTES_COUNTED)
@@ -368,8 +375,8 @@ class RecordChecks:
     def convert(
         self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
     ) -> memoryview | None:
-        """The batch that a message set of magic 0 or 1 is stored as; None when this is for
-        `convert_later`. `bytes_max`: of a message, and of the batch. Raises KafkaError."""
+        """Return the batch that a message set of magic 0 or 1 is stored as, or None if it is a case
+        for `convert_later`. `bytes_max` bounds each message and the batch. Raises KafkaError."""
         if len(records) > LOOP_BYTES_IN_PYTHON:
             return None
         if not self._convert_scratch:
@@ -378,7 +385,7 @@ class RecordChecks:
             scratch = self._convert_scratch
             return _convert(records, bytes_max, bounds, wanted, scratch, release=False)
         except CorruptCompression:
-            return None  # corrupt, or larger than the room here
+            return None  # corrupt, or larger than the scratch buffer
         except KafkaError:
             self.refused += 1
             raise
@@ -393,8 +400,8 @@ class RecordChecks:
         *,
         asker: str = "",
     ) -> None:
-        """As `convert`, whatever the size, in the turn of `asker`; `done` gets the batch, or what
-        speaks against it."""
+        """Convert as `convert` does, for any size, in the turn of `asker`; `done` receives the
+        batch, or the error."""
         job = partial(_convert_in_thread, records, bytes_max, bounds, wanted)
         self._leave_loop(max(len(records), COMPRESSED_BYTES_COUNTED), job, done, asker)
 
@@ -464,7 +471,7 @@ class RecordChecks:
 
 
 def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: bool) -> int:
-    """The largest timestamp of a batch's records, which are not compressed. Raises KafkaError."""
+    """Return the largest timestamp of a batch's uncompressed records. Raises KafkaError."""
     fault, index, max_timestamp, refused = record_walk.walk(
         records,
         header.count,
@@ -486,7 +493,7 @@ def _judge_in_thread(
     wanted: Codec | None,
     scratch: Scratch,
 ) -> Verdict | object:
-    """The verdict, or `_NO_ROOM`. Off the loop."""
+    """Return the verdict, or `_NO_ROOM`. Runs off the loop."""
     records = batch[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
     try:
@@ -514,7 +521,7 @@ def _convert(
     *,
     release: bool,
 ) -> memoryview:
-    """The checked batch of a message set. Raises KafkaError, CorruptCompression."""
+    """Return the checked batch of a message set. Raises KafkaError, CorruptCompression."""
     taken = legacy.take(records, scratch, bytes_max=bytes_max)
     max_timestamp = judge(memoryview(taken.payload), taken.header(), bounds, release=release)
     if wanted is not None and wanted.compression != taken.codec:
@@ -533,7 +540,7 @@ def _convert(
 def _convert_in_thread(
     records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None, scratch: Scratch
 ) -> memoryview | KafkaError:
-    """The batch, or why there is none. Off the loop."""
+    """Return the batch, or the error that prevents it. Runs off the loop."""
     try:
         return _convert(records, bytes_max, bounds, wanted, scratch.view, release=True)
     except CorruptCompression:
@@ -551,7 +558,7 @@ def _judge_and_compress(
     wanted: Codec | None,
     records: memoryview,
 ) -> int | Recompressed:
-    """The verdict on records without their compression. Raises KafkaError."""
+    """Return the verdict on uncompressed records. Raises KafkaError."""
     max_timestamp = judge(records, header, bounds, release=True)
     if wanted is None or wanted.compression == header.attributes & CODEC_MASK:
         return max_timestamp
@@ -561,7 +568,7 @@ def _judge_and_compress(
 def _recompressed(
     batch: memoryview, records: memoryview, max_timestamp: int, codec: Codec
 ) -> Recompressed:
-    """The batch as the topic keeps it. Raises MESSAGE_TOO_LARGE: it has grown too much."""
+    """Return the batch as the topic keeps it. Raises MESSAGE_TOO_LARGE if it grew too much."""
     made = memoryview(recompressed(batch, records, codec.compression, codec.level))
     if len(made) > codec.bytes_max:
         raise KafkaError(
@@ -572,7 +579,7 @@ def _recompressed(
 
 
 def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:
-    """The error for records that are not wanted, in Kafka's words."""
+    """Return the error for records that are not allowed, in Kafka's words."""
     errors = []
     for index, why, timestamp in refused:
         if why == OUT_OF_TIME:
