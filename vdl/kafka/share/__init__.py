@@ -1,6 +1,6 @@
-"""Share groups on the side of the partitions' leaders (KIP-932): who has which record, until when.
+"""Share groups on the side of the partitions' leaders (KIP-932): record locks and deliveries.
 
-`share_partition` is one share-partition as a state machine without I/O. `live_partitions` has those
-of this server, claims them from the coordinator and drops them with the leadership. `writes` makes
-what changed durable there. `sessions` says what each member reads.
+`share_partition` is one share-partition as a state machine without I/O. `live_partitions` holds
+those of this server, claims them from the coordinator, makes their changes durable there, and drops
+them when leadership ends. `sessions` holds what each member reads.
 """

@@ -1,6 +1,6 @@
-"""Where the settings of a share group come from: `share.*` of its GROUP resource in the catalog.
+"""Settings of a share group, read from `share.*` of its GROUP resource in the catalog.
 
-Must not know: share-partitions, requests.
+Does not depend on share-partitions or requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DURATION = re.compile(
 
 
 def group_settings(catalog: Catalog, group_id: str) -> GroupSettings:
-    """The settings of a group now; the defaults, where it has none."""
+    """Return the present settings of a group; the defaults, where it has none."""
     configs = catalog.resources.of(ResourceType.GROUP, group_id)
 
     def text(name: str) -> str:
@@ -41,7 +41,7 @@ def group_settings(catalog: Catalog, group_id: str) -> GroupSettings:
 
 
 def duration_ms(text: str) -> int:
-    """How long `by_duration:` followed by an ISO 8601 duration is; 0 for anything else."""
+    """Return the milliseconds of `by_duration:` and an ISO 8601 duration; 0 for anything else."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return 0

@@ -1,7 +1,4 @@
-"""The settings of one share group, as leaders of partitions use them.
-
-Must not know: where they come from.
-"""
+"""Settings of one share group, as the leaders of partitions use them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """See the module."""
+    """Settings of one share group."""
 
     limits: Limits
     reset: str

@@ -1,22 +1,22 @@
-"""The share-partitions that this server gives out: those whose partition it leads (KIP-932).
+"""Share-partitions that this server delivers from: those whose partition it leads (KIP-932).
 
     CLAIMING ──claimed──▶ STARTING ──start known──▶ READY
         └──────────────refused, deposed, write failed──────▶ GONE
 
 A share-partition is claimed from its coordinator when a member first reads it here, under the
-leader's epoch. It lives while this replica leads in this epoch and a session reads it. Whatever may
-make memory and durable state differ ends it: it is GONE for good, with all its locks, and the next
-request claims the state anew. So nothing is ever undone. A write that was on its way then may be
-applied all the same, so whoever waits for it is told what became of it.
+leader's epoch. It exists while this replica leads in this epoch and a session reads it. Anything
+that may make memory and durable state differ ends it: it is GONE for good, with all its locks, and
+the next request claims the state again. So no change is ever undone. A write in flight at that time
+may still be applied, so its callbacks receive its outcome.
 
-What changed is written when the turn ends, for all share-partitions of one coordinator in one
-command. The next write of a coordinator waits for the one before. Whoever must not answer before a
-change is durable passes `written` a callback.
+Changes are written at the end of the turn, for all share-partitions of one coordinator in one
+command. The next write to a coordinator waits for the one before. A caller whose response has to
+wait until a change is durable passes `written` a callback.
 
-When another session begins to read it, it is written though nothing changed: the group may have
-been deleted, or its offsets set, while a session from before kept it here.
+When another session begins to read it, it is written even if nothing changed: the group may have
+been deleted, or its offsets set, while an earlier session kept it here.
 
-Must not know: requests, sessions, records.
+Does not depend on requests, sessions or records.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ Written = Callable[[ErrorCode], None]
 WRITES_MAX = 200
 """Share-partitions in one command."""
 CHANGES_MAX = 20_000
-"""Changed runs in one command, from which on the next share-partition waits for the next one."""
+"""Changed runs in a command; once it has this many, further share-partitions wait for the next."""
 FULL_NS = 5_000 * MS
-"""How long nothing is given out after the coordinator had no room for what was."""
+"""Time for which no records are delivered after the coordinator had no room."""
 CLAIM_AGAIN_NS = 500 * MS
 REFUSED_MAX = 10_000
 """Refused claims that are remembered."""
@@ -69,7 +69,7 @@ GROUP_IS_FULL = ErrorCode.MESSAGE_TOO_LARGE
 
 
 class Server(Protocol):
-    """The server that share-partitions are on, as they see it."""
+    """The server, as share-partitions see it."""
 
     @property
     def host(self) -> Host: ...
@@ -82,7 +82,7 @@ class Server(Protocol):
 
 
 class Phase(Enum):
-    """See the module."""
+    """Life cycle of a share-partition: see the module."""
 
     CLAIMING = "waits for the coordinator"
     STARTING = "waits for the log"
@@ -91,7 +91,7 @@ class Phase(Enum):
 
 
 class LivePartition:
-    """One share-partition. See the module."""
+    """One share-partition: see the module."""
 
     __slots__ = (
         "_owner", "_timer", "_timer_ns", "_watch", "claim", "coordinator", "error", "is_checked",
@@ -116,34 +116,34 @@ class LivePartition:
         self.coordinator = owner.server.host.coordinator_group(key[0])
         self.phase = Phase.CLAIMING
         self.error = ErrorCode.NONE
-        """Why it is GONE."""
+        """Reason why it is GONE."""
         self.share: SharePartition | None = None
-        """Once it is READY."""
+        """Set once it is READY."""
         self.state_epoch = -1
         self.number = 0
-        """Of the newest write."""
+        """Number of the newest write."""
         self.readers: set[tuple[str, str]] = set()
         """Sessions that read it."""
         self.is_checked = True
-        """Whether its state was the coordinator's when the newest of them came."""
+        """True if its state was the coordinator's when the newest of them joined."""
         self.waiters: dict[object, Callable[[], None]] = {}
-        """Polls that look again when there may be something to give out, or it is GONE."""
+        """Polls to wake when there may be records to deliver, or it is GONE."""
         self.written: list[Written] = []
-        """Wait for the write that is on its way."""
+        """Callbacks of the write in flight."""
         self.written_by_next: list[Written] = []
-        """Wait for the write after that."""
+        """Callbacks of the write after that."""
         self._timer: Timer | None = None
         self._timer_ns = 0
         self._watch: Wait | None = None
 
     @property
     def is_current(self) -> bool:
-        """Whether this replica still leads in the epoch it was claimed in."""
+        """True while this replica leads in the epoch it was claimed in."""
         return self.stream.is_leader and self.stream.term == self.term
 
     # --- beginning ---------------------------------------------------------------------------
     def begin(self) -> None:
-        """Claim the state."""
+        """Claim the state from the coordinator."""
         server = self._owner.server
         command = ClaimSharePartition(*self.key, self.term, self.claim)
         self._watch = self.stream.wait_for(NEVER, self._leadership_changed)
@@ -215,9 +215,9 @@ class LivePartition:
             self._owner.changed(self)
         self.wake()
 
-    # --- while it lives ----------------------------------------------------------------------
+    # --- while it exists ---------------------------------------------------------------------
     def join(self, reader: tuple[str, str]) -> None:
-        """A session reads it."""
+        """Add a session that reads it."""
         if reader in self.readers:
             return
         if self.phase is not Phase.CLAIMING:
@@ -227,7 +227,7 @@ class LivePartition:
         self.readers.add(reader)
 
     def changed(self, written: Written | None = None) -> None:
-        """Something was given out or said of: write it; `written` once that is durable, or GONE."""
+        """Write its changes; `written` is called once they are durable, or it is GONE."""
         share = self.share
         assert share is not None, self.phase
         if written is not None:
@@ -243,26 +243,27 @@ class LivePartition:
 
     @property
     def records_end(self) -> int:
-        """Where what may be given out of the log ends."""
+        """End of the records that may be delivered."""
         if self.settings.is_read_committed:
             return self.stream.last_stable_offset
         return self.stream.high_watermark
 
     def freed(self) -> None:
-        """Records were given back, or are done with: others may be given out."""
+        """Wake polls because records were released or completed, so that others may be
+        delivered."""
         share = self.share
-        # A thousand members that wait for the end of the log to move are not woken by each other.
+        # A thousand members that wait for new records in the log must not wake each other.
         if share is not None and share.may_acquire and share.next_offset < self.records_end:
             self.wake()
 
     def wake(self) -> None:
-        """There may be something to give out, or it is GONE."""
+        """Wake all polls: there may be records to deliver, or it is GONE."""
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters.values():
             waiter()
 
     def _arm(self) -> None:
-        """Be woken when the next lock ends."""
+        """Set the timer for the next lock that ends."""
         share = self.share
         due_ns = -1 if share is None else share.due_ns
         if due_ns < 0 or (self._timer is not None and self._timer_ns <= due_ns):
@@ -285,14 +286,13 @@ class LivePartition:
         self.changed()
 
     def release_member(self, member_id: str) -> None:
-        """A member's session ended."""
+        """Release the locks of a member whose session ended."""
         if self.share is not None and self.share.release_member(member_id):
             self.freed()
             self.changed()
 
     def end(self, error: ErrorCode) -> None:
-        """It is of no use any more, and who waits for what was not sent to the coordinator is told
-        so."""
+        """End it. Callbacks of changes that were not sent to the coordinator receive the error."""
         if self.phase is Phase.GONE:
             return
         self.phase = Phase.GONE
@@ -319,9 +319,9 @@ class _Coordinator:
     def __init__(self) -> None:
         self.dirty: dict[LivePartition, None] = {}
         self.writing: list[LivePartition] = []
-        """Of the command that is on its way."""
+        """Share-partitions of the command in flight."""
         self.is_due = False
-        """The end of this turn writes."""
+        """True if the end of this turn writes."""
 
 
 class LivePartitions:
@@ -333,24 +333,24 @@ class LivePartitions:
         self._coordinators: dict[int, _Coordinator] = {}
         self._claims = 0
         self._refused: dict[ShareKey, tuple[LivePartition, int]] = {}
-        """Claims that the coordinator refused, and until when none is made again."""
+        """Claims that the coordinator refused, and the time until which none is made again."""
         self.full_until_ns: dict[int, int] = {}
-        """Coordinator → until when it is given nothing more to keep."""
+        """Coordinator → time until which nothing more is sent to it to keep."""
         self.locks_expired = 0
-        """Records whose lock ended before their member said anything."""
+        """Records whose lock ended before their member acknowledged them."""
         self.writes = 0
-        """Commands that made something durable."""
+        """Commands that made changes durable."""
 
     def __len__(self) -> int:
         return len(self._live)
 
     def lives(self) -> list[LivePartition]:
-        """All that live here now."""
+        """Return all share-partitions here."""
         return list(self._live.values())
 
     def existing(self, key: ShareKey, stream: LogStream | None = None) -> LivePartition | None:
-        """A share-partition that lives here now. `stream`: the replica here, if that is known; it
-        may have been replaced."""
+        """Return the share-partition if it is here. `stream`: the replica here, if known; it may
+        have been replaced."""
         live = self._live.get(key)
         if live is None:
             return None
@@ -360,7 +360,7 @@ class LivePartitions:
         return live
 
     def get(self, key: ShareKey, stream: LogStream, settings: GroupSettings) -> LivePartition:
-        """A share-partition whose partition leads here, with the group's settings as they are now;
+        """Return a share-partition whose partition is led here, with the group's present settings;
         it may be GONE at once."""
         live = self.existing(key, stream)
         if live is None:
@@ -378,7 +378,7 @@ class LivePartitions:
         return live
 
     def refused(self, live: LivePartition) -> None:
-        """The coordinator does not know the share-partition: it is not asked again at once."""
+        """Remember that the coordinator refused the claim, so that it is not repeated at once."""
         now_ns = self.server.clock.now_ns()
         if len(self._refused) >= REFUSED_MAX:
             self._refused = {k: one for k, one in self._refused.items() if one[1] > now_ns}
@@ -386,7 +386,7 @@ class LivePartitions:
             self._refused[live.key] = live, now_ns + CLAIM_AGAIN_NS
 
     def forget(self, live: LivePartition) -> None:
-        """It is GONE, or nobody reads it."""
+        """Remove a share-partition that is GONE or has no readers."""
         if self._live.get(live.key) is live:
             del self._live[live.key]
         coordinator = self._coordinators.get(live.coordinator)
@@ -394,29 +394,29 @@ class LivePartitions:
             coordinator.dirty.pop(live, None)
 
     def left(self, live: LivePartition, reader: tuple[str, str]) -> None:
-        """A session does not read it any more."""
+        """Remove a session that no longer reads it."""
         live.readers.discard(reader)
         if not live.readers and live.phase is not Phase.GONE:
             self._end_if_idle(live)
 
     def _end_if_idle(self, live: LivePartition) -> None:
-        """Nobody reads it, and everything is written: its memory is free."""
+        """End it if it has no readers and everything is written, to free its memory."""
         share = live.share
         is_busy = bool(live.written or live.written_by_next)
         if live.readers or is_busy:
             return
-        # What a member holds it may acknowledge, though it reads no more.
+        # A member may still acknowledge its locked records, even if it no longer reads.
         if share is not None and (share.has_changes or share.due_ns >= 0):
             return
         live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def is_full(self, live: LivePartition) -> bool:
-        """Whether the coordinator had no room a moment ago."""
+        """Return True if the coordinator had no room a moment ago."""
         return self.full_until_ns.get(live.coordinator, 0) > self.server.clock.now_ns()
 
     # --- writing -----------------------------------------------------------------------------
     def changed(self, live: LivePartition) -> None:
-        """It has changes that are to be written."""
+        """Note that it has changes to be written."""
         coordinator = self._coordinators.get(live.coordinator)
         if coordinator is None:
             coordinator = self._coordinators[live.coordinator] = _Coordinator()
@@ -480,13 +480,13 @@ class LivePartitions:
         self._write_later(coordinator)
 
     def close(self) -> None:
-        """The server stops: nobody is answered any more."""
+        """Stop the server's share-partitions: no request is answered any more."""
         for live in self.lives():
             live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def _errors(outcome: Outcome, count: int) -> list[ErrorCode]:
-    """What became of each write."""
+    """Return the outcome of each write."""
     if outcome.kind is not OutcomeKind.APPLIED:
         full = outcome.kind is OutcomeKind.TOO_LARGE
         return [GROUP_IS_FULL if full else ErrorCode.COORDINATOR_NOT_AVAILABLE] * count

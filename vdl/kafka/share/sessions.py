@@ -1,15 +1,15 @@
-"""Share sessions (KIP-932): what each member of a share group reads from this server.
+"""Share sessions (KIP-932): the partitions that each share group member reads from this server.
 
 A member has one session on each server that leads partitions for it, named by group and member. Its
-first request, with epoch 0, opens it; each further one carries the next epoch and says only what
-changed. Epoch -1 closes it. There is no reading without a session.
+first request, with epoch 0, opens it; each further one carries the next epoch and contains only
+changes. Epoch -1 closes it. Reading requires a session.
 
-A session belongs to its connection: when that is gone, so is the session, and what the member held
-is free. Sessions are bounded in number, and by the partitions in all of them; of both nobody has
-more than three times what it leaves free (`vdl/kafka/shares.py`). Unlike those of Fetch none gives
-way to another: its member's records would be delivered twice for it.
+A session belongs to its connection and ends with it; the member's locks are then released. Sessions
+are bounded in number, and by the partitions in all of them. Of both, no principal may hold more
+than three times what it leaves free (`vdl/kafka/shares.py`). Unlike fetch sessions, none is evicted
+for another: its member's records would be delivered twice.
 
-Must not know: requests, records.
+Does not depend on requests or records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EPOCH_MAX = (1 << 31) - 1
 SESSIONS_MAX = 2_000
 """`group.share.max.share.sessions`."""
 PARTITIONS_MAX = 100_000
-"""In all sessions."""
+"""Partitions in all sessions."""
 TIMES_OF_FREE = 3
 
 
@@ -38,16 +38,16 @@ class ShareSession:
     def __init__(self, key: SessionKey, connection_id: int, asker: str) -> None:
         self.key = key
         self.asker = asker
-        """Whom it counts for."""
+        """Client that it counts for."""
         self.connection_id = connection_id
-        """Of its latest request."""
+        """Connection of its latest request."""
         self.epoch = 1
-        """What the next request has to carry."""
+        """Epoch that the next request must carry."""
         self.partitions: dict[Place, None] = {}
-        """In the order in which they are served: whoever got records goes to the end."""
+        """In the order in which they are served: one that returned records moves to the end."""
 
     def served(self, place: Place) -> None:
-        """It got records: it is served last next time."""
+        """Move a partition that returned records to the end."""
         if place in self.partitions:
             del self.partitions[place]
             self.partitions[place] = None
@@ -64,25 +64,25 @@ class ShareSessions:
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._by_connection: dict[int, set[SessionKey]] = {}
         self.refused = 0
-        """Times there was no place."""
+        """Times that no session could be opened for lack of room."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     @property
     def partitions(self) -> int:
-        """In all sessions."""
+        """Number of partitions in all sessions."""
         return self._partitions.used
 
     def get(self, key: SessionKey) -> ShareSession | None:
-        """The session of a member, whatever its epoch."""
+        """Return the session of a member, whatever its epoch."""
         return self._sessions.get(key)
 
     def open(
         self, key: SessionKey, connection_id: int, asker: str = ""
     ) -> ShareSession | ErrorCode:
-        """A new session, after the one before it was closed. `asker`: whom it counts for; empty
-        where all are alike, and share nothing out."""
+        """Open a session; the one before it must be closed. `asker`: the client that it counts for;
+        empty if the room is not shared out."""
         assert key not in self._sessions, key
         if not _has_room(self._slots, asker, 1):
             self.refused += 1
@@ -93,7 +93,7 @@ class ShareSessions:
         return session
 
     def use(self, key: SessionKey, epoch: int, connection_id: int) -> ShareSession | ErrorCode:
-        """The session of a further request, which moves it on."""
+        """Return the session of a further request and move it to the next epoch, or the error."""
         session = self._sessions.get(key)
         if session is None:
             return ErrorCode.SHARE_SESSION_NOT_FOUND
@@ -107,7 +107,7 @@ class ShareSessions:
         return session
 
     def add(self, session: ShareSession, places: list[Place]) -> bool:
-        """The member reads these as well; False when there are too many."""
+        """Add partitions to the session. Return False if there are too many."""
         new = [place for place in dict.fromkeys(places) if place not in session.partitions]
         if new and not _has_room(self._partitions, session.asker, len(new)):
             return False
@@ -117,7 +117,7 @@ class ShareSessions:
         return True
 
     def forget(self, session: ShareSession, places: list[Place]) -> list[Place]:
-        """The member does not read these any more; which of them it did."""
+        """Remove partitions from the session. Return those that were in it."""
         gone = [place for place in dict.fromkeys(places) if place in session.partitions]
         for place in gone:
             del session.partitions[place]
@@ -134,7 +134,7 @@ class ShareSessions:
         return session
 
     def of_connection(self, connection_id: int) -> list[SessionKey]:
-        """The sessions whose latest request came by this connection."""
+        """Return the sessions whose latest request came from this connection."""
         return sorted(self._by_connection.get(connection_id, ()))
 
     def _leave(self, session: ShareSession) -> None:
@@ -145,5 +145,5 @@ class ShareSessions:
 
 
 def _has_room(shares: Shares, asker: str, more: int) -> bool:
-    """Whether there is room, and it is the asker's."""
+    """Return True if there is room, and the asker's share allows it."""
     return shares.may_take(asker, more) if asker else shares.used + more <= shares.limit

@@ -1,25 +1,26 @@
-"""One share-partition on the leader of its partition: which record is at which member (KIP-932).
+"""One share-partition on the leader of its partition: the delivery state of its records (KIP-932).
 
         start_offset                        end_offset
     ────────┼──────────────┬─────────┬──────────┼──────────────
-     done   │  ACQUIRED 2  │ DONE    │ AVAILABLE│  never given out
+     done   │  ACQUIRED 2  │ DONE    │ AVAILABLE│  never delivered
 
-`acquire` gives records out, each range under a lock that ends by itself. `acknowledge` says what
-became of them. What is given back, or whose lock ended, is available again until it was delivered
-as often as the group allows; then it is done with. The start moves over whatever is done at once.
+`acquire` delivers records, each range under a lock with a time limit. `acknowledge` takes a
+member's acknowledgements. A record that is released, or whose lock ended, is available again until
+it was delivered as often as the group allows; then it is done. The start moves over records that
+are done.
 
 Rules:
 
-* Everything that changed is collected, and made durable by the coordinator before anybody hears of
-  it. So a delivery is counted before it happens, and what was acknowledged stays so under the next
-  leader. If a write fails, the whole object is dropped, and the state claimed anew.
-* Records in flight, which are at members or available again, never are more than the group's limit
-  (`share.partition.max.record.locks`). What is done with between them is one run of offsets,
-  so memory has the same bound, however long the first of them is held.
+* All changes are collected, and made durable by the coordinator before a client sees them. So a
+  delivery is counted before it happens, and acknowledgements survive a change of leader. If a write
+  fails, the whole object is dropped, and the state claimed again.
+* Records in flight, which are acquired or available again, never exceed the group's limit
+  (`share.partition.max.record.locks`). Done records between them form runs of offsets, so memory
+  has the same bound, however long the first of them is held.
 * Offsets without records (removed by compaction, control batches, aborted transactions) are done
-  with when they are found.
+  when they are found.
 
-Must not know: the log, sessions, requests, the coordinator.
+Does not depend on the log, sessions, requests or the coordinator.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from vdl.state.share_states import DONE, ClaimedShareState, RecordState
 
 
 class AcknowledgeType(IntEnum):
-    """What a member says of a record."""
+    """A member's acknowledgement of a record."""
 
     GAP = 0
     """There is no record at this offset."""
     ACCEPT = 1
     RELEASE = 2
-    """It is to be delivered again."""
+    """The record is to be delivered again."""
     REJECT = 3
-    """It is never to be delivered again."""
+    """The record is never to be delivered again."""
     RENEW = 4
     """The member needs more time (KIP-1222)."""
 
 
 class AcquireMode(IntEnum):
-    """How `max_records` is meant."""
+    """Meaning of `max_records`."""
 
     BATCH_OPTIMIZED = 0
-    """The last batch is given out as a whole."""
+    """The last batch is delivered as a whole."""
     RECORD_LIMIT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a group's settings say, as they are now."""
+    """A group's present settings."""
 
     locks_max: int = 2_000
     """`share.partition.max.record.locks`."""
@@ -68,7 +69,7 @@ class Limits:
 
 
 class Lock:
-    """Records that were given to a member together. Equal to nothing but itself."""
+    """Lock of records that were delivered to a member together. Compared by identity."""
 
     __slots__ = ("due_ns", "held", "member_id")
 
@@ -76,18 +77,18 @@ class Lock:
         self.member_id = member_id
         self.due_ns = due_ns
         self.held = 0
-        """How many records it holds."""
+        """Number of records that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is known of the offsets of a run."""
+    """State of the offsets of a run."""
 
     state: RecordState
     count: int
     """Deliveries so far, that of an ACQUIRED record included."""
     lock: Lock | None = None
-    """Of ACQUIRED records."""
+    """Lock of ACQUIRED records."""
 
 
 _DONE = Held(RecordState.DONE, 0)
@@ -95,7 +96,7 @@ _DONE = Held(RecordState.DONE, 0)
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch of the log that was read: its offsets [first, last], and whether they are records
+    """A batch that was read from the log: its offsets [first, last], and True if they are records
     for consumers."""
 
     first: int
@@ -105,7 +106,7 @@ class FoundBatch:
 
 @dataclass(frozen=True, slots=True)
 class AcquiredRange:
-    """Offsets [first, last] that were given out, for the `count`th time."""
+    """Offsets [first, last] that were delivered, for the `count`th time."""
 
     first: int
     last: int
@@ -114,7 +115,7 @@ class AcquiredRange:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What a member says of offsets [first, last]: of each, or one type for all of them."""
+    """Acknowledgement of offsets [first, last]: a type for each, or one type for all of them."""
 
     first: int
     last: int
@@ -122,7 +123,7 @@ class Acknowledgement:
 
 
 class SharePartition:
-    """See the module. Times are monotonic ns."""
+    """Delivery state of one share-partition: see the module. Times are monotonic ns."""
 
     __slots__ = (
         "_changes", "_deleted_below", "_locks", "_none_available_below", "_runs", "_start_is_due",
@@ -138,27 +139,27 @@ class SharePartition:
             self.start_offset = start_offset
         self.end_offset = self.start_offset
         self.in_flight = 0
-        """Records that are ACQUIRED or AVAILABLE. Invariant: ≤ `limits.locks_max`, as long as that
-        is not lowered."""
+        """Records that are ACQUIRED or AVAILABLE. Invariant: ≤ `limits.locks_max`, unless that was
+        lowered."""
         self._runs: Runs[Held] = Runs()
         """Invariant: exactly the offsets [start_offset, end_offset) have a value, and the first of
         them is not DONE."""
         self._changes: Runs[tuple[int, int]] = Runs()
-        """What is not written yet."""
+        """Changes that are not written yet."""
         self._none_available_below = 0
-        """No offset below is AVAILABLE. Many members ask what there is at each change, and must not
-        look at each run every time."""
+        """No offset below is AVAILABLE. Saves a scan of all runs: many members look for records at
+        each change."""
         self._deleted_below = 0
-        """Where the log began when that was last said."""
+        """Start of the log when it was last reported."""
         self._locks: dict[Lock, None] = {}
-        """Those that hold something."""
+        """Locks that hold records."""
         for first, last, state, count in claimed.runs:
             self._load(first, last, RecordState(state), count)
         self._advance()
 
     def _load(self, first: int, last: int, state: RecordState, count: int) -> None:
         if first > self.end_offset:
-            # No leader writes so; and nothing is known of them, so they are given out.
+            # No leader writes such a gap. Its state is unknown, so its records are delivered.
             self._put(self.end_offset, first - 1, Held(RecordState.AVAILABLE, 0))
         assert state is not RecordState.ACQUIRED, "a claim ends all locks"
         if state is RecordState.DONE:
@@ -170,7 +171,7 @@ class SharePartition:
     # --- reading -----------------------------------------------------------------------------
     @property
     def next_offset(self) -> int:
-        """The first offset that may be given out."""
+        """First offset that may be delivered."""
         for first, _, held in self._runs.since(self._none_available_below):
             if held.state is RecordState.AVAILABLE:
                 self._none_available_below = first
@@ -180,19 +181,19 @@ class SharePartition:
 
     @property
     def may_acquire(self) -> bool:
-        """Whether anything can be given out, if the log has it."""
+        """True if records can be delivered, as far as the log has any."""
         return self.next_offset < self.end_offset or self.in_flight < self.limits.locks_max
 
     @property
     def due_ns(self) -> int:
-        """When the next lock ends; -1: there is none."""
+        """Time at which the next lock ends; -1: there is none."""
         return min((lock.due_ns for lock in self._locks), default=-1)
 
     def holders(self) -> list[tuple[int, int, Held]]:
-        """All offsets of [start_offset, end_offset), for tests and invariants."""
+        """Return all offsets of [start_offset, end_offset), for tests and invariants."""
         return list(self._runs)
 
-    # --- giving out --------------------------------------------------------------------------
+    # --- delivery ----------------------------------------------------------------------------
     def acquire(
         self,
         member_id: str,
@@ -204,7 +205,7 @@ class SharePartition:
         mode: AcquireMode,
         now_ns: int,
     ) -> tuple[Lock, list[AcquiredRange]]:
-        """Give out what may be of the batches, which are all that the log has of the offsets
+        """Deliver records of the batches. These are all that the log has of the offsets
         [read_from, read_end), in their order; the first may begin before."""
         assert read_from <= self.end_offset, (read_from, self.end_offset)
         lock = Lock(member_id, now_ns + self.limits.lock_ns)
@@ -254,18 +255,19 @@ class SharePartition:
         return AcquiredRange(first, last, count)
 
     def _no_records(self, first: int, last: int) -> None:
-        """The log has no records at these offsets; nobody can have them but from before."""
+        """Mark offsets without records in the log as done, unless an earlier delivery holds
+        them."""
         if last >= self.end_offset:
             self._put(max(first, self.end_offset), last, _DONE)
         for start, end, held in self._runs.within(first, last):
             if held.state is RecordState.AVAILABLE:
                 self._put(start, end, _DONE)
 
-    # --- what becomes of it ------------------------------------------------------------------
+    # --- acknowledgements --------------------------------------------------------------------
     def acknowledge(
         self, member_id: str, batches: Sequence[Acknowledgement], now_ns: int
     ) -> ErrorCode:
-        """Take all of what a member says, or nothing of it."""
+        """Take all of a member's acknowledgements, or none of them."""
         past = -1
         for batch in batches:
             error = self._check(member_id, batch, past)
@@ -290,8 +292,8 @@ class SharePartition:
             return ErrorCode.INVALID_REQUEST
         if batch.last >= self.end_offset:
             return ErrorCode.INVALID_REQUEST
-        # What is gone from the log may have been at the member all the same. Kafka takes all that
-        # is below the start for acknowledged, also what another member accepted meanwhile.
+        # The member may still hold records that were deleted from the log. Kafka takes everything
+        # below the start for acknowledged, even if another member accepted it meanwhile.
         first = max(batch.first, min(self._deleted_below, self.start_offset))
         if first > batch.last:
             return ErrorCode.NONE
@@ -312,21 +314,21 @@ class SharePartition:
                 self._put(start, end, _DONE)
 
     def expire(self, now_ns: int) -> int:
-        """Locks that ended: what they held is free; how many records that is."""
+        """Release the locks that ended. Return the number of records freed."""
         over = {lock for lock in self._locks if lock.due_ns <= now_ns}
         return self._end_locks(over) if over else 0
 
     def release_member(self, member_id: str) -> int:
-        """A member is gone: what it held is free; how many records that is."""
+        """Release the locks of a member that is gone. Return the number of records freed."""
         gone = {lock for lock in self._locks if lock.member_id == member_id}
         return self._end_locks(gone) if gone else 0
 
     def release(self, lock: Lock) -> int:
-        """What was given out did not reach its member."""
+        """Release a lock whose records did not reach the member. Return their number."""
         return self._end_locks({lock}) if lock in self._locks else 0
 
     def still_held(self, lock: Lock, ranges: Sequence[AcquiredRange]) -> bool:
-        """Whether all of it is still under this lock."""
+        """Return True if all of the ranges are still under this lock."""
         return all(
             held.lock is lock
             for one in ranges
@@ -343,14 +345,14 @@ class SharePartition:
         return freed
 
     def _free(self, first: int, last: int, count: int) -> None:
-        """Available again, unless it was delivered often enough."""
+        """Make records available again, or done if they were delivered often enough."""
         if count >= self.limits.deliveries_max:
             self._put(first, last, _DONE)
         else:
             self._put(first, last, Held(RecordState.AVAILABLE, count))
 
     def move_start(self, offset: int) -> None:
-        """Records below are deleted from the log."""
+        """Move the start to `offset`: the log's records below are deleted."""
         self._deleted_below = max(self._deleted_below, offset)
         if offset <= self.start_offset:
             return
@@ -365,7 +367,7 @@ class SharePartition:
 
     # --- changes -----------------------------------------------------------------------------
     def _put(self, first: int, last: int, held: Held) -> None:
-        """All changes go through here."""
+        """Set the state of a run. All changes go through here."""
         for start, end, before in self._runs.within(first, last):
             self._uncount(before, end - start + 1)
         if held.state is not RecordState.DONE:
@@ -380,7 +382,7 @@ class SharePartition:
         self.end_offset = max(self.end_offset, last + 1)
 
     def _uncount(self, held: Held, count: int) -> None:
-        """So many records are not held so any more."""
+        """Uncount `count` records whose state changes."""
         if held.state is not RecordState.DONE:
             self.in_flight -= count
         if held.lock is not None:
@@ -389,7 +391,7 @@ class SharePartition:
                 self._locks.pop(held.lock, None)
 
     def _advance(self) -> None:
-        """Move the start over what is done with."""
+        """Move the start over records that are done."""
         run = self._runs.first
         if run is not None and run[2].state is RecordState.DONE:
             self.start_offset = run[1] + 1
@@ -399,11 +401,11 @@ class SharePartition:
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is something to write."""
+        """True if there are changes to write."""
         return self._start_is_due or len(self._changes) > 0
 
     def take_changes(self) -> tuple[int, list[tuple[int, int, int, int]]]:
-        """(start offset, changed runs) since the last call, as in `ShareWrite`."""
+        """Return (start offset, changed runs) since the last call, as in `ShareWrite`."""
         changes = [(first, last, *value) for first, last, value in self._changes]
         self._changes.clear()
         self._start_is_due = False
@@ -415,7 +417,7 @@ assert (_DONE.state, _DONE.count) == DONE, "both sides mean the same"
 
 
 def _by_type(batch: Acknowledgement) -> list[tuple[int, int, int]]:
-    """(first, last, type) of a batch, neighbours of one type together."""
+    """Return (first, last, type) of a batch, with neighbours of one type joined."""
     if len(batch.types) == 1:
         return [(batch.first, batch.last, batch.types[0])]
     runs: Runs[int] = Runs()
@@ -428,7 +430,7 @@ def _by_type(batch: Acknowledgement) -> list[tuple[int, int, int]]:
 
 
 def _joined(ranges: list[AcquiredRange]) -> list[AcquiredRange]:
-    """Neighbours with one count as one."""
+    """Join neighbours that have the same delivery count."""
     joined: list[AcquiredRange] = []
     for one in ranges:
         if joined and joined[-1].last + 1 == one.first and joined[-1].count == one.count:

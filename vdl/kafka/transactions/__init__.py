@@ -1,1 +1,1 @@
-"""Transactions where their coordinator is led, and what partitions ask it."""
+"""Transactions on the server that leads their coordinator, and their verification by partitions."""

@@ -1,20 +1,21 @@
-"""The transactions of one coordinator group while this server leads it: timers, markers, waiters.
+"""Transactions of one coordinator group while this server leads it: timers, markers, waiters.
 
-What was decided about a transaction is replicated (`vdl/state/transactions.py`). Here is what only
-the leader does: it tells every participant how a transaction ended, again and again until each has
-answered, and then has it completed. It is created when this server starts to serve a coordinator
-group, begins with all transactions that are decided and not complete, and is dropped when it stops.
+Decisions about a transaction are replicated (`vdl/state/transactions.py`). This module does the
+leader's work: it sends every participant the outcome of a transaction, repeatedly until each has
+acknowledged it, and then completes the transaction. It is created when this server starts to serve
+a coordinator group, begins with all transactions that are decided and not complete, and is dropped
+when the server stops serving.
 
 Rules:
 
 * Timers only propose commands; `apply` decides.
-* A new leader gives every open transaction its whole time again. After a stall of this server time
-  goes on where it stood: clients were not at fault.
-* A participant is a Raft group: a partition is sent a marker, a coordinator of consumer groups the
-  end of offsets. One that is deleted has nothing to end.
-* Never more than `MARKERS_MAX` are under way; the rest waits in order.
+* A new leader gives every open transaction its whole timeout again. A stall of this server does not
+  count towards timeouts: clients were not at fault.
+* A participant is a Raft group: a partition receives a marker, a coordinator of consumer groups the
+  end of offsets. A deleted one has nothing to end.
+* At most `MARKERS_MAX` are in flight; the rest waits in order.
 
-Must not know: requests, wire formats, other coordinator groups.
+Does not depend on requests, wire formats or other coordinator groups.
 """
 
 from __future__ import annotations
@@ -38,39 +39,39 @@ from vdl.state.partition import encode_command as encode_partition_command
 from vdl.state.transactions import TransactionalId, TransactionState
 
 MARKERS_MAX = 1_000
-"""Participants that are told at a time."""
+"""Participants with a marker in flight."""
 
 MARKER_NS = 3_000 * MS
-"""How long one attempt to tell a participant takes at most. Then it is seen whether it is still
-there."""
+"""Longest time of one attempt to send a participant its marker. Then the participant may turn out
+to be deleted."""
 
 RETRY_NS = 500 * MS
-"""After which what was refused or stayed without an answer is tried again."""
+"""Delay before a marker or command is sent again that was refused or not answered."""
 
 CHECK_NS = 500 * MS
-"""How often it is looked which transactions were open for too long."""
+"""Interval of checks for transactions that exceeded their timeout."""
 
 STALL_NS = 1_000 * MS
 """A check this late means that the server was stalled."""
 
 EXPIRED_MAX = 5_000
-"""Transactional ids that one command forgets."""
+"""Transactional ids removed by one command."""
 
 COMPLETED_MAX = 1_000
-"""Transactions that one command completes, or aborts."""
+"""Transactions completed, or aborted, by one command."""
 
 WAITERS_MAX = 10_000
-"""Requests that wait for transactions to be complete; more are answered at once."""
+"""Requests that wait for transactions to complete; further ones are answered at once."""
 
 Transaction = tuple[str, int, int]
 """Transactional id, producer id, number."""
 
 _PASSED = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
-"""A participant that knows a newer epoch of the producer has ended all that was before it."""
+"""A participant that knows a newer epoch of the producer has ended everything before it."""
 
 
 class TransactionOptions(Protocol):
-    """The settings that are read here (`vdl.kafka.context.KafkaOptions`)."""
+    """Settings used here (`vdl.kafka.context.KafkaOptions`)."""
 
     @property
     def read_timeout_ms(self) -> int: ...
@@ -83,7 +84,7 @@ class TransactionOptions(Protocol):
 
 
 class TransactionHost(Protocol):
-    """What is asked of the server."""
+    """The server, as far as transactions use it."""
 
     @property
     def catalog(self) -> Catalog: ...
@@ -106,7 +107,7 @@ class TransactionHost(Protocol):
 
 
 class _Ending:
-    """A transaction whose participants are being told how it ended."""
+    """A decided transaction whose participants are being sent their markers."""
 
     __slots__ = ("commits", "epoch", "left", "transaction", "version")
 
@@ -116,11 +117,11 @@ class _Ending:
         self.commits = known.markers_commit
         self.version = known.version
         self.left = set(known.participants)
-        """Those that have not answered."""
+        """Participants that have not acknowledged."""
 
 
 class LedTransactions:
-    """See the module."""
+    """Leader's state of the transactions: see the module."""
 
     def __init__(
         self,
@@ -139,25 +140,24 @@ class LedTransactions:
         self._open: set[str] = set()
         """Transactional ids with an open transaction."""
         self._due_ns: dict[str, int] = {}
-        """Transactional id → when its open transaction is to be aborted, by the time that counts
-        here."""
+        """Transactional id → time of `_now_ns` at which its open transaction is to be aborted."""
         self._due: list[tuple[int, str]] = []
-        """A heap of when to look at them, perhaps earlier than they are due by now."""
+        """Heap of times at which to check them, possibly earlier than they are due by now."""
         self._queued_ns: dict[str, int] = {}
-        """The time in the heap that counts for each; its others are dropped when they come."""
+        """Valid time in the heap of each; its other entries are dropped when they come up."""
         self._stalled_ns = 0
-        """Time that does not count."""
+        """Total time of stalls, which does not count towards timeouts."""
         self._checked_ns = 0
         self._endings: dict[Transaction, _Ending] = {}
         self._to_tell: deque[tuple[_Ending, GroupId]] = deque()
         self._told = 0
-        """Participants that are being told now."""
+        """Markers in flight."""
         self._completed: list[Transaction] = []
         self._is_flushing = False
         self._waiters: dict[str, list[_Waiter]] = {}
         self._waiter_count = 0
         self.timed_out = 0
-        """Transactions that were open for too long."""
+        """Transactions that exceeded their timeout."""
         self._is_closed = False
         self._check_timer: Timer | None = None
         """Runs while there are open transactions."""
@@ -169,7 +169,7 @@ class LedTransactions:
             self.used()
 
     def close(self) -> None:
-        """This server does not lead any more: whoever does goes on."""
+        """Stop because this server no longer leads: the new leader continues."""
         self._is_closed = True
         for timer in (self._check_timer, self._expiry_timer):
             if timer is not None:
@@ -183,22 +183,22 @@ class LedTransactions:
         return self._clock.now_ns() + self._options.read_timeout_ms * MS
 
     def get(self, transactional_id: str) -> TransactionalId | None:
-        """As applied; not to be changed."""
+        """Return the applied state of the id, not to be changed; None if there is none."""
         return self.machine.transactions.ids.get(transactional_id)
 
     @property
     def open(self) -> int:
-        """Transactions that are not decided."""
+        """Number of transactions that are not decided."""
         return len(self._open)
 
     @property
     def ending(self) -> int:
-        """Transactions that are decided and not complete."""
+        """Number of transactions that are decided and not complete."""
         return len(self._endings)
 
-    # --- what was applied ----------------------------------------------------------------
+    # --- applied commands ----------------------------------------------------------------
     def changed(self, transactional_ids: list[str]) -> None:
-        """Transactions of these ids began, were decided, or completed."""
+        """Process transactions of these ids that began, were decided, or completed."""
         for name in transactional_ids:
             known = self.get(name)
             if known is None:
@@ -221,8 +221,8 @@ class LedTransactions:
             self._tell()
 
     def when_complete(self, name: str, *, deadline_ns: int, done: Callable[[], None]) -> bool:
-        """`done` once: the transaction that is decided is complete, or it takes too long. False:
-        never, because too many wait."""
+        """Call `done` once, when the decided transaction is complete or the deadline has passed.
+        Return False, without a call, if too many requests wait."""
         if self._waiter_count >= WAITERS_MAX or self._is_closed:
             return False
         waiter = _Waiter(done)
@@ -241,7 +241,7 @@ class LedTransactions:
                 del self._waiters[name]
         waiter.end()
 
-    # --- telling participants ------------------------------------------------------------
+    # --- markers -------------------------------------------------------------------------
     def _tell(self) -> None:
         while self._to_tell and self._told < MARKERS_MAX and not self._is_closed:
             ending, participant = self._to_tell.popleft()
@@ -297,7 +297,8 @@ class LedTransactions:
             self._clock.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Have transactions completed whose participants have all answered, together."""
+        """Propose to complete, together, the transactions whose participants have all
+        acknowledged."""
         self._is_flushing = False
         if self._is_closed:
             return
@@ -329,11 +330,11 @@ class LedTransactions:
 
     # --- time ----------------------------------------------------------------------------
     def _now_ns(self) -> int:
-        """Time as it counts: without what this server was stalled."""
+        """Return the monotonic time without the stalls of this server."""
         return self._clock.now_ns() - self._stalled_ns
 
     def _arm(self, known: TransactionalId) -> None:
-        """The open transaction is aborted when its time is over."""
+        """Set the time at which the open transaction is aborted."""
         name = known.transactional_id
         due_ns = self._now_ns() + known.timeout_ms * MS
         self._due_ns[name] = due_ns
@@ -351,7 +352,7 @@ class LedTransactions:
         self._check_timer = self._clock.call_later(CHECK_NS, self._check)
 
     def _check(self) -> None:
-        """Have transactions aborted that were open for too long."""
+        """Propose to abort transactions that exceeded their timeout."""
         late_ns = self._clock.now_ns() - self._checked_ns - CHECK_NS
         if late_ns > STALL_NS:
             self._stalled_ns += late_ns
@@ -382,13 +383,13 @@ class LedTransactions:
             self.state_group.propose(command(over), deadline_ns=self.deadline_ns(), done=_ignore)
 
     def used(self) -> None:
-        """There are transactional ids, which may expire."""
+        """Start the expiry timer, because there are transactional ids."""
         if self._expiry_timer is None and not self._is_closed:
             delay_ns = self._options.transactional_id_check_ms * MS
             self._expiry_timer = self._clock.call_later(delay_ns, self._expire)
 
     def _expire(self) -> None:
-        """Have transactional ids forgotten that nobody used for long."""
+        """Propose to remove transactional ids that were not used for long."""
         self._expiry_timer = None
         if self.machine.transactions.ids:
             self.used()
@@ -412,7 +413,7 @@ class _Waiter:
         self.timer: Timer | None = None
 
     def end(self) -> None:
-        """Once."""
+        """End the wait. Only the first call has an effect."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -420,9 +421,9 @@ class _Waiter:
 
 
 def transaction_of(known: TransactionalId) -> Transaction:
-    """What names the transaction of now, or the last one."""
+    """Return the key of the id's present transaction, or of its last one."""
     return known.transactional_id, known.producer_id, known.number
 
 
 def _ignore(_: Outcome) -> None:
-    """The outcome of a timer's command: the timer is armed again, whatever it is."""
+    """Ignore the outcome of a timer's command: the timer is armed again in any case."""

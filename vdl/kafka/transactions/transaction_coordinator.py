@@ -1,12 +1,10 @@
-"""Transactions as handlers and other servers see them: which coordinators are led here, and how to
-use them.
+"""Transactions as handlers and other servers see them: the coordinators led here, and their use.
 
-A transactional id belongs to one coordinator group for ever, as a consumer group does. Requests
-that meet a transaction whose end is decided and not complete are answered late rather than at once:
-they wait until it is complete, and are decided then. A client that is told
-CONCURRENT_TRANSACTIONS only asks again.
+A transactional id belongs permanently to one coordinator group, as a consumer group does. A request
+that meets a transaction that is decided and not complete waits until it is complete, and is decided
+then: a client that receives CONCURRENT_TRANSACTIONS would only retry.
 
-Must not know: wire formats and versions, how participants are told.
+Does not depend on wire formats and versions, nor on how markers are sent.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from vdl.state.features import TRANSACTION_VERSION
 from vdl.state.transactions import TransactionAnswer
 
 LATE_NS = 5_000 * MS
-"""How long a request waits for a transaction to be complete: less than clients wait for an
-answer."""
+"""Longest wait of a request for a transaction to be complete: less than clients wait for a
+response."""
 
 OfTransaction = commands.InitTransactions | commands.AddToTransaction | commands.EndTransaction
 
 Decided = Callable[[ErrorCode, TransactionAnswer | None], None]
-"""(NONE, the machine's answer), or the error that says why there is none."""
+"""Receives (NONE, the machine's answer), or the error that prevented it."""
 
 
 class TransactionCoordinator:
@@ -54,7 +52,7 @@ class TransactionCoordinator:
         self._options = options
         self._led: dict[GroupId, LedTransactions] = {}
         self._timed_out = 0
-        """Of coordinators that were led here."""
+        """Timeouts at coordinators that are no longer led here."""
 
     def attach(self, state_group: StateGroup) -> None:
         """Follow a coordinator replica of this server, from before it first serves."""
@@ -69,7 +67,7 @@ class TransactionCoordinator:
                 led.changed(result.changed)
 
     def on_installed(self, group: StateGroup) -> None:
-        """Only followers get snapshots."""
+        """Check that this is a follower: only followers get snapshots."""
         assert group.group_id not in self._led, group.group_id
 
     def on_serving(self, group: StateGroup) -> None:
@@ -83,7 +81,7 @@ class TransactionCoordinator:
             led.close()
 
     def numbers(self) -> dict[str, float]:
-        """Counters and gauges of the coordinators that are led here, for `/metrics`."""
+        """Return counters and gauges of the coordinators that are led here, for `/metrics`."""
         led = self._led.values()
         return {
             "transactional_ids": sum(len(one.machine.transactions) for one in led),
@@ -92,15 +90,16 @@ class TransactionCoordinator:
             "transactions_timed_out_total": self._timed_out + sum(one.timed_out for one in led),
         }
 
-    # --- who is responsible --------------------------------------------------------------
+    # --- coordinators led here -----------------------------------------------------------
     @property
     def is_available(self) -> bool:
-        """Whether all servers of the cluster know transactions."""
+        """True if all servers of the cluster support transactions."""
         servers = self._host.catalog.servers.values()
         return all(TRANSACTION_VERSION in server.features for server in servers)
 
     def find(self, transactional_id: str) -> LedTransactions | ErrorCode:
-        """The coordinator of a transactional id, if it is here: else 16, or 14 while it loads."""
+        """Return the coordinator of a transactional id if it is here; otherwise 16, or 14 while it
+        loads."""
         return self._find(self._host.coordinator_group(transactional_id))
 
     def _find(self, number: GroupId) -> LedTransactions | ErrorCode:
@@ -113,7 +112,7 @@ class TransactionCoordinator:
         return ErrorCode.NOT_COORDINATOR
 
     def all_here(self) -> list[LedTransactions | ErrorCode]:
-        """Every coordinator group this server leads, in order; 14 for one that loads."""
+        """Return every coordinator group this server leads, in order; 14 for one that loads."""
         found = [
             self._find(GroupId(number)) for number in range(1, 1 + self._host.coordinator_count)
         ]
@@ -121,7 +120,7 @@ class TransactionCoordinator:
 
     # --- requests ------------------------------------------------------------------------
     def decide(self, command: OfTransaction, done: Decided) -> None:
-        """Have a command applied, late if a transaction has to be complete before."""
+        """Apply a command, after a delay if a transaction has to be complete before."""
         led = self.find(command.transactional_id)
         if not isinstance(led, LedTransactions):
             done(led, None)
@@ -141,8 +140,8 @@ class TransactionCoordinator:
             and led.get(command.transactional_id) is None
             and led.state_group.group.accepts_appends
         ):
-            # The machine could only ask for an id. Not on a full disk: the catalog would take what
-            # the coordinator refuses.
+            # Applying it could only report that an id is needed. Not on a full disk: the catalog
+            # would take what the coordinator refuses.
             self._allocate(led, command, deadline_ns, decided)
         else:
             self._attempt(led, command, deadline_ns, decided)
@@ -183,7 +182,7 @@ class TransactionCoordinator:
                 answer.error is ErrorCode.CONCURRENT_TRANSACTIONS
                 and self._clock.now_ns() < deadline_ns
             ):
-                # Also where the command itself had an open transaction aborted.
+                # Also if the command itself had an open transaction aborted.
                 self._attempt(led, command, deadline_ns, done)
             else:
                 done(outcome)
@@ -206,7 +205,7 @@ class TransactionCoordinator:
             named = msgspec.structs.replace(command, new_producer_id=outcome.result.first)
             self._propose(led, named, deadline_ns, done)
 
-        # An id that was taken and is not used is no loss.
+        # A producer id that was allocated and is not used is no loss.
         self._host.propose_catalog(
             commands.AllocateProducerIds(1), deadline_ns=led.deadline_ns(), done=allocated
         )
@@ -215,8 +214,8 @@ class TransactionCoordinator:
     def receive(
         self, group_id: GroupId, command: Any, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """A command from another server, or from a partition that is led here, for a coordinator
-        that this server leads. See `GroupCommands.receive`."""
+        """Process a command from another server, or from a partition that is led here, for a
+        coordinator that this server leads. See `GroupCommands.receive`."""
         led = self._led.get(group_id)
         if led is None:
             done(NOT_APPENDED)
@@ -234,7 +233,7 @@ class TransactionCoordinator:
         deadline_ns: int,
         done: Callable[[Outcome], None],
     ) -> None:
-        """Nothing changes: it is enough that a quorum says that the state here is that of now."""
+        """Verify after a quorum confirmed this leader; nothing changes."""
 
         def confirmed(current: bool) -> None:
             if current:
@@ -248,7 +247,8 @@ class TransactionCoordinator:
     def add_participants(
         self, command: commands.AddToTransaction, done: Callable[[CommandAnswer | None], None]
     ) -> None:
-        """Ask the coordinator of the transaction, wherever it is: None if it has not said."""
+        """Send the command to the coordinator of the transaction, on any server. `done` receives
+        None if it did not answer."""
 
         def answered(outcome: Outcome) -> None:
             done(outcome.result if outcome.kind is OutcomeKind.APPLIED else None)
@@ -262,5 +262,5 @@ class TransactionCoordinator:
 
     # --- reads ---------------------------------------------------------------------------
     def read(self, led: LedTransactions, done: Callable[[bool], None]) -> None:
-        """`done(True)` when the applied state reflects everything acknowledged before."""
+        """Call `done(True)` when the applied state reflects everything acknowledged before."""
         led.state_group.read_index(deadline_ns=led.deadline_ns(), done=done)

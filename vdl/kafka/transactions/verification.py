@@ -1,14 +1,15 @@
-"""Whether a producer's transaction is open: what a partition's leader asks before it appends the
-first batch of one (KIP-890).
+"""Verification that a producer's transaction is open, requested by a partition's leader before it
+appends the first batch of one (KIP-890).
 
-Producers of the first version of the protocol have told the coordinator of the partition, so it is
-only asked; those of the second (Produce v12) leave that to the leader, and the partition is added.
+Producers of the first protocol version have added the partition at the coordinator, so it is only
+verified. Producers of the second (Produce v12) leave that to the leader, and the partition is
+added.
 
-What the coordinator says becomes what Kafka answers to a producer. Clients of older versions know
-few of these codes: what passes by itself is told them as NOT_ENOUGH_REPLICAS, which they retry
-without looking for anybody.
+The coordinator's error is mapped to Kafka's answer to a producer. Older clients know few of these
+codes: a transient error becomes NOT_ENOUGH_REPLICAS, which they retry without looking for another
+leader or coordinator.
 
-Must not know: logs, what the coordinator does.
+Does not depend on logs, nor on the coordinator's work.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from vdl.records.batch import BatchHeader
 from vdl.state.commands import AddToTransaction, encode_command
 
 IMPLICIT_FROM = 12
-"""The version of Produce from which on partitions are added by it."""
+"""First version of Produce that adds partitions implicitly."""
 _ABORTABLE_FROM = 11
-"""The version of Produce whose clients know TRANSACTION_ABORTABLE."""
+"""First version of Produce whose clients know TRANSACTION_ABORTABLE."""
 _FIRST, _SECOND = 1, 2
 """Versions of the protocol (`transaction.version`)."""
 _PASSES = {
@@ -46,7 +47,7 @@ def verification(
     version: int,
     deadline_ns: int,
 ) -> Verify:
-    """Asks, or adds the partition, when it is called. `version`: of the request to produce."""
+    """Return a function that verifies, or adds the partition. `version`: of the Produce request."""
     adds = version >= IMPLICIT_FROM
     command = AddToTransaction(
         transactional_id,
@@ -77,7 +78,7 @@ def _answered(version: int, done: Callable[[ErrorCode], None], outcome: Outcome)
 
 
 def produce_code(code: ErrorCode, version: int) -> ErrorCode:
-    """What a producer is told, by the version of its Produce."""
+    """Return the error code for the producer, by the version of its Produce."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_FROM:

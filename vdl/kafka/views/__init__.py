@@ -1,1 +1,1 @@
-"""What coordinators hold, as Kafka's own topics: `__consumer_offsets` and `__transaction_state`."""
+"""Views of coordinators as Kafka's own topics: `__consumer_offsets` and `__transaction_state`."""

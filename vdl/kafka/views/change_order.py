@@ -1,8 +1,8 @@
-"""The order in which what a coordinator holds changed last.
+"""Order in which a coordinator's items last changed.
 
-What changes again is found at the later entry alone, as in a compacted topic.
+After a repeated change only the later entry has the item, as in a compacted topic.
 
-Must not know: what it is that changes.
+Does not depend on the items.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Place = TypeVar("Place", bound=Hashable)
-"""What names one thing."""
+"""Key that names one item."""
 
 
 class ChangeOrder(Generic[Place]):
-    """See the module. Takes room for each place once, and for as many again that are over."""
+    """Items by their latest change: see the module. Memory: each place once, plus as many outdated
+    entries."""
 
     __slots__ = ("_entries", "_index_of", "_indexes", "_times")
 
     def __init__(self) -> None:
         self._entries: dict[int, dict[Place, None]] = {}
-        """By index: what stands as this entry changed it; never empty."""
+        """By index: the items whose latest change is this entry; never empty."""
         self._index_of: dict[Place, int] = {}
         self._indexes: list[int] = []
-        """Ascending. Those that are in `_entries` no more go once they are half of all."""
+        """Ascending. Indexes no longer in `_entries` are removed once they are half of all."""
         self._times: list[int] = []
-        """The largest time (ms) of any change up to each of them: it never falls."""
+        """Largest time (ms) of any change up to each of them: it never falls."""
 
     def add(self, index: int, places: Iterable[Place], now_ms: int) -> None:
-        """An entry behind all others changed these, one at least."""
+        """Note that an entry behind all others changed these places, at least one."""
         assert not self._indexes or index > self._indexes[-1], (index, self._indexes[-1])
         named = dict.fromkeys(places)
         assert named, index
@@ -51,15 +52,15 @@ class ChangeOrder(Generic[Place]):
             self._times = [self._times[n] for n in kept]
 
     def __len__(self) -> int:
-        """How many places changed, those included that are forgotten since."""
+        """Return the number of places that changed, removed items included."""
         return len(self._index_of)
 
     def __contains__(self, place: Place) -> bool:
         return place in self._index_of
 
     def since(self, index: int) -> Iterator[tuple[int, list[Place]]]:
-        """(index, places) of what stands of the entries from `index` on, in order. Not
-        while one is added."""
+        """Yield (index, places) of the latest changes in entries from `index` on, in order. Do not
+        add while iterating."""
         for at in range(bisect_left(self._indexes, index), len(self._indexes)):
             entry = self._entries.get(self._indexes[at])
             if entry is not None:
@@ -71,7 +72,7 @@ class ChangeOrder(Generic[Place]):
         return self._times[-1] if self._times else -1
 
     def first_at(self, timestamp_ms: int) -> int:
-        """No entry below this index changed anything at that time (ms) or later; -1: none at all
-        did."""
+        """Return the index below which no entry changed anything at that time (ms) or later; -1 if
+        no entry did."""
         at = bisect_left(self._times, timestamp_ms)
         return self._indexes[at] if at < len(self._indexes) else -1

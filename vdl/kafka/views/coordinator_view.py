@@ -1,29 +1,29 @@
-"""What a coordinator holds, as a log that clients read: a partition of one of Kafka's own topics.
+"""View of a coordinator's state as a log that clients read: a partition of a Kafka internal topic.
 
 Kafka keeps committed offsets and the states of transactional ids in compacted topics, and some
-tools know of them only what they read there. Here they are the state of the coordinators. Partition
-p of such a topic is a view of coordinator p + 1, led by whoever leads that, in Kafka's own record
-format. It cannot be written to, grown, altered or deleted.
+tools read them only there. Here they are the state of the coordinators. Partition p of such a topic
+is a view of coordinator p + 1, led by the same server, in Kafka's own record format. It cannot be
+written to, grown, altered or deleted.
 
-A view begins when somebody first reads it under this leader, at the entry that is applied then:
+A view begins when a client first reads it under this leader, at the entry that is applied then:
 
-* What was there before stands at that entry, all of it, in batches.
-* What changes later stands at its own entry, in one batch an entry. What changes again is found at
-  the later one alone, as after compaction.
+* Everything that existed before is at that entry, in batches.
+* Later changes are at their own entry, in one batch an entry. After a repeated change only the
+  later one is found, as after compaction.
 
-So whoever reads from an offset on learns of everything that changed since, and perhaps of more. A
-new leader's view begins at or behind all offsets that any view before it gave out: a reader that
-goes on there reads what stands once more, and misses nothing. What is deleted or expires has a
-tombstone at that entry, until the view begins anew: then it just is not there any more.
+So a reader that starts at any offset sees everything that changed since, and perhaps more. A new
+leader's view begins at or behind all offsets that any view before it returned: a reader that
+continues there reads the whole state once more, and misses nothing. A deleted or expired item has a
+tombstone at the entry that removed it, until the view begins again; then it is simply absent.
 
 The offset of a record is `OFFSETS_PER_ENTRY` times the index of its entry in the coordinator's log,
-and its place in it: the same entry has the same offset under every leader. Offsets without a record
-are covered by the batch before them, or by an empty one, so that a reader always moves on.
+plus its place in the entry: the same entry has the same offset under every leader. Offsets without
+a record are covered by the batch before them, or by an empty one, so that a reader always advances.
 
-A view costs nothing until it is read, and then some 300 bytes a record. Where what it shows comes
-and goes it begins anew now and then, as under a new leader.
+A view costs nothing until it is read, and then some 300 bytes a record. If its items come and go,
+it begins again now and then, as under a new leader.
 
-Must not know: what a record says, requests, who coordinates what.
+Does not depend on the contents of records, on requests, or on how coordinators are placed.
 """
 
 from __future__ import annotations
@@ -48,57 +48,58 @@ from vdl.state.aborted import AbortedRange
 from vdl.state.producers import ActiveProducer
 
 OFFSETS_PER_ENTRY = 1 << 20
-"""More than there are positions of one coordinator (`POSITIONS_MAX`), and groups beside them."""
+"""More than a coordinator's positions (`POSITIONS_MAX`) and groups together."""
 
 RECORDS_ON_LOOP_MAX = 500
-"""More records than these are built off the loop: some 5 us each."""
+"""Larger reads are built off the loop: a record takes some 5 us."""
 
 RECORDS_PER_READ = 2_000
-"""One read takes no further entry when it has so many."""
+"""Records after which a read takes no further entry."""
 
 FORGOTTEN_MAX = 10_000
-"""A view begins anew when more than these, and than there are, have come and gone."""
+"""A view begins again when more items than this, and than exist, have come and gone."""
 
 Item = TypeVar("Item")
-"""What a record says, taken out of the state."""
+"""Contents of a record, copied from the state."""
 
 
 class Content(Protocol[Place, Item]):
-    """What is shown of a coordinator; everything has its place."""
+    """The items of a coordinator that a view shows; each is named by a place."""
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """Number of records."""
 
     @property
     def bytes(self) -> int:
-        """What they take, about."""
+        """Approximate size of the records."""
 
     def standing(self) -> Iterator[list[Place]]:
-        """All that is there, as batches. What changes from now on `changed` tells."""
+        """Yield all existing items, as batches. From now on `changed` reports changes."""
 
     def changed(self, result: Any) -> list[Place]:
-        """What the entry with this result changed, or took away."""
+        """Return the items that the entry with this result changed or removed."""
 
     def unwatched(self) -> None:
-        """Nobody asks what changed any more, until there is another `standing`."""
+        """Stop tracking changes until the next `standing`."""
 
     def take(self, places: list[Place]) -> list[Item]:
-        """What is there now of these places, or is to be said of what is there no more."""
+        """Return the present contents of these places, or their tombstones."""
 
     def newest_ms(self, places: list[Place]) -> int:
-        """When any of them changed last; -1 if nothing is there of them."""
+        """Return the time of the latest change of any of them; -1 if none exists."""
 
     def size_of(self, item: Item) -> int:
-        """What its record takes in a batch, about."""
+        """Return the approximate size of the item's record in a batch."""
 
     def record(self, item: Item) -> Record | None:
-        """None if Kafka's format has no room for it. May run in any thread."""
+        """Return the item's record; None if Kafka's format has no room for it. May run in any
+        thread."""
 
 
 class CoordinatorView(Generic[Place, Item]):
-    """One coordinator's content as a partition: a `vdl.kafka.host.LogStream`, and a
-    `StateObserver` of the coordinator."""
+    """One coordinator's content as a partition: a `vdl.kafka.host.LogStream`, and a `StateObserver`
+    of the coordinator."""
 
     def __init__(
         self,
@@ -118,17 +119,17 @@ class CoordinatorView(Generic[Place, Item]):
         self._proved = gaps.count
         self._compute = compute
         self._start_index = 0
-        """The entry at which all stands that was there before; 0: nobody reads."""
+        """Entry at which everything older is found; 0: the view is not read."""
         self._first: list[tuple[Offset, list[Place]]] = []
-        """(offset, places) of what stands there; the offsets ascend."""
+        """(offset, places) of the batches at that entry; the offsets ascend."""
         self._order: ChangeOrder[Place] = ChangeOrder()
-        """Of what changed behind that entry."""
+        """Changes behind that entry."""
         self._waits: list[Wait] = []
         self._waits_max = 0
-        """With more waits than these it is looked which of them are cancelled."""
+        """Number of waits above which cancelled ones are removed."""
         self._is_waking = False
         self._is_observing = False
-        """Since somebody read for the first time: what nobody reads costs nothing."""
+        """True from the first read on: before it, the view costs nothing."""
 
     # --- StateObserver -----------------------------------------------------------------------
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
@@ -153,7 +154,7 @@ class CoordinatorView(Generic[Place, Item]):
             self._group.observers.append(self)
 
     def _forget(self) -> None:
-        """The view begins anew when it is read next, if it is led here then."""
+        """Discard the view; it begins again when it is next read, if it is led here then."""
         self._start_index = 0
         self._first = []
         self._order = ChangeOrder()
@@ -172,7 +173,7 @@ class CoordinatorView(Generic[Place, Item]):
             if wait.callback is not None:
                 wait.callback()
 
-    # --- who leads ---------------------------------------------------------------------------
+    # --- leadership --------------------------------------------------------------------------
     @property
     def is_leader(self) -> bool:
         return self._group.is_running and self._group.is_leader
@@ -182,7 +183,7 @@ class CoordinatorView(Generic[Place, Item]):
         return self._group.serving
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """A coordinator that does not serve yet is asked again by its clients."""
+        """Answer at once: if the coordinator does not serve yet, clients retry."""
         done(self.serving)
 
     @property
@@ -213,7 +214,7 @@ class CoordinatorView(Generic[Place, Item]):
     def leader_server(self) -> ServerId:
         return self._group.leader_server
 
-    # --- where it begins and ends --------------------------------------------------------------
+    # --- start and end -------------------------------------------------------------------------
     @property
     def log_start_offset(self) -> Offset:
         return Offset(0)
@@ -228,14 +229,14 @@ class CoordinatorView(Generic[Place, Item]):
         done(self.term)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
-        """Nothing is ever truncated: whoever has read in an earlier term is where it should be."""
+        """Return the end of the log for any known epoch: nothing is ever truncated."""
         return (epoch, self.high_watermark) if 0 <= epoch <= self.term else (-1, NO_OFFSET)
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
-        """The first batch with a change of that time or later; where all stands that was there
-        before, batches are in no order of time."""
+        """Find the first batch with a change of that time or later. The batches at the first entry
+        are not ordered by time."""
         self._begin()
         for offset, places in self._first:
             newest = self._content.newest_ms(self._unchanged(places))
@@ -256,24 +257,24 @@ class CoordinatorView(Generic[Place, Item]):
     def segment_starts(
         self, done: Callable[[list[tuple[Offset, int]] | StorageError], None]
     ) -> None:
-        """There are no segments here: it is all one."""
+        """Report the whole log as one segment."""
         done([(self.log_start_offset, self._newest_ms())])
 
     def _newest_ms(self) -> int:
-        """No change has a later time (ms)."""
+        """Return a time (ms) that no change is later than."""
         self._begin()
         content = self._content
         newest = (content.newest_ms(places) for _, places in self._first)
         return max(max(newest, default=-1), self._order.newest_ms)
 
     def _unchanged(self, places: list[Place]) -> list[Place]:
-        """Those that have not changed behind the entry at which the view begins."""
+        """Return those that have not changed behind the view's first entry."""
         return [place for place in places if place not in self._order]
 
     # --- reading -------------------------------------------------------------------------------
     @property
     def last_stable_offset(self) -> Offset:
-        """What is of open transactions is not shown."""
+        """The high watermark: changes of open transactions are not shown."""
         return self.high_watermark
 
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
@@ -284,7 +285,8 @@ class CoordinatorView(Generic[Place, Item]):
         return 0
 
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
-        """Batches from `offset` on. Raises NotInMemory for many records, OffsetOutOfRange."""
+        """Return batches from `offset` on. Raises NotInMemory for many records,
+        OffsetOutOfRange."""
         taken, end, records = self._take(offset, bytes_max)
         if records > RECORDS_ON_LOOP_MAX:
             raise NotInMemory(Index(offset), Index(end))
@@ -298,7 +300,7 @@ class CoordinatorView(Generic[Place, Item]):
         *,
         stable: bool = False,
     ) -> None:
-        """As `read`; the records are built where things are computed."""
+        """Read as `read` does, but build the records off the loop."""
         try:
             taken, end, _ = self._take(offset, bytes_max)
         except StorageError as error:
@@ -317,7 +319,7 @@ class CoordinatorView(Generic[Place, Item]):
     def _take(
         self, offset: Offset, bytes_max: int
     ) -> tuple[list[tuple[Offset, list[Item]]], Offset, int]:
-        """(offset, and what is to be in it, of each batch, offset after the last, number of
+        """Return (offset and items of each batch, offset after the last batch, number of
         records)."""
         end = self.high_watermark
         if not 0 <= offset <= end:
@@ -338,7 +340,7 @@ class CoordinatorView(Generic[Place, Item]):
         return taken, end, records
 
     def _begin(self) -> None:
-        """The first read: all that is there stands at the entry that is applied now."""
+        """Begin the view at the applied entry, unless it has begun."""
         if self._start_index:
             return
         self._observe()
@@ -347,12 +349,12 @@ class CoordinatorView(Generic[Place, Item]):
         end = offset + OFFSETS_PER_ENTRY
         for places in self._content.standing():
             if offset + len(places) > end:
-                break  # what has no offset left is shown when it changes
+                break  # items that have no offset left are shown when they change
             self._first.append((offset, places))
             offset += len(places)
 
     def _entries(self, offset: Offset) -> Iterator[tuple[Offset, list[Place]]]:
-        """(offset, places) of what is a batch, from the one that holds `offset` on."""
+        """Yield (offset, places) of each batch, from the one that holds `offset` on."""
         at = bisect_right(self._first, offset, key=lambda first: first[0])
         for n in range(max(0, at - 1), len(self._first)):
             start, places = self._first[n]
@@ -368,8 +370,8 @@ class CoordinatorView(Generic[Place, Item]):
         end: Offset,
         term: Term,
     ) -> Slices:
-        """The batches of what was taken, each up to the next; an empty one if there is none. May
-        run in any thread."""
+        """Build the batches of the taken items, each up to the next; an empty one if there are
+        none. May run in any thread."""
         found = Slices(first_offset=offset, end_offset=offset)
         if offset >= end:
             return found
@@ -378,7 +380,7 @@ class CoordinatorView(Generic[Place, Item]):
         ends = [start for start, _ in taken[1:]]
         for (start, items), until in zip(taken, [*ends, end], strict=True):
             made = (self._content.record(item) for item in items)
-            # A batch spans some 2,000 entries at most. Readers pass over what lies behind it.
+            # A batch spans at most some 2,000 entries. Readers skip the offsets behind it.
             found.end_offset = min(until, start + SPAN_MAX)
             batch = build_sparse_batch(
                 [record for record in made if record is not None],
@@ -405,7 +407,7 @@ class CoordinatorView(Generic[Place, Item]):
             self._wake_soon()
         return wait
 
-    # --- what is not to be had -----------------------------------------------------------------
+    # --- unsupported operations ----------------------------------------------------------------
     def append(
         self,
         batch: memoryview,
@@ -417,18 +419,18 @@ class CoordinatorView(Generic[Place, Item]):
         verify: Verify | None = None,
         begins_epoch: bool = False,
     ) -> None:
-        """Clients cannot write here."""
+        """Refuse: clients cannot write here."""
         done(Appended(ErrorCode.INVALID_TOPIC_EXCEPTION))
 
     def delete_records(
         self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
-        """Nor delete."""
+        """Refuse: clients cannot delete here."""
         done(ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def producers(self) -> list[ActiveProducer]:
         return []
 
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
-        """What is shown of the coordinator, about."""
+        """Report the approximate size of the coordinator's records."""
         done(self._content.bytes)

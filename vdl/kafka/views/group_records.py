@@ -1,12 +1,12 @@
-"""The records in which Kafka's coordinators keep groups, in Kafka's bytes.
+"""Encoding of the records in which Kafka's coordinators keep groups.
 
 Formats: `group-coordinator/src/main/resources/common/message/*.json` of Kafka 4.3.1, whose own
-reader (`GroupCoordinatorRecordSerde`) takes them. Of the versions of a value it is the newest that
-Burrow and KMinion read, too: of a position the third, which has no topic id. A key begins
-with the number of what it is the key of, a value with its own version. Strings of keys, and of the
-values that are older than KIP-482, have a length of 16 bits; the others are compact.
+reader (`GroupCoordinatorRecordSerde`) accepts them. Each value has the newest version that Burrow
+and KMinion also read: for a position the third, which has no topic id. A key begins with the number
+of its type, a value with its own version. Strings of keys, and of values older than KIP-482, have a
+length of 16 bits; the others are compact.
 
-Must not know: where groups come from, who reads.
+Does not depend on the source of groups, nor on readers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMED = {PartKind.MEMBER, PartKind.TARGET, PartKind.ASSIGNMENT, PartKind.PATTER
 
 
 def key(part: Part) -> bytes:
-    """Raises struct.error for a name that is longer than 32,767 bytes."""
+    """Return the key of a part. Raises struct.error if a name is longer than 32,767 bytes."""
     data = _INT16.pack(part.kind) + _text(part.group_id)
     if part.kind is PartKind.POSITION:
         data += _text(part.name) + _INT32.pack(part.partition)
@@ -52,7 +52,8 @@ def key(part: Part) -> bytes:
 
 
 def position_value(position: CommittedOffset) -> bytes:
-    """OffsetCommitValue v3, or v1 of a position that expires by itself. Raises struct.error."""
+    """Return OffsetCommitValue v3, or v1 if the position has an expiry time of its own. Raises
+    struct.error."""
     rest = _text(position.metadata) + _INT64.pack(position.committed_ms)
     if position.expires_ms == NO_EXPIRY:
         return _POSITION.pack(3, position.offset, position.leader_epoch) + rest
@@ -60,8 +61,8 @@ def position_value(position: CommittedOffset) -> bytes:
 
 
 def classic_value(group: ConsumerGroup) -> Callable[[], bytes]:
-    """GroupMetadataValue v3 of the group as it is now. What makes it may run in any thread. Raises
-    struct.error."""
+    """Return a function that encodes GroupMetadataValue v3 of the group as it is now. It may run in
+    any thread. Raises struct.error."""
     head = (
         _text(group.protocol_type)
         + _INT32.pack(group.generation)
@@ -93,17 +94,17 @@ def classic_value(group: ConsumerGroup) -> Callable[[], bytes]:
 
 
 def group_value(epoch: int) -> bytes:
-    """ConsumerGroupMetadataValue v0."""
+    """Return ConsumerGroupMetadataValue v0."""
     return _EPOCH.pack(0, epoch) + _NO_TAGS
 
 
 def target_epoch_value(epoch: int) -> bytes:
-    """ConsumerGroupTargetAssignmentMetadataValue v0."""
+    """Return ConsumerGroupTargetAssignmentMetadataValue v0."""
     return _EPOCH.pack(0, epoch) + _NO_TAGS
 
 
 def member_value(member: ModernMember) -> bytes:
-    """ConsumerGroupMemberMetadataValue v0. Raises EncodeError for what is too long."""
+    """Return ConsumerGroupMemberMetadataValue v0. Raises EncodeError if a field is too long."""
     parts = [
         _VERSION_0,
         _maybe_compact(member.instance_id),
@@ -115,7 +116,7 @@ def member_value(member: ModernMember) -> bytes:
         _INT32.pack(member.rebalance_timeout_ms),
         _maybe_compact(member.assignor),
     ]
-    # A struct that is absent is not null to Kafka: a member of the newer protocol says that it is.
+    # Kafka does not read an absent struct as null: a member of the consumer protocol writes null.
     classic = b"\0" if member.classic is None else b"\1" + _classic_side(member.classic)
     parts += [write_uvarint(1), write_uvarint(0), write_uvarint(len(classic)), classic]
     return b"".join(parts)
@@ -129,18 +130,18 @@ def _classic_side(classic: ClassicSide) -> bytes:
 
 
 def target_value(target: Partitions) -> bytes:
-    """ConsumerGroupTargetAssignmentMemberValue v0."""
+    """Return ConsumerGroupTargetAssignmentMemberValue v0."""
     return _VERSION_0 + _array(target, _topic) + _NO_TAGS
 
 
 def assignment_value(member: ModernMember) -> bytes:
-    """ConsumerGroupCurrentMemberAssignmentValue v0."""
+    """Return ConsumerGroupCurrentMemberAssignmentValue v0."""
     head = _MEMBER_EPOCHS.pack(0, member.epoch, member.previous_epoch, member.state)
     return head + _array(member.assigned, _topic) + _array(member.revoking, _topic) + _NO_TAGS
 
 
 def pattern_value(topics: Iterable[str], resolved_ms: int) -> bytes:
-    """ConsumerGroupRegularExpressionValue v0. Which version of the metadata it was matched against
+    """Return ConsumerGroupRegularExpressionValue v0. The version of the metadata that was matched
     is not known here. Raises EncodeError."""
     return _VERSION_0 + _array(list(topics), _compact) + _TIMES.pack(0, resolved_ms) + _NO_TAGS
 

@@ -1,14 +1,14 @@
-"""`__consumer_offsets` as monitors read it: consumer groups and what they commit, as a log.
+"""`__consumer_offsets` as monitoring tools read it: consumer groups and their commits, as a log.
 
-Some tools (Burrow, KMinion) know of groups only what they read there: positions, who is a member,
-which partitions each member has, and what was deleted. It has a batch a group of what was there
-before, and then one an entry. Records are those of Kafka's coordinators for groups of both
-protocols (`group_records.py`); share groups have none.
+Some tools (Burrow, KMinion) learn of groups only there: committed offsets, members, the partitions
+of each member, and deletions. The log begins with one batch for each existing group, followed by
+one for each entry. Records are those of Kafka's coordinators for groups of both protocols
+(`group_records.py`); share groups have none.
 
-A classic group is told of when its members have their partitions, when it is empty and when it is
-gone, as by Kafka: in between nothing is settled.
+A classic group has a record when its members have their partitions, when it is empty and when it is
+gone, as in Kafka: during a rebalance it has none.
 
-Must not know: requests, who coordinates what.
+Does not depend on requests, nor on how coordinators are placed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from vdl.state.modern.partitions import stored_bytes
 
 OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_TOPIC_ID = bytes.fromhex("5f5f636f6e73756d65725f6f66667365")
-"""Topic ids of others are drawn: none is this one."""
+"""Other topics' ids are random: none is this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a record says: a part as it was when it was read, which goes on changing."""
+    """Contents of a record: a part as it was when it was read, because the state changes."""
 
     part: Part
     changed_ms: int
     size: int
-    """Of the record in a batch, about."""
+    """Approximate size of the record in a batch."""
     value: Callable[[], bytes] | None
-    """What makes the value, in any thread; None: it is gone."""
+    """Makes the value, in any thread; None: the part is gone."""
 
 
 def offsets_topic(catalog: Catalog) -> TopicInfo:
-    """The topic as handlers see topics: its groups are the coordinators."""
+    """Return the topic as handlers see topics: its groups are the coordinators."""
     groups = [GroupId(n) for n in range(1, 1 + catalog.coordinator_groups)]
     return TopicInfo(OFFSETS_TOPIC, OFFSETS_TOPIC_ID, groups, {"cleanup.policy": "compact"})
 
@@ -61,7 +61,7 @@ def offsets_topic(catalog: Catalog) -> TopicInfo:
 def commit_log(
     state_group: StateGroup, group_id: GroupId, clock: Clock, gaps: LoopGaps, compute: Compute
 ) -> CoordinatorView[Part, Seen]:
-    """One coordinator's groups as a partition. `gaps`: the server's."""
+    """Return one coordinator's groups as a partition. `gaps`: the server's."""
     return CoordinatorView(Groups(state_group), state_group, group_id, clock, gaps, compute)
 
 
@@ -80,7 +80,7 @@ class Groups:
     @property
     def count(self) -> int:
         machine = self._machine
-        # A member of the newer protocol has three records.
+        # A member of the consumer protocol has three records.
         return len(machine.offsets) + len(machine.groups) + 3 * len(machine.consumer)
 
     @property
@@ -118,7 +118,7 @@ class Groups:
         return item.size
 
     def record(self, item: Seen) -> Record | None:
-        """None too for names that Kafka's format has no room for."""
+        """Return the record. None also for names that Kafka's format has no room for."""
         try:
             key = group_records.key(item.part)
             value = None if item.value is None else item.value()
@@ -127,7 +127,7 @@ class Groups:
         return Record(key, value, timestamp=item.changed_ms)
 
     def _seen(self, part: Part) -> Seen | None:
-        """None: nothing is to be said of it now."""
+        """Return the part's present contents; None if there is no record for it now."""
         machine = self._machine
         if part.kind is PartKind.POSITION:
             position = machine.offsets.get(part.group_id, part.name, part.partition)

@@ -1,9 +1,9 @@
 """`__transaction_state` as Kafka's tools read it: the states of transactional ids, as a log.
 
 A record is one state of one transactional id, in the format of Kafka's own coordinators
-(TransactionLogKey v0, TransactionLogValue v1), or that the id has expired.
+(TransactionLogKey v0, TransactionLogValue v1), or the tombstone of an expired id.
 
-Must not know: requests, who coordinates what.
+Does not depend on requests, nor on how coordinators are placed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from vdl.state.transactions import NO_PRODUCER_ID, TransactionalId, TransactionA
 
 TRANSACTIONS_TOPIC = "__transaction_state"
 TRANSACTIONS_TOPIC_ID = bytes.fromhex("5f5f7472616e73616374696f6e5f7374")
-"""Topic ids of others are drawn: none is this one."""
+"""Other topics' ids are random: none is this one."""
 
 IDS_PER_BATCH = 500
-"""Transactional ids of one batch, of those that were there when the view began."""
+"""Transactional ids in one batch, of those that existed when the view began."""
 
 _NAME_BYTES_MAX = (1 << 15) - 1
 """Kafka's records have 16 bits for the length of a name."""
@@ -45,7 +45,7 @@ _NO_TAGS = b"\0"
 
 
 def transactions_topic(catalog: Catalog) -> TopicInfo:
-    """The topic as handlers see topics: its groups are the coordinators."""
+    """Return the topic as handlers see topics: its groups are the coordinators."""
     groups = [GroupId(n) for n in range(1, 1 + catalog.coordinator_groups)]
     return TopicInfo(
         TRANSACTIONS_TOPIC, TRANSACTIONS_TOPIC_ID, groups, {"cleanup.policy": "compact"}
@@ -53,8 +53,8 @@ def transactions_topic(catalog: Catalog) -> TopicInfo:
 
 
 def topics_of(participants: Iterable[GroupId], catalog: Catalog) -> dict[str, list[int]]:
-    """The partitions that the participants of a transaction are, by topic, in order; coordinators
-    are those of the topic of offsets. What was deleted is left out."""
+    """Return the partitions that take part in a transaction, by topic, in order. Coordinators are
+    partitions of the offsets topic. Deleted ones are left out."""
     topics: dict[str, list[int]] = {}
     for participant in participants:
         if participant <= catalog.coordinator_groups:
@@ -66,12 +66,12 @@ def topics_of(participants: Iterable[GroupId], catalog: Catalog) -> dict[str, li
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a record says: the state as it was when it was read, which goes on changing."""
+    """Contents of a record: the state as it was when it was read, because it changes."""
 
     transactional_id: str
     changed_ms: int
     value: bytes | None
-    """None: the id is no more."""
+    """None: the id no longer exists."""
 
 
 def transaction_log(
@@ -82,7 +82,7 @@ def transaction_log(
     compute: Compute,
     catalog: Callable[[], Catalog],
 ) -> CoordinatorView[str, Seen]:
-    """One coordinator's transactional ids as a partition. `gaps`: the server's."""
+    """Return one coordinator's transactional ids as a partition. `gaps`: the server's."""
     content = TransactionStates(state_group, catalog)
     return CoordinatorView(content, state_group, group_id, clock, gaps, compute)
 
@@ -117,7 +117,7 @@ class TransactionStates:
         return result.touched if isinstance(result, TransactionAnswer) else []
 
     def unwatched(self) -> None:
-        """What changed is told by results."""
+        """Do nothing: results report the changes."""
 
     def take(self, places: list[str]) -> list[Seen]:
         catalog = self._catalog()
@@ -146,7 +146,7 @@ class TransactionStates:
 
 
 def state_value(known: TransactionalId, topics: dict[str, list[int]]) -> bytes:
-    """TransactionLogValue v1. Before its first transaction an id has null partitions."""
+    """Return a TransactionLogValue v1. Before its first transaction an id has null partitions."""
     parts = [
         _VALUE_HEAD.pack(1, known.producer_id, known.epoch, known.timeout_ms, known.state),
         write_uvarint(len(topics) + 1 if known.state else 0),
