@@ -10,7 +10,7 @@ WIRE = Path(__file__).parent.parent / "wire"
 
 
 def generate() -> dict[str, str]:
-    """File name → text of everything generated. The same facts give the same text."""
+    """Return file name → text of everything generated. The same facts give the same text."""
     apis = load_all()
     files = {f"{snake_case(api.name)}.py": module_source(api) for api in apis}
     files["registry.py"] = registry_source(apis)
@@ -18,7 +18,7 @@ def generate() -> dict[str, str]:
 
 
 def stale(folder: Path = WIRE) -> list[str]:
-    """Names of generated files that are missing or differ from what the facts give."""
+    """Return the names of generated files that are missing or differ from the generated text."""
     return [
         name
         for name, text in generate().items()
@@ -27,7 +27,7 @@ def stale(folder: Path = WIRE) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 with `--check` if a module is not current."""
+    """Run the command line. Return exit status 1 with `--check` if a module is not current."""
     if arguments == ["--check"]:
         names = stale()
         for name in names:

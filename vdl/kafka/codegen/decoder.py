@@ -1,17 +1,17 @@
-"""Generates `decode`: one straight-line function for one layout of one message.
+"""Generator of `decode`: one straight-line function for one layout of one message.
 
 Nested structs are decoded in place, in loops, without a call for each. Locals carry the number of
 the struct they belong to (`topics0`, `index2`), so that they collide neither with each other nor
 with the helpers `view`, `pos`, `size`, `end`, `n`.
 
-What protects the server from a hostile sender, all of it in the generated text:
+Protection of the server against hostile senders, all of it in the generated text:
 - reads of fixed size cannot pass the end (`unpack_from` and indexing check; the wrapper turns their
   error into `ShortBuffer`);
-- a length is compared with the bytes that are left before it is used, and a count times the
-  smallest element likewise before a list is filled;
-- elements of arrays are counted over the whole message, and with them what else takes time: tagged
+- a length is compared with the remaining bytes before it is used, and a count times the smallest
+  element likewise before a list is filled;
+- elements of arrays are counted over the whole message, and with them other costly items: tagged
   fields in them, and long texts. As objects they take up to a hundred times their bytes
-  (`held.py`), and a frame may have 100 MiB. Whoever decodes says how many there may be (`budget`);
+  (`held.py`), and a frame may have 100 MiB. The caller gives the limit (`budget`);
 - text that is not UTF-8 is replaced, as Kafka does; unknown tagged fields are skipped, never kept.
 """
 
@@ -84,7 +84,7 @@ class Decoder:
         self._is_inlined = is_inlined
 
     def body(self) -> str:
-        """The function's statements."""
+        """Return the function's statements."""
         fields = self._message.fields
         if self._is_flexible or any(self._version in fact.versions for fact in fields):
             self._source.line("pos = 0")
@@ -179,7 +179,8 @@ class Decoder:
         source.line("pos = end")
 
     def _count_text(self, fact: Field, type_: str) -> None:
-        """Text that is long takes the time of many elements. Outside of arrays there is little."""
+        """Count long text in arrays: it takes the time of many elements. There is little outside of
+        arrays."""
         if type_ == "string" and self._arrays_open:
             head = "if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:"
             with self._source.block(head):

@@ -1,10 +1,10 @@
-"""Generates `encode`: one straight-line function for one layout of one message.
+"""Generator of `encode`: one straight-line function for one layout of one message.
 
 Small fields are gathered in one `bytearray`; a records field ends it, goes into the list of buffers
 as it is, and a new `bytearray` begins. Nothing large is ever copied.
 
 As in Kafka's own encoder, a field that does not exist in the version is left out if the schema
-calls it ignorable, and must hold its default otherwise (`UnsupportedField`).
+calls it ignorable; otherwise it must hold its default (`UnsupportedField`).
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Encoder:
         self._has_records = _has_records(message.fields, version)
 
     def body(self) -> str:
-        """The function's statements."""
+        """Return the function's statements."""
         if self._has_records:
             self._source.line("buffers: list[Buffer] = []")
         self._source.line("out = bytearray()")
@@ -137,7 +137,7 @@ class Encoder:
             self._source.line(f"{out} += {write}(n + 1)")
 
     def _sized(self, fact: Field, expression: str, local: str) -> None:
-        """A string, bytes or records that is a field of its own."""
+        """Write a string, bytes or records that is a field of its own."""
         source = self._source
         is_nullable = self._version in fact.nullable
         if fact.type == "records":
@@ -179,7 +179,7 @@ class Encoder:
         self._source.line(f"{self._run.out} += raw")
 
     def _records(self, expression: str, *, is_nullable: bool) -> None:
-        """Records join the list of buffers as they are, one buffer or many."""
+        """Add records to the list of buffers as they are, one buffer or many."""
         source = self._source
         assert self._run.out == "out", "records inside a tagged field"
         source.line(f"records = {expression}")
@@ -234,7 +234,7 @@ class Encoder:
                 self._text_or_bytes(fact.element, inner)
 
     def _tagged_fields(self, tagged: list[Field], owner: str, number: int) -> None:
-        """A count, then `tag, length, value` of each field that differs from its default."""
+        """Write a count, then `tag, length, value` of each field that differs from its default."""
         if not tagged:
             self._run.add("x", "")
             return
@@ -257,7 +257,7 @@ class Encoder:
                     self._tagged_field(fact, f"{fact.attribute}{number}", f"tagged{number}")
 
     def _tagged_field(self, fact: Field, local: str, buffer: str) -> None:
-        """`tag, length, value` of one field, already in a local and not its default."""
+        """Write `tag, length, value` of one field, already in a local and not its default."""
         source = self._source
         outer = self._run.out
         self._run.out = buffer

@@ -20,7 +20,7 @@ from vdl.kafka.codegen.schema import NEVER, Api, Default, Field, Message, Versio
 
 Json = dict[str, Any]  # the shape is Kafka's, checked where it is used
 
-# Messages that only brokers or tools for features VDL does not have exchange.
+# Messages between brokers, or for tools of features that VDL does not have.
 LEFT_OUT = frozenset(
     {
         "AddRaftVoter",
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read_jar(path: Path) -> dict[str, Json]:
-    """Name → schema of every message in the jar."""
+    """Return name → schema of every message in the jar."""
     schemas: dict[str, Json] = {}
     with zipfile.ZipFile(path) as jar:
         for name in jar.namelist():
@@ -80,7 +80,7 @@ def read_jar(path: Path) -> dict[str, Json]:
 
 
 def merge_all(newest: dict[str, Json], older: dict[str, Json]) -> list[Api]:
-    """The facts of both jars, one `Api` per key and one per blob."""
+    """Return the facts of both jars, one `Api` per key and one per blob."""
     apis = [Api(name, -1, (_merge(newest[name], None),)) for name in BLOBS]
     for name, request in sorted(newest.items()):
         api_name = name.removesuffix("Request")
@@ -112,7 +112,8 @@ def _merge(newest: Json, older: Json | None) -> Message:
 def _merge_fields(
     newest: tuple[Field, ...], older: tuple[Field, ...], dropped: Versions
 ) -> tuple[Field, ...]:
-    """`newest` plus the fields of `older` that exist in `dropped` only, each in its place."""
+    """Return `newest` plus the fields of `older` that exist in `dropped` only, each in its
+    place."""
     merged = list(newest)
     for position, old in enumerate(older):
         names = [field.name for field in merged]
@@ -147,7 +148,7 @@ def _replace_fields(field: Field, fields: tuple[Field, ...]) -> Field:
 
 
 def _structs(message: Json) -> dict[str, list[Json]]:
-    """Every struct the message names, shared or written at its first use."""
+    """Return every struct of the message, shared or defined at its first use."""
     structs: dict[str, list[Json]] = {
         struct["name"]: struct["fields"] for struct in message.get("commonStructs", [])
     }

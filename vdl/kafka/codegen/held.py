@@ -1,9 +1,9 @@
-"""What a decoded message takes of memory at most, for each byte that it has on the wire.
+"""Upper bound of the memory that a decoded message takes, for each of its bytes on the wire.
 
-Elements of arrays decide it: two or three bytes become an object of a hundred, with its lists and
-texts. Of each struct in an array, and of what is in it, the costliest form is taken: empty lists,
-texts of two bytes where that makes it costlier, numbers that are not among Python's small ones.
-Sizes are those of CPython on 64 bits, rounded as its allocator rounds them.
+Elements of arrays determine it: two or three bytes become an object of a hundred, with its lists
+and texts. Each struct in an array, with its contents, is taken in its costliest form: empty lists,
+texts of two bytes if that costs more, numbers that are not among Python's small ones. Sizes are
+those of CPython on 64 bits, rounded as its allocator rounds them.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from vdl.kafka.codegen.schema import Field, Message
 from vdl.kafka.codegen.source import min_bytes
 
 SLOT = 32
-"""Of an element in its list: a list of one has room for four."""
+"""Bytes of an element's place in its list: a list of one has room for four."""
 LIST = 64
 OBJECT = 32
-"""An object and the collector's part of it, without its fields."""
+"""Bytes of an object and its garbage collector header, without its fields."""
 NUMBER = 32
 TEXT = 64
-"""A text of `TEXT_LENGTH`, or bytes."""
+"""Bytes of a text of `TEXT_LENGTH`, or of bytes."""
 TEXT_LENGTH = 2
 UUID = 64
 _FIELD = 8
@@ -27,14 +27,14 @@ _TEXTS = frozenset({"string", "bytes"})
 
 
 HANDLED = 48
-"""What is done with an element takes so much beside: places in other lists, its name as a key."""
+"""Bytes that processing an element takes besides: places in other lists, its name as a key."""
 PER_BYTE_MIN = 24
-"""Long texts outside of arrays are held several times; and a poll holds 650 bytes for a partition
+"""Long texts outside of arrays are held several times. A long poll holds 650 bytes for a partition
 of a Fetch, which has 28."""
 
 
 def held_per_byte(message: Message, version: int) -> int:
-    """Bytes that are held for a byte of a message at most, rounded up."""
+    """Return the most bytes held for a byte of a message, rounded up."""
     is_flexible = version in message.flexible
     most = PER_BYTE_MIN
     for element in _elements(message.fields, version):
@@ -51,7 +51,7 @@ def held_per_byte(message: Message, version: int) -> int:
 
 
 def _elements(fields: tuple[Field, ...], version: int) -> Iterator[Field]:
-    """All arrays that a message may have in a version."""
+    """Yield all arrays that a message may have in a version."""
     for fact in fields:
         if version in fact.versions:
             if fact.is_array:
@@ -60,12 +60,12 @@ def _elements(fields: tuple[Field, ...], version: int) -> Iterator[Field]:
 
 
 def _struct(fields: tuple[Field, ...], version: int) -> tuple[int, int]:
-    """Bytes of a struct whose texts and lists are empty, and how many texts it may have."""
+    """Return the bytes of a struct whose texts and lists are empty, and its number of texts."""
     held, texts = -(-(OBJECT + _FIELD * len(fields)) // 16) * 16, 0
     for fact in fields:
         is_sent = version in fact.versions
         if fact.is_array:
-            held += LIST  # also where the version does not have it
+            held += LIST  # also if the version does not have it
         elif fact.is_struct:
             inner, some = _struct(fact.fields, version)
             held += inner

@@ -1,8 +1,8 @@
 """Random messages made from the facts, for the codec's tests, and their form in Kafka's JSON.
 
-The generator and this module read the same facts and share nothing else: a sample is built by
-walking the fields, its JSON likewise, so that Kafka's own codec can be asked for the bytes of the
-JSON and the answer compared with ours.
+The generator and this module read the same facts and share nothing else. A sample and its JSON are
+each built by walking the fields, so that the bytes of Kafka's own codec for the JSON can be
+compared with those of this one.
 """
 
 import base64
@@ -19,17 +19,18 @@ TEXTS = ("", "a", "topic-1", "é🙂", "x" * 126, "y" * 127, "z" * 300, "nul\0")
 
 
 def wire_module(api: Api) -> ModuleType:
-    """The generated module of an API."""
+    """Return the generated module of an API."""
     return import_module(f"vdl.kafka.wire.{snake_case(api.name)}")
 
 
 def side_of(api: Api, message: Message) -> str:
-    """The suffix of the module's functions for this message: `_request`, `_response` or none."""
+    """Return the suffix of the module's functions for this message: `_request`, `_response` or
+    none."""
     return "" if api.key < 0 else f"_{snake_case(message.name.removeprefix(api.name))}"
 
 
 class Sampler:
-    """Makes messages from a stream of luck.
+    """Makes messages from a random source.
 
     `is_modest` keeps numbers small and positive, for codecs that give them a meaning (error codes
     that exist, times that a calendar has).
@@ -40,7 +41,7 @@ class Sampler:
         self._is_modest = is_modest
 
     def message(self, api: Api, message: Message, version: int) -> Any:
-        """An instance of the message's dataclass whose fields the version can carry."""
+        """Return an instance of the message's dataclass whose fields the version can carry."""
         module = wire_module(api)
         return self._struct(module, getattr(module, message.name), message.fields, version)
 
@@ -56,7 +57,7 @@ class Sampler:
             if version in field.versions:
                 name = field.attribute
                 value = self._field(module, cls, field, version)
-                # A tagged struct that holds only defaults is not sent by Kafka.
+                # Kafka does not send a tagged struct that holds only defaults.
                 is_lone_tagged = field.tag >= 0 and field.is_struct and not field.is_array
                 if is_lone_tagged and value == type(value)():
                     value = None
@@ -94,7 +95,7 @@ class Sampler:
         return self.scalar(field.element)
 
     def scalar(self, type_: str) -> Any:
-        """A value of one of Kafka's types, often an extreme one."""
+        """Return a value of one of Kafka's types, often an extreme one."""
         rng = self._rng
         if type_ in INTEGER_BITS:
             if self._is_modest:
@@ -118,7 +119,8 @@ class Sampler:
 
 
 def _struct_class(module: ModuleType, cls: Any, field: Field) -> Any:
-    """The generated class of a struct field: it may have been renamed, so ask the annotation."""
+    """Return the generated class of a struct field, from the annotation: it may have been
+    renamed."""
     annotation = cls.__annotations__[field.attribute]
     while getattr(annotation, "__args__", None):
         annotation = annotation.__args__[0]
@@ -127,7 +129,7 @@ def _struct_class(module: ModuleType, cls: Any, field: Field) -> Any:
 
 
 def to_json(fields: tuple[Field, ...], value: Any, version: int) -> dict[str, Any]:
-    """A struct as Kafka's JSON converters write it: tagged fields only where they differ."""
+    """Return a struct as Kafka's JSON converters write it: tagged fields only if they differ."""
     result: dict[str, Any] = {}
     for field in fields:
         if version not in field.versions:

@@ -1,8 +1,8 @@
-"""The facts about a message in memory: read from and written to `facts/*.json`.
+"""In-memory form of the facts about a message: read from and written to `facts/*.json`.
 
-A field says in which versions it exists, in which of them it may be null, and in which it is a
-tagged field. Versions are inclusive ranges; an open end is `VERSION_MAX`. The generator asks
-questions of one field at one version; nothing here knows about code.
+A field has the versions in which it exists, those in which it may be null, and those in which it is
+a tagged field. Versions are inclusive ranges; an open end is `VERSION_MAX`. Nothing here depends on
+the generated code.
 """
 
 import json
@@ -111,7 +111,7 @@ def snake_case(name: str) -> str:
 
 
 def load_all(folder: Path = FACTS) -> list[Api]:
-    """Every API of the facts, by key; blobs come first."""
+    """Return every API of the facts, by key; blobs come first."""
     apis = [load(path) for path in sorted(folder.glob("*.json"))]
     return sorted(apis, key=lambda api: (api.key, api.name))
 
@@ -147,7 +147,7 @@ def _field_from_json(facts: dict) -> Field:  # type: ignore[type-arg]  # json's 
 
 
 def dump(api: Api) -> str:
-    """The facts file of `api`: JSON with one field a line, so that a diff reads well."""
+    """Return the facts file of `api`: JSON with one field a line, so that a diff reads well."""
     lines = ["{", f'  "name": {json.dumps(api.name)},', f'  "key": {api.key},', '  "messages": [']
     for message in api.messages:
         lines.append(

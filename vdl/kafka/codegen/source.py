@@ -1,9 +1,9 @@
-"""Source text under construction, and the facts about types that both directions share.
+"""Source text under construction, and facts about types shared by decoder and encoder.
 
-`Run` is the generator's one optimisation: fields of fixed size that lie next to each other on the
-wire are collected until something of variable size follows, and are then read or written by one
-precompiled `struct.Struct`. The length in front of a string joins the run before it, and so does
-the zero that says a struct has no tagged fields.
+`Run` is the generator's one optimisation: adjacent fields of fixed size on the wire are collected
+until a field of variable size follows, and are then read or written by one precompiled
+`struct.Struct`. The length in front of a string joins the run before it, and so does the zero that
+means that a struct has no tagged fields.
 """
 
 from collections.abc import Iterator
@@ -49,12 +49,12 @@ class Source:
         self.lines += fold(text, self.depth * 4)
 
     def is_too_long(self, text: str) -> bool:
-        """Whether a statement added now would not fit on one line."""
+        """Return True if a statement added now would not fit on one line."""
         return self.depth * 4 + len(text) > LINE_MAX
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """`head` (which ends in a colon), and what is added inside it one level deeper."""
+        """Add `head`, which ends in a colon; statements added inside are one level deeper."""
         self.line(head)
         self.depth += 1
         yield
@@ -65,7 +65,8 @@ class Source:
 
 
 def fold(text: str, indent: int) -> list[str]:
-    """`text` as lines of at most `LINE_MAX` columns, its outermost brackets opened if need be."""
+    """Return `text` as lines of at most `LINE_MAX` columns, with its outermost brackets opened if
+    necessary."""
     pad = " " * indent
     if indent + len(text) <= LINE_MAX:
         return [pad + text]
@@ -83,7 +84,7 @@ def fold(text: str, indent: int) -> list[str]:
 
 
 def _widest_brackets(text: str) -> tuple[int, int]:
-    """Positions of the outermost pair of brackets that encloses most, or (-1, -1)."""
+    """Return the positions of the longest outermost pair of brackets, or (-1, -1)."""
     depth, start, best = 0, -1, (-1, -1)
     for position, character in enumerate(text):
         if character in "([":
@@ -113,7 +114,7 @@ def _split_arguments(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Structs:
-    """The precompiled structs a module needs; the name says the layout: `_read_hiq`."""
+    """The precompiled structs that a module needs; the name contains the layout: `_read_hiq`."""
 
     readers: set[str] = field(default_factory=set)
     packers: set[str] = field(default_factory=set)
@@ -132,7 +133,7 @@ class Structs:
         return f"_iter_{_layout_name(layout)}"
 
     def definitions(self) -> list[str]:
-        """The module-level assignments, sorted."""
+        """Return the module-level assignments, sorted."""
         kinds = (
             (self.readers, self.reader, "unpack_from"),
             (self.packers, self.packer, "pack"),
@@ -150,22 +151,22 @@ def _layout_name(layout: str) -> str:
 
 
 def python_type(fact: Field) -> str:
-    """The annotation of a field: the union of what its versions allow."""
+    """Return the annotation of a field: the union over its versions."""
     element = fact.element if fact.is_struct else PYTHON_TYPES.get(fact.element, "int")
     annotation = f"list[{element}]" if fact.is_array else element
     return f"{annotation} | None" if may_be_none(fact) else annotation
 
 
 def may_be_none(fact: Field) -> bool:
-    """True if the attribute may hold None in some version."""
+    """Return True if the attribute may hold None in some version."""
     return fact.nullable.first <= fact.nullable.last or default_literal(fact) == "None"
 
 
 def default_literal(fact: Field) -> str:
-    """The default as an expression; lists and structs give an expression that makes a new one.
+    """Return the default as an expression; for lists and structs one that makes a new object.
 
-    A tagged struct is `None` when it was not sent: its default is by definition what "not sent"
-    means, and most partitions of most responses carry none.
+    A tagged struct is `None` if it was not sent: its default means "not sent" by definition, and
+    most partitions of most responses carry none.
     """
     if fact.has_default:
         return repr(fact.default)
@@ -179,7 +180,7 @@ def default_literal(fact: Field) -> str:
 
 
 def is_default(fact: Field, expression: str) -> tuple[str, str]:
-    """Conditions `(differs, equals)` of `expression` against the field's default."""
+    """Return conditions `(differs, equals)` of `expression` against the field's default."""
     default = default_literal(fact)
     if default == "None":
         return f"{expression} is not None", f"{expression} is None"
@@ -191,7 +192,7 @@ def is_default(fact: Field, expression: str) -> tuple[str, str]:
 
 
 def min_bytes(fact: Field, version: int, *, is_flexible: bool) -> int:
-    """The fewest bytes one element of the field can take, which bounds a believable count."""
+    """Return the fewest bytes of one element of the field, which bounds a plausible count."""
     if fact.is_struct:
         return min_struct_bytes(fact.fields, version, is_flexible=is_flexible)
     character = STRUCT_CHARACTERS.get(fact.element)
@@ -203,7 +204,7 @@ def min_bytes(fact: Field, version: int, *, is_flexible: bool) -> int:
 
 
 def min_struct_bytes(fields: tuple[Field, ...], version: int, *, is_flexible: bool) -> int:
-    """The fewest bytes a struct can take."""
+    """Return the fewest bytes of a struct."""
     total = 1 if is_flexible else 0
     for fact in fields:
         if version not in fact.versions or version in fact.tagged:
@@ -218,5 +219,5 @@ def min_struct_bytes(fields: tuple[Field, ...], version: int, *, is_flexible: bo
 
 
 def is_plain(fact: Field) -> bool:
-    """True for a lone value of fixed size."""
+    """Return True for a single value of fixed size."""
     return not fact.is_array and not fact.is_struct and fact.type in STRUCT_CHARACTERS

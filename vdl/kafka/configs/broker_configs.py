@@ -1,17 +1,17 @@
-"""The settings of a server, under Kafka's names: which can be changed at run time, and how.
+"""Settings of a server under Kafka's names: which can be changed at run time, and how.
 
 A server's settings come from its file. Some can also be set in the catalog, for one server or for
 all (KIP-226); they take effect where `KafkaOptions` is read, at once and on every server concerned.
-The order is Kafka's: the server's own, those for all servers, its file, the default.
+The order of precedence is Kafka's: the server's own, those for all servers, its file, the default.
 
 Rules:
 
-* What can be changed here Kafka can change, too. The rest is refused by name, as Kafka refuses what
-  it calls read-only.
-* A setting is taken without effect only if its documentation says so (`Standing.NO_EFFECT`), such
-  as how many threads do what a single loop does here. It promises nothing, and tools set it.
+* A setting that can be changed here can also be changed in Kafka. The others are refused by name,
+  as Kafka refuses read-only settings.
+* A setting is accepted without effect only if its documentation says so (`Standing.NO_EFFECT`),
+  such as the numbers of threads for work that a single loop does here. Tools set these.
 
-Must not know: requests, who may change what.
+Does not depend on requests or on permissions.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
 UNKNOWN = f"{NO_EFFECT_PREFIX}Kafka keeps it for its plug-ins, and there are none."
 ALL_SERVERS = ""
-"""The name of the resource that all servers inherit from."""
+"""Name of the resource that all servers inherit from."""
 
 
 class Source(IntEnum):
-    """Where a value comes from (KIP-226)."""
+    """Source of a value (KIP-226)."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -175,7 +175,7 @@ KERBEROS = (
         standing=Standing.NO_EFFECT,
     ),
 )
-"""What tools change to see whether settings can be changed."""
+"""Setting that tools change to test whether settings can be changed."""
 
 REPLICATION_THROTTLES = (
     TopicConfig(
@@ -203,12 +203,12 @@ REPLICATION_THROTTLES = (
         standing=Standing.NO_EFFECT,
     ),
 )
-"""What `kafka-reassign-partitions --throttle` sets on each server, and takes back."""
+"""Settings that `kafka-reassign-partitions --throttle` sets on each server, and removes again."""
 
 
 def _of_servers(config: TopicConfig) -> TopicConfig:
-    """A topic's setting as the servers' default of it. Large batches are for topics that ask for
-    them."""
+    """Return the server-wide default of a topic's setting. It cannot allow large batches: only a
+    topic's own setting can."""
     high = LARGE_BATCH_BYTES if config.name == MAX_MESSAGE_BYTES else config.high
     return replace(config, name=config.broker_name, high=high)
 
@@ -225,7 +225,7 @@ DYNAMIC: Mapping[str, TopicConfig] = {
         *KERBEROS,
     )
 }
-"""What can be changed at run time, by name."""
+"""Settings that can be changed at run time, by name."""
 
 KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
     config.name: config
@@ -238,11 +238,11 @@ KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
         *KERBEROS,
     )
 }
-"""What a server is described by, besides its name and addresses."""
+"""Settings that describe a server, besides its name and addresses."""
 
 
 def check_parts(name: str, value: str, _refusal: object) -> None:
-    """Raises InvalidConfig for a text that has parts, one of which is none."""
+    """Check the parts of a text that has parts. Raises InvalidConfig for an invalid one."""
     if name == PER_IP_OVERRIDES:
         try:
             ip_limits(value)
@@ -251,8 +251,8 @@ def check_parts(name: str, value: str, _refusal: object) -> None:
 
 
 def setting(name: str) -> TopicConfig | None:
-    """What can be set at run time under a name; None: nothing. A name that Kafka does not know is
-    kept, as Kafka keeps it for its plug-ins."""
+    """Return the setting of that name that can be changed at run time; None: there is none. Names
+    that Kafka does not define are kept, as Kafka keeps them for its plug-ins."""
     if name in DYNAMIC or not name or is_kafkas(name) or name in KNOWN_OF_SERVERS:
         return DYNAMIC.get(name)
     return TopicConfig(name, ConfigType.UNKNOWN, "", UNKNOWN, standing=Standing.NO_EFFECT)
@@ -261,8 +261,8 @@ def setting(name: str) -> TopicConfig | None:
 def effective(
     options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
 ) -> KafkaOptions:
-    """A file's options with what the catalog says of this server and of all. What an older version
-    stored and this one does not take is left out."""
+    """Return a file's options with the catalog's settings of this server and of all. Settings that
+    an older version stored and this one does not accept are left out."""
     fields: dict[str, Any] = {}
     for name in (ALL_SERVERS, str(server_id)):
         for setting, text in resources.of(ResourceType.BROKER, name).items():
@@ -276,7 +276,7 @@ def effective(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One value of a setting, and where it is from (KIP-226)."""
+    """One value of a setting, and its source (KIP-226)."""
 
     source: Source
     value: str
@@ -285,7 +285,8 @@ class Layer:
 def layers(
     config: TopicConfig, options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
 ) -> list[Layer]:
-    """All values of a server's setting, the one in force first. `options` are its file's."""
+    """Return all values of a server's setting, the one in force first. `options`: those of its
+    file."""
     found = []
     for source, name in (
         (Source.DYNAMIC_BROKER, str(server_id)),

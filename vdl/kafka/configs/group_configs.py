@@ -1,9 +1,9 @@
-"""The settings of one consumer, share or streams group, under Kafka's names and in its ranges.
+"""Settings of one consumer, share or streams group, under Kafka's names and in its ranges.
 
-They may be set before there is such a group, and whatever protocol it speaks: a group of the
-classic protocol has none of them.
+They may be set before the group exists, and whatever protocol it speaks. A classic group uses none
+of them.
 
-Must not know: groups, the catalog.
+Does not depend on groups or the catalog.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
 def check_together(configs: Mapping[str, str]) -> None:
-    """What settings of one group say of each other. Raises InvalidConfig."""
+    """Check settings of one group against each other. Raises InvalidConfig."""
     for kind in ("consumer", "share", "streams"):
         heartbeat, session = f"{kind}.{_HEARTBEAT}", f"{kind}.{_SESSION}"
         if heartbeat not in configs and session not in configs:

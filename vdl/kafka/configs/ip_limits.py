@@ -1,9 +1,9 @@
-"""How many connections single addresses may have: `max.connections.per.ip.overrides`.
+"""Limits on the connections of single addresses: `max.connections.per.ip.overrides`.
 
-The text is "address:number,...". Kafka also takes names of hosts and looks them up; here a server
-looks up nothing to let a client in, so they are refused.
+The text is "address:number,...". Kafka also accepts host names and resolves them. They are refused
+here, because a server makes no look-ups to admit a client.
 
-Must not know: connections, how many there are.
+Does not depend on connections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PART = re.compile(r"\s*(\S+):([0-9]{1,9})\s*")
 
 @lru_cache(maxsize=8)
 def ip_limits(text: str) -> Mapping[str, int]:
-    """Address in its shortest form → connections. Raises ValueError(what was expected)."""
+    """Return address in its shortest form → connections. Raises ValueError(expected format)."""
     found: dict[str, int] = {}
     for part in filter(str.strip, text.split(",")):
         match = _PART.fullmatch(part)
@@ -31,7 +31,7 @@ def ip_limits(text: str) -> Mapping[str, int]:
 
 
 def ip_limits_text(raw: object) -> str:
-    """A text that `ip_limits` reads. Raises ValueError(what was expected)."""
+    """Return a text that `ip_limits` accepts. Raises ValueError(expected format)."""
     if not isinstance(raw, str):
         raise ValueError('"address:number,..."')
     ip_limits(raw)

@@ -1,9 +1,9 @@
-"""The settings of Kafka's own servers: every name that `KafkaConfig` of 4.3.1 defines, by type.
+"""Settings of Kafka's own servers: every name that `KafkaConfig` of 4.3.1 defines, by type.
 
-What is here and what is not is told by it: a name of this list that has no meaning for this server
-is refused, and `docs/kafka-settings.md` lists all of them, but for those that Kafka calls internal.
+A name in this list that this server does not support is refused. `docs/kafka-settings.md` lists all
+of them, except those that Kafka calls internal.
 
-Must not know: what this server does with a setting.
+Does not depend on the support of a setting here.
 """
 
 from __future__ import annotations
@@ -196,11 +196,11 @@ _INTERNAL_NAMES = """
     unstable.api.versions.enable unstable.feature.versions.enable
 """
 INTERNAL = frozenset(_INTERNAL_NAMES.split())
-"""What Kafka itself calls so, and does not document."""
+"""Settings that Kafka itself calls internal, and does not document."""
 
 _OF_ONE_LISTENER = "listener.name."
 
 
 def is_kafkas(name: str) -> bool:
-    """Whether Kafka's servers know the setting. Others they keep for their plug-ins."""
+    """Return True if Kafka's servers define the setting. They keep others for their plug-ins."""
     return name in TYPES or name in INTERNAL or name.startswith(_OF_ONE_LISTENER)

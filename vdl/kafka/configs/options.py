@@ -1,6 +1,6 @@
-"""The front end's settings as it reads them: its listeners, and every limit it keeps.
+"""The front end's settings: its listeners, and all of its limits.
 
-Must not know: the file they come from, what can be changed at run time.
+Does not depend on the configuration file, nor on which settings can be changed at run time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vdl.kafka.security.protocol import SecurityProtocol
 
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:
-    """One address clients connect to, and the one they are told to use for it."""
+    """One address that is listened on, and the address that is advertised to clients for it."""
 
     name: str = "PLAINTEXT"
     host: str = "127.0.0.1"
@@ -23,22 +23,22 @@ class ListenerOptions:
     advertised_host: str = ""
     """Empty: `host`."""
     advertised_port: int = 0
-    """0: `port`, which is then not 0 itself: a configuration has no address that the system
-    chooses and clients are told."""
+    """0: `port`, which is then not 0 itself: a configuration has no advertised port that the system
+    chooses."""
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     tls: TlsOptions = field(default_factory=TlsOptions)
-    """Of a protocol that is encrypted."""
+    """Used if the protocol is encrypted."""
     principal_rules: str = "DEFAULT"
     """`ssl.principal.mapping.rules`."""
     mechanisms: tuple[str, ...] = ()
-    """Of a protocol with a login: those that clients may choose from."""
+    """SASL mechanisms offered to clients, if the protocol has a login."""
     connections_max: int = 0
     """`listener.name.NAME.max.connections`; 0: as many as the server has."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """Every limit of the front end, under Kafka's setting name where there is one."""
+    """Every limit of the front end, under Kafka's setting name if there is one."""
 
     # --- topics ----------------------------------------------------------------------------
     auto_create_topics: bool = True
@@ -55,30 +55,30 @@ class KafkaOptions:
     """`min.insync.replicas`: replicas that must have a batch on disk before acks=all is answered,
     all of them if there are fewer; a majority always must."""
     retention_ms: int = -1
-    """`log.retention.ms`: retention of topics without a setting of their own. Files of new sets say
-    Kafka's 168 hours; a file that says nothing is one from before, whose records are to stay."""
+    """`log.retention.ms`: retention of topics without a setting of their own. Files of new clusters
+    set Kafka's 168 hours; a file without it is from an older version, and its records must stay."""
     retention_bytes: int = -1
     """`log.retention.bytes`: the same by size."""
     roll_ms: int = 604_800_000
-    """`log.roll.ms`: how far apart the timestamps of one segment may be, where records are deleted
-    by age or this is set."""
+    """`log.roll.ms`: largest distance between timestamps in one segment, if records are deleted by
+    age or this is set."""
     roll_jitter_ms: int = 0
-    """`log.roll.jitter.ms`: how much earlier than that segments end at most."""
+    """`log.roll.jitter.ms`: largest time by which segments end earlier than that."""
     cleanup_policy: str = "delete"
-    """`log.cleanup.policy`: what is done with old segments."""
+    """`log.cleanup.policy`: delete or compact old segments."""
     delete_retention_ms: int = 86_400_000
-    """`log.cleaner.delete.retention.ms`: how long a compacted topic keeps deletion markers."""
+    """`log.cleaner.delete.retention.ms`: time for which a compacted topic keeps tombstones."""
     min_compaction_lag_ms: int = 0
-    """`log.cleaner.min.compaction.lag.ms`: how long a batch stays uncompacted at least."""
+    """`log.cleaner.min.compaction.lag.ms`: least time that a batch stays uncompacted."""
     max_compaction_lag_ms: int = (1 << 63) - 1
-    """`log.cleaner.max.compaction.lag.ms`: and at most."""
+    """`log.cleaner.max.compaction.lag.ms`: longest time that a batch stays uncompacted."""
     min_dirty_ratio: float = 0.5
-    """`log.cleaner.min.cleanable.ratio`: how much of a compacted topic may be uncompacted."""
+    """`log.cleaner.min.cleanable.ratio`: part of a compacted topic that may be uncompacted."""
     cleaner_bytes_per_second: float = sys.float_info.max
-    """`log.cleaner.io.max.bytes.per.second`: how fast compaction is, at most. Producers slow it
-    down further."""
+    """`log.cleaner.io.max.bytes.per.second`: upper limit of compaction. Producers slow it down
+    further."""
     compression_type: str = "producer"
-    """`compression.type`: the codec that topics keep their batches in."""
+    """`compression.type`: codec in which topics keep their batches."""
     gzip_level: int = -1
     """`compression.gzip.level`."""
     lz4_level: int = 9
@@ -94,13 +94,13 @@ class KafkaOptions:
     record_check_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
     partitions_per_request_max: int = 10_000
-    """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
+    """Most partitions that one CreateTopics may create (`max.request.partition.size.limit`
     is a response limit in Kafka; this bounds the work of one command)."""
 
     replicas_per_server_max: int = 4_000
-    """Replicas of partitions that one server may have. Each has a log, and what it needs of memory,
-    files and start is paid also when nothing is written to it; and when a server dies, all it led
-    is elected anew. What three servers on two cores come back from within seconds."""
+    """Most replicas of partitions on one server. Each has a log, which costs memory, files and
+    start-up time even if it is idle; and when a server fails, all its partitions elect a leader.
+    Three servers on two cores recover from that within seconds at this number."""
 
     # --- connections -------------------------------------------------------------------------
     request_bytes_max: int = 100 << 20
@@ -108,8 +108,7 @@ class KafkaOptions:
     login_bytes_max: int = 64 << 10
     """`sasl.server.max.receive.size`: largest request of a client that has not logged in."""
     session_ms_max: int = 0
-    """`connections.max.reauth.ms`: how long a login holds (KIP-368); 0: as long as its
-    connection."""
+    """`connections.max.reauth.ms`: lifetime of a login (KIP-368); 0: as long as its connection."""
     connections_max: int = 10_000
     """`max.connections`."""
     connections_per_ip_max: int = 5_000
@@ -122,25 +121,25 @@ class KafkaOptions:
     """An arriving request must make progress in each such period: `FRAME_RATE_MIN` of
     `client_session.py`."""
     requests_in_flight_max: int = 64
-    """Requests of one connection that are read and not answered yet; then reading stops."""
+    """Requests of one connection that are read and not answered yet; beyond it, reading stops."""
     request_bytes_in_flight_max: int = 16 << 20
     """The same in bytes; at least one request is always read."""
     write_buffer_bytes_max: int = 4 << 20
-    """Answers of one connection that leave together; beyond it, and while a socket does not take
-    them, no further request of it is processed."""
+    """Bytes of responses of one connection that are sent together. Beyond it, and while the socket
+    does not accept them, no further request of the connection is processed."""
     request_memory_max: int = 256 << 20
-    """`queued.max.request.bytes`: requests of all connections that are arriving or not answered.
-    Room for one largest request is kept apart in it, so it is at least twice as much."""
+    """`queued.max.request.bytes`: bytes of requests of all connections that are arriving or not
+    answered. Room for one largest request is reserved in it, so it is at least twice as much."""
     answer_memory_max: int = 256 << 20
-    """Bytes of answers to all connections that are being built or not sent."""
+    """Bytes of responses to all connections that are being built or not sent."""
     overload_retry_ms: int = 5
-    """How often an overloaded host is asked again on behalf of waiting producers."""
+    """Interval at which an overloaded host is checked on behalf of waiting producers."""
 
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
-    """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    """`fetch.max.bytes`: most bytes in one Fetch response, whatever the client requests."""
     telemetry_max_bytes: int = 1 << 20
-    """`telemetry.max.bytes`: most that a client may push of its metrics, compressed."""
+    """`telemetry.max.bytes`: most bytes of metrics that a client may push, compressed."""
     fetch_sessions_max: int = 1_000
     """`max.incremental.fetch.session.cache.slots`."""
     fetch_session_partitions_max: int = 100_000
@@ -148,24 +147,24 @@ class KafkaOptions:
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
     cold_read_bytes_per_second: int = 8 << 20
-    """What all consumers far behind are sent from disk at least while producers are at work,
-    whatever these feel of it."""
+    """Least rate at which all consumers far behind together are sent data from disk while producers
+    are active, even if it slows these down."""
     read_timeout_ms: int = 10_000
-    """How long a request without a timeout of its own waits for a quorum round."""
+    """Longest wait for a quorum round of a request without a timeout of its own."""
     topic_create_wait_ms: int = 1_000
-    """How long Metadata waits for the leaders of a topic it has just had created."""
+    """Time for which Metadata waits for the leaders of a topic it has just created."""
 
     # --- permission --------------------------------------------------------------------------
     authorizer: bool = False
-    """Whether clients may do only what the ACLs in the catalog allow."""
+    """True if clients may do only what the ACLs in the catalog allow."""
     super_users: tuple[Principal, ...] = ()
-    """`super.users`: who may do everything, whatever the ACLs say."""
+    """`super.users`: principals that may do everything, whatever the ACLs are."""
     allow_if_no_acl: bool = False
-    """`allow.everyone.if.no.acl.found`: of a resource that has no ACL."""
+    """`allow.everyone.if.no.acl.found`: for resources that have no ACL."""
     token_lifetime_ms: int = 604_800_000
-    """`delegation.token.max.lifetime.ms`: how old a delegation token gets at most."""
+    """`delegation.token.max.lifetime.ms`: largest age of a delegation token."""
     token_period_ms: int = 86_400_000
-    """`delegation.token.expiry.time.ms`: for how long one is renewed."""
+    """`delegation.token.expiry.time.ms`: time by which a token is renewed."""
 
     # --- consumer groups -----------------------------------------------------------------------
     group_min_session_timeout_ms: int = 6_000
@@ -178,7 +177,7 @@ class KafkaOptions:
     group_max_size: int = 10_000
     """`group.max.size`."""
     group_consumer_session_timeout_ms: int = 45_000
-    """`group.consumer.session.timeout.ms`: of groups of the newer protocol that do not set it."""
+    """`group.consumer.session.timeout.ms`: of consumer protocol groups that do not set it."""
     group_consumer_heartbeat_interval_ms: int = 5_000
     """`group.consumer.heartbeat.interval.ms`, likewise."""
     group_consumer_assignment_interval_ms: int = 1_000
@@ -186,20 +185,20 @@ class KafkaOptions:
     group_consumer_max_size: int = 10_000
     """`group.consumer.max.size`. Kafka has no bound by default."""
     group_consumer_migration_policy: str = "bidirectional"
-    """`group.consumer.migration.policy`: whether a classic group becomes one of the newer protocol
-    while it has members (upgrade), the other way (downgrade), both or neither (disabled)."""
+    """`group.consumer.migration.policy`: a classic group with members may switch to the consumer
+    protocol (upgrade), the other way (downgrade), both (bidirectional) or neither (disabled)."""
     offset_metadata_max_bytes: int = 4_096
     """`offset.metadata.max.bytes`."""
     offsets_retention_minutes: int = 10_080
     """`offsets.retention.minutes`."""
     offsets_retention_check_ms: int = 600_000
-    """`offsets.retention.check.interval.ms`: how often expired offsets are looked for."""
+    """`offsets.retention.check.interval.ms`: interval of checks for expired offsets."""
 
     # --- transactions --------------------------------------------------------------------------
     transaction_max_timeout_ms: int = 900_000
-    """`transaction.max.timeout.ms`: the longest time for which a producer may ask."""
+    """`transaction.max.timeout.ms`: longest timeout that a producer may request."""
     transactional_id_expiration_ms: int = 604_800_000
-    """`transactional.id.expiration.ms`: how long a transactional id is kept that nobody uses."""
+    """`transactional.id.expiration.ms`: time for which an unused transactional id is kept."""
     transactional_id_check_ms: int = 3_600_000
-    """`transaction.remove.expired.transaction.cleanup.interval.ms`: how often it is looked for
-    such."""
+    """`transaction.remove.expired.transaction.cleanup.interval.ms`: interval of checks for expired
+    ones."""

@@ -1,18 +1,18 @@
-"""The topic settings this server knows: name, type, default, and which values mean something here.
+"""Topic settings: name, type, default, and the values that are accepted here.
 
 Kafka clients and tools send and read settings by Kafka's names, so the whole usual list is known.
 Rules:
 
-* A name Kafka does not have is refused, a value that does not parse or is out of range too.
-* A value that would promise a behaviour this server does not have is refused rather than stored and
-  ignored (`Standing.REFUSED`).
-* A setting is taken without effect only where its meaning is always met, or where it tunes what
-  does not exist here. Its documentation says so (`Standing.NO_EFFECT`).
-* Retention is as in Kafka, but where neither the topic nor the server's file says for how long:
-  then records are kept for ever.
-* Values are kept as the text that was sent, without blanks around it.
+* A name Kafka does not have is refused, as is a value that does not parse or is out of range.
+* A value for behaviour that this server does not have is refused rather than stored and ignored
+  (`Standing.REFUSED`).
+* A setting is accepted without effect only if its meaning is always met, or if it tunes something
+  that does not exist here. Its documentation says so (`Standing.NO_EFFECT`).
+* Retention is as in Kafka, except if neither the topic nor the server's file sets a time: then
+  records are kept for ever.
+* Values are kept as the text that was sent, without surrounding blanks.
 
-Must not know: requests, the catalog, how a setting takes effect.
+Does not depend on requests, on the catalog, or on how a setting takes effect.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ INT64_MAX = (1 << 63) - 1
 
 
 DEFAULTS = KafkaOptions()
-"""What a server has whose file says nothing."""
+"""Options of a server whose file sets nothing."""
 
 
 class ConfigType(IntEnum):
-    """The type of a setting as DescribeConfigs tells it (KIP-569)."""
+    """Type of a setting as DescribeConfigs reports it (KIP-569)."""
 
     UNKNOWN = 0
     BOOLEAN = 1
@@ -54,17 +54,19 @@ class ConfigType(IntEnum):
 
 
 class Standing(Enum):
-    """What becomes of a setting of Kafka here."""
+    """Support of one of Kafka's settings here."""
 
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
-    """Any value is taken: its meaning is always met, or it tunes what does not exist here."""
+    """Any value is accepted: its meaning is always met, or it tunes something that does not exist
+    here."""
     REFUSED = "refused"
-    """Only the default is taken: any other value promises what is not done here."""
+    """Only the default is accepted: any other value stands for behaviour that is not offered
+    here."""
 
 
 NO_EFFECT_PREFIX = "No effect here: "
-"""How the documentation of such a setting begins, for those who set it."""
+"""Beginning of the documentation of a setting without effect, for its users."""
 
 
 class InvalidConfig(Exception):
@@ -73,41 +75,41 @@ class InvalidConfig(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One setting. `allowed` (None: anything its type allows) are the texts accepted here."""
+    """One setting. `allowed`: the texts accepted here (None: anything its type allows)."""
 
     name: str
     type: ConfigType
     default: str
     documentation: str
     broker_name: str = ""
-    """The server-wide setting that gives the default, if Kafka has one."""
+    """Server-wide setting that gives the default; empty if Kafka has none."""
     low: int | None = None
     high: int | None = None
     allowed: tuple[str, ...] | None = None
     pattern: re.Pattern[str] | None = None
-    """What a text, or each part of a list, must be like; None: anything its type allows."""
+    """Pattern of a text, or of each part of a list; None: anything its type allows."""
     option: str = ""
-    """The field of `KafkaOptions` with the server's own default; empty if it has none."""
+    """Field of `KafkaOptions` with the server's own default; empty if it has none."""
     may_be_empty: bool = False
-    """Whether a list of what is allowed may name none of it."""
+    """True if a list of `allowed` texts may be empty."""
     standing: Standing = Standing.HONOURED
     """Invariant: the documentation of one without effect begins with `NO_EFFECT_PREFIX`, that of a
     refused one is the reason."""
 
     @property
     def is_open_list(self) -> bool:
-        """Whether it is a list of whatever matches the pattern, or of nothing."""
+        """True for a list, possibly empty, of any texts that match the pattern."""
         return self.type is ConfigType.LIST and self.allowed is None
 
     def default_for(self, options: KafkaOptions) -> str:
-        """The value of a topic that does not set it, on a server with these options."""
+        """Return the value of a topic that does not set it, on a server with these options."""
         if not self.option:
             return self.default
         value = getattr(options, self.option)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def check(self, value: str) -> None:
-        """Raises InvalidConfig."""
+        """Check a value. Raises InvalidConfig."""
         if self.type in _INTEGER_TYPES:
             self._check_integer(value)
         elif self.type is ConfigType.BOOLEAN and value.lower() not in {"true", "false"}:
@@ -143,7 +145,7 @@ class TopicConfig:
             raise InvalidConfig(f"{self.name} must be between {low} and {high}, not {number}")
 
     def _check_number(self, value: str) -> None:
-        """One that says nothing is a ratio."""
+        """Check a number. One without bounds is a ratio."""
         try:
             number = float(value)
         except ValueError:
@@ -155,20 +157,20 @@ class TopicConfig:
 
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-"""What Java reads as one, too: no underscores, no digits of other scripts."""
+"""Whole numbers as Java reads them: no underscores, no digits of other scripts."""
 _INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
 
 BATCH_BYTES_MAX = 100 << 20
-"""No topic may ask for larger batches: one travels to the peers in one frame."""
+"""Upper bound of `max.message.bytes`: a batch is sent to the peers in one frame."""
 
 
 SEGMENT_BYTES_MIN = 64 << 10
-"""Smaller segments are mostly file names."""
+"""Smaller segments would consist mostly of file names."""
 
 PRODUCERS_CODEC = "producer"
 """The `compression.type` that keeps batches as they were sent."""
 _THROTTLED = re.compile(r"\*|[0-9]+:[0-9]+")
-"""One replica as tools name it, partition:server; or all."""
+"""One replica as tools name it (partition:server), or all."""
 _CODECS = {
     "uncompressed": Compression.NONE,
     "gzip": Compression.GZIP,
@@ -183,8 +185,8 @@ GZIP_LEVEL = "compression.gzip.level"
 LZ4_LEVEL = "compression.lz4.level"
 ZSTD_LEVEL = "compression.zstd.level"
 ZSTD_LEVEL_USED_MAX = 12
-"""Of a level beyond it this one is used. A MiB takes 7 ms at level 3, 50 at 12 and 830 at 22, in
-threads that check the batches of all: whoever may set up a topic could keep them busy."""
+"""Higher levels are reduced to this one. A MiB takes 7 ms at level 3, 50 at 12 and 830 at 22, in
+threads shared by all batches: a client that may create a topic could keep them busy."""
 DELETE_RETENTION_MS = "delete.retention.ms"
 MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
 MAX_MESSAGE_BYTES = "max.message.bytes"
@@ -499,8 +501,8 @@ BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 def check_configs(
     configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME
 ) -> dict[str, str]:
-    """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
-    accepted, in the order given. `known`: the settings there are, by name; those of a topic."""
+    """Return the settings as they are kept. Raises InvalidConfig for the first one that cannot be
+    accepted, in the order given. `known`: the existing settings by name; by default a topic's."""
     kept: dict[str, str] = {}
     for name, value in configs.items():
         config = known.get(name)
@@ -508,19 +510,19 @@ def check_configs(
             raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
         if config.type is ConfigType.LIST:
-            # What is named twice counts once (KIP-1161).
+            # Duplicates count once (KIP-1161).
             kept[name] = ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
         config.check(kept[name])
     return kept
 
 
 def asks_for_large_batches(configs: Mapping[str, str]) -> bool:
-    """Whether these settings let producers send what not every version takes."""
+    """Return True if these settings allow batches that not every version of the server accepts."""
     return int(configs.get(MAX_MESSAGE_BYTES, "0")) > LARGE_BATCH_BYTES
 
 
 def check_together(configs: Mapping[str, str]) -> None:
-    """What settings of one topic say of each other. Raises InvalidConfig."""
+    """Check settings of one topic against each other. Raises InvalidConfig."""
 
     def value(name: str) -> int:
         return int(configs.get(name, BY_NAME[name].default))
@@ -534,7 +536,7 @@ def check_together(configs: Mapping[str, str]) -> None:
 def codec_of(
     configs: Mapping[str, str], options: KafkaOptions
 ) -> tuple[Compression, int | None] | None:
-    """Codec and level in which a topic with these settings keeps batches; None: the producer's."""
+    """Return the codec and level in which a topic keeps batches; None: the producer's."""
     name = configs.get(COMPRESSION_TYPE, options.compression_type).lower()
     if name == PRODUCERS_CODEC:
         return None
@@ -549,12 +551,12 @@ def codec_of(
 
 
 def is_compacted(configs: Mapping[str, str], options: KafkaOptions) -> bool:
-    """Whether a topic with these settings keeps the newest record of each key."""
+    """Return True if a topic with these settings keeps the newest record of each key."""
     return "compact" in configs.get(CLEANUP_POLICY, options.cleanup_policy).lower()
 
 
 def is_deleted(configs: Mapping[str, str], options: KafkaOptions) -> bool:
-    """Whether old records of a topic with these settings may be deleted."""
+    """Return True if old records of a topic with these settings may be deleted."""
     return "delete" in configs.get(CLEANUP_POLICY, options.cleanup_policy).lower()
 
 
@@ -564,7 +566,7 @@ def _in_force(configs: Mapping[str, str], options: KafkaOptions, name: str) -> s
 
 
 def compaction_policy(configs: Mapping[str, str], options: KafkaOptions) -> CompactionPolicy | None:
-    """How a topic with these settings is compacted; None: it is not."""
+    """Return the compaction policy of a topic with these settings; None: it is not compacted."""
     if not is_compacted(configs, options):
         return None
     return CompactionPolicy(
@@ -582,11 +584,12 @@ def retention_policy(
     spread: int = 0,
     is_sized_anew: bool = False,
 ) -> RetentionPolicy:
-    """What a topic with these settings keeps. `segment.ms` counts also by its default where records
-    are deleted by age, or compacted: else a topic that gets few would keep them until a segment is
-    full. A topic that is only compacted keeps what compaction keeps, for ever. `spread`: any
-    number that differs between partitions, for `segment.jitter.ms`. `is_sized_anew`: the size of
-    segments is no longer the one that the storage engine began with."""
+    """Return the retention policy of a topic with these settings. If records are deleted by age, or
+    compacted, the default of `segment.ms` applies, too: otherwise a topic with few records would
+    keep them until a segment is full. A topic that is only compacted keeps the compacted records
+    for ever. `spread`: any number that differs between partitions, for `segment.jitter.ms`.
+    `is_sized_anew`: the size of segments is no longer the one that the storage engine began
+    with."""
 
     def value(name: str) -> int:
         return int(_in_force(configs, options, name))
@@ -594,7 +597,7 @@ def retention_policy(
     segments = None
     retention_ms, retention_bytes = value(RETENTION_MS), value(RETENTION_BYTES)
     segment_ms = value(SEGMENT_MS)
-    # As in Kafka, never as much earlier as the whole of it.
+    # As in Kafka, the jitter is less than the whole of it.
     segment_ms -= spread % max(1, min(value(SEGMENT_JITTER_MS) + 1, segment_ms))
     if not is_deleted(configs, options):
         retention_ms = retention_bytes = FOREVER

@@ -6,7 +6,7 @@ version)`, `decode_response`, `encode_response`. Encoding returns a list of buff
 after another; decoding takes a memoryview.
 
 Rules of the decoded form:
-- `records` are a view of the input; they live as long as the frame. Everything else is copied out.
+- `records` are a view of the input, valid as long as the frame. Everything else is copied out.
 - `uuid` is 16 bytes (`ZERO_UUID` for none); an error code is a plain `int`; text is `str`.
 - A field that the version does not have holds its default. A tagged struct that was not sent is
   None.

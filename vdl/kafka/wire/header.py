@@ -1,12 +1,12 @@
-"""Request and response headers, by hand: every request passes here.
+"""Request and response headers, written by hand because every request has one.
 
 ```
 request   int16 api key | int16 version | int32 correlation id | nullable string client id | tags?
 response  int32 correlation id | tags?
 ```
-`tags` (a count of tagged fields, then the fields) are there in flexible versions only; the client
-id keeps its two-byte length even then. A response to ApiVersions never carries tags in its header,
-whatever its version: the client that sent it may not yet know which version was answered.
+`tags` (a count of tagged fields, then the fields) exist in flexible versions only; the client id
+keeps its two-byte length even then. A response to ApiVersions never has tags in its header,
+whatever its version: its client may not know yet which version was answered.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _CORRELATION_ID = Struct(">i")
 
 @dataclass(slots=True)
 class RequestHeader:
-    """`body_start` is where the request itself begins in the frame it was read from."""
+    """Header of a request. `body_start`: position of its body in the frame it was read from."""
 
     api_key: int
     api_version: int
@@ -36,7 +36,7 @@ def decode_request_header(frame: memoryview, flexible_from: Mapping[int, int]) -
     """Read the header of a frame (without its length). Raises WireError.
 
     `flexible_from` gives the first flexible version of each API (`registry.FLEXIBLE_FROM`). For a
-    key it lacks the header is read as the inflexible one: the caller refuses such a request anyway.
+    key it lacks, the header is read as inflexible: the caller refuses such a request anyway.
     """
     size = len(frame)
     if size < _FIXED.size:
@@ -64,7 +64,7 @@ def decode_request_header(frame: memoryview, flexible_from: Mapping[int, int]) -
 
 
 def encode_request_header(header: RequestHeader, *, is_flexible: bool) -> bytes:
-    """The header as bytes; `body_start` is not used."""
+    """Return the header as bytes; `body_start` is not used."""
     client_id = b"" if header.client_id is None else header.client_id.encode()
     length = -1 if header.client_id is None else len(client_id)
     fixed = _FIXED.pack(header.api_key, header.api_version, header.correlation_id, length)
@@ -74,19 +74,19 @@ def encode_request_header(header: RequestHeader, *, is_flexible: bool) -> bytes:
 def response_header_is_flexible(
     api_key: int, api_version: int, flexible_from: Mapping[int, int]
 ) -> bool:
-    """Whether the header of the response carries tags."""
+    """Return True if the header of the response has tags."""
     if api_key == API_VERSIONS_KEY:
         return False
     return api_version >= flexible_from.get(api_key, VERSION_NEVER)
 
 
 def encode_response_header(correlation_id: int, *, is_flexible: bool) -> bytes:
-    """The header as bytes."""
+    """Return the header as bytes."""
     return _CORRELATION_ID.pack(correlation_id) + (b"\0" if is_flexible else b"")
 
 
 def decode_response_header(frame: memoryview, *, is_flexible: bool) -> tuple[int, int]:
-    """`(correlation id, where the body begins)`. Raises WireError."""
+    """Return `(correlation id, position of the body)`. Raises WireError."""
     size = len(frame)
     if size < _CORRELATION_ID.size + is_flexible:
         raise ShortBuffer("ResponseHeader", size)

@@ -1,9 +1,9 @@
-"""What the generated modules share: errors, varints, tagged fields.
+"""Runtime of the generated modules: errors, varints, tagged fields.
 
-A generated function calls in here only off the usual path: a length that needs more than one byte,
-a struct that carries tagged fields, a field that is wrong. Whoever sends bytes is not trusted:
-every failure to read them is a `WireError`, whatever the bytes; failing to encode is our own fault
-and an `EncodeError`. Bytes left over after a message are ignored, as Kafka ignores them.
+A generated function calls it only off the fast path: for a length of more than one byte, a struct
+with tagged fields, or an invalid field. Peers are not trusted: every failure to read their bytes is
+a `WireError`, whatever the bytes; a failure to encode is a local error, an `EncodeError`. Bytes
+left over after a message are ignored, as in Kafka.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ZERO_UUID = bytes(16)
 TAGGED_FIELDS_MAX = 64
 """Tagged fields one struct may carry; the schemas define at most a handful."""
 ELEMENTS_MAX = 200_000
-"""Elements of all arrays of one message together, tagged fields and long texts in them included. What
-is asked of each takes time, too; how many are done at once is in `vdl/kafka/parts.py`."""
+"""Most elements of all arrays of one message together, with tagged fields and long texts in them.
+Each also takes time to process; `vdl/kafka/parts.py` bounds how many are processed at once."""
 TEXT_BYTES = 256
-"""Longer text in an array counts as an element more for each so many bytes: they may all be such as
-have to be replaced, at some ten microseconds."""
+"""A longer text in an array counts as one element more for each such number of bytes: all of them
+may be invalid UTF-8 that has to be replaced, at some ten microseconds."""
 STRING_BYTES_MAX = 0x7FFF
 VERSION_NEVER = 32767
 """`FLEXIBLE_FROM` of a message that has no flexible version."""
@@ -42,7 +42,7 @@ _pack_i = Struct(">i").pack
 
 
 class WireError(VdlError):
-    """The peer's bytes are not the message they claim to be. The connection cannot go on."""
+    """The peer's bytes are not the message that they should be. The connection cannot continue."""
 
 
 class ShortBuffer(WireError):
@@ -55,7 +55,7 @@ class ShortBuffer(WireError):
 
 
 class BadLength(WireError):
-    """A length or a count that cannot be true of the bytes that are left."""
+    """A length or a count that does not fit the remaining bytes."""
 
     def __init__(self, what: str, length: int, left: int) -> None:
         super().__init__(what, length, left)
@@ -77,7 +77,7 @@ class BadVarint(WireError):
 
 
 class BadTaggedField(WireError):
-    """A tagged field whose content is not as long as it says: `difference` bytes read too many."""
+    """A tagged field whose content is not as long as stated: `difference` bytes read too many."""
 
     def __init__(self, tag: int, difference: int) -> None:
         super().__init__(tag, difference)
@@ -86,7 +86,7 @@ class BadTaggedField(WireError):
 
 
 class TooManyTaggedFields(WireError):
-    """More tagged fields in one struct than `TAGGED_FIELDS_MAX`, or than bytes for them."""
+    """More tagged fields in one struct than `TAGGED_FIELDS_MAX`, or than the bytes allow."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -112,11 +112,11 @@ class UnsupportedVersion(WireError):
 
 
 class EncodeError(VdlError):
-    """A message of ours that cannot be sent: our fault, never the peer's."""
+    """A local message that cannot be encoded: never the peer's fault."""
 
 
 class UnsupportedField(EncodeError):
-    """A field that holds a value which the version cannot carry and must not drop."""
+    """A field with a value that the version cannot carry and must not drop."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -133,12 +133,13 @@ class UnencodableMessage(EncodeError):
 
 
 def bad_length(what: str, length: int, left: int) -> WireError:
-    """The error for a length that failed its check; `length` is negative for null."""
+    """Return the error for a length that failed its check; `length` is negative for null."""
     return NullField(what) if length < 0 else BadLength(what, length, left)
 
 
 def read_uvarint(view: memoryview, pos: int, first: int) -> tuple[int, int]:
-    """`(value, position after it)` of an unsigned varint whose first byte, at `pos - 1`, is ≥ 128.
+    """Return `(value, position after it)` of an unsigned varint whose first byte, at `pos - 1`, is
+    ≥ 128.
 
     Raises BadVarint, and IndexError at the end of the view (which decoders turn into ShortBuffer).
     """
@@ -153,7 +154,8 @@ def read_uvarint(view: memoryview, pos: int, first: int) -> tuple[int, int]:
 
 
 def read_string_length(view: memoryview, pos: int, first: int) -> tuple[int, int]:
-    """As `read_uvarint`, for a string's length plus one. Kafka limits strings to 32,767 bytes."""
+    """Read as `read_uvarint` does, a string's length plus one. Kafka limits strings to 32,767
+    bytes. Raises BadLength."""
     value, pos = read_uvarint(view, pos, first)
     if value > STRING_BYTES_MAX + 1:
         raise BadLength("string", value - 1, len(view) - pos)
@@ -161,7 +163,7 @@ def read_string_length(view: memoryview, pos: int, first: int) -> tuple[int, int
 
 
 def write_uvarint(value: int) -> bytes:
-    """`value` as an unsigned varint."""
+    """Return `value` as an unsigned varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 0x7F | 0x80)
@@ -171,14 +173,15 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_string_length(value: int) -> bytes:
-    """The length-plus-one of a string. Raises UnsupportedField if the string is too long."""
+    """Return the length-plus-one of a string as a varint. Raises UnsupportedField if it is too
+    long."""
     if value > STRING_BYTES_MAX + 1:
         raise UnsupportedField("string")
     return write_uvarint(value)
 
 
 def read_tag_count(view: memoryview, pos: int, first: int, size: int) -> tuple[int, int]:
-    """`(count, position after it)` of a struct's tagged fields; `first` is at `pos - 1`."""
+    """Return `(count, position after it)` of a struct's tagged fields; `first` is at `pos - 1`."""
     count = first
     if first > 127:
         count, pos = read_uvarint(view, pos, first)
@@ -189,7 +192,7 @@ def read_tag_count(view: memoryview, pos: int, first: int, size: int) -> tuple[i
 
 
 def read_tag(view: memoryview, pos: int, size: int) -> tuple[int, int, int]:
-    """`(tag, start, end)` of the next tagged field; its content is `[start, end)`."""
+    """Return `(tag, start, end)` of the next tagged field; its content is `[start, end)`."""
     tag = view[pos]
     pos += 1
     if tag > 127:
@@ -205,7 +208,7 @@ def read_tag(view: memoryview, pos: int, size: int) -> tuple[int, int, int]:
 
 
 def skip_tagged_fields(view: memoryview, pos: int, first: int, size: int) -> int:
-    """Position after a struct's tagged fields, none of which the schema knows."""
+    """Return the position after a struct's tagged fields, none of which the schema knows."""
     count, pos = read_tag_count(view, pos, first, size)
     for _ in range(count):
         _, _, pos = read_tag(view, pos, size)
