@@ -1,1 +1,1 @@
-"""A server: its loop, its process, its ports."""
+"""A server: its event loop, its process, its ports."""

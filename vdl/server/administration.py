@@ -1,6 +1,7 @@
-"""What the admin plane answers for a server: its state, transfers of leadership, stop hints.
+"""Admin service of a server: its status, leadership transfers, stop hints.
 
-Read from memory, never wrong about this server, however many others are down. Must not know: gRPC.
+Answers come from memory, and are right about this server however many others are down. Does not
+depend on gRPC.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from vdl.server.server import Server
 TRANSFER_PATIENCE_MS = 2_000
 TRANSFER_POLL_MS = 5
 GROUPS_PER_PART = 100
-"""What a status tells in one turn of the loop: a few ms, whatever the server holds."""
+"""Groups in one part of a status, built in one turn of the loop: a few ms on any server."""
 
 _PROGRESS_STATES = {
     RaftProgressState.PROBE: ProgressState.PROBE,
@@ -84,7 +85,8 @@ class Administration:
         lost: frozenset[GroupId],
         wanted: frozenset[GroupId],
     ) -> ServerStatus:
-        """What is wrong with these groups, and those of `wanted` that are still here."""
+        """Return the problems of these groups, and the status of those in `wanted` that still
+        exist."""
         part = ServerStatus(self._server.config.server_id)
         for group_id in ids:
             name = host.state.told_of(group_id)

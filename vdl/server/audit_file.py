@@ -1,17 +1,17 @@
-"""The audit log's files: lines go to a thread, which appends them and rotates by size.
+"""Files of the audit log: lines go to a thread, which appends them and rotates by size.
 
     audit.log, audit.log.1 (the one before), ... audit.log.N (the oldest)
 
-The loop never waits for the disk: lines that the thread has not written are kept. A line that tells
-of an act is never lost while the server runs: it is kept until the disk takes it, and while
-`is_full` no act should begin, so that they take little more than `QUEUE_BYTES`, and those of super
-users `SUPER_BYTES` more. Of the first nobody has more than it leaves to others
-(`vdl/kafka/shares.py`). Other lines have half of the first. Beyond it, and when the disk refuses,
-they are lost; how many, the next line that is written says, and the server's own log. What a full
-disk took of a line is taken back, so that the next one begins a line. The files are readable by
-their owner alone.
+The loop never waits for the disk: lines are queued until the thread has written them. A line about
+an act is never lost while the server runs: it is kept until the disk accepts it. While `is_full`,
+no act should begin, so that such lines take little more than `QUEUE_BYTES`, plus `SUPER_BYTES` for
+super users. Of `QUEUE_BYTES`, no principal holds more than it leaves free (`vdl/kafka/shares.py`).
+Other lines may use half of `QUEUE_BYTES`. Beyond it, and if the disk refuses them, they are lost;
+their number is in the next line that is written, and in the server's own log. If a full disk
+accepted part of a line, that part is truncated, so that the next write begins a line. The files are
+readable by their owner alone.
 
-Must not know: what the lines say.
+Does not depend on the contents of lines.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from vdl.kafka.shares import Shares
 
 QUEUE_BYTES = 8 << 20
 ACTS_BYTES = QUEUE_BYTES // 2
-"""Of that, for acts alone: refusals of others do not make them wait."""
+"""Part of it that is reserved for acts: refused requests of others do not delay them."""
 SUPER_BYTES = QUEUE_BYTES // 2
-"""Beyond that, for acts of super users, who may have to free the disk: others fill the rest."""
+"""Bytes beyond it for acts of super users, who may have to free the disk when others have filled
+the rest."""
 RETRY_SECONDS = 1.0
-"""After which a disk that refused lines is tried again."""
+"""Delay before a disk that refused lines is tried again."""
 
 
 class AuditFile:
-    """See the module. `write` and `close` belong to the loop."""
+    """Audit log file and its thread: see the module. Call `write` and `close` from the loop."""
 
     def __init__(
         self,
@@ -45,17 +46,17 @@ class AuditFile:
         files_max: int,
         on_loss: Callable[[str], None],
     ) -> None:
-        """`files_max`: older ones that are kept beside the present one. `on_loss` is told, in the
-        thread, why lines were lost. Raises OSError if the file cannot be opened."""
+        """`files_max`: older files that are kept beside the present one. `on_loss`: called in the
+        thread with the reason why lines were lost. Raises OSError if the file cannot be opened."""
         self._path = path
         self._bytes_max = bytes_max
         self._older_max = files_max
         self._on_loss = on_loss
         self._lines: deque[tuple[bytes, str | None]] = deque()
-        """Each with whose act it is of, if it is of one."""
+        """Each line with the client whose act it reports, or None."""
         self._queued = 0
         self._acts = Shares(QUEUE_BYTES)
-        """Bytes of lines of acts that are not written, those that are being written included."""
+        """Bytes of act lines that are not written yet, including those being written."""
         self._lost = 0
         """Lines that were lost and not reported yet."""
         self._closing = False
@@ -70,7 +71,7 @@ class AuditFile:
         return os.open(path, flags, 0o600)
 
     def write(self, line: bytes, *, act_of: str | None = None) -> None:
-        """Have a line written. `act_of`: who did what it tells of, if that changes something."""
+        """Queue a line. `act_of`: the client whose act it reports, if that changes something."""
         with self._changed:
             if act_of is None and self._queued + len(line) > QUEUE_BYTES - ACTS_BYTES:
                 self._lost += 1
@@ -82,15 +83,15 @@ class AuditFile:
             self._changed.notify()
 
     def is_full(self, who: str, *, is_super: bool = False) -> bool:
-        """Return whether acts of somebody should wait until lines were written. `is_super`: it is
-        a super user."""
+        """Return True if acts of this client should wait until lines were written. `is_super`: it
+        is a super user."""
         with self._changed:
             if is_super:
                 return self._queued >= QUEUE_BYTES + SUPER_BYTES
             return self._queued >= QUEUE_BYTES or self._acts.has_share(who)
 
     def close(self, timeout_seconds: float = 1.0) -> None:
-        """Write what is left, as far as the disk takes it in time."""
+        """Write the remaining lines, as far as the disk accepts them in time."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -116,7 +117,7 @@ class AuditFile:
                 self._append(data)
                 self._written(lines)
             except Exception as error:  # noqa: BLE001 - acts wait for this thread, whatever failed
-                # What cannot be told is no reason to stop either.
+                # A failure to report it is no reason to stop either.
                 with suppress(Exception):
                     cause = getattr(error, "strerror", None) or error
                     self._on_loss(f"{type(error).__name__}: {cause}")
@@ -126,14 +127,14 @@ class AuditFile:
         os.close(self._file)
 
     def _written(self, lines: list[tuple[bytes, str | None]]) -> None:
-        """They count no longer."""
+        """Uncount lines that were written."""
         with self._changed:
             for line, act_of in lines:
                 if act_of is not None:
                     self._acts.change(act_of, -len(line))
 
     def _refused(self, lines: list[tuple[bytes, str | None]], lost: int) -> None:
-        """Keep the acts of lines that the disk did not take, and wait a while."""
+        """Keep the act lines that the disk refused, and wait a while."""
         acts = [line for line in lines if line[1] is not None]
         with self._changed:
             self._lost += lost + len(lines) - len(acts)
@@ -156,12 +157,12 @@ class AuditFile:
         self._size += len(data)
 
     def _rotate(self) -> None:
-        """Raises OSError; no name has changed then, unless the disk refuses names that are there.
-        It is tried again with the next lines: a file does not grow beyond its size."""
+        """Rotate the files. Raises OSError; then no name has changed, unless the disk refused to
+        rename existing files. The next lines retry it: a file does not exceed its size."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         fresh.unlink(missing_ok=True)
-        # Made before anything is moved: where there is no room for it, older files would go one
-        # after the other, for nothing.
+        # Created before anything is renamed: if there is no room for it, older files would be lost
+        # one after the other, for nothing.
         file = self._open(fresh)
         try:
             names = [self._path, *(self._numbered(n + 1) for n in range(self._older_max))]

@@ -1,7 +1,4 @@
-"""The keys that delegation tokens' secrets are made of: files, the same on every server.
-
-Must not know: tokens.
-"""
+"""Keys for the secrets of delegation tokens: files, the same on every server."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ KEY_BYTES_MAX = 4 << 10
 
 
 def read_delegation_keys(config: Config) -> DelegationKeys:
-    """Those that the configuration names. Raises ConfigError."""
+    """Read the keys that the configuration names. Raises ConfigError."""
     current, other = config.delegation_key, config.other_delegation_key
     if current is None:
         return DelegationKeys()
@@ -23,8 +20,8 @@ def read_delegation_keys(config: Config) -> DelegationKeys:
 
 
 def _read(path: Path) -> bytes:
-    """The file without space around what is in it. Raises ConfigError, which has nothing of the
-    file in it."""
+    """Return the contents of the file without surrounding space. Raises ConfigError, which contains
+    nothing of the file."""
     try:
         with path.open("rb") as file:
             key = file.read(KEY_BYTES_MAX + 1).strip()

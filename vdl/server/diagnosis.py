@@ -1,6 +1,6 @@
-"""What is wrong with this server and the partitions it has replicas of, from what it knows now.
+"""Problems of this server and of the partitions it has replicas of, from its present state.
 
-Must not know: how it is shown.
+Does not depend on how problems are shown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from vdl.server.problem import Problem, counted
 from vdl.server.server import Server, ServerState
 
 CLOCK_MS_MAX: Final = 5_000
-"""By which the wall clock may be off the time that a majority of the servers agree on."""
+"""Largest deviation of the wall clock from the time that a majority of the servers agree on."""
 CONTRADICTION_NS: Final = 600_000 * MS
-"""For how long a contradiction counts: the peer may be silent, and is still faulty."""
+"""Time for which a contradiction counts: the peer may be silent, and still faulty."""
 
 
 def problems_of(server: Server) -> list[Problem]:
-    """Return all that is wrong, those of the server first. Counts partitions, and names none."""
+    """Return all problems, those of the server first. Counts partitions without naming them."""
     host = server.host
     found = [*problems_of_server(server), *problems_of_links(server)]
     if host is not None:
@@ -35,7 +35,7 @@ def problems_of(server: Server) -> list[Problem]:
 
 
 def problems_of_server(server: Server) -> Iterator[Problem]:
-    """Those of `SERVER_KINDS`."""
+    """Yield the problems of `SERVER_KINDS`."""
     host, state = server.host, server.state
     if state in (ServerState.STOPPING, ServerState.STOPPED):
         yield Problem("stopping", f"server is {state.value}")
@@ -69,8 +69,8 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
 
 
 def problems_of_links(server: Server) -> Iterator[Problem]:
-    """Servers that this one is not linked to, or is not to be; those that wait, or whose file is
-    another one."""
+    """Yield the problems of other servers: not linked, link refused, waiting to be replaced, full,
+    or with other addresses in their file."""
     for link in server.links.links():
         if not link.is_up:
             both = _both(server, link.server_id)
@@ -87,7 +87,7 @@ def problems_of_links(server: Server) -> Iterator[Problem]:
 
 
 def _both(server: Server, other: ServerId) -> str:
-    """Return the same words at both ends."""
+    """Return both ids, in the same words on both servers."""
     lower, higher = sorted((server.config.server_id, other))
     return f"{lower} and {higher}"
 
@@ -105,7 +105,7 @@ def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
 
 
 def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
-    """Partitions led here of which too few replicas are in sync."""
+    """Yield the problems of partitions led here that have too few replicas in sync."""
     counts = server.in_sync_counts(host)
     for kind, count in (
         ("under_replicated", counts.under_replicated),
@@ -117,10 +117,10 @@ def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
 
 
 def is_being_moved(group: Group) -> bool:
-    """Return whether a group that is led here gets other replicas because somebody asked for it."""
+    """Return True if a group that is led here gets other replicas on request."""
     return group.serving and bool(group.to_finish)
 
 
 def is_being_replaced(group: Group) -> bool:
-    """Return whether a group that is led here gets a replica in place of a lost one."""
+    """Return True if a group that is led here gets a replica in place of a lost one."""
     return group.serving and not group.to_finish and not group.is_settled

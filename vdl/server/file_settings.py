@@ -1,11 +1,11 @@
-"""What a server is described by besides what its front end reads: settings that only its file has,
-under Kafka's names, with their true values.
+"""Settings that describe a server and that only its file has, besides those of the front end, under
+Kafka's names, with their true values.
 
-Tools read them: where the data is, which addresses there are, how long a replica may lag, what is
-there of tiered storage. Some have another name in the file (`server.data_dir` is `log.dirs`), some
-are no choice here (`delete.topic.enable`), and the rest stands in `[kafka]`.
+Tools read them: the data directory, the addresses, the lag allowed to a replica, tiered storage.
+Some have another name in the file (`server.data_dir` is `log.dirs`), some cannot be chosen here
+(`delete.topic.enable`), and the rest is in `[kafka]`.
 
-Must not know: requests, the catalog, what can be changed at run time.
+Does not depend on requests, on the catalog, or on what can be changed at run time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FIXED: Mapping[str, str] = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
     "transaction.two.phase.commit.enable": "false",
 }
-"""What is so on every server: leaderships go back to preferred replicas, and elsewhere before a
+"""Behaviour of every server: leaderships return to preferred replicas, and move away before a
 stop; consumers read from a replica in their rack (KIP-392); each server keeps the catalog."""
 
 _KAFKA = "kafka."
 
 
 def file_settings(config: Config) -> dict[str, Layer]:
-    """Kafka's name → value, and whether the file says so."""
+    """Return Kafka's name → value, with the source: the default or the file."""
     defaults = _texts(Config())
     return {
         name: Layer(Source.DEFAULT if defaults.get(name) == text else Source.STATIC_BROKER, text)
@@ -58,7 +58,7 @@ def _texts(config: Config) -> dict[str, str]:
 
 
 def _in_kafkas_table(config: Config) -> Iterator[tuple[str, str]]:
-    """What stands in `[kafka]`, or would."""
+    """Yield the settings of `[kafka]`, including those that the file does not set."""
     for key, place in KEYS.items():
         name = key.removeprefix(_KAFKA)
         if key.startswith(_KAFKA) and name in TYPES:
@@ -67,7 +67,7 @@ def _in_kafkas_table(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _bounds_of_groups() -> Iterator[tuple[str, str]]:
-    """What a group has that does not set it, and between which values it may: the same on all."""
+    """Yield the default of each group setting, and its bounds: the same on all servers."""
     for config in KNOWN:
         if config.broker_name not in TYPES:
             continue
@@ -104,7 +104,7 @@ def _addresses(config: Config) -> dict[str, str]:
 
 
 def _elsewhere(config: Config) -> dict[str, str]:
-    """What the file has under another name."""
+    """Return the settings that have another name in the file."""
     directory = str(config.data_dir.absolute())
     found = {
         "log.dir": directory,
@@ -119,5 +119,5 @@ def _elsewhere(config: Config) -> dict[str, str]:
 
 
 def _listed(listeners: Iterable[tuple[str, str, int]]) -> str:
-    """In Kafka's form, "NAME://host:port,..."."""
+    """Return listeners in Kafka's form, "NAME://host:port,..."."""
     return ",".join(f"{name}://{Address(host, port)}" for name, host, port in sorted(listeners))

@@ -1,15 +1,15 @@
-"""The users a new cluster begins with: a file of SCRAM credentials, as one server reads it.
+"""Initial users of a new cluster: a file of SCRAM credentials, as one server reads it.
 
-Somebody has to be able to log in before anybody can add users. The file is `security.first_users`;
-each line is
+Adding users requires a login, so the first ones come from a file. The file is
+`security.first_users`; each line is
 
     MECHANISM USER ITERATIONS SALT STORED_KEY SERVER_KEY
 
-with the last three in base64 and the user's name quoted as in a URL. No password can be made of it.
-It counts once: a cluster that ever had a user takes none of it, so that a user who was removed does
-not come back.
+with the last three in base64 and the user's name quoted as in a URL. No password can be derived
+from it. It counts once: a cluster that ever had a user takes none of it, so that a removed user
+does not come back.
 
-Must not know: how credentials are checked.
+Does not depend on how credentials are checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SALT_BYTES = 16
 
 
 def read_first_users(path: Path) -> list[ScramUpsert]:
-    """Raises ConfigError, which has nothing of the file in it."""
+    """Read the file. Raises ConfigError, which contains nothing of the file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -40,7 +40,7 @@ def read_first_users(path: Path) -> list[ScramUpsert]:
 
 
 def parse_users(path: Path, data: bytes) -> list[ScramUpsert]:
-    """Read what a file has. Raises ConfigError, which has nothing of the file in it."""
+    """Parse the contents of a file. Raises ConfigError, which contains nothing of the file."""
     try:
         lines = data.decode("ascii").splitlines()
     except UnicodeDecodeError:
@@ -67,13 +67,14 @@ def _parse(fields: list[str]) -> ScramUpsert:
 
 
 def first_users_text(users: Iterable[tuple[str, str]]) -> str:
-    """The file for these users and passwords, for all mechanisms. Takes milliseconds for each."""
+    """Return the file for these users and passwords, for all mechanisms. Takes milliseconds for
+    each."""
     head = "# Users that a new cluster begins with. What is here counts only until there are any.\n"
     return head + users_text(users)
 
 
 def users_text(users: Iterable[tuple[str, str]]) -> str:
-    """The lines of these users."""
+    """Return the lines of these users."""
     lines = []
     for user, password in users:
         for mechanism in sorted(HASHES):

@@ -1,7 +1,4 @@
-"""What the host asks of a server that has clients: a `vdl.logstream.front.Front`.
-
-Must not know: how a server starts and stops.
-"""
+"""Services that a server with clients provides to its host: a `vdl.logstream.front.Front`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from vdl.logstream.group.retention import KEEP, RetentionPolicy
 
 class ClientFront:
     """The front end, and the settings of topics as it knows them. `catalog_changed`,
-    `directory_given_up`: what the server itself does then."""
+    `directory_given_up`: actions of the server itself."""
 
     __slots__ = (
         "_frontend", "catalog_changed", "directory_given_up", "request_wait_ns", "send_answers"
@@ -54,12 +51,13 @@ class ClientFront:
         return None if topic is None else compaction_policy(topic.configs, context.config)
 
     def background_rate(self) -> int:
-        """As fast as a reader is fed while producers are at work, or as a setting says."""
+        """Return the rate of a reader while producers are active, or the rate of the setting if
+        that is lower."""
         context = self._frontend.context
         rate = context.read_throttle.background_rate(context.clock.now_ns())
         return max(1, min(rate, int(context.config.cleaner_bytes_per_second)))
 
 
 def _spread(stream: LogStream) -> int:
-    """A number that differs between partitions, and is the same on each server."""
+    """Return a number that differs between partitions, and is the same on each server."""
     return zlib.crc32(f"{stream.topic}-{stream.partition}".encode())

@@ -1,14 +1,14 @@
-"""The operations port: `/metrics` and `/health` over the least HTTP that scrapers need.
+"""Operations port: `/metrics` and `/health` over the minimum of HTTP that scrapers need.
 
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
 everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait.
-One more ends another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper out. A spare
-descriptor is kept for it: a server without any left can still be asked what is wrong. It listens on
-loopback unless configured otherwise, because it asks nobody who they are. There a request names an
-address or `localhost` as its host: a page in somebody's browser may have a name of its own stand
-for 127.0.0.1 (DNS rebinding), and would read the answers.
+A further connection displaces another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper
+out. A spare descriptor is reserved, so that a server without free descriptors can still report its
+state. The port listens on loopback unless configured otherwise, because it has no authentication.
+On loopback a request must name an address or `localhost` as its host: a web page may have a name of
+its own resolve to 127.0.0.1 (DNS rebinding), and would read the answers.
 
-Must not know: what the routes tell. They are plain functions that return at once.
+Routes are plain functions that return at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUEST_BYTES_MAX = 8 << 10
 REQUEST_SECONDS_MAX = 5
 CONNECTIONS_MAX = 32
 ACCEPT_RETRY_SECONDS = 1.0
-"""After there was no descriptor to accept with."""
+"""Delay after there was no descriptor to accept with."""
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REASONS = {
@@ -43,7 +43,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer: `body` as it goes out."""
+    """One response: `body` as it is sent."""
 
     status: int
     content_type: str
@@ -56,8 +56,8 @@ Route = Callable[[], Response]
 def answer(
     request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
 ) -> bytes:
-    """The bytes that answer a request head (all up to the empty line). `is_local`: at a port for
-    this machine only."""
+    """Return the response to a request head (all up to the empty line). `is_local`: True at a port
+    for this machine only."""
     method, response = _respond(request_head, routes, log, is_local=is_local)
     head = (
         f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
@@ -92,7 +92,7 @@ def _respond(
 
 
 def _hosts(headers: Iterable[str]) -> Iterator[str]:
-    """What Host says, without the port."""
+    """Yield the hosts of Host headers, without the port."""
     for header in headers:
         name, _, value = header.partition(":")
         if name.strip().lower() == "host":
@@ -101,7 +101,7 @@ def _hosts(headers: Iterable[str]) -> Iterator[str]:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether this is an address, or the name that always stands for this machine."""
+    """Return True for an address, or the name that always means this machine."""
     if host.lower() in ("", "localhost"):
         return True
     try:
@@ -118,9 +118,9 @@ def _text(status: int, text: str) -> Response:
 class HttpServer:
     """Serves `routes` until closed. Built and owned by the server's loop.
 
-    Whoever asks a server that has much to do waits for several of its turns, each of which may take
-    a fifth of a second. So a connection is accepted, read and answered in one of them, which
-    asyncio's own transports do in four."""
+    A client of a busy server waits for several of its turns, each of which may take a fifth of a
+    second. So a connection is accepted, read and answered in one turn; asyncio's own transports
+    need four."""
 
     def __init__(self, routes: Mapping[str, Route], log: Log) -> None:
         self._routes = routes
@@ -129,10 +129,10 @@ class HttpServer:
         self._is_local = False
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
         self._spare = -1
-        """A descriptor that is given up to accept with; -1 while it is in use so."""
+        """Descriptor that is released to accept a connection; -1 while it is released."""
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port that was bound. Raises OSError."""
+        """Listen and return the bound port. Raises OSError."""
         self._listening = listening = listening_socket(host, port, CONNECTIONS_MAX)
         listening.setblocking(False)
         self._is_local = ip_address(listening.getsockname()[0]).is_loopback
@@ -142,7 +142,7 @@ class HttpServer:
         return bound
 
     def close(self) -> None:
-        """Stop listening and drop what is open."""
+        """Stop listening and drop open connections."""
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
@@ -157,7 +157,7 @@ class HttpServer:
 
     def _take_spare(self) -> None:
         if self._spare < 0 and self._listening is not None:
-            with contextlib.suppress(OSError):  # another connection's end brings it back
+            with contextlib.suppress(OSError):  # another connection's end retries
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> bool:
@@ -200,7 +200,7 @@ class HttpServer:
         return answer(request_head, self._routes, self._log, is_local=self._is_local)
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
-        """As asyncio's own servers: it is told, and tried again later."""
+        """Report the error and retry later, as asyncio's own servers do."""
         loop = asyncio.get_running_loop()
         loop.call_exception_handler(
             {"message": "cannot accept", "exception": error, "socket": listening}
@@ -228,7 +228,7 @@ class _Connection:
         self._unsent = memoryview(b"")
 
     def begin(self) -> None:
-        """Read, and answer if the request is there."""
+        """Read, and answer if the request is complete."""
         self._deadline = self._loop.call_later(REQUEST_SECONDS_MAX, self.abort)
         self._loop.add_reader(self._socket, self._read)
         self._read()
@@ -262,7 +262,7 @@ class _Connection:
             self.abort()
 
     def abort(self) -> None:
-        """Close it, whatever was sent."""
+        """Close the connection, even if data is unsent."""
         self._deadline.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)

@@ -1,15 +1,15 @@
-"""The server's event loop: whole turns, and cheap wake-ups from threads.
+"""Event loop of the server: whole turns, and cheap wake-ups from threads.
 
-asyncio queues each callback of a file. What a callback schedules with `call_soon` runs only after
+asyncio queues each callback of a file. A callback scheduled by it with `call_soon` runs only after
 all files were polled again. A server does its work at the end of each turn, so a turn would cost
 two rounds of the loop, and an answer to a client a third. Here the selector calls the files'
 callbacks itself, and the end of the turn follows in the same round. Files of asyncio's own
 transports still go through its queue; in a round with such files the end of the turn is queued
 behind them.
 
-asyncio wakes its loop from a thread by a socket pair: three system calls. eventfd needs two.
+asyncio wakes its loop from a thread through a socket pair: three system calls. eventfd needs two.
 
-Must not know: what is done in a turn.
+Does not depend on the work of a turn.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _Ts = TypeVarTuple("_Ts")
 
 _NS = 1e9
 _ROUNDS_MAX = 4
-"""How often what is done at the end of a turn may ask for more in the same turn: work comes, is
-done, is answered, and the answers let the next request of a connection begin."""
+"""Most rounds of callbacks at the end of a turn, each of which may schedule more in the same turn:
+requests arrive, are processed and answered, and the answers let a connection's next request
+begin."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _Call = Callable[[], object]
 
 
 class _Watch:
-    """Whom to call for a file. Both are None once nobody is: also for an event of this very turn,
-    which was reported before."""
+    """Callbacks of a file. A cleared callback is not called even for an event of this turn that was
+    reported before."""
 
     __slots__ = ("readable", "writable")
 
@@ -51,14 +52,15 @@ class _Watch:
 
 
 class _TurnSelector(selectors.EpollSelector):
-    """Calls for the files whose data is a `_Watch`, and reports asyncio's."""
+    """Calls the callbacks of files whose data is a `_Watch`, and reports asyncio's files."""
 
     def __init__(self, take_turn: Callable[[list[tuple[_Watch, int]], bool], None]) -> None:
-        """`take_turn`: some files are ready; whether some of asyncio's are, too."""
+        """`take_turn`: called with the ready files, and True if some of asyncio's are ready."""
         super().__init__()
         self._take_turn = take_turn
         self.end: list[tuple[selectors.SelectorKey, int]] = []
-        """Reported behind asyncio's files; in its own form, set once its loop is there."""
+        """Event reported behind asyncio's files, in asyncio's own form; set once the loop
+        exists."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(timeout)
@@ -75,8 +77,8 @@ class _TurnSelector(selectors.EpollSelector):
         self._take_turn(ours, bool(theirs))
         if not theirs:
             return theirs
-        # asyncio takes it that nothing happens between this look and its callbacks. What was
-        # registered anew meanwhile is left for the next look.
+        # asyncio expects that nothing happens between this poll and its callbacks. Files that were
+        # registered again meanwhile are left for the next poll.
         current = self.get_map()
         return [event for event in theirs if current.get(event[0].fd) is event[0]] + self.end
 
@@ -91,12 +93,12 @@ class TurnLoop(asyncio.SelectorEventLoop):
         data = (asyncio.Handle(self._end_turn, (), self), None)
         self._turn_selector.end = [(selectors.SelectorKey(-1, -1, _READ, data), _READ)]
         self._in_turn = False
-        """Whether the turn's end is still to come."""
+        """True if the turn's end is still to come."""
         self._at_end: list[Callable[[], None]] = []
 
     # --- turns -----------------------------------------------------------------------------------
     def at_turn_end(self, fn: Callable[[], None]) -> None:
-        """Run `fn` at the end of the turn, with what it asks for in turn; soon, between turns."""
+        """Run `fn` at the end of the turn, after earlier ones; between turns, run it soon."""
         if self._in_turn:
             self._at_end.append(fn)
         else:
@@ -120,7 +122,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
             for fn in fns:
                 self._call(fn)
         self._in_turn = False
-        if self._at_end:  # after a look at the files, so that nobody starves
+        if self._at_end:  # after the next poll, so that no file starves
             fns, self._at_end = self._at_end, []
             for fn in fns:
                 self.call_soon(fn)
@@ -169,8 +171,9 @@ class TurnLoop(asyncio.SelectorEventLoop):
         return True
 
     def _is_theirs(self, file: _File) -> bool:
-        """Whether asyncio has registered the file itself: `sock_connect` and its like do, and take
-        it back by the methods above. After `close` everything is left to asyncio's refusal."""
+        """Return True if asyncio has registered the file itself: `sock_connect` and similar methods
+        do, and unregister it through the methods above. After `close` asyncio refuses all
+        files."""
         if self.is_closed():
             return True
         key = self._turn_selector.get_map().get(file)
@@ -181,7 +184,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
         return None if key is None else key.data
 
     def _update(self, file: _File, watch: _Watch) -> None:
-        """Have the selector look for what somebody wants to be called for."""
+        """Register the file for the events that have a callback."""
         selector = self._turn_selector
         events = (_READ if watch.readable else 0) | (_WRITE if watch.writable else 0)
         if not events:
@@ -214,7 +217,7 @@ class LoopClock:
 
 
 class Doorbell:
-    """How threads have something run on the loop."""
+    """Runs calls from threads on the loop."""
 
     __slots__ = ("_calls", "_file")
 
@@ -224,14 +227,14 @@ class Doorbell:
         loop.add_reader(self._file, self._answer)
 
     def ring(self, fn: Callable[[Any], None], argument: object) -> None:
-        """Have `fn(argument)` run on the loop, calls of one thread in order. From any thread."""
+        """Run `fn(argument)` on the loop, calls of one thread in order. From any thread."""
         self._calls.append((fn, argument))
         os.eventfd_write(self._file, 1)
 
     def _answer(self) -> None:
         os.eventfd_read(self._file)
         calls = self._calls
-        left = len(calls)  # what comes meanwhile rings again
+        left = len(calls)  # later calls ring again
         try:
             while left:
                 left -= 1

@@ -1,11 +1,11 @@
-"""What `/metrics`, `/health` and `/ready` tell: counters that others keep, read when somebody asks.
+"""Routes `/metrics`, `/health` and `/ready`: counters kept elsewhere, read at each request.
 
 Hot paths only increment plain integers; nothing here runs between two scrapes. A `Source` is a
 function that returns the present numbers of one layer; at a scrape its numbers become Prometheus
-samples named `vdl_<source>_<key>`. A key that ends in `_total` is a counter, all else a gauge.
-The Prometheus library is loaded at the first scrape, so a server nobody scrapes does not carry it.
+samples named `vdl_<source>_<key>`. A key that ends in `_total` is a counter, any other a gauge.
+The Prometheus library is loaded at the first scrape, so a server without scrapes does not load it.
 
-Must not know: what the numbers mean; that is said by the layer that keeps them, in `HELP`.
+The meaning of the numbers is in `HELP`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number with labels, for what there are many of: an API, a peer, a partition."""
+    """One number with labels, for items of which there are many: an API, a peer, a partition."""
 
     key: str
     labels: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether this server takes traffic, and the facts behind it (shown as JSON)."""
+    """Readiness of this server for traffic, and the facts behind it (shown as JSON)."""
 
     is_ready: bool
     facts: Mapping[str, object]
@@ -239,11 +239,11 @@ STORE_COUNTERS = frozenset(
         "reads_refused", "scrub_errors", "scrub_parts_damaged", "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip
-"""What only grows, among the numbers that a store calls by plain names."""
+"""Keys of a store's statistics that are counters."""
 
 
 class PushedNumbers(Protocol):
-    """What clients pushed, as the front end keeps it."""
+    """Metrics pushed by clients, as the front end keeps them."""
 
     @property
     def pushes(self) -> int: ...
@@ -255,11 +255,11 @@ class PushedNumbers(Protocol):
     def points_dropped(self) -> int: ...
     def __len__(self) -> int: ...
     def series(self, now_ns: int) -> Iterator[tuple[str, str, str, float, bool]]:
-        """(metric, client id, attributes, number, whether it is a counter)."""
+        """Yield (metric, client id, attributes, number, True for a counter)."""
 
 
 class ApiCounters(Protocol):
-    """What the front end counts for one API."""
+    """The front end's counters of one API."""
 
     requests: int
     errors: int
@@ -269,12 +269,12 @@ class ApiCounters(Protocol):
 
 
 def store_numbers(stats: Mapping[str, Number]) -> dict[str, Number]:
-    """A store's numbers, counters named as Prometheus wants them."""
+    """Return a store's numbers, with counters named as Prometheus requires."""
     return {f"{key}_total" if key in STORE_COUNTERS else key: stats[key] for key in stats}
 
 
 def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
-    """The front end's counters of every API that was used."""
+    """Yield the front end's counters of every API that was used."""
     for name, counters in apis.items():
         if not counters.requests and not counters.errors:
             continue
@@ -287,7 +287,7 @@ def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
 
 
 def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
-    """What clients pushed of their own metrics (KIP-714), and how that went."""
+    """Yield the metrics that clients pushed (KIP-714), and counters of the pushes."""
     yield Sample("telemetry_clients", (), len(metrics))
     yield Sample("telemetry_pushes_total", (), metrics.pushes)
     yield Sample("telemetry_pushes_refused_total", (), metrics.pushes_refused)
@@ -299,7 +299,7 @@ def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
 
 
 class Handshakes(Protocol):
-    """A port with TLS, and what became of handshakes there; its length: those under way."""
+    """A TLS port and its handshake counters; its length is the number of handshakes in progress."""
 
     name: str
     done: int
@@ -313,7 +313,7 @@ class Handshakes(Protocol):
 
 
 def tls_samples(ports: Iterable[Handshakes]) -> Iterator[Sample]:
-    """Of the listeners with TLS."""
+    """Yield the handshake counters of the listeners with TLS."""
     for port in ports:
         labels = (("listener", port.name),)
         yield Sample("handshakes_total", labels, port.done)
@@ -324,14 +324,14 @@ def tls_samples(ports: Iterable[Handshakes]) -> Iterator[Sample]:
 
 
 def problem_samples(problems: Iterable[Problem]) -> Iterator[Sample]:
-    """Whether there is a problem, for each kind."""
+    """Yield 1 for each kind of problem that is present, otherwise 0."""
     present = {problem.kind for problem in problems}
     for kind in (*SERVER_KINDS, *CLUSTER_KINDS):
         yield Sample("problem", (("kind", kind),), int(kind in present))
 
 
 def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
-    """The links to the other servers."""
+    """Yield the numbers of the links to the other servers."""
     for link in links:
         labels = (("server", str(link.server_id)),)
         round_trip = link.round_trip_ns / 1e9 if link.round_trip_ns >= 0 else -1
@@ -343,18 +343,18 @@ def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
 
 
 def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
-    """The routes of the operations port."""
+    """Return the routes of the operations port."""
     exposition = Exposition((Source("process", process_numbers), *sources))
     return {
         "/metrics": exposition.respond,
-        # A server that answers lives, whatever it lacks: to restart it would only take longer.
+        # A server that answers is healthy, whatever its problems: a restart would only take longer.
         "/health": lambda: _respond_health(200, health()),
         "/ready": lambda: _respond_health(200 if (now := health()).is_ready else 503, now),
     }
 
 
 class Exposition:
-    """Turns the sources' numbers into Prometheus text."""
+    """Converts the sources' numbers to Prometheus text."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
@@ -374,13 +374,13 @@ class Exposition:
         return self._registry
 
     def collect(self) -> Iterable[Metric]:
-        """Called by the Prometheus library: every source's numbers as they are now."""
+        """Yield every source's present numbers. Called by the Prometheus library."""
         for source in self._sources:
             yield from _families(source.name, source.read())
 
 
 def _families(source: str, numbers: Numbers) -> Iterable[Metric]:
-    """Samples of one source, those of one key together, in the order of their first appearance."""
+    """Group the samples of one source by key, in the order of their first appearance."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     samples = (
@@ -402,7 +402,7 @@ def _families(source: str, numbers: Numbers) -> Iterable[Metric]:
 
 
 def process_numbers() -> dict[str, Number]:
-    """What this process uses."""
+    """Return the resources that this process uses."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "cpu_seconds_total": usage.ru_utime + usage.ru_stime,
@@ -417,7 +417,7 @@ _STARTED_SECONDS = round(time.time(), 3)
 
 
 def _resident_bytes() -> int:
-    """From /proc where there is one, else the largest it has been."""
+    """Return resident memory, from /proc if it exists, else the peak."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a disk file
             return int(file.read().split()[1]) * resource.getpagesize()

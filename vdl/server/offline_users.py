@@ -1,15 +1,15 @@
 """Users that an operator adds without logging in: a file in a server's data directory.
 
-Where the last administrator is lost, nobody can add another one. Whoever may write to a server's
-data directory may do all that the server does, so `vdl user add --offline DIR` leaves credentials
-there (`first_users.py` has their form), and the server has them added to the cluster when it starts
-next. The file must be the server's own user's, and nobody else may read or write it.
+If the last administrator is lost, no user can add another one. A user of the machine who may write
+to a server's data directory may do all that the server does. So `vdl user add --offline DIR` writes
+credentials there (`first_users.py` has their form), and the server adds them to the cluster at its
+next start. The file must belong to the server's own user and be inaccessible to all others.
 
-It counts once: it is removed before anybody is added. A server that ends in between has added
-nobody, and the operator tries again; what is removed or changed later does not come back. One that
-is older than a day is refused: a copy of the directory would add the user again.
+It counts once: it is removed before its users are added. If a server ends in between, no user is
+added, and the operator tries again; users that are removed or changed later do not come back. A
+file older than a day is refused: otherwise a copy of the directory would add the user again.
 
-Must not know: how credentials are checked.
+Does not depend on how credentials are checked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from vdl.server.first_users import parse_users
 from vdl.state.commands import ScramUpsert
 
 NAME = ".added_users"
-"""A name that the store takes for nobody's."""
+"""A name that the store ignores."""
 _BYTES_MAX = 1 << 20
 _AGE_SECONDS_MAX = 86_400
 
 
 def take_added_users(directory: Path, now_seconds: float) -> list[ScramUpsert]:
-    """Return the users of the file, which is removed; none without a file. `now_seconds`: of the
-    wall clock. Raises ConfigError, which has nothing of the file in it, and leaves it where it
-    is."""
+    """Return the users of the file and remove it; none without a file. `now_seconds`: of the wall
+    clock. Raises ConfigError, which contains nothing of the file; the file then stays."""
     path = directory / NAME
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""What the servers' files say of where each server is, compared when servers are linked.
+"""Comparison of the servers' configured peer addresses when servers are linked.
 
-All of them are to say the same. A server whose file has another address for a peer is linked all
-the same as long as that peer dials it, and goes without the link once it does not.
+All files should have the same addresses. A server whose file has another address for a peer stays
+linked as long as that peer dials it, and loses the link once it does not.
 
-Must not know: links, how a difference is shown.
+Does not depend on links.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rpc.hello import ADDRESSES_BYTES_MAX, Hello
 
 DIFFERENCES_TOLD: Final = 3
 ADDRESS_CHARS_MAX: Final = 100
-"""Of an address of somebody else's file."""
+"""Longest address that is accepted from another server's file."""
 _NONE: Final = "nowhere"
 
 
 class PeerAddresses:
-    """The addresses of one server's file, and in what those of the others differ."""
+    """The addresses of one server's file, and how those of the others differ."""
 
     def __init__(
         self, server_id: ServerId, addresses: Mapping[ServerId, str], digest: bytes
@@ -31,16 +31,17 @@ class PeerAddresses:
         self._digest = digest
         self._addresses = dict(addresses)
         self.differences: dict[ServerId, str] = {}
-        """Of servers that were linked and whose file differs: in what, by what they said last."""
+        """By linked server whose file differs: the difference, by its last hello."""
 
     def encoded(self) -> bytes:
-        """Return what HELLO carries: a line of id and address a server; empty if it is too much."""
+        """Return the field of HELLO: one line of id and address for each server; empty if it is too
+        long."""
         lines = [f"{one} {address}" for one, address in sorted(self._addresses.items())]
         text = "\n".join(lines).encode()
         return text if len(text) <= ADDRESSES_BYTES_MAX else b""
 
     def linked(self, hello: Hello) -> bool:
-        """Take what a peer says. Return whether there is a difference that is new."""
+        """Compare a peer's addresses. Return True if there is a new difference."""
         peer = hello.server_id
         if hello.config_digest == self._digest:
             self.differences.pop(peer, None)
@@ -51,7 +52,7 @@ class PeerAddresses:
         return is_new
 
     def _difference(self, peer: ServerId, theirs: Mapping[ServerId, str]) -> str:
-        """Return the same words at both ends."""
+        """Return the difference, in the same words on both servers."""
         files = sorted([(self._server_id, self._addresses), (peer, theirs)], key=lambda f: f[0])
         (lower, first), (higher, second) = files
         told = [
@@ -67,7 +68,7 @@ class PeerAddresses:
 
 
 def _decoded(encoded: bytes) -> dict[ServerId, str]:
-    """Return server → address; what is no such line is left out."""
+    """Return server → address; other lines are left out."""
     found = {}
     for line in encoded.decode("utf-8", "replace").split("\n"):
         number, _, address = line.partition(" ")

@@ -1,7 +1,7 @@
-"""The vocabulary of what can be wrong: `vdl status`, `/health`, `/ready`, `/metrics`, the alerts
-and the runbook use the same words.
+"""Kinds of problems: `vdl status`, `/health`, `/ready`, `/metrics`, the alerts and the runbook use
+the same words.
 
-Must not know: how a problem is found (`diagnosis.py`), what is done about it.
+Does not depend on how a problem is found (`diagnosis.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CLUSTER_KINDS: Final = {
     "replica_moved": "replicas that are being moved: not wrong",
     "no_authorizer": "clients show who they are and may do everything: as it was set",
 }
-"""And of problems that other servers see as well."""
+"""Kind → meaning, of problems that other servers see as well."""
 NO_LEADER: Final = " has no leader"
-"""Behind a partition's name."""
+"""Text behind a partition's name."""
 NOT_WRONG: Final = frozenset({"no_authorizer", "replica_moved"})
 
 
@@ -50,7 +50,7 @@ def counted(count: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One of the kinds above, and what there is to say about it."""
+    """One of the kinds above, with details."""
 
     kind: str
     text: str
@@ -60,7 +60,7 @@ class Problem:
 
     @staticmethod
     def parse(text: str) -> Problem:
-        """Return the problem whose `str` this is; of a server of another version perhaps one of
-        an unknown kind."""
+        """Return the problem whose `str` this is. Its kind may be unknown if the server has another
+        version."""
         kind, _, rest = text.partition(": ")
         return Problem(kind, rest)

@@ -4,8 +4,8 @@ The only place where a `Server` meets asyncio, besides the listener and the peer
 stops one server: its leaderships are handed over first. SIGINT (^C, which a terminal sends to all
 servers it started) stops without that, because the whole set stops.
 
-An exception on the loop, or a disk that cannot be trusted, ends the process at once. Nothing that
-was acknowledged is lost, and a restart reads the disk again.
+An exception on the loop, or a disk that cannot be trusted, ends the process at once. No
+acknowledged record is lost, and a restart reads the disk again.
 """
 
 from __future__ import annotations
@@ -86,24 +86,24 @@ _STANDARD_ERROR = 2
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _STRAYS_TOLD = 20
 _LOAD_AFTER_SECONDS = 3
-"""After a server began to serve: a start has enough to do, and others may start beside it."""
+"""Delay after a server began to serve: a start is busy, and others may start beside it."""
 _CERTIFICATES_SECONDS = 1.0
-"""How often files of certificates are looked at."""
+"""Interval of checks of the certificate files."""
 _WARNING_SECONDS = 60
-"""So long does one word about missing descriptors stand for all that follow."""
+"""Least time between two log events of the same kind, such as missing descriptors."""
 GC_THRESHOLDS = (2_000, 5, 1_000_000)
-"""Young objects are looked through often, which costs little; old ones only from time to time. What
-a server keeps is the entries of its cache, hundreds of thousands: to look through them stops it for
-a tenth of a second, and finds nothing, because nothing on the way of a record makes cycles."""
+"""Young objects are collected often, which costs little; old ones rarely. A server keeps hundreds
+of thousands of cache entries: a full collection stops it for a tenth of a second and finds nothing,
+because the path of a record creates no cycles."""
 GC_FULL_SECONDS = 600
 SWITCH_SECONDS = 0.001
-"""How long a thread that computes in Python keeps the interpreter from one that wants it. Of
-Python's own 5 ms the loop loses that much at each look at its files, and the journal's thread
-behind each sync, while a long request is decoded."""
+"""Longest time that a computing Python thread keeps the interpreter from a waiting one. With
+Python's own 5 ms the loop loses that much at each poll, and the journal's thread after each fsync,
+while a long request is decoded."""
 
 
 class NoDialer:
-    """A single server has nobody to dial."""
+    """Dialler of a single server, which has no peers."""
 
     def dial(self, address: Address, on_result: Callable[[Stream | DialFailed], None]) -> Dial:
         raise AssertionError(f"no peers are configured, yet {address} is dialled")
@@ -113,14 +113,14 @@ class Process:
     """One running server and its ports."""
 
     def __init__(self, config: Config, loop: TurnLoop, on_open: Callable[[], None]) -> None:
-        """`on_open`: called once the data directory is this process's alone. May raise OSError."""
+        """`on_open`: called once the process owns the data directory. May raise OSError."""
         self._config = config
         self._on_open = on_open
         self._loop = loop
         self._logger = start_logging(config.log)
         self._log = EventLog(self._logger)
         self._clock = LoopClock(loop)
-        # Luck spreads timers; identities are drawn from the system.
+        # The generator spreads timers; identities are drawn from the system.
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
@@ -128,7 +128,7 @@ class Process:
         self._doorbell = Doorbell(loop)
         self._handshakes = SideThread("tls", self._doorbell.ring)
         self._link_handshakes = SideThread("peer-tls", self._doorbell.ring)
-        """Another thread than that of clients: a flood of these must not keep servers apart."""
+        """Separate from that of clients: their handshakes must not delay links between servers."""
         self._logins = SideThread("login", self._doorbell.ring)
         self._patterns = SideThread("patterns", self._doorbell.ring)
         self._tls = ServerTls(config)
@@ -140,7 +140,7 @@ class Process:
         self._next_refusal_warning = 0.0
 
     async def run(self) -> int:
-        """Serve until told to stop; the exit code."""
+        """Serve until stopped. Return the exit code."""
         self._loop.set_exception_handler(self._loop_failed)
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -164,8 +164,8 @@ class Process:
         return await self._ended
 
     async def _start(self) -> None:
-        """Raises StorageError, OSError, TlsFailed, ConfigError: a directory, a port, a certificate
-        or a list of users that cannot be had."""
+        """Start the server. Raises StorageError, OSError, TlsFailed, ConfigError for an unusable
+        directory, port, certificate or list of users."""
         loop = self._loop
         config = self._config
         self._tls.load()
@@ -203,7 +203,7 @@ class Process:
                 meaning="every user of this machine may read them: chmod o= them",
             )
         self._on_open()
-        # The directory is this process's alone from here on.
+        # The process owns the directory from here on.
         added_users = take_added_users(config.data_dir, time.time())
         self._open_audit()
         recovery.ended(len(store.logs))
@@ -251,7 +251,7 @@ class Process:
             self._follow_certificates()
 
     def _follow_certificates(self) -> None:
-        """Files may be replaced at any time."""
+        """Reload certificate files, which may be replaced at any time."""
         self._handshakes.run(self._tls.refresh, self._followed)
 
     def _followed(self, result: Refreshed | BaseException) -> None:
@@ -269,7 +269,7 @@ class Process:
         self._loop.call_later(_CERTIFICATES_SECONDS, self._follow_certificates)
 
     def _drop_revoked(self) -> None:
-        """Whose certificate is in a list now is out, though it came before."""
+        """Drop connections whose certificate is now in a revocation list."""
         for listener in self._listeners:
             if listener.tls is not None:
                 listener.tls.drop_revoked()
@@ -277,7 +277,8 @@ class Process:
             self._link_security.drop_revoked()
 
     def _open_audit(self) -> None:
-        """Raises OSError: a server that is to note what clients do does not serve without."""
+        """Open the audit log. Raises OSError: a server with an audit log does not serve without
+        it."""
         options = self._config.audit
         if options.file is None:
             return
@@ -290,12 +291,12 @@ class Process:
         self._audit = AuditLog(self._audit_file.write, self._clock, self._audit_file.is_full)
 
     def _warn_of_strays(self, paths: Sequence[str]) -> None:
-        """What lies in the data directory and is not the store's is let be, and said once."""
+        """Log once the names in the data directory that are not the store's. They stay."""
         told = ", ".join(paths[:_STRAYS_TOLD])
         self._log.warning("stray_names", count=len(paths), names=told)
 
     def _collect_later(self) -> None:
-        """All garbage, at times that the servers of a set do not share."""
+        """Schedule a full collection, at different times on the servers of a set."""
         delay = GC_FULL_SECONDS * self._rng.uniform(0.75, 1.25)
         self._loop.call_later(delay, self._collect)
 
@@ -305,8 +306,8 @@ class Process:
 
     # --- ports ---------------------------------------------------------------------------------
     def _check_ports(self) -> None:
-        """Raises OSError if nobody could listen on a port that is opened later: to be found out
-        before the others hear of this server, and clients of the others."""
+        """Raises OSError if a port that is opened later cannot be listened on, before other servers
+        and their clients learn of this server."""
         wanted = [(listener.host, listener.port) for listener in self._config.listeners]
         if self._config.admin is not None:
             wanted.append((self._config.admin.listen.host, self._config.admin.listen.port))
@@ -314,7 +315,7 @@ class Process:
             listening_socket(host, port, 1).close()
 
     def _advertised(self) -> dict[str, tuple[str, int]]:
-        """What the catalog is told of this server's addresses."""
+        """Return this server's addresses for the catalog."""
         config = self._config
         told = {
             listener.name: (
@@ -352,7 +353,7 @@ class Process:
         self._log.warning("dial_failed", peer=server_id, address=f"{host}:{port}", cause=cause)
 
     def _open_listeners(self) -> None:
-        """Clients may come in."""
+        """Accept clients."""
         frontend = self.server.frontend
         assert frontend is not None
         for options in self._config.listeners:
@@ -380,13 +381,13 @@ class Process:
         end_now(EXIT_FAILED)
 
     def _close_listeners(self) -> None:
-        """Who connects now is refused."""
+        """Stop listening: new connections are refused."""
         for listener in self._listeners:
             listener.close()
 
     async def _open_admin(self) -> None:
-        """The admin service, after the listeners: gRPC takes a while to load, in a thread."""
-        # gRPC writes a line to stderr for each failed handshake, as often as strangers like.
+        """Open the admin service, after the listeners: gRPC takes a while to load, in a thread."""
+        # gRPC would write a line to stderr for each failed handshake.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         await asyncio.to_thread(import_module, "rpc.admin_service")
         from rpc.admin_security import AdminSecurity
@@ -413,7 +414,7 @@ class Process:
             Source("store", lambda: store_numbers(store.stats())),
             Source("server", server.numbers),
             Source("server", lambda: problem_samples(problems_of(server))),
-            # Not by their truth: without a connection, or a handshake, their length is 0.
+            # No truth test: objects without connections or handshakes have length 0.
             Source(
                 "kafka",
                 lambda: () if server.frontend is None else api_samples(server.frontend.stats),
@@ -456,28 +457,29 @@ class Process:
             self._ended.set_result(EXIT_OK)
 
     def _stop_timed_out(self) -> None:
-        """A disk that hangs must not keep a process: what a clean stop saves is only time. Nor may
-        what asyncio waits for behind a stop that is done: the jobs of its own threads."""
+        """End the process: a disk that hangs must not keep it, since a clean stop only saves time.
+        The same holds for jobs of asyncio's own threads, which it waits for after a finished
+        stop."""
         if self._ended.done():
             end_now(self._ended.result())
         self._log.error("stop_timed_out")
         end_now(EXIT_FAILED)
 
     def _is_second(self) -> None:
-        """Another process has this directory, or one of which it is a copy."""
+        """End: another process has this directory, or one that this is a copy of."""
         end_now(EXIT_FAILED)
 
     def _disk_failed(self, error: BaseException) -> None:
-        """Nothing may be acknowledged after a failed sync: end before anything else can run."""
+        """End before anything else can run: nothing may be acknowledged after a failed fsync."""
         self._log.error("disk_failed", error=f"{type(error).__name__}: {error}")
         end_now(EXIT_FAILED)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """An exception left a callback: state may be half changed, so nothing may follow."""
+        """End: an exception left a callback, so state may be inconsistent."""
         del loop
         error = context.get("exception")
         if isinstance(error, OSError) and "transport" in context:
-            return  # a socket died while asyncio was closing it
+            return  # a socket failed while asyncio was closing it
         if isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES and "socket" in context:
             self._cannot_accept()  # asyncio tries again in a second
             return
@@ -488,20 +490,20 @@ class Process:
         end_now(EXIT_FAILED)
 
     def _read_refused(self, error: OSError) -> None:
-        """A read from disk was given up: its client asks again."""
+        """Log that a read from disk was abandoned: its client retries."""
         now = self._loop.time()
         if now >= self._next_refusal_warning:
             self._next_refusal_warning = now + _WARNING_SECONDS
             self._log.warning("read_refused", error=str(error))
 
     def _lacks_descriptors(self) -> bool:
-        """Whether clients were turned away for want of a descriptor, lately."""
+        """Return True if clients were recently rejected for lack of a descriptor."""
         since = self._loop.time() - _WARNING_SECONDS
         return any(listener.refused_s > since for listener in self._listeners)
 
     def _cannot_accept(self) -> None:
-        """Nobody is served on the metrics port for lack of a descriptor; the server is all right.
-        asyncio says so once for each connection that may wait."""
+        """Log that the metrics port cannot accept for lack of a descriptor. asyncio reports it once
+        for each pending connection."""
         now = self._loop.time()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_SECONDS
@@ -509,8 +511,8 @@ class Process:
 
 
 def stop_seconds_max(config: Config) -> float:
-    """After which a stop is given up: what leaderships and clients are waited for, then a second
-    for the disk."""
+    """Return the time after which a stop is aborted: the wait for leaderships and clients, and a
+    second for the disk."""
     return max(2.0, config.host.transfer_stop_ms / 1_000 + 1.0)
 
 
@@ -530,11 +532,11 @@ def _health(server: Server) -> Health:
 
 
 def end_now(status: int) -> NoReturn:
-    """End the process, its connections first: a thread that waits for a disk that hangs keeps what
-    an ended process had open, and peers and clients would wait for an answer for that long.
+    """End the process after shutting down its connections: a thread that waits for a hanging disk
+    keeps the files of an ended process open, and peers and clients would wait that long.
 
-    Not closed but shut down: another thread must not get the number of one for a file. Whatever
-    fails here, the process ends.
+    The sockets are shut down, not closed: another thread must not reuse a descriptor for a file.
+    The process ends even if this fails.
     """
     try:
         for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
@@ -554,7 +556,7 @@ def _shut_down(descriptor: int) -> None:
 
 
 def run(config: Config, on_open: Callable[[], None]) -> int:
-    """Run one server in this process until it is told to stop; its exit code. See `Process`."""
+    """Run one server in this process until it is stopped. Return its exit code. See `Process`."""
     if not __debug__:
         sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
         return EXIT_FAILED

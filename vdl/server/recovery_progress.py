@@ -1,7 +1,4 @@
-"""Log lines about a long start: one a second once it takes long, and one at its end.
-
-Must not know: what is recovered, and how.
-"""
+"""Log events of a long start: one a second after a delay, and one at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ SHOWN_EVERY_NS = 1_000_000_000
 
 
 class RecoveryProgress:
-    """Made when recovery begins."""
+    """Progress of one recovery; created when it begins."""
 
     __slots__ = ("_began_ns", "_log", "_next_ns", "_now_ns")
 
@@ -25,13 +22,13 @@ class RecoveryProgress:
         self._next_ns = self._began_ns + SHOWN_AFTER_NS
 
     def told(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` are behind us. Blocks no longer than a line in the log does."""
+        """Log that `done` of `total` are read, at most once a second. Blocks only for the log."""
         now_ns = self._now_ns()
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + SHOWN_EVERY_NS
             self._log.info("recovering", reading=what, done=done, of=total)
 
     def ended(self, logs: int) -> None:
-        """All is read, and the store is open."""
+        """Log that everything is read, and the store is open."""
         seconds = (self._now_ns() - self._began_ns) / 1e9
         self._log.info("recovered", logs=logs, seconds=round(seconds, 3))

@@ -1,7 +1,4 @@
-"""Files with secrets that everybody on the machine may read.
-
-Must not know: what is in them.
-"""
+"""Check of files with secrets that every user of the machine may read."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from vdl.config.settings import Config
 
 
 def readable_by_others(config: Config) -> list[Path]:
-    """Keys, and credentials of users, that others than their owner and group may read or write.
-    Groups are let be: where secrets are mounted for a process, they are often how it gets them."""
+    """Return keys and credentials that others than their owner and group may read or write. Access
+    of groups is accepted: mounted secrets often reach a process through its group."""
     return [path for path in dict.fromkeys(_secrets(config)) if _mode(path) & stat.S_IRWXO]
 
 
@@ -35,4 +32,4 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except OSError:
-        return 0  # whoever reads it says what is wrong
+        return 0  # reading it later reports the error

@@ -1,14 +1,14 @@
-"""One server, assembled from its parts and driven by whatever loop it is given.
+"""One server, assembled from its parts and driven by the loop it is given.
 
-A server that has no cluster yet asks its seeds until one is born or found (`Birth`); a server that
-has one opens its replicas, registers itself in the catalog and serves clients. Nothing here knows
-whether time, disk and network are real: `vdl.server.process` runs a server on asyncio, `vdl.sim`
-runs several in one thread on virtual time.
+A server without a cluster asks its seeds until a cluster is founded or found (`Birth`). A server
+with one opens its replicas, registers itself in the catalog and serves clients. Nothing here
+depends on whether time, disk and network are real: `vdl.server.process` runs a server on asyncio,
+`vdl.sim` runs several in one thread on virtual time.
 
-States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED;
+States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED.
 WAITING is the state of a server whose directory its cluster does not know. It takes no part until
-its replicas are replaced; then it goes on to STARTING. A server that is none of the initial ones
-waits for good.
+its replicas are replaced; then it continues with STARTING. A server that is not one of the initial
+ones stays WAITING.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ _REGISTER_RETRY_NS = 300 * MS
 _REGISTER_DEADLINE_NS = 2_000 * MS
 _STOP_POLL_NS = 5 * MS
 _LINGER_NS = 400 * MS
-"""How long a server whose leaderships moved stays to say so, while clients still ask."""
+"""Longest time that a server without leaderships redirects clients that still send requests."""
 _LINGER_QUIET_NS = 100 * MS
 REFUSED_NS = 30_000 * MS
-"""For so long a link counts as refused: it is dialled again each second."""
+"""Time for which a link counts as refused: it is dialled again each second."""
 _CLUSTER_ID_BYTES = 16
 _DECOY_KEY_BYTES = 32
 _PATIENCE_NS = 5_000 * MS
-"""After which a server that waits for others to found a cluster says so."""
+"""Delay after which a server that waits for others to found a cluster logs it."""
 
 
 class ServerState(Enum):
-    """What a server is doing."""
+    """State of a server: see the module."""
 
     ASKING = "asking"
     WAITING = "waiting"
@@ -98,8 +98,8 @@ class ServerState(Enum):
 
 @dataclass(slots=True)
 class InSyncCounts:
-    """Of the partitions led here: those with fewer replicas in sync than they have; with fewer than
-    `min.insync.replicas`; with just as many."""
+    """Numbers of partitions led here: with fewer replicas in sync than they have; with fewer than
+    `min.insync.replicas`; with exactly that many."""
 
     under_replicated: int = 0
     under_min: int = 0
@@ -107,7 +107,7 @@ class InSyncCounts:
 
 
 class Server:
-    """See the module. Implements `rpc.streams.PeerHandler` until its host does."""
+    """One server: see the module. Implements `rpc.streams.PeerHandler` until its host does."""
 
     def __init__(
         self,
@@ -133,13 +133,12 @@ class Server:
     ) -> None:
         """Raises ForeignDirectory.
 
-        `advertised`: listener name → address that clients are told. `log_of`: the log of a part
-        of the server. `loggers`: those whose levels may be changed. `login_compute`: where
-        passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
-        None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
-        those of a cluster that never had any. `added_users`: those that an operator adds now.
-        `tokens`: who judges those of OAUTHBEARER. `delegation_keys`: what secrets of delegation
-        tokens are made of."""
+        `advertised`: listener name → address advertised to clients. `log_of`: the log of a part of
+        the server. `loggers`: those whose levels may be changed. `login_compute`: checks
+        passwords. `pattern_compute`: matches patterns, one after the other; None: the store's
+        workers do. `cpu_ns`: processor time of a thread. `first_users`: initial users of a cluster
+        that never had any. `added_users`: users that an operator adds now. `tokens`: validator of
+        OAUTHBEARER tokens. `delegation_keys`: keys for the secrets of delegation tokens."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -147,18 +146,18 @@ class Server:
         self.host: Host | None = None
         self.frontend: Frontend | None = None
         self.whole_set_stops = False
-        """A stop that is announced for all servers: handing leaderships over would be in vain."""
+        """True if a stop of all servers was announced: no leadership needs to be handed over."""
         self.on_serving: Callable[[], None] = _nothing
-        """Called once, when clients may be let in."""
+        """Called once, when clients may be accepted."""
         self.on_closing: Callable[[], None] = _nothing
-        """Called once, when no more clients are to be let in."""
+        """Called once, when no more clients may be accepted."""
         self.lacks_descriptors: Callable[[], bool] = bool
-        """Whether clients are turned away for want of descriptors."""
+        """Returns True if clients are rejected for lack of descriptors."""
         self.certificates_ending: Callable[[], Mapping[str, datetime]] = dict
-        """By port: when a certificate ends, of those that end soon."""
+        """Returns the certificates that end soon: port → time of the end."""
         self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
-        """Called when a peer is linked to another process that has this data directory, or one of
-        which this is a copy: nothing may be said of it any more."""
+        """Called when a peer is linked to another process that has this data directory, or one that
+        this is a copy of: this server must not communicate any more."""
         self._rng = rng
         self._random_bytes = random_bytes
         self._advertised = advertised
@@ -171,24 +170,24 @@ class Server:
         self._log = log
         self._repeats = Repeats()
         self._refusals: dict[ServerId, tuple[int, str]] = {}
-        """By seed: when a link to it was refused last, and why; not of those linked since."""
+        """By seed: time and reason of the last refusal of its link; not of those linked since."""
         self._log_of = log_of or (lambda _: log)
         self._loggers = loggers
         self._audit = audit
         seeds = {server: str(address) for server, address in config.seeds.items()}
         self._digest = configuration_digest(seeds)
         self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest)
-        # Peers may link up before `start`, and say only once that they do: an empty server listens
-        # to them from here on, and one that has a cluster says so. Passing for empty it would let
-        # a wiped peer found another one.
+        # Peers may link up before `start`, and do so only once: an empty server listens to them
+        # from here on, and one that has a cluster sends its id. Taken for empty, it would let a
+        # wiped peer found another cluster.
         adopted = store.cluster_record()
         if adopted:
             self._check_directory(decode_record(adopted))
         self._birth = None if adopted else self._make_birth()
         self._has_caught_up = False
-        """Whether the applied catalog reflects a command of this life. What the disk had of it may
-        be long past, and a leader may know of topics that are not in it."""
-        # Two starts at one reading of a clock that stands or jumps are two processes all the same.
+        """True if the applied catalog reflects a command of this process. The one on disk may be
+        outdated, and a leader may know of topics that are not in it."""
+        # Two starts at one reading of a stopped or stepped clock must get different numbers.
         self.incarnation = max(0, clock.wall_ms()) << 16 | rng.getrandbits(16)
         cluster_id = decode_record(adopted).cluster_id if adopted else ""
         self.links = make_links(self._hello(cluster_id), self)
@@ -205,8 +204,8 @@ class Server:
         )
 
     def _check_directory(self, record: BirthRecord) -> None:
-        """One of an older form does not name its server, but may have been one of those that the
-        cluster began with. Raises ForeignDirectory."""
+        """Check that the directory belongs to this server. A record of an older form does not name
+        its server, but that may be one of the initial voters. Raises ForeignDirectory."""
         server_id, store = self.config.server_id, self.store
         for voter, directory_id in record.initial_voters:
             if directory_id == store.directory_id and voter != server_id:
@@ -226,8 +225,8 @@ class Server:
         )
 
     def start(self) -> None:
-        """Begin: with the cluster this directory belongs to, or by asking for one. Not when it has
-        been told to stop already; peers may have brought the cluster's record already."""
+        """Begin with the cluster this directory belongs to, or ask for one. Does nothing if the
+        server was stopped already. Peers may have sent the cluster's record before."""
         if self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         config = self.config
@@ -242,7 +241,7 @@ class Server:
                 self.links.set_peer(server_id, (address.host, address.port))
 
     def _tell_who_is_missing(self) -> None:
-        """When that changes, and once a minute: an operator should see what it waits for."""
+        """Log which seeds are missing, when that changes and once a minute."""
         birth = self._birth
         if birth is not None and self.state is ServerState.ASKING:
             missing = ",".join(map(str, birth.missing))
@@ -259,11 +258,11 @@ class Server:
         self._adopt(record)
 
     def _adopt(self, record: BirthRecord) -> None:
-        """Durable before anyone can see it."""
+        """Store the cluster's record durably before it is visible to others."""
         self.store.adopt_cluster(encode_record(record))
         self._birth = None
         self._log.info("cluster_adopted", cluster=record.cluster_id)
-        # Not from inside a link's own callback: all links end and are made anew.
+        # Not from inside a link's own callback: all links are closed and created again.
         self.clock.call_soon(lambda: self._adopted(record))
 
     def _adopted(self, record: BirthRecord) -> None:
@@ -304,7 +303,7 @@ class Server:
             self._answered(server_id, payload)
 
     def _answered(self, server_id: ServerId, payload: memoryview) -> None:
-        """A member of a cluster told this empty server what its cluster is."""
+        """Process the answer of a cluster's member to this empty server."""
         encoded, _ = decode_answer(payload)
         birth = self._birth
         if not encoded or birth is None or birth.state is not BirthState.ASKING:
@@ -344,8 +343,8 @@ class Server:
             self._log.error("second_process", peer=server_id, meaning=text)
             self.clock.call_soon(self.on_second)
         elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
-            # Those two are part of every planned stop and of every birth. All others come again
-            # with each dial, for as long as the cause lasts.
+            # Those two are part of every planned stop and of every birth. All others are repeated
+            # with each dial, as long as the cause lasts.
             if server_id in self.config.seeds:
                 self._refusals[server_id] = self.clock.now_ns(), f"{reason.name}: {text}"
             event = "link_refused", server_id, reason, text, by_peer
@@ -430,7 +429,7 @@ class Server:
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _greet_anew(self, record: BirthRecord) -> None:
-        """The directory is another one: peers are to know it so, and it waits to be taken in."""
+        """Announce the new directory to peers, and wait until the cluster accepts it."""
         if self.state is ServerState.STARTING:
             self.state = ServerState.WAITING
         if self.state not in (ServerState.STOPPING, ServerState.STOPPED):
@@ -458,8 +457,8 @@ class Server:
         )
 
     def _register(self) -> None:
-        """Tell the cluster where this server can be reached, at each start, until that is applied
-        here and the catalog says so."""
+        """Register this server's addresses in the catalog, at each start, until the applied catalog
+        contains them."""
         if self.state not in (ServerState.STARTING, ServerState.SERVING):
             return
         assert self.host is not None
@@ -500,18 +499,18 @@ class Server:
             self._register()
         is_ready = self._has_caught_up and self._is_registered()
         if is_ready and not self.store.server_id:
-            self.store.adopt_server(self.config.server_id)  # the catalog says that it is ours
+            self.store.adopt_server(self.config.server_id)  # the catalog confirms that it is ours
         if self.state is ServerState.STARTING and is_ready:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
             self._add_first_users()
             self._add_users()
             self.on_serving()
-            # Behind the listeners: who leads can be reached.
+            # After the listeners: a server that leads must be reachable.
             self.host.begin_serving()
 
     def _add_first_users(self) -> None:
-        """Until there are some: perhaps by another server."""
+        """Add the initial users, until there are some, perhaps added by another server."""
         host = self.host
         if host is None or not self._first_users or self.state is not ServerState.SERVING:
             return
@@ -530,7 +529,7 @@ class Server:
             self.clock.call_later(_REGISTER_RETRY_NS, self._add_first_users)
 
     def _add_users(self) -> None:
-        """Those that an operator added in the data directory."""
+        """Add the users that an operator left in the data directory."""
         host = self.host
         if host is None or not self._added_users or self.state is not ServerState.SERVING:
             return
@@ -553,8 +552,8 @@ class Server:
 
     # --- stopping --------------------------------------------------------------------------------
     def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:
-        """Hand leaderships over (unless the whole set stops), answer who waits, close the store;
-        `done` when nothing is left to do. Bounded by `HostOptions.transfer_stop_ms`."""
+        """Hand leaderships over (unless the whole set stops), answer waiting requests, close the
+        store; `done` is called at the end. Bounded by `HostOptions.transfer_stop_ms`."""
         if self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self.state = ServerState.STOPPING
@@ -563,8 +562,8 @@ class Server:
         self._drain(self.clock.now_ns() + wait_ms * MS, done)
 
     def _drain(self, deadline_ns: int, done: Callable[[], None], handed_over_ns: int = 0) -> None:
-        """Hand over, linger, close. A client that is told NOT_LEADER_OR_FOLLOWER moves on within a
-        round trip; one whose connection to the leader ends has to find out for itself."""
+        """Hand over, linger, close. A client that receives NOT_LEADER_OR_FOLLOWER moves on within a
+        round trip; one whose connection breaks has to find the new leader itself."""
         host = self.host
         now_ns = self.clock.now_ns()
         if host is not None and now_ns < deadline_ns:
@@ -586,7 +585,7 @@ class Server:
         self.store.close(lambda: self._stopped(done))
 
     def _lingers(self, handed_over_ns: int, now_ns: int) -> bool:
-        """Whether clients may still have to be told that the leaders moved."""
+        """Return True if clients may still need to be redirected to the new leaders."""
         if now_ns - handed_over_ns >= _LINGER_NS or self.frontend is None:
             return now_ns == handed_over_ns
         quiet_since_ns = max(self.frontend.last_active_ns, handed_over_ns)
@@ -597,11 +596,12 @@ class Server:
         done()
 
     def refused_links(self) -> dict[ServerId, str]:
-        """Return why links are refused, by either end, as far as that goes on: by server."""
+        """Return the refused links, by server, with the reason: refusals of either end that
+        persist."""
         since_ns = self.clock.now_ns() - REFUSED_NS
         return {one: why for one, (at_ns, why) in self._refusals.items() if at_ns > since_ns}
 
-    # --- for people ------------------------------------------------------------------------------
+    # --- observation -----------------------------------------------------------------------------
     def health(self) -> dict[str, Any]:
         """Return the facts that `/health` and `/ready` show beside the problems."""
         host = self.host
@@ -672,7 +672,7 @@ class Server:
         return numbers
 
     def numbers(self) -> dict[str, float]:
-        """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
+        """Return counters and gauges of the log-stream layer and the front end, for `/metrics`."""
         host, frontend = self.host, self.frontend
         if host is None or frontend is None:
             return {}
@@ -739,4 +739,4 @@ class Server:
 
 
 def _nothing() -> None:
-    """The default of a callback nobody has set."""
+    """Do nothing: default of a callback that was not set."""

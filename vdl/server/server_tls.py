@@ -1,6 +1,6 @@
-"""The TLS contexts of one server's ports and links, and the files they follow.
+"""TLS contexts of one server's ports and links, and the files they are loaded from.
 
-Must not know: sockets, the event loop.
+Does not depend on sockets or the event loop.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from rpc.tls_stream import LinkSecurity, Offload
 from vdl.config.settings import Config
 
 ACCEPTING, DIALING = "peer", "peer (dialling)"
-"""Names of those that are no listener's."""
+"""Names of the contexts that belong to no listener."""
 _WARNED_BEFORE = datetime.timedelta(days=7)
 _WARNED_EVERY = datetime.timedelta(days=1)
 
 
 @dataclass(slots=True)
 class Refreshed:
-    """What a look at the files has brought, by the names of contexts."""
+    """Result of a check of the files, by the names of contexts."""
 
     loaded: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Files that changed and cannot be used: what there was stays. Said once."""
+    """Files that changed and cannot be used: the previous contents stay. Reported once."""
     ending: dict[str, datetime.datetime] = field(default_factory=dict)
-    """When a list of revoked certificates ends, soon. Said once a day."""
+    """End of a revocation list that ends soon. Reported once a day."""
     ending_certificates: dict[str, datetime.datetime] = field(default_factory=dict)
-    """When a certificate ends, soon. Said once a day."""
+    """End of a certificate that ends soon. Reported once a day."""
 
 
 class ServerTls:
-    """See the module."""
+    """TLS contexts of one server: see the module."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class ServerTls:
         self._told: dict[str, str] = {}
         self._warned: dict[str, datetime.datetime] = {}
         self._ends: dict[str, datetime.datetime] = {}
-        """When the first certificate of a context ends."""
+        """End of the first certificate of a context to end."""
 
     def load(self) -> None:
         """Read all files for the first time. Raises TlsFailed."""
@@ -59,7 +59,7 @@ class ServerTls:
             self._note_end(name, context)
 
     def link_security(self, offload: Offload) -> LinkSecurity | None:
-        """Of the links to other servers; None: they are not encrypted."""
+        """Return the security of the links to other servers; None: they are not encrypted."""
         if ACCEPTING not in self.contexts:
             return None
         links = self._config.tls.links
@@ -73,12 +73,12 @@ class ServerTls:
         )
 
     def revocations(self) -> Revocations | None:
-        """Of certificates that links and the admin plane are shown."""
+        """Return the revocations of certificates on links and the admin service."""
         context = self.contexts.get(ACCEPTING)
         return None if context is None else context.revocations
 
     def refresh(self) -> Refreshed:
-        """Look at the files; load those that changed. For a thread."""
+        """Check the files and load those that changed. For a thread."""
         refreshed = Refreshed()
         for name, ends in self.ending().items():
             if self._is_due(f"certificate of {name}"):
@@ -99,7 +99,7 @@ class ServerTls:
         return refreshed
 
     def _look_at_end(self, name: str, context: TlsContext, refreshed: Refreshed) -> None:
-        """Once a list of revoked certificates has ended nobody gets in."""
+        """Report a revocation list that ends soon: once it has ended, no client is accepted."""
         if context.revocations is None or name == DIALING:
             return
         ends = context.revocations.ends
@@ -107,7 +107,7 @@ class ServerTls:
             refreshed.ending[name] = ends
 
     def _is_due(self, name: str) -> bool:
-        """Whether a day has passed since this was said."""
+        """Return True if a day has passed since this was reported."""
         now = datetime.datetime.now(datetime.UTC)
         if now < self._warned.get(name, now):
             return False
@@ -115,13 +115,13 @@ class ServerTls:
         return True
 
     def _note_end(self, name: str, context: TlsContext) -> None:
-        """Raises TlsFailed."""
+        """Note the end of a context's certificates. Raises TlsFailed."""
         ends = context.ends()
         if ends is not None:
             self._ends[name] = ends
 
     def ending(self) -> dict[str, datetime.datetime]:
-        """Return the contexts of which a certificate ends soon, or has ended: when."""
+        """Return the contexts with a certificate that ends soon, or has ended: name → end."""
         return {name: ends for name, ends in self._ends.items() if _is_soon(ends)}
 
 

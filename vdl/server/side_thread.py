@@ -1,10 +1,9 @@
-"""A thread of its own for one kind of computing: handshakes of TLS, passwords of logins,
-patterns.
+"""A thread for one kind of computation: TLS handshakes, passwords of logins, patterns.
 
-Those that anybody can ask for have a thread that nothing else waits for: a flood of them delays
-itself. OpenSSL computes without Python's lock.
+A computation that any client can request has a thread of its own, which no other work waits for: a
+flood of requests delays only itself. OpenSSL computes without Python's lock.
 
-Must not know: what is computed.
+Does not depend on the computation.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ Ring = Callable[[Callable[[Any], None], object], object]
 
 
 class SideThread:
-    """`run` has jobs done one after the other."""
+    """Runs jobs in one thread, one after the other."""
 
     def __init__(self, name: str, ring: Ring) -> None:
-        """`ring(fn, argument)`, from any thread, has `fn(argument)` run on the loop."""
+        """`ring(fn, argument)`, from any thread, runs `fn(argument)` on the loop."""
         self._ring = ring
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """`done` gets the result, or the exception that was raised, on the loop."""
+        """Run a job; `done` receives the result, or the exception raised, on the loop."""
         self._jobs.put((job, done))
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not begun."""
+        """Number of jobs that have not begun."""
         return self._jobs.qsize()
 
     def _work(self) -> None:

@@ -1,7 +1,7 @@
-"""Keeps the keys of tokens fresh: at the start, every so often, and soon after a token came that is
-signed with one that is not known.
+"""Refresh of the keys that verify tokens: at the start, periodically, and soon after a token with
+an unknown key.
 
-Must not know: how keys are fetched, tokens.
+Does not depend on how keys are fetched.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from vdl.kafka.security.oauth import KeysRefused, Validator
 from vdl.log import Log
 
 RETRY_MS = 10_000
-"""Between two fetches at least: a flood of tokens with unknown keys is none of fetches."""
+"""Least time between two fetches: a flood of unknown keys must not cause a flood of fetches."""
 
 Run = Callable[[Callable[[], str], Callable[[str | BaseException], None]], None]
 
 
 class TokenKeys:
-    """Of one server."""
+    """The keys of one server."""
 
     def __init__(self, validator: Validator, run: Run, clock: Clock, log: Log) -> None:
-        """`run`: where fetching may take its time."""
+        """`run`: runs a fetch off the loop."""
         self._validator = validator
         self._run = run
         self._clock = clock
@@ -33,12 +33,12 @@ class TokenKeys:
         self._problem = ""
 
     def start(self) -> None:
-        """Fetch them, and go on."""
+        """Fetch the keys, and continue to refresh them."""
         self._fetched_ns = self._clock.now_ns()
         self._run(self._refresh, self._refreshed)
 
     def _refresh(self) -> str:
-        """In a thread. What went wrong; empty if nothing did."""
+        """Fetch the keys, in a thread. Return the error, or an empty text."""
         try:
             self._validator.take_keys(fetch_keys(self._validator.options))
         except (KeysUnavailable, KeysRefused) as error:
