@@ -1,1 +1,1 @@
-"""What people type: one small module per command, loaded only when its command runs."""
+"""Commands of the command line: one small module each, loaded only when its command runs."""

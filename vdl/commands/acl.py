@@ -1,4 +1,4 @@
-"""`vdl acl`: who may do what, over Kafka's own APIs (KIP-11, KIP-290)."""
+"""`vdl acl`: access control lists, over Kafka's own APIs (KIP-11, KIP-290)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def acl() -> None:
 
 
 def _what(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The resource, and whom it concerns."""
+    """Add the options that name a resource, a principal and operations."""
     options = (
         click.argument("resource", type=click.Choice(list(_RESOURCES))),
         click.argument("name", default=""),

@@ -1,8 +1,6 @@
-"""What commands share that ask a cluster something over Kafka's own APIs.
+"""Shared parts of commands that use Kafka's admin APIs: addresses, login and errors.
 
-Whom they ask, how they log in, and what went wrong.
-
-Must not know: any one API.
+Does not depend on any one API.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ Result = TypeVar("Result")
 def connection_options(
     *, config_required: bool = False
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """`--bootstrap` and `--config`."""
+    """Return a decorator that adds `--bootstrap` and `--config`."""
 
     def add(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         function = click.option(
@@ -42,7 +40,8 @@ def connection_options(
 def with_client(
     bootstrap: str, config: Path | None, use: Callable[[KafkaClient], Result]
 ) -> Result:
-    """What the first server that answers says. Raises click.ClickException."""
+    """Return the result of `use` with the first server that answers. Raises
+    click.ClickException."""
     settings = client_settings(config)
     problems = []
     for address in addresses(bootstrap):
@@ -55,7 +54,7 @@ def with_client(
 
 
 def check(code: int, message: str | None) -> None:
-    """Raises click.ClickException for what a server refused."""
+    """Raises click.ClickException for a request that a server refused."""
     if code:
         error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
         raise click.ClickException(f"{error.name}: {message}" if message else error.name)

@@ -1,7 +1,7 @@
-"""The commands people type, as one click application.
+"""The command line as one click application.
 
-Each command's own module is loaded only when it runs: `vdl down` need not load what `vdl status`
-needs.
+Each command's module is loaded only when it runs: `vdl down` need not load the modules of
+`vdl status`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def version() -> None:
 
 
 def _told_in_words() -> tuple[type[Exception], ...]:
-    """Exceptions of commands that need no traceback. What they are defined in takes a while to
-    load, which a command that needs none of it should not wait for."""
+    """Return the exceptions of commands that are shown without a traceback. Their modules take a
+    while to load, so they are imported only after an error."""
     from vdl.commands.replica_set import ReplicaSetError
     from vdl.config.settings import ConfigError
 
@@ -82,7 +82,7 @@ def _told_in_words() -> tuple[type[Exception], ...]:
 
 
 def run_app(arguments: Sequence[str]) -> int:
-    """Run the application; the exit code: 0, 1 for what failed, 2 for wrong usage."""
+    """Run the application. Return the exit code: 0, 1 for a failure, 2 for wrong usage."""
     try:
         code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
     except click.ClickException as error:

@@ -1,4 +1,4 @@
-"""What commands that connect to a cluster are told: addresses, and a file that secures them."""
+"""Options of commands that connect to a cluster: addresses, and a file with client settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdl.kafka.security.client_settings import (
 
 
 def addresses(bootstrap: str) -> list[Address]:
-    """Those of a list with commas. Raises click.BadParameter."""
+    """Return the addresses of a list with commas. Raises click.BadParameter."""
     try:
         found = [parse_address(text.strip()) for text in bootstrap.split(",") if text.strip()]
     except ValueError as error:
@@ -26,7 +26,7 @@ def addresses(bootstrap: str) -> list[Address]:
 
 
 def client_settings(config: Path | None) -> ClientSettings:
-    """What the file says; nothing is secured without one. Raises click.BadParameter."""
+    """Return the settings of the file; without one, unsecured ones. Raises click.BadParameter."""
     if config is None:
         return ClientSettings()
     try:

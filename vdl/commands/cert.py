@@ -124,7 +124,7 @@ def _serial(text: str) -> int:
 
 
 def _host_of(server_id: int, host: str) -> str:
-    """The host, if it is this server's; empty otherwise."""
+    """Return the host, if it is this server's; empty otherwise."""
     number, is_one, name = host.partition("=")
     if not is_one:
         return host

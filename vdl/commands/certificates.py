@@ -1,17 +1,15 @@
 """A certificate authority for one replica set, and the certificates it signs.
 
 ```
-DIR/ca.pem, ca.key                  who signs; keep the key off the servers
+DIR/ca.pem, ca.key                  the authority; keep the key off the servers
 DIR/server-ID.pem, server-ID.key    one pair for each server: its name is in `rpc/tls_context.py`
 DIR/admin.pem, admin.key            for `vdl status`
 DIR/client-NAME.pem, client-NAME.key
-DIR/crl.pem                         those that were revoked, once there is one
+DIR/crl.pem                         revoked certificates, once there are any
 ```
 Keys are ECDSA P-256 without a pass phrase, in files for their owner alone. A file is written whole
-or not at all, and the key before its certificate: a server that looks meanwhile finds a pair that
-does not fit, and waits for the rest.
-
-Must not know: how it is told to people.
+or not at all, and the key before its certificate: a server that loads them in between finds a pair
+that does not match, and waits for the rest.
 """
 
 from __future__ import annotations
@@ -35,27 +33,27 @@ from rpc.tls_context import ADMIN, identity_uri
 CA_DAYS = 3_650
 CERTIFICATE_DAYS = 365
 CRL_DAYS = CA_DAYS
-"""Once a list ends nobody gets in: one that is forgotten must not stop a set."""
+"""Once a list has expired no client is accepted: a forgotten list must not stop a set."""
 _CLOCK_SLACK = datetime.timedelta(minutes=5)
-"""A server whose clock is behind takes a certificate that was made just now."""
+"""Allows a server whose clock is behind to accept a certificate that was just made."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class CertificateError(Exception):
-    """What stands in the way; the text says what."""
+    """A certificate or file that cannot be made or used; the text describes the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who signs."""
+    """The certificate and key that sign."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
 def open_authority(directory: Path, cluster: str) -> Authority:
-    """The authority in a folder, made if there is none. Raises CertificateError."""
+    """Return the authority in a folder, made if there is none. Raises CertificateError."""
     certificate_file, key_file = directory / "ca.pem", directory / "ca.key"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,7 +90,7 @@ def write_server(
     hosts: Sequence[str],
     days: int = CERTIFICATE_DAYS,
 ) -> Path:
-    """A server's certificate, for clients that know it by any of the hosts. Raises
+    """Write a server's certificate for clients that use any of the hosts. Return its file. Raises
     CertificateError."""
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(identity_uri(cluster, server_id)),
@@ -107,7 +105,8 @@ def write_server(
 def write_admin(
     directory: Path, authority: Authority, cluster: str, days: int = CERTIFICATE_DAYS
 ) -> Path:
-    """The certificate of whoever may use the admin plane. Raises CertificateError."""
+    """Write a certificate for users of the admin service. Return its file. Raises
+    CertificateError."""
     names = [x509.UniformResourceIdentifier(identity_uri(cluster, ADMIN))]
     file = directory / "admin.pem"
     _write_signed(file, authority, "admin", names, [ExtendedKeyUsageOID.CLIENT_AUTH], days)
@@ -117,7 +116,7 @@ def write_admin(
 def write_client(
     directory: Path, authority: Authority, name: str, days: int = CERTIFICATE_DAYS
 ) -> Path:
-    """The certificate of a client of Kafka's protocol: its principal is "User:CN=NAME". Raises
+    """Write a Kafka client's certificate: its principal is "User:CN=NAME". Return its file. Raises
     CertificateError."""
     file = directory / f"client-{name}.pem"
     _write_signed(file, authority, name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], days)
@@ -127,8 +126,8 @@ def write_client(
 def revoke(
     directory: Path, authority: Authority, serials: Sequence[int], days: int = CRL_DAYS
 ) -> tuple[Path, int]:
-    """Add certificates to the authority's list, which holds for so many days from now; where it is,
-    and how many are in it. Raises CertificateError."""
+    """Add certificates to the authority's list, which is valid for `days` from now. Return its file
+    and the number of certificates in it. Raises CertificateError."""
     file = directory / "crl.pem"
     now = datetime.datetime.now(datetime.UTC)
     public = authority.key.public_key()
@@ -153,7 +152,8 @@ def revoke(
 
 
 def _revoked(file: Path, authority: Authority) -> tuple[dict[int, x509.RevokedCertificate], int]:
-    """Those in a list by their serial numbers, and the list's own number; none without a file."""
+    """Return the entries of a list by serial number, and the list's own number; none without a
+    file. Raises CertificateError."""
     try:
         found = x509.load_pem_x509_crl(file.read_bytes())
     except FileNotFoundError:
@@ -170,7 +170,8 @@ def _revoked(file: Path, authority: Authority) -> tuple[dict[int, x509.RevokedCe
 
 
 def serial_of(directory: Path, authority: Authority, name: str) -> int:
-    """Of a certificate in the folder, such as "client-alice". Raises CertificateError."""
+    """Return the serial number of a certificate in the folder, such as "client-alice". Raises
+    CertificateError."""
     file = directory / f"{name}.pem"
     try:
         found = x509.load_pem_x509_certificate(file.read_bytes())
@@ -256,8 +257,8 @@ def _write_pair(file: Path, certificate: x509.Certificate, key: ec.EllipticCurve
 def write_private(
     file: Path, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
 ) -> None:
-    """Whole or not at all, and never readable for others than it is to be. `owner`: user and group
-    ids, if it is to be another user's. Raises CertificateError."""
+    """Write a file as a whole or not at all, never readable for others than `mode` allows. `owner`:
+    user and group ids, if it is for another user. Raises CertificateError."""
     fresh = file.with_name(f"{file.name}.new")
     try:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""`vdl check`: look for anomalies in a recorded history of what clients did and saw."""
+"""`vdl check`: search a recorded history of client operations for anomalies."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The state of a whole cluster, put together from what each of its servers says of itself.
+"""State of a whole cluster, collected from each of its servers.
 
-Kafka's Metadata says who the servers are and where the partitions are; each server's admin service
-says how its replicas stand. The admin address is in a server's `vdl.admin.listener`, which any
-Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because
-one server is down; then that server is what is wrong, and is shown so.
+Kafka's Metadata lists the servers and the placement of partitions; each server's admin service
+reports the state of its replicas. The admin address is in a server's `vdl.admin.listener`, which
+any Kafka client can read (DescribeConfigs): the listener named ADMIN. A server that is down causes
+no failure here; it is shown as a problem.
 
-Must not know: how it is shown.
+Does not depend on how the state is shown.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NOT_SECURED = ClientSettings()
 ADMIN_TIMEOUT_SECONDS = 10.0
 """An overloaded server with many groups takes a while."""
 SERVERS_AT_ONCE = 64
-"""How many are asked at one time."""
+"""Servers queried at a time."""
 REPLICA_NUMBER_BITS = 16
 """A replica id is the server id above this many bits of replica number."""
 
 
 @dataclass(slots=True)
 class Server:
-    """One server. `problem` says why nothing is known of it, empty when it answered."""
+    """One server. `problem`: reason why its state is unknown, empty if it answered."""
 
     id: ServerId
     address: str
@@ -56,39 +56,38 @@ class Server:
     replicas: int = 0
     leading: int = 0
     notes: list[str] = field(default_factory=list)
-    """What it knows to be wrong: texts of `vdl.server.problem.Problem`."""
+    """Problems that it knows of: texts of `vdl.server.problem.Problem`."""
 
     @property
     def own_problems(self) -> list[Problem]:
-        """What is wrong with this server, and not with partitions or other servers."""
+        """Problems of this server itself, not of partitions or other servers."""
         found = map(Problem.parse, self.notes)
         return [problem for problem in found if problem.kind in SERVER_KINDS]
 
 
 @dataclass(slots=True)
 class Replica:
-    """One copy of a group. -1: not known, because its server did not answer."""
+    """One copy of a group. -1: unknown, because its server did not answer."""
 
     server: ServerId
     role: str = "unknown"
-    """"learner": not all replicas know yet that this one takes part, so it replaces nobody."""
+    """"learner": not all replicas know yet that it is a voter, so it cannot replace one."""
     term: Term = Term(-1)
     end_offset: int = -1
     high_watermark: int = -1
     durable_index: int = -1
-    """The last index the leader knows to be on this replica's disk."""
+    """Last index that the leader knows to be on this replica's disk."""
     lag: int = -1
-    """Records the leader has and this replica has not."""
+    """Records that the leader has and this replica does not have."""
     lag_entries: int = -1
-    """Raft entries the leader has and does not know to be durable here."""
+    """Raft entries that the leader has and does not know to be durable here."""
     is_in_sync: bool | None = None
-    """Whether a partition's leader counts it among the in-sync replicas, as clients are told; None:
-    not told."""
+    """True if the partition's leader reports it to clients as an in-sync replica; None: unknown."""
 
 
 @dataclass(slots=True)
 class Group:
-    """A partition, the catalog or a coordinator. `leader` -1: nobody says it leads."""
+    """A partition, the catalog or a coordinator. `leader` -1: no server claims to lead it."""
 
     name: str
     leader: int = -1
@@ -100,7 +99,7 @@ class Group:
 
     @property
     def is_well(self) -> bool:
-        """It has a leader, and all its replicas take part and are in sync."""
+        """True if it has a leader, and all its replicas take part and are in sync."""
         return self.leader >= 0 and not any(
             replica.role in ("unknown", "learner") or replica.is_in_sync is False
             for replica in self.replicas
@@ -134,13 +133,13 @@ class ClusterStatus:
 
     @property
     def partitions(self) -> list[Partition]:
-        """Of all topics."""
+        """Partitions of all topics."""
         return [partition for topic in self.topics for partition in topic.partitions]
 
     @property
     def problems(self) -> dict[str, list[str]]:
-        """Kind → what the servers say about it, without repetitions. Who is cut off knows of no
-        leaders; what others know counts."""
+        """Kind → the servers' texts, without repetitions. An isolated server knows no leaders: it
+        is ignored if another server knows one."""
         led = {
             group.name
             for group in (*self.groups, *self.partitions)
@@ -159,8 +158,8 @@ class ClusterStatus:
 
     @property
     def is_healthy(self) -> bool:
-        """Every server answers, every group has a leader, and no server knows of anything that is
-        wrong."""
+        """True if every server answers, every group has a leader, and no server knows of a
+        problem."""
         return (
             not any(server.problem for server in self.servers)
             and all(group.leader >= 0 for group in (*self.groups, *self.partitions))
@@ -169,9 +168,9 @@ class ClusterStatus:
 
 
 def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED) -> ClusterStatus:
-    """Ask the server of `bootstrap` that answers first who the others are, then all of them at one
-    time: one that is overloaded takes a while for each question. Raises Unreachable when none
-    answers, ClientSettingsError for files that cannot be used."""
+    """Get the list of servers from the server of `bootstrap` that answers first, then query all of
+    them at the same time, because an overloaded one takes a while for each request. Raises
+    Unreachable if none answers, ClientSettingsError for unusable files."""
     addresses = list(dict.fromkeys(bootstrap))
     with ExitStack() as open_clients, ThreadPoolExecutor(max_workers=SERVERS_AT_ONCE) as pool:
 
@@ -180,7 +179,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
             return open_clients.enter_context(client)
 
         connecting = {address: pool.submit(connect, address) for address in addresses}
-        admin_client = pool.submit(_load_admin_client)  # while servers are waited for
+        admin_client = pool.submit(_load_admin_client)  # while waiting for servers
         metadata, brokers = _discover(connecting)
         status = ClusterStatus(metadata.cluster_id or "")
         asked = []
@@ -188,7 +187,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
             address = Address(broker.host, broker.port)
             server = Server(ServerId(broker.broker_id), str(address), rack=broker.rack or "")
             status.servers.append(server)
-            # A connection that is there need not be made again, and each answer takes its time.
+            # An open connection is reused: each new one costs round trips.
             client = connecting.get(address) or pool.submit(connect, address)
             ask = partial(_ask_server, settings, server, address, client, admin_client)
             asked.append(pool.submit(ask))
@@ -211,8 +210,8 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
 def _discover(
     connecting: Mapping[Address, Future[KafkaClient]],
 ) -> tuple[Any, list[DescribeClusterBroker]]:
-    """Metadata of all topics and the servers by id, from the first server that answers. One that is
-    cut off leaves itself out of its Metadata; DescribeCluster names it."""
+    """Return the Metadata of all topics and the servers by id, from the first server that answers.
+    An isolated server leaves itself out of its Metadata; DescribeCluster includes it."""
     problems: dict[str, list[str]] = {}
     addresses = {connected: str(address) for address, connected in connecting.items()}
     for connected in as_completed(addresses):
@@ -231,7 +230,7 @@ def _discover(
 
 
 def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:
-    """Where a server's admin service listens, by its own word. Raises Unreachable."""
+    """Return the address of a server's admin service, as it reports it. Raises Unreachable."""
     # Servers of an earlier build have it among their listeners.
     names = [ADMIN_SETTING, "advertised.listeners"]
     own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), names)
@@ -245,7 +244,7 @@ def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> A
 
 
 def admin_address(listeners: str) -> Address | None:
-    """The ADMIN listener in a text such as "PLAINTEXT://a:9092,ADMIN://a:9112"; None for none."""
+    """Return the ADMIN listener in a text such as "PLAINTEXT://a:9092,ADMIN://a:9112", or None."""
     for listener in listeners.split(","):
         name, _, address = listener.strip().partition("://")
         if name == ADMIN_LISTENER:
@@ -257,7 +256,7 @@ def admin_address(listeners: str) -> Address | None:
 
 
 def _load_admin_client() -> type[AdminClient]:
-    """gRPC takes a while to load."""
+    """Load the admin client: gRPC takes a while."""
     from rpc.admin_client import AdminClient
 
     return AdminClient
@@ -270,7 +269,7 @@ def _ask_server(
     connecting: Future[KafkaClient],
     admin_client: Future[type[AdminClient]],
 ) -> ServerStatus | None:
-    """What the server says of itself, its summary put into `server`; None when it does not."""
+    """Return the server's status and put its summary into `server`; None if it does not answer."""
     try:
         admin = _find_admin(connecting.result(), server.id, address)
         server.admin = str(admin)
@@ -308,7 +307,7 @@ GroupT = TypeVar("GroupT", bound=Group)
 def _replicas_by_group(
     answers: Mapping[ServerId, ServerStatus],
 ) -> dict[str, dict[ServerId, GroupStatus]]:
-    """Group name → server id → that server's replica of it."""
+    """Return group name → server id → that server's replica of it."""
     found: dict[str, dict[ServerId, GroupStatus]] = {}
     for server_id, answer in sorted(answers.items()):
         for group in answer.groups:
@@ -319,7 +318,7 @@ def _replicas_by_group(
 def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByServer]) -> None:
     for described in sorted(metadata.topics, key=lambda topic: str(topic.name)):
         if described.is_internal:
-            continue  # a view of the coordinators, which are told as what they are
+            continue  # a view of the coordinators, which are shown themselves
         topic = Topic(described.name)
         for row in sorted(described.partitions, key=lambda row: int(row.partition_index)):
             name = f"{described.name}-{row.partition_index}"
@@ -334,8 +333,8 @@ def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByS
 
 
 def _add_missing_servers(status: ClusterStatus) -> None:
-    """Servers that have replicas and are not among the brokers: they are down, or
-    wait because the cluster does not know their data directory."""
+    """Add servers that have replicas and are not among the brokers: they are down, or wait because
+    the cluster does not know their data directory."""
     known = {server.id for server in status.servers}
     partitions = [partition for topic in status.topics for partition in topic.partitions]
     placed = {
@@ -349,7 +348,7 @@ def _add_missing_servers(status: ClusterStatus) -> None:
 
 
 def _servers_of(by_server: ByServer) -> list[ServerId]:
-    """Every server with a replica of the group, also those that did not answer."""
+    """Return every server with a replica of the group, including those that did not answer."""
     ids = {
         NodeId(replica) >> REPLICA_NUMBER_BITS
         for group in by_server.values()
@@ -359,7 +358,7 @@ def _servers_of(by_server: ByServer) -> list[ServerId]:
 
 
 def fill_group(group: GroupT, servers: Iterable[ServerId], by_server: ByServer) -> GroupT:
-    """Put the replicas' own words into `group`. The leader of the newest term is believed."""
+    """Fill `group` with the replicas' reports. The leader of the newest term counts."""
     leaders = {
         server_id: replica
         for server_id, replica in by_server.items()
@@ -383,15 +382,16 @@ def fill_group(group: GroupT, servers: Iterable[ServerId], by_server: ByServer) 
 
 
 def _is_voter(own: GroupStatus, views: Iterable[GroupStatus]) -> bool:
-    """Whether all members that answer, the replica itself among them, count its vote. One that has
-    not heard of a promotion would wait for voters of before, were the others taken away now."""
+    """Return True if all members that answer, including the replica itself, count its vote. A
+    member that does not know of a promotion would wait for the previous voters if the others were
+    removed now."""
     return own.replica_id in own.voters and all(
         own.replica_id in view.voters for view in views if view.voters
     )
 
 
 def _replica(server_id: ServerId, own: GroupStatus | None, leader: GroupStatus | None) -> Replica:
-    """One replica, from its own words and from its leader's."""
+    """Return one replica, from its own report and from its leader's."""
     replica = Replica(server_id)
     if own is not None:
         replica.role = own.role.name.lower()
@@ -400,7 +400,7 @@ def _replica(server_id: ServerId, own: GroupStatus | None, leader: GroupStatus |
         replica.high_watermark = own.high_watermark
     if leader is not None:
         if own is not None:
-            # Asked one after another: a follower may answer later than its leader did.
+            # Queried one after another: a follower may answer later than its leader did.
             replica.lag = max(0, leader.end_offset - own.end_offset)
         for progress in leader.progress:
             if progress.replica_id >> REPLICA_NUMBER_BITS == server_id:

@@ -1,8 +1,7 @@
-"""`vdl log`: data directories, offline: what is in them, whether it is whole, where copies differ.
+"""`vdl log`: data directories, offline: their contents, their integrity, differences of copies.
 
-No server may hold them: each is locked while it is looked at. Only `index` writes anything.
-
-Must not know: formats; `segments.tool` reads them.
+No server may use them: each is locked while it is read. Only `index` writes. `segments.tool` reads
+the formats.
 """
 
 from __future__ import annotations

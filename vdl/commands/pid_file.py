@@ -1,11 +1,11 @@
-"""The file that holds a server's process id, and whether that process is still the server.
+"""Process id file of a server, and a check that this process is still the server.
 
-Ids are reused, and a killed server leaves its file: a file is believed only while its process runs
-`vdl serve` with the configuration that it is asked about. A server writes it when its directory is
-its own, and only who finds its own process in it takes it away: another one that was started by
-mistake must not make `vdl down` lose the one that runs.
+Ids are reused, and a killed server leaves its file: a file counts only while its process runs
+`vdl serve` with the given configuration file. A server writes it once its directory is locked, and
+removes it only if it names its own process: a second server started by mistake must not make
+`vdl down` lose the running one.
 
-Must not know: how servers are started and stopped. A server loads it, so it stays small.
+A server loads this module, so it stays small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def read_pid(path: Path) -> int:
-    """The process id in the file, 0 when there is none."""
+    """Return the process id in the file, 0 if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -23,7 +23,8 @@ def read_pid(path: Path) -> int:
 
 
 def write_pid(path: Path, pid: int) -> None:
-    """Whole or not at all; a server and who started it may both do it. Raises OSError."""
+    """Write the file as a whole or not at all; a server and its starter may both do so. Raises
+    OSError."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         fresh.write_text(f"{pid}\n", encoding="ascii")
@@ -40,7 +41,8 @@ def remove_pid(path: Path, pid: int) -> None:
 
 
 def is_server_process(pid: int, config_file: Path) -> bool:
-    """Whether process `pid` is alive and runs `vdl serve` with this very configuration file."""
+    """Return True if process `pid` is alive and runs `vdl serve` with exactly this configuration
+    file."""
     if pid <= 0:
         return False
     try:
@@ -51,7 +53,7 @@ def is_server_process(pid: int, config_file: Path) -> bool:
 
 
 def _command_line_from_ps(pid: int) -> list[bytes]:
-    """The words of a process's command line where there is no /proc; empty when it is gone."""
+    """Return the words of a process's command line if there is no /proc; empty if it is gone."""
     if Path("/proc/self/cmdline").exists():
         return []
     import subprocess

@@ -1,8 +1,7 @@
 """`vdl pipeline`: jobs that write topics to tables on Spark.
 
-Spark, Arrow and what shows progress are loaded by the commands that need them.
-
-Must not know: how a job is run; `vdl.pipeline` does.
+Spark, Arrow and the progress bar are loaded by the commands that need them. `vdl.pipeline` runs the
+jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 class _Group(click.Group):
-    """Turns what stops a job into one line and exit code 1."""
+    """Converts an error that stops a job to one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -54,12 +53,12 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError:
-            check_installed()  # says what is missing and how to have it, whichever came first
+            check_installed()  # reports the missing package and how to install it
             raise
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:
-    """What Spark raises: nothing where it was not loaded."""
+    """Return Spark's exceptions; none if it is not loaded."""
     if "pyspark" not in sys.modules:
         return ()
     from py4j.protocol import Py4JError
@@ -438,7 +437,7 @@ def _run(
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[BatchReport], None]]:
-    """Shows batches: as a bar on a terminal, as lines elsewhere, not at all when `quiet`."""
+    """Show batches: as a bar on a terminal, as lines elsewhere, not at all if `quiet`."""
     if quiet:
         yield lambda report: None
     elif not sys.stderr.isatty():
@@ -467,12 +466,12 @@ def _show_line(report: BatchReport) -> None:
 
 
 def _age(newest_ms: int) -> str:
-    """Of the newest record that is in the table now."""
+    """Return the age of the newest record in the table, as text."""
     return f", {max(0.0, time.time() - newest_ms / 1000):.0f} s old" if newest_ms >= 0 else ""
 
 
 class _Bar:
-    """How much of what is there now has been written."""
+    """Progress bar: written rows of those that are there now."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -512,7 +511,7 @@ def _run_told(
     *,
     quiet: bool,
 ) -> Totals:
-    """Run in a session of its own; what happens is told."""
+    """Run a job in a session of its own, and report its progress."""
     from vdl.pipeline.lag import LagWatch
 
     spark = _session(job)
@@ -541,7 +540,8 @@ def _run_told(
 
 
 def _session(job: Job) -> Any:
-    """One in which the job can run, as far as that is known without it. Raises PipelineError."""
+    """Return a session in which the job can run, as far as can be checked. Raises
+    PipelineError."""
     from vdl.pipeline.preflight import (
         check_cluster,
         check_folders,
@@ -581,7 +581,7 @@ def _runner(
 
 
 def _verdict_lines(verdict: Verdict) -> Iterator[str]:
-    """The numbers in one line, and one for each thing that is wrong."""
+    """Yield the numbers in one line, and one line for each problem."""
     counts = f"{verdict.rows} rows, {verdict.dead} dead letters"
     if verdict.is_by_counts:
         yield f"{counts}; rows do not say what they were made of: only counts were compared"
@@ -613,7 +613,7 @@ def _number(known: object) -> object:
 
 
 def _moment(micros: int | None) -> str | None:
-    """A time of the job's rows."""
+    """Return an event time of the job's rows as text."""
     if micros is None:
         return None
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

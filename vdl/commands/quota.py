@@ -1,4 +1,4 @@
-"""`vdl quota`: how much clients may use, over Kafka's own APIs (KIP-546)."""
+"""`vdl quota`: quotas of clients, over Kafka's own APIs (KIP-546)."""
 
 from __future__ import annotations
 

@@ -1,22 +1,21 @@
 """A replica set on this machine: its folder, its ports, its processes.
 
 ```
-DIR/replica_set.toml    how many servers, from which port on
-DIR/<id>/vdl.toml       the server's configuration; written once, then yours to edit
+DIR/replica_set.toml    number of servers and first port
+DIR/<id>/vdl.toml       the server's configuration; written once, then the user's to edit
 DIR/<id>/store/         its data directory
-DIR/<id>/server.pid     its process, while it runs
-DIR/<id>/server.log     what it logged
+DIR/<id>/server.pid     its process id, while it runs
+DIR/<id>/server.log     its log
 DIR/tls/                of a set with --secure: certificates (`vdl/commands/certificates.py`)
-DIR/first_users         of such a set: what its first user's password is checked by
-DIR/client.properties   of such a set: how that user connects, password included
+DIR/first_users         of such a set: credentials that its first user's password is checked with
+DIR/client.properties   of such a set: that user's client settings, password included
 ```
 Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 and 30 above it for
 peers, administration and metrics.
 
-A process id is believed only while that process runs `vdl serve` with the very same configuration
-file: nobody else's process may be ended. Who starts or stops the set holds a lock on its folder.
-
-Must not know: how it is told to people.
+A process id counts only while that process runs `vdl serve` with exactly this configuration file:
+no unrelated process may be ended. A command that starts or stops the set holds a lock on its
+folder.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
 FILE_SYSTEMS_OWN = "lost+found"
-"""In a new ext4."""
+"""Folder in the root of a new ext4."""
 FIRST_USER = "admin"
-"""Of a set with --secure; it may do everything."""
+"""First user of a set with --secure; it may do everything."""
 NEW_SET_RETENTION_MS = 604_800_000
-"""Kafka's default of `log.retention.ms`, which the files of a new set say. The servers' own is for
-ever: a set from before must not lose records because its software is newer."""
+"""Kafka's default of `log.retention.ms`, written to the files of a new set. The servers' own
+default is for ever: an older set must not lose records because its software is newer."""
 SERVING, WAITING = "serving", "waiting"
-"""The states of a server, as its `/health` gives them, in which its start is over."""
+"""States of a server that has finished its start, as `/health` reports them."""
 
 
 class ReplicaSetError(Exception):
-    """Something a person has to decide or repair; the text says what."""
+    """A problem that a person has to decide or repair; the text describes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """One server of the set: where its files are. Whether it runs is asked of the system."""
+    """One server of the set: its files. The system is queried for its process."""
 
     id: ServerId
     directory: Path
@@ -83,16 +82,16 @@ class LocalServer:
         return self.directory / "server.log"
 
     def config(self) -> Config:
-        """Raises ConfigError."""
+        """Load the server's configuration. Raises ConfigError."""
         return load_config(self.config_file)
 
     def running_pid(self) -> int:
-        """The server's process id, 0 when it does not run."""
+        """Return the server's process id, 0 if it does not run."""
         pid = read_pid(self.pid_file)
         return pid if is_server_process(pid, self.config_file) else 0
 
     def log_tail(self) -> str:
-        """The last lines of the log, for a message about a server that did not start."""
+        """Return the last lines of the log, for a message about a server that did not start."""
         try:
             lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -108,19 +107,19 @@ class ReplicaSet:
     base_port: int
     servers: tuple[LocalServer, ...]
     is_secure: bool = False
-    """Whether it was made with --secure."""
+    """True if it was made with --secure."""
     retention_ms: int = FOREVER
-    """`log.retention.ms` of its servers' files, as it was when the set was made: all servers have
-    one, also those whose file is written again."""
+    """`log.retention.ms` of its servers' files, as it was when the set was made. It is recorded so
+    that a server file that is written again gets the same value."""
 
     @property
     def client_file(self) -> Path:
-        """Of a secure set: the properties that a client connects with."""
+        """Client properties of a secure set."""
         return self.directory / "client.properties"
 
     @property
     def bootstrap(self) -> str:
-        """What a Kafka client is given: the address of every server."""
+        """Bootstrap addresses for Kafka clients: the address of every server."""
         addresses = []
         for server in self.servers:
             listener = server.config().listeners[0]
@@ -129,16 +128,17 @@ class ReplicaSet:
         return ",".join(addresses)
 
     def running(self) -> dict[ServerId, int]:
-        """Server id → process id of those that run."""
+        """Return server id → process id of the servers that run."""
         pids = {server.id: server.running_pid() for server in self.servers}
         return {server_id: pid for server_id, pid in pids.items() if pid}
 
 
 @contextlib.contextmanager
 def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Nobody else starts or stops the set in this folder meanwhile. Raises ReplicaSetError where
-    there can be no folder, and when somebody does: or calls `on_wait`, if given, and waits. Needs
-    no room on the disk: a set is stopped on a full one as well. It ends with the process."""
+    """Hold the lock of the set in this folder against other starts and stops. Raises
+    ReplicaSetError if the folder cannot be used. If another command holds the lock, it calls
+    `on_wait`, if given, and waits; otherwise it raises ReplicaSetError. Needs no room on the disk:
+    a set is also stopped on a full one. The lock ends with the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -162,7 +162,7 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
-        pass  # no locks here (some network file systems): then it is as if nobody else came
+        pass  # no locks here (some network file systems): continue without one
     try:
         yield
     finally:
@@ -170,7 +170,8 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
 
 
 def find_replica_set(directory: Path) -> ReplicaSet | None:
-    """The set that was made below `directory`; None when there is none. Raises ReplicaSetError."""
+    """Return the set that was made below `directory`; None if there is none. Raises
+    ReplicaSetError."""
     file = directory / RECORD
     try:
         recorded = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -214,9 +215,9 @@ def make_replica_set(
 
 
 def _strange_entry(directory: Path, count: int) -> str:
-    """What is there already where no set was made yet: a file, or a file in a server's place. A
-    server's folder may be there, with a disk mounted in it. Other folders, and files whose names
-    begin with a dot, may stand beside a set."""
+    """Return the name of an entry that prevents a new set: a file, or an occupied place of a
+    server. Empty folders of servers are accepted, with a disk mounted in them or not. Other
+    folders, and files whose names begin with a dot, may exist beside a set."""
     if (directory / RECORD).exists():
         return ""
     places = {str(number) for number in range(1, count + 1)}
@@ -229,7 +230,7 @@ def _strange_entry(directory: Path, count: int) -> str:
 
 
 def _has_room_for_a_server(folder: Path) -> bool:
-    """Return whether nothing is in it but folders, empty but for what a file system has."""
+    """Return True if the folder contains only folders that are empty except for `lost+found`."""
     if not folder.is_dir():
         return False
     return all(
@@ -243,7 +244,7 @@ def _has_room_for_a_server(folder: Path) -> bool:
 
 
 def check_layout(*, count: int, base_port: int) -> None:
-    """Raises ReplicaSetError for a set that cannot be."""
+    """Raises ReplicaSetError for an impossible number of servers or port."""
     if not 1 <= count <= SERVERS_MAX:
         raise ReplicaSetError(f"a replica set on one machine has 1 to {SERVERS_MAX} servers")
     if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:
@@ -251,8 +252,8 @@ def check_layout(*, count: int, base_port: int) -> None:
 
 
 def _write_file(path: Path, text: str) -> None:
-    """Whole or not at all, also when the disk is full: what is there is believed from then on.
-    Raises ReplicaSetError."""
+    """Write a file as a whole or not at all, even if the disk is full: its contents are trusted
+    from then on. Raises ReplicaSetError."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         with fresh.open("w", encoding="utf-8") as file:
@@ -289,12 +290,12 @@ def write_configs(replica_set: ReplicaSet) -> None:
             raise ReplicaSetError(f"cannot use {server.directory}: {error.strerror}") from error
         else:
             if not size:
-                # It would be believed: a server with every default, at another's port.
+                # It would load as a server with all defaults, at another server's port.
                 raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
 
 
 def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
-    """The configuration of one server of a set on loopback."""
+    """Return the configuration of one server of a set on loopback."""
     count, base_port = len(replica_set.servers), replica_set.base_port
     is_secure, retention_ms = replica_set.is_secure, replica_set.retention_ms
     port = base_port + server_id - 1
@@ -349,7 +350,7 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
 
 
 def taken_ports(servers: Iterable[LocalServer]) -> dict[ServerId, str]:
-    """The servers that cannot listen on one of their addresses: server id → why. Raises
+    """Return the servers that cannot listen on one of their addresses: server id → reason. Raises
     ConfigError."""
     found: dict[ServerId, str] = {}
     for server in servers:
@@ -364,10 +365,10 @@ def taken_ports(servers: Iterable[LocalServer]) -> dict[ServerId, str]:
 
 
 def _why_not(address: Address) -> str:
-    """Why an address cannot be listened on; empty where it can."""
+    """Return the reason why an address cannot be listened on; empty if it can."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the servers bind: a port that only lingers in TIME_WAIT is free.
+        # Bind as the servers do: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address.host, address.port))
@@ -391,10 +392,10 @@ def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise ReplicaSetError(f"cannot be started: {error}") from error
     try:
-        # Written by the server as well; here at once, so that who is interrupted now finds it.
+        # The server writes it as well; written here so that an interrupted `vdl up` can find it.
         write_pid(server.pid_file, process.pid)
     except OSError as error:
-        process.kill()  # nobody would find it
+        process.kill()  # without the file it could not be found again
         process.wait()
         raise ReplicaSetError(f"cannot write {server.pid_file}: {error.strerror}") from error
     return process
@@ -402,8 +403,8 @@ def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Where to ask a server what it does: its metrics port, or, where that is off, a listener
-    for clients, which then only has to accept a connection."""
+    """Address to query a server's state: its metrics port, or, if that is off, a client listener,
+    which then only has to accept a connection."""
 
     server_id: ServerId
     address: Address
@@ -418,7 +419,8 @@ class Probe:
         return Probe(server.id, Address(listener.host, listener.port), is_http=False)
 
     def state(self) -> str:
-        """The server's own word for its state ("serving", "waiting"); empty when it says none."""
+        """Return the state that the server reports ("serving", "waiting"); empty if it reports
+        none."""
         host, port = self.address.host, self.address.port
         if not self.is_http:
             try:
@@ -438,13 +440,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What became of the servers of a set that were started."""
+    """Result of starting servers of a set."""
 
     serving: list[ServerId]
     outside: list[ServerId]
-    """They take no part: their cluster does not know their data directory."""
+    """Servers that take no part: their cluster does not know their data directory."""
     failed: dict[ServerId, str]
-    """They ended, or do not serve yet; and why, with the end of the log."""
+    """Servers that ended, or do not serve yet: the reason, with the end of the log."""
 
 
 def wait_until_started(
@@ -453,7 +455,7 @@ def wait_until_started(
     *,
     timeout_seconds: float,
 ) -> Started:
-    """Return when each of `servers` serves, says that it takes no part, or has ended (those of
+    """Return when each of `servers` serves, reports that it takes no part, or has ended (those of
     `processes`, by server id), or when time runs out."""
     deadline = time.monotonic() + timeout_seconds
     starting = [Probe.of(server) for server in servers]
@@ -466,7 +468,7 @@ def wait_until_started(
 
     while starting:
         states = {probe.server_id: probe.state() for probe in starting}
-        # An end before an answer: that may be another's, who has the port of one that is gone.
+        # Look for an end before using an answer: another program may have taken its port.
         for server_id in sorted(states):
             process = processes.get(server_id)
             if process is not None and process.poll() is not None:
@@ -486,11 +488,11 @@ def wait_until_started(
 
 
 def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[ServerId, str]:
-    """Ask all that run to stop, at once; end what is left after `patience_seconds`.
+    """Stop all that run, at once; kill the rest after `patience_seconds`.
 
-    By SIGINT, which says that the whole set stops: there is nobody to hand leadership to.
+    SIGINT means that the whole set stops: no server is left to hand leaderships to.
 
-    Server id → how it ended ("stopped", "killed") for those that ran.
+    Return server id → "stopped" or "killed" for those that ran.
     """
     pids = {server.id: (server, server.running_pid()) for server in servers}
     running = {server_id: found for server_id, found in pids.items() if found[1]}
@@ -523,7 +525,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _has_ended(server: LocalServer, pid: int) -> bool:
-    """Whether the process is gone; a child of ours is reaped, so that it does not stay a zombie."""
+    """Return True if the process is gone. A child process is reaped, so that it does not stay a
+    zombie."""
     try:
         ended, _ = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -1,9 +1,6 @@
-"""What `vdl up --secure` lays out for a replica set: certificates, a first user, a client's
-settings.
+"""Files of a set made by `vdl up --secure`: certificates, a first user, a client's settings.
 
-Each file is written once; what is there is the user's.
-
-Must not know: processes.
+Each file is written once; an existing file is never changed.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ _PASSWORD_BYTES = 24
 
 
 def secure_replica_set(replica_set: ReplicaSet) -> None:
-    """Write what is missing. Raises ReplicaSetError."""
+    """Write the files that are missing. Raises ReplicaSetError."""
     tls = replica_set.directory / "tls"
     try:
         authority = open_authority(tls, CLUSTER_NAME_DEFAULT)
@@ -46,7 +43,7 @@ def secure_replica_set(replica_set: ReplicaSet) -> None:
 
 
 def _client_text(tls: Path, password: str) -> str:
-    """Properties for librdkafka and this program, and the same again for Java."""
+    """Return properties for librdkafka and this program, and the same again for Java."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     return "\n".join(
         (

@@ -1,8 +1,8 @@
 """`vdl serve`: one server, from a configuration file, until SIGTERM or SIGINT.
 
-Prepares the process (signals, files private to the user and as many as the system allows, memory,
-short switch interval, log, pid file), then hands over to `vdl.server.process`. Loads nothing that a
-server does not need.
+Prepares the process (signals, files private to the user, as many descriptors as the system allows,
+memory, short switch interval, pid file), then hands over to `vdl.server.process`. Loads only
+modules that a server needs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ EXIT_USAGE = 2
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number."""
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""A thread that comes back from a disk sync otherwise waits up to 5 ms for a busy loop."""
+"""A thread that returns from an fsync otherwise waits up to 5 ms for a busy loop."""
 ARENAS_MAX = 2
-"""Of the C library's allocator: one for the loop, one for all other threads, which seldom allocate
-at one time. With one each they keep some 13 MB in pieces."""
+"""Arenas of the C library's allocator: one for the loop, one for all other threads, which rarely
+allocate at the same time. One for each thread would keep some 13 MB in fragments."""
 _M_ARENA_MAX = -8  # mallopt(3)
 FILES_KEPT = 512
-"""Descriptors that clients never get: what the store and the other servers need."""
+"""Descriptors reserved for the store and for links to other servers."""
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Run a server; its exit code, 2 when it could not be configured."""
+    """Run a server. Return its exit code, 2 if the configuration is invalid."""
     parser = argparse.ArgumentParser(
         prog="vdl serve", description="Run one server until SIGTERM or SIGINT."
     )
@@ -71,7 +71,7 @@ def serve(arguments: Sequence[str]) -> int:
         path, pid = options.pid_file, os.getpid()
 
         def write() -> None:
-            """Not before the directory is ours: another server's file is left to it."""
+            """Write the pid file once the directory is locked: another server's file stays."""
             if path is not None:
                 try:
                     write_pid(path, pid)
@@ -86,10 +86,10 @@ def serve(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _ended_by_signals(pid_file: Path | None) -> Iterator[None]:
-    """SIGTERM and SIGINT end the process at once until the server has handlers of its own, after it
-    has read its directory: like a crash, which it may have at any time. Left to the system they
-    would not end a process 1, as in a container, at all; left to Python SIGINT is a traceback. As
-    with the server's own handlers it does not matter that one of them was ignored before."""
+    """End the process at once on SIGTERM and SIGINT, until the server installs its own handlers
+    after reading its directory. That is like a crash, which is possible at any time. The default
+    actions would not end process 1 of a container, and SIGINT would print a traceback. As with the
+    server's own handlers, a signal that was ignored before is handled, too."""
 
     def end(number: int, frame: FrameType | None) -> None:
         del frame
@@ -113,15 +113,15 @@ def _configuration(path: Path | None) -> Config:
 
 
 def limit_arenas() -> None:
-    """Have threads share arenas of the C library's allocator, where it has any. Use: before there
-    are threads. MALLOC_ARENA_MAX in the environment decides where it is set."""
+    """Let threads share arenas of the C library's allocator, if it has any. Use: before there are
+    threads. MALLOC_ARENA_MAX takes precedence if it is set in the environment."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, ARENAS_MAX)
 
 
 def _raise_file_limit() -> int:
-    """Take all the descriptors that the process may have; how many those are."""
+    """Raise the limit of descriptors to the maximum and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -131,8 +131,8 @@ def _raise_file_limit() -> int:
 
 
 def within_files(config: Config, files: int) -> Config:
-    """The configuration with no more clients than so many descriptors leave room for: a store that
-    can open no file ends its server."""
+    """Return the configuration with at most as many clients as the descriptors allow: a store that
+    cannot open a file ends its server."""
     most = max(1, files - min(FILES_KEPT, files // 2))
     if config.kafka.connections_max <= most:
         return config

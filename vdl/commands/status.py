@@ -1,7 +1,7 @@
-"""`vdl status`: the state of a cluster, for people as tables, for programs as JSON.
+"""`vdl status`: the state of a cluster, as tables for people and as JSON for programs.
 
-Somebody asks because a machine is overloaded, where each second of CPU takes many: so the tables
-are plain lines, made here.
+It is often used when a machine is overloaded and CPU time is scarce. So the tables are plain lines
+built here, without a library.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted
 
 PARTITIONS_MAX = 40
-"""Of more, only those that are not well are shown."""
+"""With more partitions, only those that are not well are shown."""
 PROBLEMS_MAX = 3
-"""Of one kind that are shown."""
+"""Problems of one kind that are shown."""
 _GAP = "  "
-"""Between two columns."""
+"""Gap between two columns."""
 
 
 @click.command()
@@ -76,14 +76,14 @@ def status(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """Which partitions the tables show."""
+    """Selection of the partitions in the tables."""
 
     show_all: bool = False
     only_wrong: bool = False
     topics: frozenset[str] = frozenset()
 
     def groups_of(self, cluster: ClusterStatus) -> list[Group]:
-        """Return them, in the order of their names."""
+        """Return the selected groups, in the order of their names."""
         partitions = [
             partition
             for topic in cluster.topics
@@ -99,7 +99,7 @@ class Shown:
 
 
 def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
-    """Print a summary, the servers, what is wrong, and the partitions that are to be shown."""
+    """Print a summary, the servers, the problems, and the selected partitions."""
     groups = shown.groups_of(cluster)
     lines = [_summary(cluster), *_server_table(cluster), *_problem_lines(cluster)]
     if groups:
@@ -125,7 +125,7 @@ def _summary(cluster: ClusterStatus) -> str:
 
 
 def _problem_lines(cluster: ClusterStatus) -> list[str]:
-    """One line a kind: the first few of what is said about it."""
+    """Return one line for each kind, with its first few texts."""
     lines = []
     for kind, texts in cluster.problems.items():
         told = "; ".join(texts[:PROBLEMS_MAX])
@@ -138,7 +138,7 @@ def _problem_lines(cluster: ClusterStatus) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cell:
-    """`text` as wide as it is, `shown` with its colours."""
+    """A table cell: `text` determines the width, `shown` has the colours."""
 
     text: str
     shown: str = ""
@@ -149,7 +149,8 @@ def _styled(text: str, *, color: str | None = None, bold: bool = False) -> _Cell
 
 
 def _table(columns: Iterable[str], rows: Iterable[list[_Cell | str]]) -> list[str]:
-    """Lines of a table. Columns whose name starts with ">" hold numbers. A row may be shorter."""
+    """Return the lines of a table. Columns whose name starts with ">" hold numbers. A row may be
+    shorter."""
     names = list(columns)
     heads: list[_Cell | str] = [_styled(name.removeprefix(">"), bold=True) for name in names]
     cells = [[_Cell(c) if isinstance(c, str) else c for c in row] for row in (heads, *rows)]
@@ -210,7 +211,7 @@ def _group_table(groups: Iterable[Group]) -> list[str]:
 
 
 def _replica_text(replica: Replica) -> _Cell:
-    """A replica in a table: its server, and how far behind it is."""
+    """Return a replica's cell: its server and its lag."""
     if replica.role == "unknown":
         return _styled(f"{replica.server}: no answer", color="red")
     if replica.role == "leader":

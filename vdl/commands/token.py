@@ -32,7 +32,7 @@ _parse_period = duration(1, 3_650 * DAY_MS)
 
 
 def _period(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Milliseconds of an option such as "12h"."""
+    """Return the milliseconds of an option such as "12h"."""
     del ctx, option
     if text is None:
         return None
@@ -144,7 +144,8 @@ def describe(*, owners: tuple[str, ...], bootstrap: str, config: Path) -> None:
 def _alter(
     bootstrap: str, config: Path, token_id: str, key: int, request: Callable[[bytes], Any]
 ) -> None:
-    """Kafka names a token by its secret; here it need not be given to a command."""
+    """Renew or expire a token by its id. Kafka names a token by its secret, which is looked up so
+    that it is no command line argument."""
 
     def send(client: KafkaClient) -> Any:
         secrets = [one.hmac for one in _described(client, None) if one.token_id == token_id]

@@ -92,7 +92,7 @@ def up(
                 f"(and another {_option('--data')})"
             )
         missing = [server for server in missing if server.id not in failed]
-        # From here on a signal must not leave half a replica set behind.
+        # From here on a signal must not leave half a replica set running.
         stop = _StopFlag()
         processes: Processes = {}
         try:
@@ -135,7 +135,7 @@ def down(*, data: Path) -> None:
     replica_set = find_replica_set(data)
     if replica_set is None:
         raise ReplicaSetError(f"there is no replica set in {data}")
-    # A start that is under way comes to its end first: then all that it started is stopped.
+    # A start in progress completes first; then everything it started is stopped.
     waiting = f"waiting for another `vdl up` or `vdl down` that is at work in {data}"
     with locked(replica_set.directory, on_wait=lambda: click.echo(waiting, err=True)):
         endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
@@ -146,7 +146,7 @@ def down(*, data: Path) -> None:
 
 
 def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bool) -> ReplicaSet:
-    """The set in `data`, made if there is none. What was recorded cannot be changed by options."""
+    """Return the set in `data`, made if there is none. Options cannot change a recorded set."""
     found = find_replica_set(data)
     if found is None:
         return make_replica_set(
@@ -176,7 +176,7 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
 
 
 def _missing(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> list[LocalServer]:
-    """The servers to start, their files and ports at hand. Raises ReplicaSetError."""
+    """Return the servers to start, after writing their files. Raises ReplicaSetError."""
     write_configs(replica_set)
     running = replica_set.running()
     missing = [server for server in replica_set.servers if server.id not in running]
@@ -192,7 +192,7 @@ def _reasons(failed: dict[ServerId, str]) -> str:
 
 
 def _option(name: str) -> str:
-    """What an option is called by those who typed `make up`, which sets the variable."""
+    """Return the name of an option for the user: `make up` sets variables instead."""
     return MAKE_OPTIONS[name] if os.environ.get("VDL_CALLED_BY") == "make up" else name
 
 
@@ -227,12 +227,12 @@ def _greet(
 
 
 def _command() -> str:
-    """How this program was called, for lines that can be copied."""
+    """Return how this program was called, for lines that can be copied."""
     return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m vdl.cli"
 
 
 class _Stopped(click.exceptions.Exit):
-    """A signal came before all servers were up."""
+    """A signal arrived before all servers were up."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_INTERRUPTED)
@@ -262,8 +262,8 @@ def _stay(
     *,
     reported: set[ServerId],
 ) -> None:
-    """Wait for a signal; say when a server ends that is not `reported` yet; then stop all, also
-    those started meanwhile."""
+    """Wait for a signal, reporting servers that end and are not in `reported` yet. Then stop all,
+    including those started meanwhile."""
     stop.is_starting = False
     while not stop.is_set:
         for server_id, process in processes.items():

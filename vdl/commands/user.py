@@ -1,5 +1,5 @@
 """`vdl user`: users of a cluster and their passwords, over Kafka's own APIs (KIP-554), or in a data
-directory where nobody is left who may."""
+directory if no user is left who may add one."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def list_users(*, bootstrap: str, config: Path) -> None:
 
 
 def _add_offline(directory: Path, name: str, password: str) -> None:
-    """Leave the user for the server that has the directory. It is to be whose that is."""
+    """Write the user to a file for the directory's server, with the directory's owner."""
     file = directory / OFFLINE_USERS
     if not (directory / "identity").exists():
         raise click.ClickException(f"{directory} is no data directory")
