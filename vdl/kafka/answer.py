@@ -1,12 +1,12 @@
-"""What a handler returns when it is not the response itself.
+"""Results of a handler that are not the response itself.
 
-* `Later`: the answer is not known yet; whoever learns it calls `complete`. `Gathering` is one for
-  a response with parts, each of which becomes known by itself.
+* `Later`: the answer is not known yet; the code that learns it calls `complete`. `Gathering` is one
+  for a response whose parts become known separately.
 * `Encoded`: the same bytes answer several requests.
 * `Unbuilt`: the answer may be large, and takes no memory before there is room for it.
 * `Reply.NONE` and `Reply.CLOSE`: the protocol has no answer here.
 
-Must not know: connections, APIs.
+Does not depend on connections or APIs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Later:
     called exactly once; it may be called before the handler returns. If the client disconnects
     first, `cancelled` becomes true, `on_cancel` runs if it is set, and `complete` does nothing.
 
-    `answer_early`: set by handlers that can answer with what they have before their deadline.
+    `answer_early`: set by handlers that can answer with partial results before their deadline.
 
-    `holding`: the request has not taken its place in the log yet. No request of its connection may
-    start behind it until `release` is called.
+    `holding`: the request has not taken its place in the log yet. No later request of its
+    connection may start until `release` is called.
     """
 
     __slots__ = ("_notify", "answer_early", "cancelled", "done", "holding", "on_cancel", "response")
@@ -71,7 +71,7 @@ class Later:
 
     def complete(self, response: Any) -> None:
         """Set the answer: a response, `Encoded`, `Unbuilt`, a `Reply`, or the exception that
-        prevented it. The connection sends it in its order."""
+        prevented it. The connection sends its answers in order."""
         if self.cancelled:
             return
         assert not self.done, "an answer was given twice"
@@ -84,7 +84,7 @@ class Later:
             notify(self)
 
     def follow(self, answer: Any) -> None:
-        """Answer as `answer`, which may be another one that is not known yet."""
+        """Answer with `answer`, which may itself not be known yet."""
         if not isinstance(answer, Later):
             self.complete(answer)
         elif answer.done:
@@ -94,7 +94,7 @@ class Later:
             answer.when_done(lambda other: self.complete(other.response))
 
     def release(self) -> None:
-        """The requests behind it may start."""
+        """Let the connection's later requests start."""
         self.holding = False
         if self._notify is not None:
             self._notify(self)
@@ -102,7 +102,7 @@ class Later:
     def run(self, step: Callable[[], None], *, without_client: bool = False) -> None:
         """Run one step towards the answer, outside the handler. An exception becomes the answer,
         and does not reach the caller. Nothing runs once there is an answer, or no client.
-        `without_client`: also when the client is gone, because the step does more than answer."""
+        `without_client`: also run if the client is gone, because the step does more than answer."""
         if self.done or (self.cancelled and not without_client):
             return
         try:
@@ -112,7 +112,7 @@ class Later:
                 self.complete(error)
 
     def step(self, of: Callable[Arguments, None]) -> Callable[Arguments, None]:
-        """`of` as the callback of somebody who must not see its exceptions: called, it is `run`."""
+        """Return `of` as a callback for a caller that must not see its exceptions: it is `run`."""
 
         def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
             self.run(lambda: of(*arguments, **named))
@@ -120,7 +120,7 @@ class Later:
         return called
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Cancel the request because the client is gone."""
         if self.done or self.cancelled:
             return
         self.cancelled = True
@@ -130,13 +130,13 @@ class Later:
             on_cancel()
 
     def detach(self, ended: Callable[[], None]) -> None:
-        """The client is gone, but the work cannot be undone: call `ended` when it is complete. In
-        place of `cancel`, only while not done."""
+        """Call `ended` when the work is complete: the client is gone, but the work cannot be
+        undone. Use: in place of `cancel`, only while not done."""
         assert not self.done, "ask `done` first"
         self._notify = lambda later: ended() if later.done else None
 
     def when_done(self, notify: Callable[[Later], None]) -> None:
-        """For the front end: call `notify` at `complete`. Only while not done."""
+        """Call `notify` at `complete`. For the front end. Use: only while not done."""
         assert not self.done, "ask `done` first"
         assert self._notify is None, "one connection waits for one answer"
         self._notify = notify
@@ -146,8 +146,8 @@ Response = TypeVar("Response")
 
 
 class Gathering(Generic[Response]):
-    """A response with parts that become known one by one, at once or later. A handler says of each
-    that it is to come (`expect`), and returns `result()`; whoever fills in a part calls `arrived`.
+    """A response whose parts become known separately, at once or later. The handler calls `expect`
+    for each part and returns `result()`; code that fills in a part calls `arrived`.
     """
 
     __slots__ = ("_missing", "later", "response")
@@ -156,19 +156,19 @@ class Gathering(Generic[Response]):
         self.response = response
         self.later = Later()
         self._missing = 1
-        """Parts to come, and the handler until it returns: nothing is complete before."""
+        """Missing parts, plus one until the handler returns: nothing is complete before."""
 
     def expect(self) -> None:
-        """One more part is to come."""
+        """Count one more missing part."""
         self._missing += 1
 
     def arrived(self) -> None:
-        """One part is filled in. With the last, the response is complete."""
+        """Count one part as filled in. With the last, the response is complete."""
         self._missing -= 1
         if not self._missing:
             self.later.complete(self.response)
 
     def result(self) -> Response | Later:
-        """What the handler returns: the response, if all of it is known."""
+        """Return the handler's result: the response if it is complete, otherwise the `Later`."""
         self._missing -= 1
         return self.later if self._missing else self.response

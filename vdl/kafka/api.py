@@ -1,14 +1,14 @@
-"""The one table of what this server speaks: a row says all that differs from one API to another.
+"""Table of the APIs that this server offers; a row holds all that differs between APIs.
 
-ApiVersions answers from it, the dispatcher routes by it, tests walk it. A version stands in it only
-when its semantics hold. Handlers and wire modules are named as text: a server loads them all in a
-thread some seconds after it began to serve (`load`); a request that comes before loads its own.
+ApiVersions answers from it, the dispatcher routes by it, tests walk it. A version is listed only if
+its semantics hold. Handlers and wire modules are named as text: a server loads them all in a thread
+some seconds after it began to serve (`load`); a request that comes before loads its own.
 
 A handler is a plain function `(RequestContext, request) -> answer`. The answer is the response
 message, or one of `vdl.kafka.answer`. A failure builder is `(request, version, code) -> response`:
-the response that says `code` at each place where the client looks for an error.
+the response with `code` at each place where the client looks for an error.
 
-Must not know: connections, sockets, how handlers do their work.
+Does not depend on connections, sockets, or the work of handlers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class Api:
-    """One row. `min_version`..`max_version` is what is advertised and accepted, inclusive."""
+    """One row. `min_version`..`max_version` is advertised and accepted, inclusive."""
 
     __slots__ = (
         "_failure",
@@ -61,18 +61,19 @@ class Api:
     ) -> None:
         self.key = key
         self.name = name
-        """Kafka's. In snake case, it is the name of the wire module."""
+        """Kafka's name. In snake case, it is the name of the wire module."""
         self.min_version = min_version
         self.max_version = max_version
         self.pipelined = pipelined
-        """May start while earlier pipelined requests of its connection wait for their answer.
-        True for Produce alone: it takes its place in the log when it starts. Anything else starts
-        when all before it are answered, as in Kafka."""
+        """True if it may start while earlier pipelined requests of its connection wait for their
+        answer: only Produce, which takes its place in the log when it starts. Any other request
+        starts when all before it are answered, as in Kafka."""
         self.large_answer = large_answer
-        """The answer may be far larger than the request: it starts while there is room for one."""
+        """True if the answer may be far larger than the request: it starts only while there is room
+        for one."""
         self.passed_on = passed_on
-        """The array of the request whose elements are mostly bytes that are passed on in a command;
-        empty if there is none. Such a request takes less memory, decoded, than others."""
+        """Array of the request whose elements are mostly bytes that are passed on in a command;
+        empty if there is none. Such a request takes less decoded memory than others."""
         self._wire: Any = None
         self._module = module
         """The file in `vdl/kafka/handlers` that has both functions."""
@@ -99,8 +100,8 @@ class Api:
         return handler
 
     def failure(self, request: Any, version: int, code: ErrorCode) -> Any:
-        """The response that says `code` wherever the request could have been answered; or a
-        `Reply`, where the protocol has no place for it."""
+        """Return the response with `code` wherever the request could have been answered; or a
+        `Reply`, if the protocol has no place for it."""
         build = self._failure
         if isinstance(build, str):
             if not build:
@@ -446,8 +447,8 @@ API: dict[int, Api] = {row.key: row for row in ROWS}
 
 
 def load() -> None:
-    """Load what requests of every kind need. To load the modules of one kind takes tens of
-    milliseconds, in which nothing else is done where its first request loads them. Any thread."""
+    """Load the modules for requests of every kind, in any thread. Loading those of one kind takes
+    tens of milliseconds, which would block the loop if its first request did it."""
     for row in ROWS:
         row.load()
 
@@ -456,8 +457,9 @@ TELEMETRY_KEYS = frozenset({71, 72})
 
 
 def advertised(*, has_telemetry: bool = True) -> Iterator[tuple[int, int, int]]:
-    """(key, lowest, highest version) of every API, by key. Those of clients' metrics only where
-    some are asked for, as in Kafka: a client that sees them asks, and some print a line for it."""
+    """Yield (key, lowest, highest version) of every API, by key. The APIs of client metrics are
+    included only if metrics are subscribed, as in Kafka: a client that sees them uses them, and
+    some log a line for it."""
     for key in sorted(API if has_telemetry else API.keys() - TELEMETRY_KEYS):
         row = API[key]
         yield key, row.min_version, row.max_version

@@ -1,7 +1,7 @@
-"""A blocking Kafka client: one connection, answers in the order of the requests.
+"""A blocking Kafka client: one connection, responses in the order of the requests.
 
-It speaks whatever version both sides know. It has no batching and no retries: the command line
-needs none, and whoever reads data with it falls back on something that has them.
+It uses the newest version that both sides know. It has no batching and no retries: the command line
+needs none, and callers that read data with it fall back to a client that has them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OTHERS = {
     0x1503: "speaks TLS: set security.protocol to SSL or SASL_SSL",  # an alert
     0x4854: "speaks HTTP: this is no port for Kafka clients",
 }
-"""The first two bytes of what others send at a time when a length was expected."""
+"""First two bytes that other protocols send in place of a length."""
 
 
 class Unreachable(Exception):
-    """No answer, or one that cannot be read: from whom, and why."""
+    """No response, or one that cannot be read: the address and the reason."""
 
     def __init__(self, address: object, reason: str) -> None:
         super().__init__(f"{address}: {reason}")
@@ -57,7 +57,8 @@ class KafkaClient:
         settings: ClientSettings | None = None,
         module: Callable[[int], ModuleType] = registry.module,
     ) -> None:
-        """`settings`: how it is secured; None: not at all. `module`: finds the codec of an API."""
+        """`settings`: how the connection is secured; None: not at all. `module`: finds the codec
+        of an API."""
         self._host, self._port = host, port
         self._settings = settings or ClientSettings()
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -67,7 +68,7 @@ class KafkaClient:
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
         self._problem = ""
-        """Why no answer can be told from another any more; empty while they can."""
+        """Reason why responses can no longer be matched to requests; empty while they can."""
 
     def __enter__(self) -> Self:
         place = self._host, self._port
@@ -75,7 +76,7 @@ class KafkaClient:
             self._socket = socket.create_connection(place, timeout=self._timeout_seconds)
         except OSError as error:
             raise Unreachable(self._address, self._words(error)) from error
-        except UnicodeError as error:  # what is no host name, Python cannot even ask for
+        except UnicodeError as error:  # Python cannot look up an invalid host name
             raise Unreachable(self._address, "is no host name") from error
         try:
             self._secure()
@@ -96,7 +97,7 @@ class KafkaClient:
         self._socket.close()
 
     def _secure(self) -> None:
-        """TLS over the connection, where the settings say so."""
+        """Start TLS on the connection, if the settings require it."""
         context = self._settings.ssl_context()
         if context is None:
             return
@@ -109,8 +110,8 @@ class KafkaClient:
             raise self._misunderstood(f"TLS: {words}") from None
 
     def _log_in(self) -> None:
-        """SaslHandshake, then the mechanism's messages."""
-        # Here, because most commands log in nowhere and are to begin soon.
+        """Log in: SaslHandshake, then the mechanism's messages."""
+        # Imported here, because most commands do not log in and should start fast.
         from vdl.kafka.security.scram_client import ScramConversation, ScramRefused
 
         settings = self._settings
@@ -132,7 +133,7 @@ class KafkaClient:
             raise Unreachable(self._address, str(error)) from None
 
     def _prove(self, token: bytes) -> bytes:
-        """One message of a login, and the answer to it."""
+        """Send one message of a login and return the server's."""
         answer = self.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
         if answer.error_code:
             raise Unreachable(self._address, answer.error_message or "refused the login")
@@ -145,7 +146,7 @@ class KafkaClient:
         try:
             answer = self.request(header.API_VERSIONS_KEY, request)
         except Unreachable as error:
-            if error.reason == _CLOSED:  # as a listener with TLS does to what is no handshake
+            if error.reason == _CLOSED:  # as a TLS listener does if it receives no handshake
                 raise self._misunderstood(_CLOSED) from None
             raise
         self._versions = {
@@ -153,12 +154,12 @@ class KafkaClient:
         }
 
     def request(self, api_key: int, message: Any) -> Any:
-        """The response to a request, in the newest version both sides know."""
+        """Return the response to a request, in the newest version both sides know."""
         return self.requests([(api_key, message)])[0]
 
     def requests(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
-        """The responses to requests that are all sent at once: (API key, message) each. A busy
-        server may take them up together, and one after the other would wait for it each time."""
+        """Return the responses to requests that are all sent at once: (API key, message) each. A
+        busy server may process them together; one after the other would wait for it each time."""
         if self._problem:
             raise Unreachable(self._address, self._problem)
         frames, sent = [], []
@@ -185,8 +186,8 @@ class KafkaClient:
                 is_flexible = header.response_header_is_flexible(
                     api_key, version, registry.FLEXIBLE_FROM
                 )
-                # Our own requests draw no tagged fields into the answer's header: one zero byte at
-                # most.
+                # These requests cause no tagged fields in the response's header: at most one zero
+                # byte.
                 responses.append(module.decode_response(answer[4 + is_flexible :], version))
         except OSError as error:
             self._problem = self._words(error)
@@ -200,7 +201,7 @@ class KafkaClient:
         return responses
 
     def _misunderstood(self, problem: str) -> Unreachable:
-        """What the server did to the first bytes of a connection, and the likeliest cause."""
+        """Return the error for a connection that failed at its first bytes, with a likely cause."""
         hint = (
             f"is its listener one for {self._settings.protocol.value}, and has it descriptors left?"
         )

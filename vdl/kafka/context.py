@@ -1,11 +1,9 @@
-"""What a handler may know: the server around it, and the request in front of it.
+"""Context of a handler: the server around it, and the present request.
 
-`Context` is built once per server and passed down; nothing in `vdl.kafka` reaches for a global.
-`RequestContext` is one request's: who asks, on which listener, in which version, until when.
+`Context` is built once per server and passed down; nothing in `vdl.kafka` uses a global.
+`RequestContext` belongs to one request: its client, listener, version and deadline.
 
-The layer below is `vdl.kafka.host`.
-
-Must not know: sockets, the event loop, the wire format.
+The layer below is `vdl.kafka.host`. Does not depend on sockets, the event loop or the wire format.
 """
 
 from __future__ import annotations
@@ -64,37 +62,38 @@ class Context:
     clock: Clock
     log: Log
     random_bytes: Callable[[int], bytes]
-    """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    """Random source for ids that must not repeat: `os.urandom`, or a seeded source."""
     log_directory: str = ""
     """The absolute path of the data directory."""
     file_settings: Mapping[str, Layer] = field(default_factory=dict)
-    """Kafka's settings that the front end does not read: what this server is described by."""
+    """Kafka's settings that describe this server and that the front end does not use."""
     loggers: Loggers | None = None
-    """Those of the process; None: there are none whose level can be changed."""
+    """Loggers of the process; None: there are none whose level can be changed."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     transactions: TransactionCoordinator | None = None
-    """The same of transactions."""
+    """The leader's side of the transactions this server coordinates."""
     views: dict[tuple[str, GroupId], LogStream] = field(default_factory=dict)
-    """What coordinators hold, as partitions of Kafka's own topics, by topic and coordinator."""
+    """Contents of coordinators as partitions of Kafka's internal topics, by topic and
+    coordinator."""
     topics_refused: int = 0
-    """Topics not created, or not enlarged, because servers have all the replicas they may have."""
+    """Topics not created, or not enlarged, because servers have reached their limit of replicas."""
     leader_waits: int = 0
     """Requests that wait for leaders now: see `vdl.kafka.handlers.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, tuple[int, Encoded]] = field(default_factory=dict)
-    """Answers that several requests of this turn may share, and how many bytes of records are in
-    each; emptied after each turn."""
+    """Answers that several requests of this turn may share, with the bytes of records in each;
+    emptied after each turn."""
     compute: Compute = at_once
-    """Where what takes long is computed."""
+    """Runs long computations off the loop."""
     read_throttle: ReadThrottle = field(init=False)
     batch_rules: RulesByTopic = field(init=False)
     record_checks: RecordChecks = field(init=False)
     decoding: Decoding = field(init=False)
     down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
-    """Memory of requests that arrive or are not answered."""
+    """Memory of requests that are arriving or not answered."""
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
@@ -103,34 +102,34 @@ class Context:
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     share_partitions: LivePartitions = field(init=False)
     file_config: KafkaOptions = field(init=False)
-    """What the server's file says; `config` is with what was changed at run time."""
+    """Settings of the server's file; `config` includes changes at run time."""
     resources_revision: int = -1
-    """Of the settings in the catalog that `config` reflects."""
+    """Revision of the catalog's settings that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
     pattern_work: PatternWork = None  # type: ignore[assignment]
-    """Where patterns that clients choose are matched. None: in `compute`."""
+    """Matches patterns that clients choose. None: matched in `compute`."""
     login_compute: Compute = at_once
-    """Where a password is checked."""
+    """Checks passwords off the loop."""
     login_failures: LoginFailures = field(init=False)
     authorizer: Authorizer | None = field(init=False)
-    """Who decides what clients may do; None: everybody may do everything."""
+    """Decides what clients may do; None: every client may do everything."""
     audit: AuditLog | None = None
-    """Where that is noted."""
+    """Log of those decisions; None: there is none."""
     quotas: ClientQuotas | None = None
-    """What clients may use; None while the catalog has no quota. Set by `follow_catalog`."""
+    """Quotas of clients; None while the catalog has no quota. Set by `follow_catalog`."""
     tokens: Validator | None = None
-    """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
+    """Validator of OAUTHBEARER tokens; None: no client can log in with one."""
     token_bytes_asked: Counter[str] = field(default_factory=Counter)
-    """What delegation tokens will take that are being made, by who asked."""
+    """Bytes of delegation tokens that are being created, by requesting client."""
     delegation_keys: DelegationKeys = field(default_factory=DelegationKeys)
-    """What secrets of delegation tokens are made of."""
+    """Keys for the secrets of delegation tokens."""
 
     def stream(self, group_id: GroupId, topic: str) -> LogStream | None:
-        """The partition replica here, or the view of a coordinator that the topic has."""
+        """Return the partition replica here, or the view of a coordinator that the topic has."""
         return self.host.stream(group_id) or self.views.get((topic, group_id))
 
     def follow_catalog(self) -> None:
-        """Work by the settings and the quotas in the applied catalog."""
+        """Apply the settings and the quotas of the applied catalog."""
         host = self.host
         resources = host.catalog.resources
         if resources.revision != self.resources_revision:
@@ -172,7 +171,7 @@ class Context:
 
 @dataclass(slots=True)
 class ConnectionInfo:
-    """One client connection, as handlers see it. Lives as long as the connection."""
+    """One client connection, as handlers see it. It exists as long as the connection."""
 
     id: int
     listener: str
@@ -181,29 +180,28 @@ class ConnectionInfo:
     answers: AnswerAccount = field(repr=False)
     """This connection's part of the memory for answers."""
     principal: Principal = ANONYMOUS
-    """Who the client is, as far as it has shown. May change once a login ends."""
+    """The client's identity, as far as it is authenticated. May change when a login completes."""
     counts_as: str = ""
-    """As whose it counts where the connections of an address are bounded."""
+    """Address that it counts for in the limit of connections by address."""
     login: Login | None = None
-    """Where clients log in."""
+    """State of the client's login."""
     grants: Grants | None = field(default=None, repr=False)
-    """What the authorizer answered this connection, where there is one."""
+    """The authorizer's cached decisions for this connection, if there is an authorizer."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     pushed_ns: int | None = None
-    """When it pushed metrics last, of whatever instance; None: it never did."""
+    """Time of its last push of metrics, of any instance; None: never."""
     has_pushed_last: bool = False
-    """It pushed the last metrics of some instance."""
+    """True if it pushed the final metrics of some instance."""
     loss_reported_ns: int = 0
     """The latest loss of a leader that Metadata has reported to this client."""
     on_lost: Callable[[], None] | None = field(default=None, repr=False)
-    """Runs once when the connection is gone: what it opened ends with it."""
+    """Runs once when the connection is closed, to release the resources it opened."""
 
     @property
     def asker(self) -> str:
-        """Whose turn it is where work is shared out, and whose share where a budget is: the
-        principal, or the address (of IPv6 the network) of a client that has not shown who it
-        is."""
+        """Key for fair turns and for shares of budgets: the principal, or the address (of IPv6 the
+        network) of a client that is not authenticated."""
         principal = self.principal
         return network_of(self.peer_host) if principal == ANONYMOUS else str(principal)
 
@@ -219,15 +217,15 @@ class RequestContext:
     correlation_id: int
     client_id: str
     received_ns: int
-    """When it was started."""
+    """Time at which it was started."""
     arrived_ns: int
-    """When it had arrived: a busy server starts it later."""
+    """Time at which it had arrived: a busy server starts it later."""
     _repeats: dict[str, Repeats] | None = field(default=None, repr=False)
     _loss_reported_ns: int | None = field(default=None, repr=False)
 
     @property
     def principal(self) -> Principal:
-        """Who asks."""
+        """Principal of the client."""
         return self.connection.principal
 
     @property
@@ -241,20 +239,21 @@ class RequestContext:
         return self.connection.asker
 
     def repeats(self, of: str, repeats_max: int = REPEATS_MAX) -> Repeats:
-        """What the request has named of a kind, in all its parts."""
+        """Return what the request has named of a kind, in all its parts."""
         if self._repeats is None:
             self._repeats = {}
         return self._repeats.setdefault(of, Repeats(repeats_max))
 
     @property
     def loss_reported_ns(self) -> int:
-        """The latest loss of a leader that the client knew of when this was first asked for the
-        request: what one part of its answer reports is news in the others, too."""
+        """The latest loss of a leader known to the client when this was first read for the request:
+        a loss reported by one part of its answer is still new in the others."""
         if self._loss_reported_ns is None:
             self._loss_reported_ns = self.connection.loss_reported_ns
         return self._loss_reported_ns
 
     def deadline_ns(self, timeout_ms: int) -> int:
-        """When a client's timeout ends: not before now, not beyond the server's own limit."""
+        """Return the end of a client's timeout: not before now, not beyond the server's own
+        limit."""
         limit_ms = self.server.config.request_timeout_ms_max
         return self.received_ns + max(0, min(timeout_ms, limit_ms)) * MS

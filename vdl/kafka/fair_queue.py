@@ -1,6 +1,6 @@
-"""A queue for a thread, in turns between askers: one that asks for much delays itself.
+"""Queue for a thread that serves its clients ("askers") in turns: a heavy one delays only itself.
 
-Must not know: the items, the askers.
+Does not depend on the items.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Items by asker, each asker's in their order. `take` goes round the askers."""
+    """Items by asker, each asker's in order. `take` rotates over the askers."""
 
     __slots__ = ("_by_asker",)
 
     def __init__(self) -> None:
         self._by_asker: OrderedDict[str, deque[Item]] = OrderedDict()
-        """The asker whose turn is next first; none without items."""
+        """Askers with items, the next one first."""
 
     def __bool__(self) -> bool:
         return bool(self._by_asker)

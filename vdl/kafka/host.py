@@ -1,9 +1,9 @@
-"""The server below the front end, as the front end sees it: protocols.
+"""Protocols of the server below the front end.
 
-Tests replace that layer by a fake in one thread. Every call returns at once; what takes time calls
-back, on the loop. All deadlines are monotonic nanoseconds of the server's clock.
+Tests replace that layer by a fake in one thread. Every call returns at once; work that takes time
+calls back, on the loop. All deadlines are monotonic nanoseconds of the server's clock.
 
-Must not know: requests, connections, the wire format.
+Does not depend on requests, connections or the wire format.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 def at_once(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """`Compute` without threads: for servers that have none."""
+    """Run `job` at once: `Compute` without threads."""
     done(job())
 
 
 class Appended(Protocol):
-    """The fate of one append. `error` NOT_LEADER_OR_FOLLOWER: it was never appended."""
+    """Outcome of one append. `error` NOT_LEADER_OR_FOLLOWER: it was never appended."""
 
     @property
     def error(self) -> ErrorCode: ...
@@ -59,15 +59,15 @@ class ActiveProducer(Protocol):
     def last_timestamp(self) -> int: ...
     @property
     def coordinator_epoch(self) -> int:
-        """Of its last marker; -1: there was none."""
+        """Coordinator epoch of its last marker; -1: there was none."""
 
     @property
     def first_offset(self) -> Offset:
-        """Of its open transaction; -1: none."""
+        """First offset of its open transaction; -1: none."""
 
 
 class AbortedRange(Protocol):
-    """A transaction whose records are not to be shown to who reads committed ones."""
+    """An aborted transaction, whose records are hidden from READ_COMMITTED readers."""
 
     @property
     def producer_id(self) -> int: ...
@@ -75,7 +75,7 @@ class AbortedRange(Protocol):
     def first_offset(self) -> Offset: ...
     @property
     def last_offset(self) -> Offset:
-        """Of the marker that ended it."""
+        """Offset of the marker that ended it."""
 
 
 Verify = Callable[[Callable[[ErrorCode], None]], None]
@@ -94,7 +94,7 @@ class TimedOffset(Protocol):
 
 
 class Wait(Protocol):
-    """A subscription that can be taken back."""
+    """A subscription that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -108,14 +108,15 @@ class LogStream(Protocol):
     def is_leader(self) -> bool: ...
     @property
     def serving(self) -> bool:
-        """Leader, and the first entry of its own term is applied."""
+        """True if it leads, and the first entry of its own term is applied."""
 
     @property
     def is_proved(self) -> bool:
-        """Whether a read needs no `prove` before it."""
+        """True if a read needs no `prove` before it."""
 
     def prove(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """True: a quorum says that this replica leads."""
+        """Confirm leadership; `done` receives True if a quorum confirmed that this replica
+        leads."""
 
     @property
     def term(self) -> Term:
@@ -129,15 +130,15 @@ class LogStream(Protocol):
     def high_watermark(self) -> Offset: ...
     @property
     def last_stable_offset(self) -> Offset:
-        """At most the high watermark; no record below it is of an open transaction."""
+        """At most the high watermark; no record below it belongs to an open transaction."""
 
     def aborted(self, start: Offset, end: Offset) -> Sequence[AbortedRange]:
-        """Those of the aborted transactions that may have records in [start, end)."""
+        """Return the aborted transactions that may have records in [start, end)."""
 
     @property
     def aborted_age(self) -> int:
-        """While it is the same, `aborted` is complete for whatever was read since it was looked at
-        first."""
+        """Number that changes when `aborted` may lose entries: while it is the same, `aborted` is
+        complete for all records read since it was first read."""
 
     def append(
         self,
@@ -150,11 +151,11 @@ class LogStream(Protocol):
         verify: Verify | None = None,
         begins_epoch: bool = False,
     ) -> None:
-        """`verify` asks the coordinator of the batch's transaction, if it is of one.
-        `begins_epoch`: that began a new epoch of its producer (KIP-890)."""
+        """Append a batch. `verify` asks the coordinator of the batch's transaction, if it belongs
+        to one. `begins_epoch`: the transaction began a new epoch of its producer (KIP-890)."""
 
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
-        """Committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""
+        """Read committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""
 
     def read_cold(
         self,
@@ -168,8 +169,8 @@ class LogStream(Protocol):
     def wait_for(
         self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
     ) -> Wait:
-        """`callback` once: the high watermark is above `offset`, or what is stable ends above
-        `stable_offset`, or leadership changed. `NEVER`: this is not waited for."""
+        """Call `callback` once: when the high watermark is above `offset`, or the last stable
+        offset above `stable_offset`, or leadership changed. `NEVER` for either: not waited for."""
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
@@ -178,25 +179,25 @@ class LogStream(Protocol):
     def segment_starts(
         self, done: Callable[[list[tuple[Offset, int]] | StorageError], None]
     ) -> None:
-        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        """Report each segment, oldest first: its first offset that is not deleted, and the largest
         timestamp up to its end (ms)."""
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
-        """`done` gets the epoch in which the log's start was written; -1: unknown."""
+        """Call `done` with the epoch in which the log's start was written; -1: unknown."""
 
     def producers(self) -> Iterable[ActiveProducer]:
-        """The idempotent producers that the partition remembers, by id."""
+        """Return the idempotent producers that the partition remembers, by id."""
 
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
-        """How many bytes of the log's committed entries this replica keeps."""
+        """Report the bytes of the log's committed entries that this replica keeps."""
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
-        """The first record at or after the time (ms since 1970)."""
+        """Find the first record at or after the time (ms since 1970)."""
 
     def offset_of_largest_time(self, done: Callable[[TimedOffset | StorageError], None]) -> None:
-        """The first record with the largest timestamp of all (KIP-734)."""
+        """Find the first record with the largest timestamp of all (KIP-734)."""
 
     def delete_records(
         self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
@@ -204,8 +205,8 @@ class LogStream(Protocol):
         """Delete everything below `offset`, -1 for everything committed (KIP-107)."""
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
-        """(largest epoch ≤ `epoch`, where it ends); (`epoch`, log start) when that is deleted;
-        (-1, -1) when `epoch` is above all there are (KIP-101)."""
+        """Return (largest epoch ≤ `epoch`, its end); (`epoch`, log start) if that is deleted;
+        (-1, -1) if `epoch` is larger than all epochs (KIP-101)."""
 
 
 class Host(Protocol):
@@ -223,20 +224,20 @@ class Host(Protocol):
     def coordinator_count(self) -> int: ...
     @property
     def leader_lost_ns(self) -> int:
-        """When any group last lost its leader because that server failed (monotonic ns); 0:
-        never."""
+        """Time at which any group last lost its leader because that server failed (monotonic ns);
+        0: never."""
 
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """(server id or -1, term or -1), the freshest this server knows."""
+        """Return (server id or -1, term or -1), the newest this server knows."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
-        """The partition replica here."""
+        """Return the partition replica here."""
 
     def state_group(self, group_id: GroupId) -> StateGroup | None:
-        """The catalog or coordinator replica here."""
+        """Return the catalog or coordinator replica here."""
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
-        """(size, bytes that can still be written) of the disk; (-1, -1) where there is none."""
+        """Report (size, bytes that can still be written) of the disk; (-1, -1) if unknown."""
 
     def propose_catalog(
         self,
@@ -245,7 +246,7 @@ class Host(Protocol):
         deadline_ns: int,
         done: Callable[[Outcome], None],
     ) -> None:
-        """From any server; `done` once the command is applied here, or fails."""
+        """Propose from any server; `done` is called once the command is applied here, or fails."""
 
     def elect_preferred(
         self,
@@ -255,52 +256,54 @@ class Host(Protocol):
         deadline_ns: int,
         done: Callable[[frozenset[GroupId] | None], None],
     ) -> None:
-        """Ask the server that leads these groups to hand them to the first replicas of their
-        placements. `done` gets those that it does not hand over; None: it has not said of all, and
-        may have handed over any."""
+        """Request that the server that leads these groups transfers them to the preferred leaders
+        of their placements. `done` receives the groups that it does not transfer; None: it did not
+        answer for all of them, and may have transferred any."""
 
     def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
-        """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
+        """Report the catalog's members as its leader sees them; None: it has no leader, or the
+        leader did not answer."""
 
     def alive_servers(self) -> list[ServerId]: ...
 
     def takes_large_batches(self) -> bool:
-        """Whether every server of the set is linked and takes batches that are large."""
+        """Return True if every server of the set is linked and accepts large batches."""
 
     @property
     def large_bytes(self) -> int:
         """Bytes of large batches here that no segment holds yet."""
 
     def silent_servers(self) -> set[ServerId]:
-        """Those whose link was lost and that may be alive: nobody refused to be dialled."""
+        """Return servers that lost their link and may be alive: no dial was refused."""
 
     def agreed_ms(self) -> int:
-        """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
+        """Return the time (ms since 1970) on which a majority of the servers' clocks agree."""
 
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
-        """The servers whose replicas are in sync, as the group's leader last reported."""
+        """Return the servers with in-sync replicas, as the group's leader last reported."""
 
     def in_sync_under(self, group_id: GroupId, led: tuple[ServerId, Term]) -> tuple[ServerId, ...]:
-        """The same, for who knows already what `leader_of` says."""
+        """Return the same, for callers that already know the result of `leader_of`."""
 
     def may_serve_reads(self, group_id: GroupId) -> bool:
-        """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
+        """Return True if consumers may read from the replica here though it does not lead
+        (KIP-392)."""
 
     def read_replica(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
-        """The server that consumers in this rack are to read a partition from that is led here;
-        -1: from here."""
+        """Return the server from which consumers in this rack should read a partition that is led
+        here; -1: from this one."""
 
     def lost_leader(self, group_id: GroupId) -> tuple[int, ServerId]:
-        """When the group lost its leader because that server failed (monotonic ns), and the
+        """Return when the group lost its leader because that server failed (monotonic ns), and the
         server; (0, 0): not recently."""
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
-        """`done`, later, when `alive_servers` and `leader_of` are certain again; True: a majority
-        of the servers answered."""
+        """Call `done`, later, when `alive_servers` and `leader_of` are certain again. True: a
+        majority of the servers answered."""
 
     @property
     def overloaded(self) -> bool:
-        """Too many entries wait for their segments: no Produce is started now."""
+        """True if too many entries wait for their segments: no Produce is started now."""
 
     def coordinator_group(self, key: str) -> GroupId: ...
 
@@ -312,5 +315,5 @@ class Host(Protocol):
         deadline_ns: int,
         done: Callable[[Outcome], None],
     ) -> None:
-        """Have a coordinator's or a partition's leader apply a command, wherever it is; `done` gets
-        a `CommandAnswer` then."""
+        """Send a command to the leader of a coordinator or a partition, on any server, to be
+        applied; `done` then receives a `CommandAnswer`."""

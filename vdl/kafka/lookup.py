@@ -1,9 +1,9 @@
-"""How a request's words for topics, partitions and servers find what they mean.
+"""Look-up of the topics, partitions and servers that a request names.
 
-Everything is answered from this server's own applied catalog, which may be a moment behind: what
-it does not know yet is answered with errors that clients retry.
+Everything is answered from this server's own applied catalog, which may lag: items that it does not
+know yet get errors that clients retry.
 
-Must not know: any one API.
+Does not depend on any one API.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VIEWS: Mapping[str | bytes, Callable[[Catalog], Topic]] = {
     TRANSACTIONS_TOPIC: transactions_topic,
     TRANSACTIONS_TOPIC_ID: transactions_topic,
 }
-"""Kafka's own topics, which are views here, by name and by id."""
+"""Kafka's internal topics, which are views here, by name and by id."""
 INTERNAL_NAMES = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 INTERNAL_IDS = frozenset({OFFSETS_TOPIC_ID, TRANSACTIONS_TOPIC_ID})
 
@@ -39,7 +39,7 @@ NO_TOPIC_ID = bytes(16)
 
 
 def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
-    """The topic of that name, or (16 bytes) of that id; also those that clients cannot make."""
+    """Return the topic of that name, or (16 bytes) of that id, including internal topics."""
     catalog = ctx.server.host.catalog
     topic = catalog.topics.get(key) if isinstance(key, str) else catalog.topics_by_id.get(key)
     if topic is None and key in _VIEWS:
@@ -48,14 +48,14 @@ def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
 
 
 def is_internal(ctx: RequestContext, key: str | bytes) -> bool:
-    """Whether that is a topic which clients can only read."""
+    """Return True for a topic that clients can only read."""
     topic = find_topic(ctx, key)
-    # One that somebody made under that name, in an older version, is a topic like any other.
+    # A topic of that name that was created in an older version is a topic like any other.
     return topic is not None and topic.topic_id in INTERNAL_IDS
 
 
 def all_topics(ctx: RequestContext) -> list[Topic]:
-    """In order of their names."""
+    """Return all topics by name."""
     catalog = ctx.server.host.catalog
     found = list(catalog.topics.values())
     found += [_VIEWS[name](catalog) for name in INTERNAL_NAMES if name not in catalog.topics]
@@ -63,7 +63,7 @@ def all_topics(ctx: RequestContext) -> list[Topic]:
 
 
 def partition_group(topic: Topic, index: int) -> GroupId:
-    """The group of a partition. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    """Return the group of a partition. Raises UNKNOWN_TOPIC_OR_PARTITION."""
     groups = topic.partitions
     if not 0 <= index < len(groups):
         raise KafkaError(
@@ -74,7 +74,7 @@ def partition_group(topic: Topic, index: int) -> GroupId:
 
 
 def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1) -> LogStream:
-    """The log of a partition that this server leads, in the epoch the client believes in. Raises
+    """Return the log of a partition that this server leads, in the client's leader epoch. Raises
     KafkaError."""
     topic = find_topic(ctx, topic_name)
     if topic is None:
@@ -91,7 +91,7 @@ def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1
 
 
 def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
-    """What is wrong with the leader epoch a client believes in (KIP-320); -1 is not checked."""
+    """Return the error of a client's leader epoch (KIP-320), or NONE; -1 is not checked."""
     term = stream.term
     if epoch in (-1, term):
         return ErrorCode.NONE
@@ -99,7 +99,8 @@ def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
 
 
 def endpoint(ctx: RequestContext, server_id: ServerId) -> tuple[str, int] | None:
-    """Where clients of this request's listener reach a server; None if they cannot."""
+    """Return the address of a server for clients of this request's listener; None if it has
+    none."""
     server = ctx.server.host.catalog.servers.get(server_id)
     if server is None:
         return None
@@ -109,7 +110,7 @@ def endpoint(ctx: RequestContext, server_id: ServerId) -> tuple[str, int] | None
 def leader_endpoints(
     ctx: RequestContext, server_id: ServerId
 ) -> list[tuple[int, str, int, str | None]]:
-    """(id, host, port, rack) of a leader, for the hints of KIP-951; empty if unknown."""
+    """Return (id, host, port, rack) of a leader, for the hints of KIP-951; empty if unknown."""
     address = endpoint(ctx, server_id)
     if address is None:
         return []

@@ -1,24 +1,24 @@
-"""Which requests are done in parts, so that none holds the loop for long: the one table of it. A
-row stands here for each API whose request has a list, and a test fails while one is missing.
+"""Table of the requests that are processed in parts, so that none blocks the loop for long. Each
+API whose request has a list has a row here; a test fails if one is missing.
 
-A request may have 200,000 elements (`ELEMENTS_MAX`), each of which costs ten microseconds and more
-to judge, to do and to answer: seconds, in which a server hears neither its clients nor its peers.
-Kafka takes such requests, so they are taken; but what is done of one in a turn of the loop is at
-most `PART_ELEMENTS`. The parts go one after the other through permission and handler, as requests
+A request may have 200,000 elements (`ELEMENTS_MAX`), each of which costs ten microseconds or more
+to authorize, process and answer: seconds, in which a server would not serve its clients and peers.
+Kafka accepts such requests, so they are accepted; but at most `PART_ELEMENTS` of one are processed
+in a turn of the loop. The parts go one after the other through permission and handler, as requests
 of their own, and their answers are joined (`vdl/kafka/connections/wide_request.py`). Rules and
-handlers know nothing of it, but for what a request may do once as a whole: that is kept in its
+handlers do not see this, except for bounds of the request as a whole: these are kept in its
 `RequestContext`, which all parts share.
 
-A row is
+A row is one of
 
-* `Parts`, by which of its lists a request may be cut. Of several rows the first counts whose list
-  is not empty. What is named twice comes into the same part where an API says that to be wrong;
-* `Page`, where an answer may be one page of several;
-* or `Whole`: why the request cannot be cut. Then it is refused if it names more than is done at
-  once. Such a request makes one command, or one look, and what it may name in good faith is far
-  less: what there is in a set.
+* `Parts`: the list by which a request may be cut. Of several rows, the first whose list is not
+  empty counts. Duplicates are put into the same part if the API treats them as an error;
+* `Page`: the answer may be one page of several;
+* `Whole`: the reason why the request cannot be cut. It is refused if it names more than is
+  processed at once. Such a request makes one command, or one look-up, and a legitimate one names
+  far less: only what exists in a set.
 
-Must not know: connections, how handlers do their work.
+Does not depend on connections, or on the work of handlers.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ if TYPE_CHECKING:
     from vdl.kafka.context import RequestContext
 
 LOOP_ELEMENTS = 4_000
-"""The most of a request that is decoded on the loop: some three milliseconds."""
+"""Most elements of a request that is decoded on the loop: some three milliseconds."""
 PART_ELEMENTS = 250
-"""Elements of all cut lists together that are done in a turn: 10 ms at the worst."""
+"""Elements of all cut lists together that are processed in a turn: at most 10 ms."""
 PAGE_ELEMENTS = 1_000
-"""Of an answer that may be one page of several: they cost less, and each page costs a request."""
+"""Elements of an answer that may be one page of several: they cost less, and each page costs a
+request."""
 WHOLE_ELEMENTS = 10_000
 """Elements of a request that is not cut: some 40 ms, and more than a server has partitions."""
 REPLICAS_MAX = KafkaOptions().replicas_per_server_max
-"""Of a server, unless its configuration says otherwise."""
+"""Replicas of a server, unless its configuration changes it."""
 TOPICS_TIMES = 3
-"""Elements for each replica that a server may have where partitions may each be alone in a topic:
-of a Fetch, and of a heartbeat, which also says what it subscribes to."""
+"""Elements for each replica that a server may have, if each partition may be alone in a topic: of a
+Fetch, and of a heartbeat, which also contains subscriptions."""
 REPLICAS_TIMES = 6
-"""The same with the replicas of each, which are mere numbers: some milliseconds."""
+"""The same including the replicas of each, which are only numbers: some milliseconds."""
 FIRST = 1
 TWO = 2
 
@@ -62,52 +63,53 @@ class Parts:
     answered: str
     """The same of the response."""
     held: tuple[str, ...] = ()
-    """Other lists of an element, which are not cut: with one that has more than `WHOLE_ELEMENTS` in
-    them the request is refused."""
+    """Other lists of an element, which are not cut: if they have more than `WHOLE_ELEMENTS`, the
+    request is refused."""
     named: Callable[[Any], Hashable] | None = None
-    """What an element is about. Those about the same are done in one part. None: it makes no
-    difference what was named before."""
+    """Key of an element. Elements with the same key are processed in one part. None: duplicates
+    make no difference."""
     kept: int = 0
-    """Of elements about the same, so many are done: the others have no answer of their own. 0:
-    all."""
+    """Number of elements with the same key that are processed: further ones have no answer of their
+    own. 0: all."""
     refusal: Callable[[RequestContext, Any], ErrorCode] | None = None
-    """The error of a request that asks for too much as a whole. None of it is done."""
+    """Returns the error of a request that is too large as a whole. Then none of it is processed."""
     join: Callable[[Any, Any], None] | None = None
-    """Add to the joined answer what a part's answer has beside its elements."""
+    """Adds the fields of a part's answer beside its elements to the joined answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer to `PAGE_ELEMENTS` of the elements at most, and where the rest begins: the client
-    asks again. Rules and handler see to that, of a list that is arranged for them."""
+    """An answer for at most `PAGE_ELEMENTS` elements, with the start of the rest, which the client
+    requests next. Rules and handler keep the bound, for a list that is arranged for them."""
 
     arrange: Callable[[Any], None]
-    """Any thread."""
+    """Sorts the list. Runs in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What is done at once or not at all. A request with more than `at_once` elements is refused:
-    INVALID_REQUEST wherever its answer has a place for it, a part of it in each turn."""
+    """A request that is processed at once or not at all. One with more than `at_once` elements is
+    refused: INVALID_REQUEST at each place in its answer for an error, filled in parts."""
 
     why: str
     lists: tuple[Parts, ...]
-    """All that is counted. With the list of the response that a refusal fills, element by element;
-    empty where the answer has one error for all of them."""
+    """All lists that are counted. With the list of the response that a refusal fills, element by
+    element; empty if the answer has one error for all of them."""
     at_once: int = WHOLE_ELEMENTS
     times: int = 0
-    """More may be named where a server may have so many replicas: so many times as many."""
+    """More may be named if a server may have many replicas: up to this multiple of them."""
     numbers: tuple[Parts, ...] = ()
-    """Lists of mere numbers in those lists, which cost less. With all of `lists` they may be
-    `REPLICAS_TIMES` as many as a server may have replicas."""
+    """Lists of numbers in those lists, which cost less. Together with `lists` they may have up to
+    `REPLICAS_TIMES` times the replicas that a server may have."""
 
     def most(self, replicas_max: int) -> int:
-        """Return how many elements are done at once by a server of so many replicas at most."""
+        """Return how many elements are processed at once by a server of up to `replicas_max`
+        replicas."""
         return max(self.at_once, self.times * replicas_max)
 
 
 def _sort_topics(request: Any) -> None:
-    """By name, once each, from the one at which the page begins."""
+    """Sort topics by name, without duplicates, from the one at which the page begins."""
     by_name = {topic.name: topic for topic in request.topics}
     cursor = request.cursor
     first = cursor.topic_name if cursor is not None and cursor.topic_name in by_name else ""
@@ -115,19 +117,19 @@ def _sort_topics(request: Any) -> None:
 
 
 def names_of_page(request: Any) -> list[str]:
-    """Return the names that a page of topics may tell of, sorted, and the one behind them. A list
-    that is longer is arranged."""
+    """Return the names that a page of topics may contain, sorted, and the one behind them. A longer
+    list is already arranged."""
     return sorted({topic.name for topic in request.topics[: PAGE_ELEMENTS + 1]})
 
 
 def _join_metadata(joined: Any, answer: Any) -> None:
-    """A server may be in the answer of a part because it leads a partition there."""
+    """Add brokers: the answer of a part contains the leaders of its partitions."""
     told = {broker.node_id for broker in joined.brokers}
     joined.brokers += [broker for broker in answer.brokers if broker.node_id not in told]
 
 
 def _join_endpoints(joined: Any, answer: Any) -> None:
-    """Where the leaders are of what another server leads."""
+    """Add endpoints: those of leaders on other servers."""
     told = {endpoint.node_id for endpoint in joined.node_endpoints}
     joined.node_endpoints += [one for one in answer.node_endpoints if one.node_id not in told]
 
@@ -137,7 +139,7 @@ def _entity(entry: Any) -> Hashable:
 
 
 def _too_many_partitions(ctx: RequestContext, request: Any) -> ErrorCode:
-    """As in `handle_create_topics`, of all parts together."""
+    """Apply the bound of `handle_create_topics` to all parts together."""
     options = ctx.server.config
     partitions = sum(
         len(topic.assignments)
@@ -149,7 +151,7 @@ def _too_many_partitions(ctx: RequestContext, request: Any) -> ErrorCode:
 
 
 def _too_many_added(ctx: RequestContext, request: Any) -> ErrorCode:
-    """As in `handle_create_partitions`, of all parts together."""
+    """Apply the bound of `handle_create_partitions` to all parts together."""
     known = ctx.server.host.catalog.topics
     added = sum(
         max(0, topic.count - len(known[topic.name].partitions))
@@ -169,7 +171,7 @@ _ONE_LOOK = "one look at all partitions, which may wait for any of them"
 
 
 def _whole(why: str, *lists: str, times: int = 0) -> Whole:
-    """Lists whose elements are not answered one by one when all are refused."""
+    """Return a `Whole` of lists whose elements are not answered one by one if it is refused."""
     return Whole(why, tuple(Parts(asked, "") for asked in lists), times=times)
 
 
