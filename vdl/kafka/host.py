@@ -137,8 +137,8 @@ class LogStream(Protocol):
 
     @property
     def aborted_age(self) -> int:
-        """Number that changes when `aborted` may lose entries: while it is the same, `aborted` is
-        complete for all records read since it was first read."""
+        """Age of the list of aborted transactions. While it is unchanged, `aborted` is complete for
+        all records read since the age was first read."""
 
     def append(
         self,
@@ -151,8 +151,8 @@ class LogStream(Protocol):
         verify: Verify | None = None,
         begins_epoch: bool = False,
     ) -> None:
-        """Append a batch. `verify` asks the coordinator of the batch's transaction, if it belongs
-        to one. `begins_epoch`: the transaction began a new epoch of its producer (KIP-890)."""
+        """Append a batch. `verify` queries the coordinator of the batch's transaction, if any.
+        `begins_epoch`: the transaction began a new epoch of its producer (KIP-890)."""
 
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
         """Read committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""

@@ -11,7 +11,7 @@ handlers do not see this, except for bounds of the request as a whole: these are
 
 A row is one of
 
-* `Parts`: the list by which a request may be cut. Of several rows, the first whose list is not
+* `Parts`: the list by which a request may be cut. The first of several rows whose list is not
   empty counts. Duplicates are put into the same part if the API treats them as an error;
 * `Page`: the answer may be one page of several;
 * `Whole`: the reason why the request cannot be cut. It is refused if it names more than is

@@ -5,7 +5,7 @@
 The loop never waits for the disk: lines are queued until the thread has written them. A line about
 an act is never lost while the server runs: it is kept until the disk accepts it. While `is_full`,
 no act should begin, so that such lines take little more than `QUEUE_BYTES`, plus `SUPER_BYTES` for
-super users. Of `QUEUE_BYTES`, no principal holds more than it leaves free (`vdl/kafka/shares.py`).
+super users. No principal holds more of `QUEUE_BYTES` than it leaves free (`vdl/kafka/shares.py`).
 Other lines may use half of `QUEUE_BYTES`. Beyond it, and if the disk refuses them, they are lost;
 their number is in the next line that is written, and in the server's own log. If a full disk
 accepted part of a line, that part is truncated, so that the next write begins a line. The files are

@@ -347,7 +347,7 @@ def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -
     exposition = Exposition((Source("process", process_numbers), *sources))
     return {
         "/metrics": exposition.respond,
-        # A server that answers is healthy, whatever its problems: a restart would only take longer.
+        # A server that answers is healthy even if it has problems: a restart would take longer.
         "/health": lambda: _respond_health(200, health()),
         "/ready": lambda: _respond_health(200 if (now := health()).is_ready else 503, now),
     }

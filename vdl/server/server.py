@@ -1,6 +1,6 @@
 """One server, assembled from its parts and driven by the loop it is given.
 
-A server without a cluster asks its seeds until a cluster is founded or found (`Birth`). A server
+A server without a cluster queries its seeds until a cluster is founded or found (`Birth`). A server
 with one opens its replicas, registers itself in the catalog and serves clients. Nothing here
 depends on whether time, disk and network are real: `vdl.server.process` runs a server on asyncio,
 `vdl.sim` runs several in one thread on virtual time.
@@ -225,8 +225,9 @@ class Server:
         )
 
     def start(self) -> None:
-        """Begin with the cluster this directory belongs to, or ask for one. Does nothing if the
-        server was stopped already. Peers may have sent the cluster's record before."""
+        """Begin with the cluster this directory belongs to, or query the seeds for one. Does
+        nothing if the server was stopped already. Peers may have sent the cluster's record
+        before."""
         if self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         config = self.config

@@ -1,6 +1,6 @@
 """Settings of one consumer, share or streams group, under Kafka's names and in its ranges.
 
-They may be set before the group exists, and whatever protocol it speaks. A classic group uses none
+They may be set before the group exists, and for a group of any protocol. A classic group uses none
 of them.
 
 Does not depend on groups or the catalog.

@@ -137,7 +137,7 @@ class KafkaOptions:
 
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
-    """`fetch.max.bytes`: most bytes in one Fetch response, whatever the client requests."""
+    """`fetch.max.bytes`: most bytes in one Fetch response, even if the client requests more."""
     telemetry_max_bytes: int = 1 << 20
     """`telemetry.max.bytes`: most bytes of metrics that a client may push, compressed."""
     fetch_sessions_max: int = 1_000
@@ -150,7 +150,7 @@ class KafkaOptions:
     """Least rate at which all consumers far behind together are sent data from disk while producers
     are active, even if it slows these down."""
     read_timeout_ms: int = 10_000
-    """Longest wait for a quorum round of a request without a timeout of its own."""
+    """Time that a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
     """Time for which Metadata waits for the leaders of a topic it has just created."""
 
@@ -158,7 +158,7 @@ class KafkaOptions:
     authorizer: bool = False
     """True if clients may do only what the ACLs in the catalog allow."""
     super_users: tuple[Principal, ...] = ()
-    """`super.users`: principals that may do everything, whatever the ACLs are."""
+    """`super.users`: principals that may do everything, regardless of ACLs."""
     allow_if_no_acl: bool = False
     """`allow.everyone.if.no.acl.found`: for resources that have no ACL."""
     token_lifetime_ms: int = 604_800_000

@@ -61,7 +61,7 @@ class Standing(Enum):
     """Any value is accepted: its meaning is always met, or it tunes something that does not exist
     here."""
     REFUSED = "refused"
-    """Only the default is accepted: any other value stands for behaviour that is not offered
+    """Only the default is accepted: any other value requires behaviour that is not offered
     here."""
 
 

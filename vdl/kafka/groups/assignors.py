@@ -254,7 +254,7 @@ def _even_out(
 
 class _Loads:
     """Subscribers of a topic ordered by their load, so that not all of ten thousand are looked at
-    for every partition. Of equals the first one counts."""
+    for every partition. Ties go to the first one."""
 
     def __init__(self, subscribers: Sequence[Candidate], targets: Targets) -> None:
         self._members = subscribers

@@ -30,7 +30,7 @@ Outcome = list[DownConverted | None] | BaseException
 
 class ToConvert:
     """Batches read from one partition. `first_offset`: first offset that the consumer wants.
-    `bytes_max`: bytes of messages; the first one is sent whatever its size."""
+    `bytes_max`: bytes of messages; the first one is sent at any size."""
 
     __slots__ = ("buffers", "bytes_max", "first_offset")
 

@@ -39,9 +39,9 @@ LOOK_NS = 100 * MS
 """Least time between two changes of the rate, or twice the usual latency if that is more: a change
 must take effect before the next."""
 FEW = 8
-"""With fewer acknowledgements a look does not judge yet,"""
+"""A look waits for this many acknowledgements before it changes the rate."""
 FEW_NS = 500 * MS
-"""unless no more arrive in this time."""
+"""Longest time that it waits for them."""
 STALE_NS = 2_000 * MS
 """After a gap of this length, or a jump of the clock, earlier measurements are discarded."""
 WORSE_PERCENT = 225

@@ -19,7 +19,7 @@ not use, because its request came late or it had to pause, is made up for later,
 it. Capacity that producers left is not made up for: that would slow them down.
 
 A read has at most `READ_BYTES_MAX`, so a larger request gets no larger share; and less if there are
-so many readers that their turns would take longer than `WAIT_NS_MAX`. No read waits longer than
+more readers than could have a turn within `WAIT_NS_MAX`. No read waits longer than
 that: with very many readers the throttle yields, and none starves.
 
 Does not depend on requests or the disk.
@@ -36,10 +36,11 @@ from vdl.kafka.partitions.read_pace import PAUSE_NS, ReadPace, own_time
 
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
-"""Producers count as active for at most this long after a batch,"""
+"""Longest time after a batch for which producers count as active."""
 AT_WORK_GAPS = 4
-"""and otherwise for this many times the recent gap between batches, unless a batch waits for its
-acknowledgement: a producer of sixty batches a second that sent none for a tenth has stopped."""
+"""Within that time they count as active for this many recent gaps between batches, or while a batch
+waits for its acknowledgement: a producer of sixty batches a second that sent none for a tenth has
+stopped."""
 AT_WORK_NS_MIN = 100_000_000
 WAIT_NS_MAX = _SECOND_NS
 """Longest wait of a read, however many there are: clients abandon slow requests."""
@@ -53,8 +54,7 @@ READ_BYTES_MIN = 64 << 10
 GAIN = 2
 """Multiple of its producers' rate that a reader is fed at least."""
 BURST_NS = PAUSE_NS
-"""Time's worth of their least rate that readers may make up for at once, above all after a
-pause."""
+"""Readers may make up for this much time at their least rate at once, above all after a pause."""
 BACKGROUND_BYTES = 128 << 20
 """Bytes per second for background work, which no client waits for."""
 
@@ -98,7 +98,7 @@ class ReadThrottle:
         self._free_ns = 0
         """Time at which the share admits its next read: all before are then sent, at its rate."""
         self._last: dict[Reader, tuple[int, int]] = {}
-        """Of each reader's last read: the time at which it began, or should have begun by the gain
+        """Last read of each reader: the time at which it began, or should have begun by the gain
         rule, and its bytes. Swept."""
         self._swept_ns = 0
         self.produced_ns = -AT_WORK_NS
@@ -172,7 +172,7 @@ class ReadThrottle:
             admission.shared_ns = _duration_ns(count, rate)
             burst_ns = BURST_NS * least // rate
             self._free_ns = max(self._free_ns, start_ns - burst_ns) + admission.shared_ns
-        # What the share gave it counts, but not for long: its producers may be faster by then.
+        # A read that the share admitted early counts, but not for long: producers may get faster.
         due_ns = min(max(due_ns, start_ns - BURST_NS), start_ns + BURST_NS)
         self._last[reader] = due_ns, count
         if start_ns > earliest_ns:

@@ -335,7 +335,7 @@ class LivePartitions:
         self._refused: dict[ShareKey, tuple[LivePartition, int]] = {}
         """Claims that the coordinator refused, and the time until which none is made again."""
         self.full_until_ns: dict[int, int] = {}
-        """Coordinator → time until which nothing more is sent to it to keep."""
+        """Coordinator without room → time until which no records of its groups are delivered."""
         self.locks_expired = 0
         """Records whose lock ended before their member acknowledged them."""
         self.writes = 0

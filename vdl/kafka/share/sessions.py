@@ -5,8 +5,8 @@ first request, with epoch 0, opens it; each further one carries the next epoch a
 changes. Epoch -1 closes it. Reading requires a session.
 
 A session belongs to its connection and ends with it; the member's locks are then released. Sessions
-are bounded in number, and by the partitions in all of them. Of both, no principal may hold more
-than three times what it leaves free (`vdl/kafka/shares.py`). Unlike fetch sessions, none is evicted
+are bounded in number, and by the partitions in all of them. No principal may hold more than three
+times what it leaves free of either (`vdl/kafka/shares.py`). Unlike fetch sessions, none is evicted
 for another: its member's records would be delivered twice.
 
 Does not depend on requests or records.

@@ -162,7 +162,7 @@ class TransactionCoordinator:
                 done=lambda: self._propose(led, command, deadline_ns, done),
             ):
                 return
-            deadline_ns = 0  # it is answered as it stands, and not proposed again
+            deadline_ns = 0  # it is answered by the present state, and not proposed again
         self._propose(led, command, deadline_ns, done)
 
     def _propose(

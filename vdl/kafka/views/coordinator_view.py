@@ -21,7 +21,7 @@ plus its place in the entry: the same entry has the same offset under every lead
 a record are covered by the batch before them, or by an empty one, so that a reader always advances.
 
 A view costs nothing until it is read, and then some 300 bytes a record. If its items come and go,
-it begins again now and then, as under a new leader.
+it begins again from time to time, as under a new leader.
 
 Does not depend on the contents of records, on requests, or on how coordinators are placed.
 """

@@ -6,7 +6,7 @@ response  int32 correlation id | tags?
 ```
 `tags` (a count of tagged fields, then the fields) exist in flexible versions only; the client id
 keeps its two-byte length even then. A response to ApiVersions never has tags in its header,
-whatever its version: its client may not know yet which version was answered.
+in any version: its client may not know yet which version was answered.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 A generated function calls it only off the fast path: for a length of more than one byte, a struct
 with tagged fields, or an invalid field. Peers are not trusted: every failure to read their bytes is
-a `WireError`, whatever the bytes; a failure to encode is a local error, an `EncodeError`. Bytes
+a `WireError`; a failure to encode is a local error, an `EncodeError`. Bytes
 left over after a message are ignored, as in Kafka.
 """
 
