@@ -15,8 +15,8 @@ The latency without readers is measured while there are none. If there are alway
 for `PAUSE_NS` every `PAUSE_EVERY_NS`. So a disk or a follower that became slow by itself is not
 blamed on the readers, and does not hold them up for long. All servers pause at the same moments of
 their agreed time: an acknowledgement also waits for other servers' disks, which feed readers of
-their own. Otherwise each server would take the latency beside the others' readers for the usual
-one, and all would drive each other up.
+their own. Otherwise each server would take the latency under the others' readers for the usual one,
+and all would drive each other up.
 
 Latencies vary by themselves: on one disk for three servers, one tenth of a second takes twice as
 long as the next. So no single look decides what is usual.
@@ -66,7 +66,7 @@ _STEP = 1_000
 _STEP_MIN, _STEP_MAX = _STEP * 3 // 4, _STEP * 5 // 4
 """Factor of the rate after a look, in thousandths."""
 _LOOKS = 8
-"""Looks beside readers over which the recent latency is averaged."""
+"""Looks with readers over which the recent latency is averaged."""
 
 
 class Acknowledged(Protocol):
@@ -118,7 +118,7 @@ class ReadPace:
         self.usual_ns = 0
         """Latency of an acknowledgement without readers; 0: not known yet."""
         self._lately_ns = 0
-        """Mean latency in the last looks beside readers."""
+        """Mean latency in the last looks with readers."""
         self.reading = 0
         """Reads under way. Use: the caller that increments it decrements it."""
         self.rate = 0
@@ -182,8 +182,8 @@ class ReadPace:
 
     def _has_settled(self, now_ns: int) -> bool:
         """Return True if no reader has an effect any more. A reader that only waits for the rate
-        has one. An acknowledgement that began beside a reader is no measure without readers
-        either."""
+        has one. An acknowledgement that began while one was active does not measure
+        producers without readers."""
         if self.reading:
             return False
         settle_ns = max(SETTLE_NS, min(2 * self._lately_ns, SETTLE_NS_MAX))
@@ -217,7 +217,7 @@ class ReadPace:
         self._lately_ns = self.usual_ns
 
     def _judge(self, elapsed_ns: int, now_ns: int, least: int, *, is_waited_for: bool) -> None:
-        """Change the rate by the latency that was measured beside readers."""
+        """Change the rate by the latency that was measured with readers."""
         count, mean_ns = self._felt()
         if count < FEW and elapsed_ns < FEW_NS:
             return

@@ -48,7 +48,8 @@ from vdl.state.aborted import AbortedRange
 from vdl.state.producers import ActiveProducer
 
 OFFSETS_PER_ENTRY = 1 << 20
-"""More than a coordinator's positions (`POSITIONS_MAX`) and groups together."""
+"""Offsets reserved for each entry: more than a coordinator's positions (`POSITIONS_MAX`) and groups
+together."""
 
 RECORDS_ON_LOOP_MAX = 500
 """Larger reads are built off the loop: a record takes some 5 us."""
