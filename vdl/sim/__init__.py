@@ -1,6 +1,6 @@
-"""Whole servers on virtual time: one thread, one seed, every fault.
+"""Simulation of whole servers on virtual time, in one thread, from one seed.
 
-A world holds servers built exactly as production builds them, from the Kafka front end down to the
-store; only clock, network, disk and randomness are swapped. What a seed did can be done again:
-`vdl sim --seed N`. Must not be imported by anything but the command line.
+A world holds servers built as in production, from the Kafka front end down to the store. Only the
+clock, network, disk and random source are replaced. A seed can be run again: `vdl sim --seed N`.
+Only the command line may import this package.
 """

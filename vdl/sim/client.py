@@ -1,16 +1,15 @@
 """A Kafka client without I/O: connections, negotiation, metadata, requests with deadlines.
 
-`ClientConnection` is the protocol alone: requests become bytes in `outgoing`, bytes given to
-`receive` become answers. `KafkaClient` keeps one such connection for each server it talks to, over
-the same streams and clock the servers' own links use, so it runs on virtual time and, with a
-transport for sockets, anywhere else. `producer`, `consumer` and `member` are built on it.
+`ClientConnection` is the protocol alone: requests become bytes in `outgoing`, bytes passed to
+`receive` become answers. `KafkaClient` keeps one such connection for each server it uses, over the
+streams and clock that the servers' own links use, so it runs on virtual time and, with a transport
+for sockets, anywhere else. `producer`, `consumer` and `member` are built on it.
 
-Every request ends once: with its response, or with `Failure`, which says whether the server may
-have seen it. That difference is what a history needs; nothing here ever guesses.
+Every request ends once: with its response, or with `Failure`, which states if the server may have
+seen it. A history needs that difference, so it is never guessed.
 
-Versions are negotiated with ApiVersions; `ClientOptions.version_caps` makes an older client of it.
-
-Must not know: what producers and consumers do with the answers.
+Versions are negotiated with ApiVersions; `ClientOptions.version_caps` makes it behave as an older
+client. Does not depend on how producers and consumers use the answers.
 """
 
 from __future__ import annotations
@@ -45,21 +44,24 @@ Message = Any
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No response. `sent` is False only if the server provably never saw the request."""
+    """Result without a response.
+
+    `sent` is False only if the server provably never saw the request.
+    """
 
     reason: str
     sent: bool
 
 
 NAMED_UP_TO = {offset_commit.API_KEY: 9, offset_fetch.API_KEY: 9}
-"""API key → the last version in which topics have names: who uses this client names them."""
+"""API key → last version in which topics have names: users of this client name topics."""
 
 Answer = Callable[[Message | Failure], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """A client's settings; times in milliseconds, as Kafka names them."""
+    """A client's settings, named as in Kafka; times in milliseconds."""
 
     request_timeout_ms: int = 5_000
     retry_backoff_ms: int = 50
@@ -69,12 +71,12 @@ class ClientOptions:
     connect_timeout_ms: int = 1_000
     allow_auto_create: bool = True
     version_caps: dict[int, int] = field(default_factory=dict)
-    """API key → highest version this client speaks, besides `NAMED_UP_TO`."""
+    """API key → highest version of this client, besides `NAMED_UP_TO`."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """One request under way."""
+    """One request in flight."""
 
     api: ModuleType
     version: int
@@ -84,11 +86,11 @@ class _Pending:
 
 
 class ClientConnection:
-    """The protocol of one connection: framing, headers, correlation, pipelining."""
+    """Protocol of one connection: framing, headers, correlation, pipelining."""
 
     def __init__(self, client_id: str) -> None:
         self.outgoing: list[Buffer] = []
-        """Bytes to be sent; whoever owns the stream empties it."""
+        """Bytes to be sent. The owner of the stream removes them."""
         self._client_id = client_id
         self._frames = FrameReader()
         self._pending: deque[_Pending] = deque()
@@ -97,7 +99,7 @@ class ClientConnection:
     def request(
         self, api: ModuleType, message: Message, version: int, answer: Answer | None
     ) -> _Pending | None:
-        """Queue a request; None as `answer` for those the server does not answer."""
+        """Queue a request. `answer` is None for requests that have no response."""
         correlation_id = self._next_id
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         header = RequestHeader(api.API_KEY, version, correlation_id, self._client_id, 0)
@@ -116,13 +118,13 @@ class ClientConnection:
         return self._frames.get_buffer()
 
     def buffer_updated(self, received: int) -> None:
-        """Answer what has become whole. Raises WireError."""
+        """Answer the requests whose responses are complete. Raises WireError."""
         self._frames.buffer_updated(received)
         while (frame := self._frames.next_frame()) is not None:
             self._answer(frame)
 
     def receive(self, data: Buffer) -> None:
-        """As `buffer_updated`, for callers that hold the bytes. Raises WireError."""
+        """Feed bytes that the caller holds, like `buffer_updated`. Raises WireError."""
         view = memoryview(data)
         while view:
             into = self.get_buffer()
@@ -132,7 +134,7 @@ class ClientConnection:
             view = view[count:]
 
     def close(self, reason: str) -> None:
-        """The stream is gone: everything under way has an unknown outcome."""
+        """End the connection: every request in flight has an unknown outcome."""
         pending, self._pending = list(self._pending), deque()
         self.outgoing.clear()
         for request in pending:
@@ -159,7 +161,7 @@ def _stop(pending: _Pending) -> None:
 
 
 class _Link:
-    """One server as a client sees it: its connection, or the attempt, and who waits for it."""
+    """Client's view of one server: its connection or dial, and the waiting requests."""
 
     def __init__(self, client: KafkaClient, name: str, address: Address) -> None:
         self.client = client
@@ -184,7 +186,7 @@ class _Link:
         answer: Answer | None,
         timeout_ms: int,
     ) -> None:
-        """Send when the connection is ready; `build` is given the negotiated version."""
+        """Send when the connection is ready. `build` receives the negotiated version."""
         if self.ready:
             self._send(api, build, answer, timeout_ms)
             return
@@ -193,7 +195,7 @@ class _Link:
             self._connect()
 
     def drop(self, reason: str) -> None:
-        """Give the connection up; what waits or is under way fails."""
+        """Drop the connection. Requests that wait or are in flight fail."""
         stream, self._stream = self._stream, None
         connection, self.connection = self.connection, None
         dial, self._dial = self._dial, None
@@ -288,7 +290,7 @@ class _Link:
 
     def _track(self, pending: _Pending | None, timeout_ms: int) -> None:
         if pending is not None:
-            # A server answers in order: one late answer makes everything behind it late.
+            # A server answers in order, so one late answer delays everything behind it.
             pending.timer = self.client.clock.call_later(
                 timeout_ms * MS, partial(self.drop, "request timed out")
             )
@@ -326,7 +328,7 @@ class _Link:
 
 
 class _DelayedDial:
-    """A dial that waits for the back-off first."""
+    """Dial that first waits for the back-off."""
 
     def __init__(self, link: _Link, wait_ns: int) -> None:
         self._timer = link.client.clock.call_later(wait_ns, link.dial)
@@ -336,10 +338,11 @@ class _DelayedDial:
 
 
 class KafkaClient:
-    """Connections to the servers of one cluster, and what is known about it.
+    """Connections to the servers of one cluster, and its metadata.
 
-    Use: `call` a server by id, `call_any` whoever answers; `metadata` is refreshed when it is old,
-    when `refresh` is called, and reported to `on_metadata`. `protocol_errors` must stay empty.
+    Use: `call` for a server by id, `call_any` for any server. `metadata` is refreshed when it is
+    old and when `refresh` is called; `on_metadata` is called after each update. `protocol_errors`
+    must stay empty.
     """
 
     def __init__(
@@ -360,7 +363,7 @@ class KafkaClient:
         self.on_metadata: list[Callable[[], None]] = []
         self.protocol_errors: list[str] = []
         self.failures: dict[Address, int] = {}
-        """Times a server was given up since it last answered."""
+        """Number of times a server's connection was dropped since its last answer."""
         self.closed = False
         self._links: dict[int, _Link] = {}
         for i, address in enumerate(bootstrap, 1):
@@ -388,7 +391,7 @@ class KafkaClient:
         answer: Answer | None,
         timeout_ms: int = 0,
     ) -> None:
-        """Ask server `node`; `build(version)` makes the request once the version is known."""
+        """Call server `node`. `build(version)` creates it once the version is known."""
         link = self._links.get(node)
         if link is None or self.closed:
             if answer is not None:
@@ -399,7 +402,7 @@ class KafkaClient:
     def call_any(
         self, api: ModuleType, build: Callable[[int], Message], answer: Answer, timeout_ms: int = 0
     ) -> None:
-        """Ask some server: one that failed least, by preference one there is a connection to."""
+        """Send a request to a server with the fewest failures, preferably a connected one."""
         links = self._links
         failed = {node: self.failures.get(links[node].address, 0) for node in sorted(links)}
         fewest = min(failed.values())
@@ -423,7 +426,7 @@ class KafkaClient:
             self.refresh()
 
     def want_all(self) -> None:
-        """Keep metadata of every topic: what a pattern needs."""
+        """Keep metadata of every topic, as a pattern subscription needs."""
         self._all_topics = True
         self.refresh()
 
@@ -431,7 +434,7 @@ class KafkaClient:
         self._topics.discard(topic)
 
     def refresh(self) -> None:
-        """Fetch metadata now, or again if a request is under way that may be too old."""
+        """Fetch metadata now, or again if the request in flight may be too old."""
         if self.closed:
             return
         if self._refreshing:

@@ -1,22 +1,23 @@
-"""Virtual time: a heap of events, and the clock each simulated process sees.
+"""Virtual time: a heap of events, and the clock of each simulated process.
 
-`VirtualTime` is the only thing in a simulation that moves: it takes the earliest event, jumps to
-its instant and runs it. Events of one instant run in the order they were scheduled, so a run is a
-function of its seed.
+`VirtualTime` drives a simulation: it takes the earliest event, jumps to its time and runs it.
+Events at the same time run in the order they were scheduled, so a run is a function of its seed.
 
-`NodeClock` is one life of one process: it implements `vdl.clock.Clock` on top of the shared heap.
-Five things a real machine does to a process happen here. A *stopped* process (killed, or lost to a
-power cut) never runs again: its events are dropped where they are found. A *paused* one (SIGSTOP, a
-stalled virtual machine) runs nothing until it is resumed; what came due meanwhile runs then, in its
-order. Its *wall clock* may jump; monotonic time never does. Its *monotonic clock* may drift: the
-process's seconds, and with them its timers, are then a little longer or shorter than the world's.
-And a process may be *busy*: where it has a `meter`, all that runs at one instant is a turn of its
-loop, which takes as long as the meter says; what comes due meanwhile waits for the next turn.
+`NodeClock` belongs to one run of one process: it implements `vdl.clock.Clock` on the shared heap.
+It simulates five effects of a real machine:
 
-Whoever must look at a process after each of its events sets its clock's `watch`: it is called when
-the event is over, or when the same event goes on in another process.
+* A *stopped* process (killed, or lost to a power cut) never runs again: its events are dropped.
+* A *paused* process (SIGSTOP, a stalled virtual machine) runs nothing until it is resumed; the
+  events that came due meanwhile run then, in order.
+* Its *wall clock* may jump; monotonic time never does.
+* Its *monotonic clock* may drift: the process's seconds, and with them its timers, are then a
+  little longer or shorter than the world's.
+* A process may be *busy*: with a `meter`, everything that runs at one instant is a turn of its
+  loop, which takes as long as the meter returns; events that come due meanwhile wait for the next
+  turn.
 
-Must not know: what the events do.
+A clock's `watch` is called after each event of its process, and when the same event continues in
+another process. Does not depend on what the events do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from heapq import heapify, heappop, heappush
 FOREVER_NS = 1 << 62
 MILLION = 1_000_000
 COMPACT_AT = 4096
-"""The heap is rebuilt without cancelled timers when it holds this many of them."""
+"""Number of cancelled timers at which the heap is rebuilt without them."""
 
 
 class SimTimer:
@@ -50,7 +51,10 @@ class SimTimer:
 
 
 class VirtualTime:
-    """The heap all clocks of one world share. Times are nanoseconds since the world began."""
+    """Event heap shared by all clocks of one world.
+
+    Times are nanoseconds since the world's start.
+    """
 
     __slots__ = ("_cancelled", "_heap", "_sequence", "events", "now_ns", "running")
 
@@ -58,7 +62,7 @@ class VirtualTime:
         self.now_ns = 0
         self.events = 0
         self.running: NodeClock | None = None
-        """Whose event runs, or ran last; None for the world's own."""
+        """Clock of the process whose event runs or ran last; None for the world's own events."""
         self._heap: list[tuple[int, int, SimTimer]] = []
         self._sequence = 0
         self._cancelled = 0
@@ -66,7 +70,7 @@ class VirtualTime:
     def after(
         self, delay_ns: int, fn: Callable[[], None], clock: NodeClock | None = None
     ) -> SimTimer:
-        """Run `fn` in `delay_ns` (at once when negative), on behalf of `clock` if one is given."""
+        """Run `fn` in `delay_ns` (at once if negative), on behalf of `clock` if one is given."""
         when_ns = self.now_ns + max(0, delay_ns)
         timer = SimTimer(self, clock, when_ns, fn)
         self._sequence += 1
@@ -74,7 +78,7 @@ class VirtualTime:
         return timer
 
     def step(self, until_ns: int = FOREVER_NS) -> bool:
-        """Run the next event due by `until_ns`; False when there is none."""
+        """Run the next event due by `until_ns`. Return False if there is none."""
         heap = self._heap
         while heap and heap[0][0] <= until_ns:
             when_ns, _, timer = heappop(heap)
@@ -105,7 +109,7 @@ class VirtualTime:
         return False
 
     def enter(self, clock: NodeClock | None) -> None:
-        """What follows in this event happens inside this process; None: outside of any."""
+        """Run the rest of the current event inside this process; None: outside of any."""
         running = self.running
         if running is not clock:
             if running is not None and running.watch is not None:
@@ -113,7 +117,10 @@ class VirtualTime:
             self.running = clock
 
     def run_until(self, when_ns: int, stop: Callable[[], bool] | None = None) -> bool:
-        """Run events up to `when_ns` and stand there; True when `stop()` said to stop earlier."""
+        """Run events up to `when_ns` and set the time to it.
+
+        Return True if `stop()` ended it earlier.
+        """
         while self.step(when_ns):
             if stop is not None and stop():
                 return True
@@ -121,10 +128,10 @@ class VirtualTime:
         return False
 
     def cancelled_timer(self) -> None:
-        """Count a timer that is dead in the heap; sweep when there are many.
+        """Count a cancelled timer in the heap; remove them when there are many.
 
-        Servers re-arm timers far more often than they let them run, so without this the heap grows
-        with work done instead of with work waiting.
+        Servers re-arm timers far more often than they let them run. Without this the heap would
+        grow with the work done instead of the work waiting.
         """
         self._cancelled += 1
         if self._cancelled >= COMPACT_AT and self._cancelled * 2 >= len(self._heap):
@@ -134,7 +141,7 @@ class VirtualTime:
             self._cancelled = 0
 
     def postponed(self, timers: list[SimTimer]) -> None:
-        """Put back, in order and due now, events that came due while their process was paused."""
+        """Reschedule, in order and due now, events that came due while their process was paused."""
         for timer in timers:
             if timer.fn is None:
                 self._cancelled -= 1
@@ -145,11 +152,10 @@ class VirtualTime:
 
 
 class NodeClock:
-    """The clock of one process from its start to its end; a `vdl.clock.Clock`.
+    """Clock of one process from its start to its end; a `vdl.clock.Clock`.
 
-    `turn_ns` is how long one turn of the process's loop takes: what is asked for with `call_soon`
-    runs that much later, so that what arrives meanwhile is handled in the same turn, as it is in a
-    real loop.
+    `turn_ns` is the duration of one turn of the process's loop: callbacks of `call_soon` run that
+    much later, so that data arriving meanwhile is handled in the same turn, as in a real loop.
     """
 
     __slots__ = (
@@ -178,22 +184,23 @@ class NodeClock:
         turn_ns: int = 20_000,
         drift_ppm: int = 0,
     ) -> None:
-        """`drift_ppm`: by how many millionths this process's seconds are too short."""
+        """Create a clock. `drift_ppm`: millionths by which this process's seconds are too short."""
         self._time = time
         self._offset_ns = offset_ns
         self._rate_ppm = MILLION + drift_ppm
         self._postponed: list[SimTimer] = []
         self._in_turn = False
-        """Something of the present turn has run."""
+        """True if something of the current turn has run."""
         self._owed_ns = 0
-        """What this turn takes, as far as it is known."""
+        """Duration of the current turn, as far as it is known."""
         self.busy = False
-        """A turn takes its time."""
+        """True while a turn takes its time."""
         self.meter: Callable[[], int] | None = None
-        """How long what the process has done since this was asked last takes it, in ns; None: turns
-        take no time."""
+        """Returns the time in ns for what the process did since the last call; None: turns take no
+        time.
+        """
         self.stall_ns = 0
-        """How long each turn takes besides: others use the machine."""
+        """Extra time of each turn, as if other processes used the machine."""
         self.wall_base_ms = wall_base_ms
         self.turn_ns = turn_ns
         self.paused = False
@@ -212,7 +219,7 @@ class NodeClock:
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
         rate = self._rate_ppm
         if rate != MILLION:
-            # Rounded up: when a timer runs, its clock must not say that it is too early.
+            # Rounded up: when a timer runs, its clock must have reached the timer's time.
             delay_ns = delay_ns * MILLION // rate + 1
         return self._time.after(delay_ns, fn, self)
 
@@ -220,27 +227,27 @@ class NodeClock:
         self._time.after(self.turn_ns, fn, self)
 
     def jump_wall(self, delta_ms: int) -> None:
-        """Someone set the machine's clock."""
+        """Move the machine's wall clock."""
         self.wall_base_ms += delta_ms
 
     def pause(self) -> None:
         self.paused = True
 
     def resume(self) -> None:
-        """Run what came due during the pause, in its order."""
+        """End the pause and run the events that came due during it, in order."""
         self.paused = False
         self._go_on()
 
     @property
     def stands(self) -> bool:
-        """Whether the process runs nothing now."""
+        """True if the process runs nothing now."""
         return self.paused or self.busy
 
     def charge(self) -> None:
-        """An event of this process is over: what it did belongs to the turn of this instant."""
+        """Charge an event of this process that has just run to the current turn."""
         cost_ns = self.meter() if self.meter is not None else 0
         if not self._in_turn and (cost_ns or self.stall_ns):
-            # Behind all that is due now: that is the same turn.
+            # After everything else due now, which belongs to the same turn.
             self._in_turn = True
             self._time.after(0, self._turn_over)
         self._owed_ns += cost_ns
@@ -262,7 +269,7 @@ class NodeClock:
             self._time.postponed(postponed)
 
     def stop(self) -> None:
-        """The process is gone: nothing scheduled on this clock runs again."""
+        """End the process: nothing scheduled on this clock runs again."""
         self.stopped = True
         self._postponed.clear()
 

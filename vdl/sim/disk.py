@@ -1,25 +1,25 @@
-"""A disk that forgets what was not synced.
+"""Simulated disk that loses unsynced data on a power cut.
 
 Every file has two images: the *volatile* one, which reads see, and the *durable* one, which
-survives a power cut. Between them lie dirty ranges. A power cut keeps, sector by sector, a random
-subset of what was dirty and tears one sector; a file's new length may or may not have arrived.
-Names are the same: creating, renaming and removing is volatile until the directory is synced, and
+survives a power cut. They differ in dirty ranges. A power cut keeps, sector by sector, a random
+subset of the dirty data and tears one sector; a file's new length may or may not survive. Names
+behave the same way: creating, renaming and removing is volatile until the directory is synced, and
 a power cut keeps a prefix of each directory's pending changes. A rename is atomic. A killed process
 loses none of this: the page cache outlives it.
 
 Code runs on the disk in two ways. Outside a job every operation takes effect at once. Inside a job
 (`workers.SimWorkers`) effects on the volatile image happen when the job starts, in no virtual time,
-but each operation is also a *step*: what it made durable becomes so only when the job completes,
-and when the process or the machine dies in between, the steps from a random point on are taken back
-as if they had never been issued. So "write, sync, rename" is cut anywhere, but never reordered.
-The step that was under way had been issued and had not returned: what it did can be read, and is as
-volatile as what was never synced, so that a power cut tears a durable write like any other. A step
-that another job's sync has made durable had been issued too, and stays.
+but each operation is also a *step*: its data becomes durable only when the job completes. If the
+process or the machine fails in between, the steps from a random point on are undone as if they had
+never been issued. So "write, sync, rename" is cut anywhere but never reordered. The step in
+progress had been issued and had not returned: its effect can be read, and is as volatile as
+unsynced data, so that a power cut tears a durable write like any other. A step that another job's
+sync made durable had been issued too, and stays.
 
-A failed sync behaves as Linux does: the pages are marked clean though they never reached the disk,
-so a second sync succeeds and the data is gone after a power cut.
+A failed sync behaves as on Linux: the pages are marked clean though they never reached the disk, so
+a second sync succeeds and the data is lost in a power cut.
 
-Must not know: what is written, and by whom.
+Does not depend on what is written or on its writer.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from segments.api import Buffer, StorageError
 T = TypeVar("T")
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
-"""What the system reads at once: a bad sector takes all of it."""
+"""Unit of a read by the system: a bad sector makes all of it unreadable."""
 SLOWED_JOB_NS_MAX = 2_000_000_000
-"""However slow a disk has become, one job takes no longer than this: it must outlive the fault by
-less than a world waits for its leaders."""
+"""Longest duration of one job on a slow disk.
+
+It may outlast the fault only by less than a world waits for its leaders.
+"""
 
 
 @dataclass(slots=True)
 class DiskProfile:
-    """How long things take, in virtual nanoseconds. `sync_ns` is the mean of an exponential."""
+    """Durations in virtual nanoseconds. `sync_ns` is the mean of an exponential distribution."""
 
     sync_ns: int = 300_000
     operation_ns: int = 10_000
@@ -52,14 +54,14 @@ class DiskProfile:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One operation of a running job: how to make it durable, and how to take it back."""
+    """One operation of a running job, with functions that make it durable and that undo it."""
 
     harden: Callable[[], None] | None
     undo: Callable[[], None] | None
 
     @property
     def is_durable_write(self) -> bool:
-        """Whether it changes something and makes just that durable before it returns."""
+        """True if it changes data and makes it durable before it returns."""
         return self.harden is not None and self.undo is not None
 
 
@@ -78,13 +80,13 @@ class Inode:
 
     def __init__(self) -> None:
         self.allocated = 0
-        """Up to there it may have blocks. What only made the file longer has none."""
+        """End of the part that may have blocks. A file extended without a write has none there."""
         self.data = bytearray()
         self.durable = bytearray()
         self.dirty: list[Range] = []
 
     def power_cut(self, rng: Random) -> None:
-        """Decide what of the unsynced writes had reached the platter."""
+        """Choose the unsynced writes that had reached the disk, and drop the rest."""
         data, durable = self.data, self.durable
         if len(data) != len(durable):
             low, high = sorted((len(data), len(durable)))
@@ -93,7 +95,7 @@ class Inode:
         sectors = sorted(
             {s for r in self.dirty for s in range(r.start // SECTOR_BYTES, _sectors(r.end))}
         )
-        # One coin a cut decides how much survived, so that "nearly all" and "nearly none" happen.
+        # One survival chance for each cut, so that nearly all or nearly none may survive.
         survival = rng.random()
         kept = [sector for sector in sectors if rng.random() < survival]
         torn = rng.choice(kept) if kept and rng.random() < 0.5 else -1
@@ -129,7 +131,7 @@ class MetaStore:
 
 
 class Directory:
-    """Names, as seen and as durable."""
+    """Names as visible and as durable."""
 
     __slots__ = ("durable", "entries")
 
@@ -143,7 +145,7 @@ Node = Inode | MetaStore | Directory
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """One atomic change of names: (directory, name, node or None), not durable yet."""
+    """One atomic change of names, not durable yet: (directory, name, node or None)."""
 
     changes: list[tuple[Directory, str, Node | None]]
 
@@ -158,8 +160,8 @@ class NameChange:
 class SimDisk:
     """One machine's disk. It outlives the processes that use it.
 
-    Use: `fail_syncs`, `room` and `cut_at_write` are the faults' handles; `slowdown` multiplies
-    every latency; `on_durable` is told every run of bytes the moment it becomes durable.
+    Use: faults set `fail_syncs`, `room` and `cut_at_write`; `slowdown` multiplies every latency;
+    `on_durable` is called with every run of bytes when it becomes durable.
     """
 
     def __init__(self, rng: Random, profile: DiskProfile) -> None:
@@ -169,21 +171,25 @@ class SimDisk:
         self.locks: set[str] = set()
         self.fail_syncs = 0
         self.room: int | None = None
-        """Bytes by which files may still grow; None: no end in sight. What is deleted meanwhile
-        gives nothing back: others have taken it."""
+        """Bytes by which files may still grow; None: unlimited.
+
+        Deleted files return nothing: others have taken their space.
+        """
         self.returns_room = False
-        """What is cut off or removed gives its bytes back to `room`. For lives that are not cut
-        short: what a crash takes back is not counted again."""
+        """True if truncated or removed bytes return to `room`.
+
+        Only for processes that are not killed: what a crash undoes is not counted again.
+        """
         self.writes_in_place = True
-        """Whether to write over bytes needs no room, as a file system says of itself."""
+        """True if overwriting bytes needs no room, as reported by the file system."""
         self.cut_at_write = 0
-        """Until a durable write of a job is under way that `on_cut` is told of; 0: none."""
+        """Durable writes of jobs until the one that calls `on_cut` while in progress; 0: none."""
         self.on_cut: Callable[[], None] = _nobody
         self.bad_pages: set[tuple[Inode, int]] = set()
-        """Pages, by file and number, that cannot be read until they are written as a whole."""
+        """Unreadable pages, by file and number; readable again once overwritten as a whole."""
         self.slowdown = 1
         self.steady_sync_ns = 0
-        """Not 0: each sync takes so long."""
+        """If not 0: duration of each sync."""
         self.on_durable: Callable[[Buffer], None] = _ignore
         self._name_changes: list[NameChange] = []
         self._steps: list[Step] | None = None
@@ -191,7 +197,7 @@ class SimDisk:
 
     # --- jobs ---------------------------------------------------------------------------------
     def run_job(self, job: Callable[[], T]) -> tuple[T | BaseException, list[Step], int]:
-        """Do the job's work on the volatile image; (result, steps, nanoseconds it takes)."""
+        """Run the job on the volatile image. Return (result, steps, duration in ns)."""
         assert self._steps is None, "a job inside a job"
         self._steps = []
         self._cost_ns = 0
@@ -205,7 +211,7 @@ class SimDisk:
         return result, steps, max(self._cost_ns, slowed_ns)
 
     def step(self, harden: Callable[[], None] | None, undo: Callable[[], None] | None) -> None:
-        """Note an operation that was done; outside a job it is complete already."""
+        """Record an operation that was done; outside a job it completes at once."""
         if self._steps is not None:
             self._steps.append(Step(harden, undo))
         elif harden is not None:
@@ -226,7 +232,7 @@ class SimDisk:
         if self.room is not None and growth > 0:
             fits = old_size + self.room - position
             if fits < length:
-                # As a real write does: what fits is there, and nothing says so.
+                # As in a real short write: the part that fits is written, without notice.
                 if fits > 0:
                     self.write(inode, [payload[:fits]], position, durable=False)
                 self.room = 0
@@ -293,10 +299,11 @@ class SimDisk:
         inode.allocated = min(allocated, length)
         if self.returns_room and self.room is not None:
             self.room += max(-growth, 0)
-        # Pages that are cut off go back; should the file grow again, it gets others.
+        # Truncated pages are released; if the file grows again, it gets others.
         gone = {(bad, n) for bad, n in self.bad_pages if bad is inode and n * PAGE_BYTES >= length}
         self.bad_pages -= gone
-        # Should the file grow again before a sync, these bytes are zeros here, not there.
+        # If the file grows again before a sync, these bytes are zeros here but not in the durable
+        # image.
         cut_off = Range(length, old_size)
         if length < old_size:
             inode.dirty.append(cut_off)
@@ -314,8 +321,11 @@ class SimDisk:
         self.step(None, undo)
 
     def allocate(self, inode: Inode, length: int) -> None:
-        """Grow the file by zeros to `length`, if it is shorter. Where that is refused it has what
-        there was room for, as a real one may."""
+        """Extend the file with zeros to `length`, if it is shorter.
+
+        Raises OSError if there is too little room; the file then has the bytes that fitted, as on a
+        real disk.
+        """
         growth = length - len(inode.data)
         if self.room is not None and growth > self.room:
             self.truncate(inode, len(inode.data) + self.room)
@@ -326,7 +336,7 @@ class SimDisk:
         inode.allocated = max(inode.allocated, length)
 
     def _take_room(self, wanted: int) -> int:
-        """How many of the wanted bytes there is room for; they are taken."""
+        """Take up to `wanted` bytes of the room; return the number taken."""
         assert self.room is not None, "a disk without end"
         taken = min(wanted, self.room)
         self.room -= taken
@@ -341,8 +351,11 @@ class SimDisk:
         return bytes(inode.data[position : position + length])
 
     def _heal_pages(self, inode: Inode, position: int, end: int) -> None:
-        """Pages that are written as a whole can be read again; the rest of one that is written in
-        part the system would have to read first. Raises OSError."""
+        """Make pages readable that are overwritten as a whole.
+
+        Raises OSError for a bad page that is overwritten in part: the system would have to read the
+        rest of it first.
+        """
         for page in sorted(page for bad, page in self.bad_pages if bad is inode):
             first, stop = page * PAGE_BYTES, (page + 1) * PAGE_BYTES
             if position <= first and stop <= end:
@@ -351,7 +364,7 @@ class SimDisk:
                 raise OSError(errno.EIO, "simulated bad sector")
 
     def _wait_for_sync(self, inode: Inode, ranges: list[Range]) -> None:
-        """Charge for one sync; when it is to fail, forget the pages as Linux does."""
+        """Charge for one sync. If it fails, mark the pages clean as Linux does. Raises OSError."""
         try:
             self._wait_for_any_sync()
         except OSError:
@@ -380,7 +393,7 @@ class SimDisk:
 
         def undo() -> None:
             if change not in self._name_changes:
-                return  # a sync of the directory that another job asked for had found it done
+                return  # a directory sync of another job has made it durable
             self._name_changes.remove(change)
             for directory, name, node in before:
                 if node is None:
@@ -391,7 +404,7 @@ class SimDisk:
         self.step(None, undo)
 
     def remove_name(self, directory: Directory, name: str) -> None:
-        """The only one of what it stands for."""
+        """Remove the only name of a node."""
         node = directory.entries[name]
         self.change_names([(directory, name, None)])
         if self.returns_room and self.room is not None and isinstance(node, Inode):
@@ -399,7 +412,7 @@ class SimDisk:
 
     def sync_directory(self, directory: Directory) -> None:
         self._wait_for_any_sync()
-        # A change that shares a directory with a later one cannot be overtaken by it.
+        # Changes that share a directory become durable in order.
         touched = {id(directory)}
         chosen: list[NameChange] = []
         for change in reversed(self._name_changes):
@@ -439,7 +452,7 @@ class SimDisk:
         self.step(harden, undo)
 
     def sync_meta(self, meta: MetaStore) -> None:
-        """Make durable what can be read. Takes no time: it is done at starts only."""
+        """Make the visible state durable. Takes no time, because it is done only at starts."""
         committed = list(meta.pending)
 
         def harden() -> None:
@@ -449,24 +462,26 @@ class SimDisk:
 
         self.step(harden, None)
 
-    # --- death --------------------------------------------------------------------------------
+    # --- crashes ------------------------------------------------------------------------------
     def cut_jobs(self, jobs: Sequence[list[Step]]) -> None:
-        """The process died while these jobs ran: each got to a random step, and no further."""
+        """Cut each job at a random step, because the process died while they ran."""
         self._cut([(steps, self.rng.randint(0, len(steps))) for steps in jobs])
 
     def cut_job(self, steps: Sequence[Step], *, reached: int) -> None:
-        """The process died during this job: `reached` steps are complete, the next one was under
-        way, and none was issued after it."""
+        """Cut this job, because the process died during it.
+
+        `reached` steps are complete, the next one was in progress, and none was issued after it.
+        """
         self._cut([(steps, reached)])
 
     def _cut(self, jobs: Sequence[tuple[Sequence[Step], int]]) -> None:
-        """Cut each job off at the step that it has reached."""
-        # All that is complete first: what is taken back must see what others have made durable.
+        """Cut each job at the step it has reached."""
+        # Complete steps first: an undo must see what others have made durable.
         for steps, reached in jobs:
             for step in steps[:reached]:
                 if step.harden is not None:
                     step.harden()
-        # The next step had been issued and not completed: what it wrote stays volatile.
+        # The next step had been issued and not completed: its writes stay volatile.
         for steps, reached in jobs:
             for step in reversed(steps[reached + 1 :]):
                 if step.undo is not None:
@@ -474,7 +489,7 @@ class SimDisk:
         self.locks.clear()
 
     def power_cut(self) -> None:
-        """Everything volatile is lost, but for what happened to have reached the platter."""
+        """Lose everything volatile except what had happened to reach the disk."""
         rng = self.rng
         cut: set[int] = set()
         for change in self._name_changes:
@@ -489,7 +504,7 @@ class SimDisk:
         self._restore(self.root, {})
 
     def wipe(self) -> None:
-        """Someone put in an empty disk. No process may be using the old one."""
+        """Replace the disk with an empty one. No process may be using the old one."""
         assert not self.locks, sorted(self.locks)
         self.root = Directory()
         self._name_changes.clear()
@@ -497,7 +512,7 @@ class SimDisk:
         self.fail_syncs = 0
 
     def put_back(self, root: Directory) -> None:
-        """Someone put in a copy of what this disk once held. No process may be using it."""
+        """Replace the contents with a copy of earlier ones. No process may be using the disk."""
         assert not self.locks, sorted(self.locks)
         self.wipe()
         self.root = root
@@ -532,20 +547,22 @@ def _resize(data: bytearray, length: int) -> None:
 
 
 def _is_dirty(inode: Inode, written: Range) -> bool:
-    """Whether no sync has covered it: one that another job asked for had found it done."""
+    """Return True if no sync has covered the range; another job's sync may have."""
     return any(dirty is written for dirty in inode.dirty)
 
 
 def _take_back_growth(inode: Inode, old_size: int) -> None:
-    """Cut the file off where it once ended. What others made durable beyond it stays: their sync
-    had found the file that long."""
+    """Truncate the file to its old size.
+
+    Bytes beyond it that others made durable stay: their sync had seen the longer file.
+    """
     end = max(old_size, len(inode.durable))
     if end < len(inode.data):
         del inode.data[end:]
 
 
 def _forget(dirty: list[Range], done: list[Range]) -> None:
-    """Remove, by identity, what a sync covered; what was written since stays."""
+    """Remove, by identity, the ranges that a sync covered; later writes stay."""
     gone = {id(r) for r in done}
     dirty[:] = [r for r in dirty if id(r) not in gone]
 
@@ -559,8 +576,8 @@ def _apply(items: dict[bytes, bytes], puts: list[tuple[bytes, bytes | None]]) ->
 
 
 def _nobody() -> None:
-    """Nobody is told."""
+    """Do nothing: the default of `on_cut`."""
 
 
 def _ignore(image: Buffer) -> None:
-    """Nobody listens."""
+    """Do nothing: the default of `on_durable`."""

@@ -1,14 +1,14 @@
-"""What goes wrong: one class per fault, and the nemesis that lets them happen.
+"""Faults, one class each, and the nemesis that schedules them.
 
-A fault is done to a world and, if it lasts, undone. `FAULTS` is the table of all of them with the
-option that sets each one's rate; a new fault is one class and one row. Nearly nothing here needs to
-leave a majority: durable data survives it, and what cannot be served is refused. Only what takes
-durable data away for good, as `Wipe`, `Damage` and `DamagedEntries` do, asks the atlas first.
+A fault is done to a world and, if it lasts, undone. `FAULTS` lists all of them with the option that
+sets each one's rate; a new fault is one class and one row. Almost no fault needs to spare a
+majority: durable data survives it, and requests that cannot be served are refused. Only faults that
+lose durable data for good, such as `Wipe`, `Damage` and `DamagedEntries`, consult the atlas first.
 
-A start that is cut (`Options.cuts_in_start`) has no class here: it is a chance that every start
-has, whoever asks for it, until everything is healed (`machine`).
+An interrupted start (`Options.cuts_in_start`) has no class here: it is a chance that every start
+has, whatever its cause, until everything is healed (`machine`).
 
-Must not know: what the servers store, how they are checked.
+Does not depend on the servers' stored data or on how they are checked.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from vdl.sim.options import NO_CATALOG, NO_PORT, Options
 S = 1_000 * MS
 
 PLACES = tuple(place for place in failpoint.POINTS if not place.startswith(("open.", "compact.")))
-"""Starts are cut in another way (`Options.cuts_in_start`)."""
+"""Failpoints of running stores. Starts are interrupted separately (`Options.cuts_in_start`)."""
 COMPACTING = tuple(place for place in failpoint.POINTS if place.startswith("compact."))
-"""Use: where something is compacted."""
+"""Failpoints of compaction. Use: where a topic is compacted."""
 COMPACTING_CHANCE = 0.3
 STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", "journal.rolled")
 STAGED_CHANCE = 0.5
@@ -46,19 +46,19 @@ KILL_CHANCE = 0.2
 HOLE_KILL_CHANCE = 0.5
 AFTER_PLACE_NS_MAX = 500 * MS
 PARTS = ("identity", "identity", "journal", "logs", "meta")
-"""What may be missing of a data directory."""
+"""Parts of a data directory that may be missing."""
 PASSES_CHANCE, PASSES_NS_MAX = 0.5, 1 * S
-"""That a page can be read again soon, and within what time."""
+"""Chance that a bad page becomes readable again, and the longest time until then."""
 STOPPED_CHANCE = 0.7
 SWAPPED_CHANCE = 0.5
 DEAF_NS = 3 * S
-"""Longer than a leader that hears nobody takes to notice, and an election timeout."""
+"""Longer than an isolated leader takes to notice plus an election timeout."""
 STRIKE_MS = (20, 120)
-"""How long after its election a leader dies that took the place of one cut off."""
+"""Time from the election of an isolated leader's successor to its kill."""
 
 
 class Target(Protocol):
-    """The part of a world that faults act on."""
+    """Part of a world that faults act on."""
 
     @property
     def time(self) -> VirtualTime: ...
@@ -70,29 +70,29 @@ class Target(Protocol):
     def machines(self) -> list[Machine]: ...
     @property
     def is_compacting(self) -> bool:
-        """Whether there is a compacted topic."""
+        """True if there is a compacted topic."""
         ...
 
     @property
     def hosts(self) -> list[str]:
-        """Names of all machines, clients' too."""
+        """Names of all machines, including the clients'."""
 
     def note(self, text: str) -> None: ...
 
     def sleep(self, ms: int) -> None:
-        """All machines and clients sleep for so long."""
+        """Put all machines and clients to sleep for the given time."""
 
     def why_no_loss(self) -> str:
-        """Why no replica may be lost for good now; empty when one may (see `atlas`)."""
+        """Return why no replica may be lost for good now; empty if one may (see `atlas`)."""
 
 
 class Fault(Protocol):
-    """One thing that goes wrong. `begin` False: there was nothing to do it to."""
+    """One fault. `begin` returns False if there was nothing to apply it to."""
 
     def begin(self, world: Target, rng: Random) -> bool: ...
 
     def end(self, world: Target) -> None:
-        """Undo it; harmless when it undid itself."""
+        """Undo the fault. Harmless if it has ended by itself."""
 
 
 class Kill:
@@ -110,7 +110,7 @@ class Kill:
 
 
 class PowerCut:
-    """A machine loses power, and everything it had not synced."""
+    """Power loss of a machine, which loses everything not synced."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -124,7 +124,7 @@ class PowerCut:
 
 
 class CutInWrite:
-    """A machine loses power in the middle of writing: of the block some sectors are there."""
+    """Power loss of a machine in the middle of a write: some sectors of the block are on disk."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -139,8 +139,10 @@ class CutInWrite:
 
 
 class CutAtPlace:
-    """A machine loses power, or its process, soon after its store has passed a certain place: what
-    was begun there is half done. Rare places are not met by chance."""
+    """Power loss or kill of a machine soon after its store has passed a certain failpoint.
+
+    The operation begun there is left half done. Chance alone does not reach rare failpoints.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -151,7 +153,7 @@ class CutAtPlace:
         else:
             self.place = rng.choice(STAGED if rng.random() < STAGED_CHANCE else PLACES)
         is_kill = rng.random() < KILL_CHANCE
-        # Mostly before the next sync, now and then when a good deal has followed.
+        # Usually before the next sync, sometimes after a good deal of later work.
         delay_ns = int(rng.random() ** 4 * AFTER_PLACE_NS_MAX)
         time = world.time
 
@@ -171,7 +173,7 @@ class CutAtPlace:
 
 
 class Outage:
-    """All machines lose power at once."""
+    """Power loss of all machines at once."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         for machine in world.machines:
@@ -184,7 +186,7 @@ class Outage:
 
 
 class Brownout:
-    """Some machines lose power in the same instant, and get it back together."""
+    """Power loss of some machines in the same instant. It returns for all of them together."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         count = rng.randint(1, len(world.machines))
@@ -200,7 +202,7 @@ class Brownout:
 
 
 class Stop:
-    """A planned restart."""
+    """Planned restart."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -210,7 +212,7 @@ class Stop:
         return True
 
     def end(self, world: Target) -> None:
-        # One that did not stop in time is killed, as init systems do.
+        # A server that did not stop in time is killed, as init systems do.
         if self.machine.condition is Condition.STOPPING:
             self.machine.kill()
         self.machine.start()
@@ -231,8 +233,7 @@ class Pause:
 
 
 class Partition:
-    """Servers fall into two sides that do not hear each other; clients keep to one of them, or
-    reach both."""
+    """Network partition of the servers into two sides. Clients reach one side or both."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         names = [machine.name for machine in world.machines]
@@ -261,7 +262,7 @@ class Partition:
 
 
 class OneWayCut:
-    """One machine is not heard, or does not hear, by one other or by all."""
+    """One machine whose traffic in one direction, with one other machine or all, is dropped."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if len(world.machines) < 2:
@@ -283,10 +284,12 @@ class OneWayCut:
 
 
 class LoneLeader:
-    """A leader and the other servers do not hear each other, and clients hear both. What it appends
-    nobody takes; once the others have a leader of their own, that one dies, and the log that is
-    longer and older is back among those that may vote. A coordinator stays as it is instead: it is
-    asked what it does not know any more."""
+    """Leader that is cut off from the other servers while clients reach both sides.
+
+    Its new entries are not replicated. Once the others have elected a leader, that one is killed,
+    and the server with the longer but older log takes part in the next election. A coordinator's
+    leader is only isolated: clients query it for state that may have changed without it.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machines: list[Machine] = []
@@ -326,7 +329,8 @@ class LoneLeader:
             self.machines.append(leader)
             leader.kill()
             self._heal(world)
-            # It asks for votes, and is not asked: else the others' would mostly come first.
+            # It requests votes but receives no requests; otherwise the others would mostly campaign
+            # first.
             world.frames.deaf.add(self._machine.server_id)
             world.time.after(DEAF_NS, partial(self._hear, world))
 
@@ -349,7 +353,7 @@ _LOOK_NS = 10 * MS
 
 
 def _led(machine: Machine, *, streams: bool) -> set[int]:
-    """The partitions that a machine leads, or the coordinators."""
+    """Return the partitions that a machine leads, or the coordinators."""
     host = machine.server.host if machine.server is not None else None
     if host is None:
         return set()
@@ -363,7 +367,7 @@ def _led(machine: Machine, *, streams: bool) -> set[int]:
 
 
 class Reset:
-    """Connections between two machines are reset."""
+    """Reset of the connections between two machines."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         one, other = rng.sample(world.hosts, 2)
@@ -373,11 +377,11 @@ class Reset:
         return count > 0
 
     def end(self, world: Target) -> None:
-        """It is over at once."""
+        """No effect: the fault is over at once."""
 
 
 class Clog:
-    """A path delivers nothing for a while, then everything."""
+    """Path that delivers nothing for a while, then everything."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         one, other = rng.sample(world.hosts, 2)
@@ -387,11 +391,11 @@ class Clog:
         return True
 
     def end(self, world: Target) -> None:
-        """It ends by itself."""
+        """No effect: the fault ends by itself."""
 
 
 class Deaf:
-    """A machine gets no RAFT frame for a while though its links are up: a follower that starves."""
+    """Machine that receives no RAFT frames for a while although its links are up."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if len(world.machines) < 2:
@@ -406,11 +410,11 @@ class Deaf:
         return True
 
     def end(self, world: Target) -> None:
-        """It ends by itself: it is to last for longer than most spells."""
+        """No effect: the fault ends by itself, because it must outlast most spells."""
 
 
 class SlowDisk:
-    """A disk becomes slower by orders of magnitude."""
+    """Disk that becomes slower by orders of magnitude."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -426,7 +430,7 @@ _REVIVE_NS = 100 * MS
 
 
 class SyncFailure:
-    """The next sync of a machine fails: its process has to end itself."""
+    """Failure of a machine's next sync. The process must end itself."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -441,8 +445,10 @@ class SyncFailure:
 
 
 class DiskFull:
-    """A disk takes a little more, then no file can grow until someone makes room. A process that
-    cannot live with that ends itself and is started again and again, full or not."""
+    """Full disk: it takes a little more data, then no file can grow until room is made.
+
+    A process that cannot continue ends itself and is restarted repeatedly, full or not.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -456,7 +462,7 @@ class DiskFull:
 
 
 class Wipe:
-    """A machine comes back with an empty disk."""
+    """Machine that comes back with an empty disk."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -470,7 +476,7 @@ class Wipe:
 
 
 class Damage:
-    """A machine comes back with a flipped bit in what its journal had made durable."""
+    """Machine that comes back with a flipped bit in data its journal had made durable."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -484,7 +490,7 @@ class Damage:
 
 
 class BadBlock:
-    """A machine comes back, and a page that its journal had made durable cannot be read."""
+    """Machine that comes back with an unreadable page that its journal had made durable."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -498,9 +504,11 @@ class BadBlock:
 
 
 class BadPage:
-    """A page of a segment or of its index cannot be read any more, while its server runs: until it
-    is written again, or for a moment only. What lay in it is whole elsewhere, so nothing may be
-    lost."""
+    """Page of a segment or its index that becomes unreadable while its server runs.
+
+    It stays so until it is rewritten, or for a moment only. Its data is intact elsewhere, so
+    nothing may be lost.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -517,13 +525,15 @@ class BadPage:
         return True
 
     def end(self, world: Target) -> None:
-        """It ends by itself."""
+        """No effect: the fault ends by itself."""
 
 
 class Missing:
-    """A machine loses power, and a part of its directory is not there when it comes back: a disk
-    that is not mounted, something that was moved. It does not start until that is put back; nor
-    with another machine's journal."""
+    """Power loss of a machine that comes back with a part of its data directory missing.
+
+    Causes are a disk that is not mounted or a part that was moved. The machine must refuse to start
+    until the part is put back, and with another machine's journal.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -544,8 +554,10 @@ class Missing:
 
 
 class OtherDirectory:
-    """A machine comes back with a copy of another one's directory in place of its own, or two with
-    each other's. Neither starts until each has its own again."""
+    """Machine that comes back with a copy of another one's directory, or two with each other's.
+
+    Neither starts until each has its own again.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machines: list[Machine] = []
@@ -572,8 +584,10 @@ class OtherDirectory:
 
 
 class BadHeader:
-    """A machine loses power, and one page of a journal file's header or of its identity is damaged
-    or cannot be read any more. Another page says what stood there: nothing is lost."""
+    """Power loss, and one page of a journal file's header or of the identity damaged or unreadable.
+
+    Another page holds the same data, so nothing is lost.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -590,7 +604,7 @@ class BadHeader:
 
 
 class SecondOpener:
-    """Another process tries to open a directory that is in use, while its owner runs or stops."""
+    """Second process that tries to open a directory in use, while its owner runs or stops."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         machine = rng.choice(world.machines)
@@ -603,15 +617,18 @@ class SecondOpener:
         return True
 
     def end(self, world: Target) -> None:
-        # One that did not stop in time is killed, as init systems do.
+        # A server that did not stop in time is killed, as init systems do.
         if self.machine.condition is Condition.STOPPING:
             self.machine.kill()
         self.machine.start()
 
 
 class DamagedEntries:
-    """One or two machines come back, each with another entry of one group damaged that it has to
-    apply. Every entry is whole somewhere, so nothing may be lost, nor stand still for long."""
+    """One or two machines that come back, each with a different damaged entry of one group.
+
+    They have to apply those entries. Every entry is intact somewhere, so nothing may be lost, nor
+    may the group halt for long.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machines: list[Machine] = []
@@ -626,10 +643,11 @@ class DamagedEntries:
         plan: list[tuple[Machine, LogId, Index]] = []
         for machine in chosen:
             log = machine.log_of(group_id)
-            # One that was cut could not be applied from its beginning.
+            # A log that was cut could not be applied from its beginning.
             if log is None or log.first_index > 1:
                 return False
-            # Between others of its term: where a term begins, damage without Idx hides which.
+            # Between entries of the same term: at a term's start, damage without Idx hides which
+            # entry it is.
             between = [
                 i
                 for i in indexes(Index(2), log.flushed_index)
@@ -641,7 +659,7 @@ class DamagedEntries:
             taken.add(index)
             plan.append((machine, log.log_id, index))
         for machine, log_id, index in plan:
-            # The page cache that a killed process leaves has the newest Idx, too.
+            # The page cache that a killed process leaves includes the newest Idx.
             (machine.kill if is_kill else machine.power_cut)()
             machine.open_hole(group_id, log_id, index, rng)
             self.machines.append(machine)
@@ -653,7 +671,7 @@ class DamagedEntries:
 
 
 class FlushStarve:
-    """A machine's segments take nothing for a while, though its journal does."""
+    """Machine whose segment writes hang for a while while its journal writes go on."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -667,7 +685,7 @@ class FlushStarve:
 
 
 def close(machine: Machine, why: str) -> None:
-    """Start a machine's process again, and have it serve no clients."""
+    """Restart a machine's process so that it serves no clients."""
     machine.kill()
     machine.hears_catalog = why != NO_CATALOG
     machine.has_port = why != NO_PORT
@@ -676,12 +694,12 @@ def close(machine: Machine, why: str) -> None:
 
 
 def may_serve(machine: Machine) -> None:
-    """Nothing keeps it from serving any more."""
+    """Allow the machine to serve clients again."""
     machine.hears_catalog = machine.has_port = True
 
 
 class Closure:
-    """A machine's process starts again and serves no clients for a while."""
+    """Restart of a machine's process, which then serves no clients for a while."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -697,7 +715,7 @@ class Closure:
 
 
 class ClockJump:
-    """Someone sets a machine's wall clock."""
+    """Adjustment of a machine's wall clock by an administrator."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         machine = rng.choice(world.machines)
@@ -705,14 +723,17 @@ class ClockJump:
         return True
 
     def end(self, world: Target) -> None:
-        """Clocks are left as they are."""
+        """No effect: clocks are left as they are."""
 
 
 DAY_MS = 86_400_000
 DECADES_BEHIND_MS = -50 * 365 * DAY_MS
 WALL_ERRORS_MS = (DECADES_BEHIND_MS, -8 * DAY_MS, 8 * DAY_MS, 30 * DAY_MS, 40_000 * DAY_MS)
-"""How wrong a wall clock may be. Each would delete something: by being ahead, or by stamping what
-is old as soon as the clock is right."""
+"""Errors of a wall clock.
+
+Each would delete something: a clock that is ahead deletes at once, one that is behind stamps
+records that are old as soon as the clock is right.
+"""
 
 SLEEP_MS = 8 * DAY_MS
 CLOCK_HOLD_MS = 3_000
@@ -720,14 +741,16 @@ CLOCK_HOLD_MS = 3_000
 
 
 def may_be_wrong(world: Target, machine: Machine) -> bool:
-    """Whether this clock may be wrong too: a majority's are right. The clock of a server alone may
-    be, for less than a hold."""
+    """Return True if this clock may be made wrong too: a majority must be right.
+
+    The clock of a single server may be wrong for less than `clock.hold`.
+    """
     wrong = sum(other.wall_error_ms != 0 for other in world.machines if other is not machine)
     return len(world.machines) == 1 or wrong + 1 <= (len(world.machines) - 1) // 2
 
 
 class WrongClock:
-    """A running server's wall clock is set by days or decades, and later corrected."""
+    """Change of a running server's wall clock by days or decades, corrected later."""
 
     restarts = False
 
@@ -749,16 +772,18 @@ class WrongClock:
 
 
 class WrongClockAtStart(WrongClock):
-    """A server starts with a wrong wall clock, which is corrected while it runs."""
+    """Start of a server with a wrong wall clock, corrected while it runs."""
 
     restarts = True
 
 
 class Sleep:
-    """All machines sleep for days, a laptop's or a paused set of virtual machines: wall clocks are
-    right afterwards (or as wrong as they were), monotonic clocks have stood, and what was under way
-    between two machines still is. A machine alone cannot tell it from a clock set by days, and has
-    not noted it yet when its clock is wrong at the next start."""
+    """Sleep of all machines for days, as of a laptop or a paused set of virtual machines.
+
+    Afterwards wall clocks are right (or as wrong as before), monotonic clocks have not advanced,
+    and messages in flight still are. A single machine cannot distinguish this from a clock set by
+    days, and has not recorded it yet if its clock is wrong at the next start.
+    """
 
     def begin(self, world: Target, rng: Random) -> bool:
         if len(world.machines) == 1:
@@ -767,7 +792,7 @@ class Sleep:
         return True
 
     def end(self, world: Target) -> None:
-        """Everybody is awake."""
+        """No effect: all machines are awake."""
 
 
 _WAIT_NS = 50 * MS
@@ -775,13 +800,13 @@ _WAIT_NS = 50 * MS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A fault, the option that sets its rate, and how long it lasts at most, in milliseconds."""
+    """A fault, the option that sets its rate, and its longest duration in milliseconds."""
 
     make: Callable[[], Fault]
     rate: Callable[[Options], float]
     lasts_ms_max: int
     waits: bool = False
-    """Whether it waits for its moment: what the atlas forbids now may be allowed soon."""
+    """True if the fault is retried until possible: the atlas may soon allow it."""
 
 
 FAULTS = (
@@ -823,16 +848,21 @@ FAULTS = (
 
 
 SPELL_MS_MIN = 500
-"""How long a spell of faults lasts at least."""
+"""Shortest spell of faults."""
 
 CALM_MS = (500, 3_500)
-"""How long it is calm between two. What takes a few seconds, as a consumer group does to form,
-would otherwise never be met half done, because it would never have begun."""
+"""Range of the pause between two spells.
+
+Operations that take seconds, such as forming a consumer group, would otherwise never be begun and
+so never be interrupted.
+"""
 
 
 class Nemesis:
-    """Lets each fault happen at its rate, in spells, until told to heal everything. A spell ends
-    with everything in order again."""
+    """Scheduler of faults: each at its rate, in spells, until everything is healed.
+
+    At the end of a spell all its faults are undone.
+    """
 
     def __init__(self, world: Target, options: Options, rng: Random) -> None:
         self.faults = 0
@@ -852,7 +882,7 @@ class Nemesis:
         self._world.time.after(self._spell_ns(), self._calm_down)
 
     def _calm_down(self) -> None:
-        """The spell is over."""
+        """End the spell and plan the next one."""
         if self._healed:
             return
         for number in sorted(self._active):
@@ -897,7 +927,7 @@ class Nemesis:
         self._world.time.after(lasts_ns, lambda: self._over(number))
 
     def strike(self) -> None:
-        """Crash some machine now, whatever the rates are: too little has gone wrong so far."""
+        """Crash a machine now, whatever the rates are, because too few crashes have happened."""
         row = self._rng.choice([row for row in FAULTS if row.make in (Kill, PowerCut)])
         fault = row.make()
         if fault.begin(self._world, self._rng):
@@ -909,7 +939,7 @@ class Nemesis:
             fault.end(self._world)
 
     def stop(self) -> None:
-        """Let nothing happen any more, and end what is under way."""
+        """Schedule no more faults, and undo those in progress."""
         self._healed = True
         self._world.frames.active = False
         for machine in self._world.machines:
@@ -932,8 +962,10 @@ class Nemesis:
             self._revive()
 
     def heal_only(self, core: list[Machine]) -> None:
-        """End everything but what keeps the machines outside `core` from being of any use: those
-        have no power, or are not heard, or do not hear, or both."""
+        """Undo everything except that the machines outside `core` stay useless.
+
+        Each of those has no power, or cannot send, or cannot receive, or both.
+        """
         self.stop()
         network, rng = self._world.network, self._rng
         for machine in self._world.machines:
@@ -952,18 +984,20 @@ class Nemesis:
                     network.cut(other.name, machine.name)
 
     def keep_down(self, machine: Machine) -> None:
-        """After `heal`: end its process; it starts with the next `heal`."""
+        """End the machine's process, after `heal`. It starts with the next `heal`."""
         self._kept_down.append(machine)
         machine.kill()
 
     def heal(self) -> None:
-        """End every fault, and let none happen any more."""
+        """Undo every fault and schedule no more."""
         self._kept_down.clear()
         self.stop()
 
     def _revive(self) -> None:
-        """Start whoever is down, again and again: a sync that had failed when everything was healed
-        may end its process only a moment later."""
+        """Start every stopped machine, periodically.
+
+        A sync that had failed before the heal may end its process only a moment later.
+        """
         for machine in self._world.machines:
             if machine not in self._kept_down:
                 machine.start()

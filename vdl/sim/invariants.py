@@ -1,20 +1,20 @@
-"""What must hold in every world, watched while it runs and checked when it is over.
+"""Invariants of every world, watched while it runs and checked at its end.
 
 * The rules of Raft, after every event, on every replica the event touched (`raft_watch`).
-* What clients make a server hold is within its bounds, whatever they do.
-* The durability audit: when a client hears an acknowledgement, its records are in the durable image
-  of a majority of its replicas' disks. The disks themselves say so: records are recognised in the
-  bytes that became durable, whoever wrote them and why. Of a topic with `min.insync.replicas` it is
-  that many disks, too, for clients that asked for it.
-* What servers tell of in-sync replicas is so, and at the end all are (`in_sync_watch`).
-* A leader that was deposed does not serve for long (`stale_watch`).
+* The memory that a server holds for its clients stays within its bounds, whatever they do.
+* The durability audit: when a client receives an acknowledgement, its records are in the durable
+  image of a majority of its replicas' disks. The disks are inspected directly: records are
+  recognised in the bytes that became durable, whatever wrote them. For a topic with
+  `min.insync.replicas` they are on that many disks, too, for clients that requested acks=all.
+* The reported in-sync replicas are correct, and at the end all are in sync (`in_sync_watch`).
+* A deposed leader does not serve for long (`stale_watch`).
 * At the end all replicas of a group hold equal entries and equal state.
 * Where producers expire, no live one is forgotten, and in the end none is remembered.
-* What a server holds in memory because no segment has it yet stays within its bound, whatever its
-  disk does and whoever sends it entries.
-* No process ends by an exception, reports an error or fails to answer a request.
+* The entries that a server holds in memory because no segment has them yet stay within their bound,
+  whatever its disk does and whichever server sends them.
+* No process ends by an exception, logs an error or fails to answer a request.
 
-Must not know: which faults happened.
+Does not depend on which faults happened.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
 REPAIR_NS = 500 * MS
 REPAIRS_MAX = 20
-"""How often a replica's log is read again where a read met damage, after such a time."""
+"""Delay before a replica's log is read again after a read met damage; the next constant limits the
+number of such reads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not be."""
+    """A violated invariant."""
 
     name: str
     detail: str
@@ -60,7 +62,7 @@ class Violation:
 
 
 class Watch:
-    """The invariants of one run."""
+    """Invariants of one run."""
 
     def __init__(self, machines: list[Machine], *, min_in_sync: int = 1) -> None:
         self._min_in_sync = min_in_sync
@@ -70,18 +72,19 @@ class Watch:
         self._in_sync = InSyncWatch(machines, self.raft, self.violate)
         self.stale = StaleWatch(machines, self.raft, self.violate)
         self.held_most: dict[str, int] = {}
-        """The most that any server held for its clients, by what."""
+        """Largest number of bytes that any server held for its clients, by kind."""
         self.sent_bytes_max = 0
-        """What all producers together may have on its way to one leader."""
+        """Largest number of bytes that all producers together may have in flight to one leader."""
         self.raft.on_other_voters = self._other_voters
         self._machines = machines
         self._values: dict[int, set[int]] = {}
-        """By server id: values of records that are in the durable image of its disk."""
+        """By server id: values of records in the durable image of its disk."""
         self._safe: dict[int, int] = {}
-        """Value → how many disks held it when one of them was lost, or when the voters changed, if
-        it was a majority."""
+        """Value → number of disks that held it when one of them was lost, or when the voters
+        changed, if it was a majority.
+        """
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
-        """By (group, replica) whose disk was lost: what that held until then."""
+        """By (group, replica) whose disk was lost: values it held until then."""
         for machine in machines:
             machine.on_start = self.raft.started
             machine.on_down = self._down
@@ -95,7 +98,7 @@ class Watch:
         return self.raft.elections
 
     def elections_but(self, topic: str) -> int:
-        """How many there were, but for those of a topic's partitions."""
+        """Return the number of elections, not counting those of a topic's partitions."""
         groups = {group for (name, _), group in self.raft.partitions.items() if name == topic}
         watched = self.raft.groups.items()
         return sum(len(seen.leaders) for group_id, seen in watched if group_id not in groups)
@@ -104,7 +107,7 @@ class Watch:
         self.violations.append(Violation(name, detail))
 
     def held(self, machine: str, what: str, count: int, limit: int) -> None:
-        """A server holds so much for its clients."""
+        """Check the bytes that a server holds for its clients against a limit."""
         self.held_most[what] = max(self.held_most.get(what, 0), count)
         if count > limit:
             self.violate("memory", f"{machine} holds {count} bytes of {what}, allowed: {limit}")
@@ -115,7 +118,10 @@ class Watch:
         self.judge(life)
 
     def _staged(self, life: Life) -> None:
-        """Something is on its way to the journal: until a segment holds it, memory does."""
+        """Check the unflushed bytes when data is on its way to the journal.
+
+        Entries are held in memory until a segment has them.
+        """
         host = life.server.host
         if host is None:
             return
@@ -126,7 +132,7 @@ class Watch:
             )
 
     def judge(self, life: Life) -> None:
-        """What a process says of itself at its end."""
+        """Check the errors that a process has recorded, at its end."""
         frontend = life.server.frontend
         if frontend is not None and frontend.handler_errors:
             self.violate("handler-error", f"{life.machine.name}: {frontend.handler_errors}")
@@ -139,7 +145,7 @@ class Watch:
         self._in_sync.look(now_ns)
 
     def acknowledged(self, tp: TopicPartition, values: list[int], on_all: bool) -> None:
-        """A client was told that these are safe; `on_all`: it asked for acks=all."""
+        """Check that acknowledged values are durable. `on_all`: the client requested acks=all."""
         group_id = self.raft.partitions.get((tp.topic, tp.partition))
         if group_id is None:
             self.violate("not-durable", f"{tp}: acknowledged, and nobody ever held a replica of it")
@@ -163,13 +169,18 @@ class Watch:
                 self.violate("too-few-copies", what)
 
     def _held(self, group_id: GroupId, replica: NodeId) -> set[int]:
-        """Values that are durable with the replica, or were when its disk was lost: what it said
-        before that is still so, until another one takes its place."""
+        """Return the values durable with the replica, or durable when its disk was lost.
+
+        What a lost replica acknowledged counts until another one takes its place.
+        """
         return self._lost.get((group_id, replica), self._values[server_of(replica)])
 
     def _disk_lost(self, machine: Machine) -> None:
-        """The machine's disk is empty. What a majority held by now was rightly acknowledged, or
-        will be, whoever takes the place of its replicas."""
+        """Record the loss of the machine's disk.
+
+        Values held by a majority so far are correctly acknowledged, now or later, whichever
+        replicas replace the lost ones.
+        """
         mine = self._values[machine.server_id]
         for key in self.raft.log_ids:
             if server_of(key[1]) == machine.server_id:
@@ -180,27 +191,30 @@ class Watch:
         self.raft.disk_lost(machine.server_id)
 
     def _other_voters(self, group_id: GroupId, voters: Collection[NodeId]) -> None:
-        """A voter goes: what its replica held was rightly counted, though the answer may still be
-        on its way. Or one comes, which may lack what most of the others have: it is no less
-        committed, and any majority that elects somebody has one of those (thesis §4.1)."""
+        """Keep the values that a majority of the old voters holds, before the voters change.
+
+        A removed voter was correctly counted, though the answer may still be in flight. A new voter
+        may lack entries that most others have: they remain committed, and any majority that elects
+        a leader has one of those (thesis §4.1).
+        """
         disks = [self._held(group_id, replica) for replica in voters]
         self._keep_safe(set().union(*disks), disks, majority=len(disks) // 2 + 1)
 
     def _keep_safe(self, values: set[int], disks: list[set[int]], *, majority: int) -> None:
-        """Remember those that a majority of the disks holds."""
+        """Remember the values that a majority of the disks holds."""
         for value in values:
             copies = sum(value in on_disk for on_disk in disks)
             if copies >= majority:
                 self._safe[value] = max(copies, self._safe.get(value, 0))
 
     def _listen(self, machine: Machine) -> None:
-        """Be told what becomes durable on the machine's disk, which holds nothing yet."""
+        """Collect the values that become durable on the machine's disk, which is empty now."""
         values = self._values[machine.server_id] = set()
         machine.disk.on_durable = _collector(values, self.raft.disks[machine.server_id])
 
     # --- when it is over --------------------------------------------------------------------------
     def settled(self) -> str:
-        """Why the replicas are not yet equal in length, empty when they are."""
+        """Return why the replicas are not yet equal in length; empty if they are."""
         hosts = self._hosts()
         if len(hosts) < len(self._machines):
             return "a server does not run"
@@ -228,7 +242,7 @@ class Watch:
         return ""
 
     def remembered(self) -> str:
-        """A partition whose replica remembers a producer, empty when there is none."""
+        """Describe a partition whose replica remembers a producer; empty if there is none."""
         for host in self._hosts():
             for group_id in sorted(host.groups):
                 stream = host.stream(group_id)
@@ -238,8 +252,10 @@ class Watch:
         return ""
 
     def who_forgot(self, tp: TopicPartition, producer_id: int, offset: int) -> str:
-        """A replica of the partition that has applied the batch at `offset`, and does not know the
-        producer that wrote it; empty when there is none."""
+        """Describe a replica that has applied the batch at `offset` but does not know its producer.
+
+        Empty if there is none.
+        """
         for host in self._hosts():
             for group_id in sorted(host.groups):
                 stream = host.stream(group_id)
@@ -247,19 +263,19 @@ class Watch:
                     continue
                 group = stream.group
                 if group.applied <= group.log.first_index:
-                    continue  # a snapshot may be all that it has
+                    continue  # its state may come from a snapshot alone
                 is_applied = group.log.offset_after(group.applied) > offset
                 if is_applied and stream.state.producers.get(producer_id) is None:
                     return f"{tp}: server {host.server_id}"
         return ""
 
     def led(self, machine: Machine) -> int:
-        """How many groups a machine leads."""
+        """Return the number of groups a machine leads."""
         host = machine.server.host if machine.server is not None else None
         return 0 if host is None else sum(g.node.is_leader for g in host.groups.values())
 
     def terms(self, core: Sequence[Machine]) -> dict[int, int]:
-        """The highest term of each group on these machines."""
+        """Return the highest term of each group on these machines."""
         servers = {machine.server_id for machine in core}
         terms: dict[int, int] = {}
         for host in self._hosts():
@@ -269,8 +285,7 @@ class Watch:
         return terms
 
     def away_from_home(self) -> str:
-        """A group that another replica leads than the first of its placement, empty when there is
-        none."""
+        """Describe a group whose leader is not its preferred leader; empty if there is none."""
         for host in self._hosts():
             for group_id, group in sorted(host.groups.items()):
                 if group.node.is_leader and not group.preferred:
@@ -278,8 +293,10 @@ class Watch:
         return ""
 
     def leaderless(self, core: Sequence[Machine]) -> str:
-        """A group that no server in `core` leads and lets clients in, though a majority of its
-        voters are there, empty when there is none."""
+        """Describe a group without a leader that serves clients in `core`; empty if there is none.
+
+        Groups without a majority of their voters in `core` are not counted.
+        """
         if not all(machine.server is not None and machine.server.host for machine in core):
             return "a server does not run"
         return next((f"group {group_id}" for group_id in self.unled(core)), "")
@@ -287,9 +304,12 @@ class Watch:
     def unled(
         self, core: Sequence[Machine], among: Collection[GroupId] | None = None
     ) -> Iterator[GroupId]:
-        """Groups, in their order, all or some of them, that no server in `core` leads and lets
-        clients in, though a majority of their voters are there. One that leads and serves no
-        clients is as good as none: they reach nobody, and no other server campaigns."""
+        """Yield the groups without a leader that serves clients in `core`, in order.
+
+        Only groups with a majority of their voters in `core` are considered, and only those in
+        `among` if it is given. A leader that serves no clients counts as none: clients cannot reach
+        the group, and no other server campaigns.
+        """
         servers = {machine.server_id for machine in core}
         hosts = [host for host in self._hosts() if host.server_id in servers]
         closed = {m.server_id for m in core if not is_open(m)}
@@ -302,8 +322,10 @@ class Watch:
                 yield group_id
 
     def compare(self, done: Callable[[], None]) -> None:
-        """Compare all replicas, which are settled: their states now, their logs as they are read
-        back through their stores; `done` when all are read."""
+        """Compare all replicas, which are settled, and call `done` when all logs are read.
+
+        States are compared as they are now, logs as they are read back through their stores.
+        """
         waiting = [0]
         digests: dict[int, dict[str, tuple[int, str]]] = {}
         states: dict[int, dict[str, str]] = {}
@@ -325,12 +347,12 @@ class Watch:
                 state_group, stream = host.state_group(group_id), host.stream(group_id)
                 items = state_group.items() if state_group is not None else None
                 if stream is not None:
-                    items = stream.items()  # where it begins; what is deleted cannot be compared
+                    items = stream.items()  # without deleted records, which cannot be compared
                 if items is not None:
                     state = _digest(b"".join(k + v for k, v in items))
                     states.setdefault(group_id, {})[machine.name] = state
                 waiting[0] += 1
-                # Where each replica has cut its log is its own affair.
+                # Each replica chooses where to cut its log, so compare from the highest start.
                 first = max(
                     other.groups[group_id].log.first_index
                     for other in self._hosts()
@@ -352,14 +374,16 @@ class Watch:
 
 
 def is_open(machine: Machine) -> bool:
-    """Whether clients are let in there."""
+    """Return True if the machine's server accepts clients."""
     return machine.server is not None and machine.server.state is ServerState.SERVING
 
 
 def unflushed_bound(host: Host, sent_bytes_max: int) -> int:
-    """Most that a server may hold: what followers stop at, what producers had sent before they were
-    held back, and the same again of leaders that have fallen. Commands are few, and nobody's to
-    hold back."""
+    """Return the largest number of unflushed bytes that a server may hold.
+
+    It is the bound of followers, plus the bytes producers had sent before they were held back, plus
+    the same again from leaders that have fallen. Commands are few and are not held back.
+    """
     return host.unflushed_bytes_max + UNCOMMITTED_FACTOR * sent_bytes_max + COMMANDS_BYTES
 
 
@@ -371,8 +395,10 @@ def _read_log(
     clock: Clock,
     done: Callable[[], None],
 ) -> None:
-    """Hash the group's entries from `first` up to what is committed now, a piece at a time. What
-    turns out to be damaged must be repaired soon, as by any other read."""
+    """Hash the group's entries from `first` up to the current commit index, piece by piece.
+
+    Damage that is found must be repaired soon, as after any other read.
+    """
     log = group.log
     end = log.commit_index + 1
     running = blake2b(digest_size=8)
@@ -388,7 +414,7 @@ def _read_log(
 
     def found(entries: list[StoredEntry] | StorageError) -> None:
         if isinstance(entries, EntriesDamaged) and repairs[0] < REPAIRS_MAX:
-            # Nobody may have read it before; whoever does has it repaired.
+            # This may be the first read of the damaged entries; it starts their repair.
             repairs[0] += 1
             clock.call_later(REPAIR_NS, read_on)
             return

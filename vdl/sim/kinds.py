@@ -1,15 +1,14 @@
-"""Kinds of worlds: one thing turned up, most of the others left out.
+"""Kinds of worlds: each turns up a few options and leaves out most of the others.
 
-`options.draw` makes worlds with a little of everything. What needs several of the same faults in
-one place is rare there, and each world is heavy. So a kind draws the same weather, disks and
-clients, keeps few of the faults, and adds those that it is about. A swarm of such worlds meets more
-than one that has all of it: what one fault needs, another one hinders (Groce and others, *Swarm
+`options.draw` makes worlds with a little of everything. Failures that need several faults of the
+same sort are rare there, and each world is expensive. A kind draws the same network, disks and
+clients, keeps few of the faults, and adds those it is about. Many such worlds find more than one
+world with everything: a fault that helps one failure hinders another (Groce and others, *Swarm
 testing*, 2012).
 
-Nothing here is a script: what happens, when and to whom is drawn as ever, and code without a bug
-lives every world of every kind without a violation.
-
-Must not know: how any of it is done, bugs.
+Nothing here is a script: time and place of each fault are drawn as usual, and correct code passes
+every world of every kind without a violation. Does not depend on how any option is carried out or
+on known bugs.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ WORLD = (
     "plain_producers", "readers", "sends_per_second", "records_max", "record_bytes_max",
     "place_bytes", "fetch_sessions", "old_clients",
 )  # fmt: skip
-"""What a world of a kind has as one of all kinds has it."""
+"""Options that a world of a kind draws as a general world does."""
 FAULTS = (
     "kills", "power_cuts", "cuts_in_write", "stops", "pauses", "partitions_cut", "one_way_cuts",
     "resets", "clogs", "slow_disks", "sync_failures", "outages", "brownouts", "cuts_in_start",
     "cuts_at_places", "deafness", "flush_starves",
 )  # fmt: skip
-"""Of these it has a few."""
+"""Fault options of which a world of a kind keeps a few."""
 KEPT = 0.3
 SERVERS = (2, 3, 3, 3, 3, 4, 5)
 SECONDS = (6, 9)
@@ -51,7 +50,7 @@ LONG_SPELL_MS = 9_000
 LATE_CHANCE = 0.5
 VERY_MANY_PRODUCERS, VERY_MANY_PARTITIONS = (10, 14), 14
 SLOW_US = (2_000, 30_000)
-"""Delays of links on which what is asked in two steps is often half done."""
+"""Link delays at which operations of two steps are often interrupted half done."""
 
 Turn = Callable[[Options, Random], Options]
 
@@ -61,8 +60,10 @@ def _rate(rng: Random, low: float, high: float) -> float:
 
 
 def _elections(world: Options, rng: Random) -> Options:
-    """Servers that hear some of the others, or are heard by some, for as long as it takes to depose
-    a leader and to notice that it goes on. Two sorts of it: more would heal one another's cuts."""
+    """Partitions of the network long enough to depose a leader that keeps serving.
+
+    At most two sorts of fault: more would heal one another's cuts.
+    """
     sorts = ("partitions_cut", "one_way_cuts", "bridges", "deafness", "lone_leaders")
     rates: dict[str, Any] = dict.fromkeys(sorts, 0.0)
     rates |= {sort: _rate(rng, 0.1, 0.4) for sort in rng.sample(sorts, 2)}
@@ -76,7 +77,7 @@ def _elections(world: Options, rng: Random) -> Options:
 
 
 def _power(world: Options, rng: Random) -> Options:
-    """Power that fails at every place of small stores, and in starts."""
+    """Power cuts at every point of small stores, and during starts."""
     return replace(
         world,
         power_cuts=_rate(rng, 0.2, 0.6),
@@ -93,8 +94,10 @@ def _power(world: Options, rng: Random) -> Options:
 
 
 def _damage(world: Options, rng: Random) -> Options:
-    """Disks that flip bits and lose pages and parts: two sorts of it, or each would wait for what
-    the others leave to be made good."""
+    """Bit flips and lost pages and parts of disks.
+
+    At most two sorts: each would otherwise wait for the repair of the others.
+    """
     often = rng.choice(("damaged_entries", "bad_pages"))
     seldom = rng.choice(("bad_blocks", "damage", "missing", "bad_headers", "second_openers"))
     rates: dict[str, Any] = {often: _rate(rng, 0.5, 1.2), seldom: _rate(rng, 0.1, 0.4)}
@@ -109,7 +112,7 @@ def _damage(world: Options, rng: Random) -> Options:
 
 
 def _groups(world: Options, rng: Random) -> Options:
-    """Members of groups of all sorts, and coordinators that fail."""
+    """Members of groups of all sorts, and failing coordinators."""
     return replace(
         world,
         members=rng.randint(2, 4),
@@ -127,7 +130,7 @@ def _groups(world: Options, rng: Random) -> Options:
 
 
 def _compacted(world: Options, rng: Random) -> Options:
-    """A compacted partition, and crashes in its compaction."""
+    """A compacted partition, and crashes during its compaction."""
     return replace(
         world,
         keyed=True,
@@ -140,8 +143,11 @@ def _compacted(world: Options, rng: Random) -> Options:
 
 
 def _transactions(world: Options, rng: Random) -> Options:
-    """Many transactions and little else; in half of the worlds coordinators start again while
-    commands of theirs are on their way, and in the others all sorts of servers."""
+    """Many transactions and little else.
+
+    In half of the worlds coordinators restart while their commands are in flight, in the others any
+    servers do.
+    """
     world = replace(
         world,
         servers=3,
@@ -153,8 +159,8 @@ def _transactions(world: Options, rng: Random) -> Options:
         checkpoint_kib=rng.choice((16, 64, 256)),
     )
     if rng.random() < LATE_CHANCE:
-        # Of many transactions some end between two starts, so that what is asked again has other
-        # numbers; and share groups ask other servers, too.
+        # Of many transactions some end between two restarts, so that repeated commands have other
+        # numbers. Share groups send requests to other servers, too.
         return replace(
             answered_late(world, rng),
             seconds=1,
@@ -166,7 +172,7 @@ def _transactions(world: Options, rng: Random) -> Options:
 
 
 def _directories(world: Options, rng: Random) -> Options:
-    """Servers that come back with directories that are not what they were."""
+    """Servers that come back with an older copy of their directory or another server's."""
     world = replace(
         _of_three(world), kills=_rate(rng, 0.0, 0.3), other_directories=_rate(rng, 0.2, 0.8)
     )
@@ -174,7 +180,7 @@ def _directories(world: Options, rng: Random) -> Options:
 
 
 def _moves(world: Options, rng: Random) -> Options:
-    """Partitions that move, with more servers than replicas, also to two and to one."""
+    """Moving partitions, with more servers than replicas, also to two replicas and to one."""
     least = rng.randint(1, 3)
     return replace(
         moving(world, rng),
@@ -187,7 +193,7 @@ def _moves(world: Options, rng: Random) -> Options:
 
 
 def _intruders(world: Options, rng: Random) -> Options:
-    """Somebody says to be a server and is none."""
+    """Intruders: hosts that pretend to be a server."""
     return replace(intruded(_of_three(world), rng), encrypted=True, kills=_rate(rng, 0.1, 0.4))
 
 
@@ -205,7 +211,7 @@ def _clocks(world: Options, rng: Random) -> Options:
 
 
 def _of_three(world: Options) -> Options:
-    """The same world with servers enough for a majority without one of them."""
+    """Return the same options with at least three servers."""
     return replace(world, servers=max(3, world.servers))
 
 
@@ -221,11 +227,11 @@ KINDS: dict[str, Turn] = {
     "intruders": _intruders,
     "clocks": _clocks,
 }
-"""By name: what it turns up."""
+"""Kinds by name, with the function that changes the options."""
 
 
 def draw_of(kind: str, rng: Random) -> Options:
-    """A world of a kind; "": one of all kinds. Raises KeyError."""
+    """Draw the options of a world of a kind; "": a general world. Raises KeyError."""
     if not kind:
         return draw(rng)
     turn = KINDS[kind]

@@ -1,15 +1,15 @@
-"""A simulated machine: its disk, and the server process that lives on it, one life after another.
+"""A simulated machine: its disk, and the server processes that run on it one after another.
 
-A life is assembled from the production parts exactly as `vdl.server.process` does it; clock,
-workers, file system, streams and randomness are the only things replaced. A life ends by SIGKILL,
-a power cut, a failed disk, or a planned stop. The disk stays.
+A process (`Life`) is assembled from the production parts as `vdl.server.process` does it; only
+clock, workers, file system, streams and random source are replaced. It ends by SIGKILL, a power
+cut, a failed disk or a planned stop. The disk remains.
 
-Opening a store takes no virtual time, so nothing hits it by itself. Instead some starts are drawn
-to be cut (`cuts_in_start`): such a process opens its store as a job of the disk, which is then cut
-at some step, by a kill or by a power cut, often in the middle of a durable write. Nothing else is
-left of it: it never was a `Life`. It is started again soon, and that start may be cut as well.
+Opening a store takes no virtual time, so no fault hits it by itself. Instead some starts are drawn
+to be interrupted (`cuts_in_start`): the process opens its store as a job of the disk, which is cut
+at some step by a kill or a power cut, often in the middle of a durable write. No `Life` is created.
+The machine is started again soon, and that start may be interrupted as well.
 
-Must not know: why a machine dies, what clients do.
+Does not depend on why a machine fails or on clients.
 """
 
 from __future__ import annotations
@@ -73,25 +73,28 @@ PEER_PORT = 9192
 LISTENER = "PLAINTEXT"
 _SCRAP_BYTES = 64 << 10
 READ_CHANCE = 0.5
-"""That somebody reads at once what has become unreadable."""
+"""Chance that a page that became unreadable is read at once."""
 SPOILED_READ_BYTES = 1 << 30
 
 DISK_ERRORS = frozenset((errno.EIO, errno.ENOSPC))
-"""What a disk may answer."""
+"""Errors that a disk may return."""
 FATAL_ERRORS = DISK_ERRORS | {errno.EADDRINUSE}
-"""A process that nothing saves from one of these ends itself."""
+"""Errors that end the process if nothing handles them."""
 
 RESTART_NS = 500 * MS
-"""How long an init system waits before it starts a failed process again; and how long a machine
-whose start was cut stays without power, if that was why."""
+"""Delay before an init system restarts a failed process, and before power returns after a power cut
+during a start.
+"""
 
 BEGIN_NS_MAX = 200 * MS
-"""A process has its store and listens to peers for so long at most before it begins: on a busy
-machine a turn of the loop lies between the two, and others may have spoken to it by then."""
+"""Longest time between a process's opening of its store and links and its start.
+
+On a busy machine a turn of the loop lies between them, and peers may have sent messages by then.
+"""
 
 
 class Condition(Enum):
-    """What a machine is doing."""
+    """State of a machine."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -102,21 +105,21 @@ class Condition(Enum):
 
 
 class StartCut(Enum):
-    """What ends a process that has not opened its store yet."""
+    """Causes of the end of a process that has not opened its store yet."""
 
     KILL = "killed"
     POWER = "power cut"
     IN_WRITE = "power cut in a write"
-    """At a step that is a durable write: of what it writes some sectors are there."""
+    """At a step that is a durable write: some sectors of it are on disk."""
 
 
 NOTE_LOOK_NS = 200_000
 NOTE_LOOKS = 500
-"""Nobody waits for notes: their block is written with what comes next."""
+"""Notes are written with the next block, so nothing reports their durability by itself."""
 
 
 class Life:
-    """One process that has opened its store, until its end."""
+    """One process, from the opening of its store to its end."""
 
     def __init__(self, machine: Machine, number: int) -> None:
         self.machine = machine
@@ -129,7 +132,7 @@ class Life:
             turn_ns=machine.turn_ns,
             drift_ppm=machine.drift_ppm,
         )
-        # Mostly next to nothing, now and then long.
+        # Usually almost 0, sometimes long.
         self._begins_in_ns = int(rng.random() ** 4 * BEGIN_NS_MAX)
         self.workers = SimWorkers(self.clock, machine.disk)
         self.workers.starve(is_starved=machine.starved)
@@ -157,14 +160,17 @@ class Life:
         self.clock.meter = TurnCost(self.server, turn_cost_ns) if turn_cost_ns else None
 
     def _lock_released(self) -> None:
-        """The directory is let go: what still runs would write into another process's files."""
+        """Check that the directory's lock was not released with jobs in progress.
+
+        Such jobs would write into another process's files.
+        """
         if self._is_open and self.workers.under_way and not self.clock.stopped:
             self.machine.warnings.append(
                 f"let go of its directory with {self.workers.under_way} jobs under way"
             )
 
     def start(self) -> None:
-        """Begin, in a while."""
+        """Start the server after a delay."""
         self.clock.call_later(self._begins_in_ns, self.server.start)
 
     def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
@@ -191,7 +197,7 @@ class Life:
         return links
 
     def _tell_notes(self, faults: FrameFaults) -> None:
-        """Of each checkpoint's end, once the block with its notes is being written."""
+        """Notify `faults` of each checkpoint's end, when the block with its notes is written."""
         checkpoints, queue = self.store._checkpoints, self.store._journal.queue
         ended = self.store.checkpoint_ended
 
@@ -216,7 +222,7 @@ class Life:
         frontend = self.server.frontend
         assert frontend is not None, "serving without a front end"
         if not self.machine.has_port:
-            # As `Process` does: the process ends before it does anything else.
+            # As `Process` does: the process ends before anything else happens.
             raise OSError(errno.EADDRINUSE, "cannot listen")
 
         def accept(stream: Stream, peer: Address) -> None:
@@ -227,7 +233,7 @@ class Life:
         machine.network.listen((machine.name, KAFKA_PORT), self.clock, accept)
 
     def _disk_failed(self, error: BaseException) -> None:
-        # Not inside the callback: the process ends before it does anything else.
+        # Not inside the callback; the process does nothing else before it ends.
         self.machine.note(f"disk failed: {error}")
         self.clock.paused = True
         machine = self.machine
@@ -240,7 +246,7 @@ class Life:
 
 
 class WatchedLinks(Links):
-    """Links that tell of every RAFT frame that leaves by them."""
+    """Links that report every RAFT frame they send."""
 
     on_raft_frame: Callable[[memoryview], None]
 
@@ -260,9 +266,11 @@ class WatchedLinks(Links):
 
 
 class Machine:
-    """One machine. `name` is its host name. Use: `on_start` is told of a process that has opened
-    its store and done nothing else, `on_down` when it is gone, `on_raft_frame` of each RAFT frame
-    that leaves it."""
+    """One machine. `name` is its host name.
+
+    Use: `on_start` is called with a process that has just opened its store, `on_down` when the
+    process has ended, `on_raft_frame` with each RAFT frame that it sends.
+    """
 
     def __init__(
         self,
@@ -288,62 +296,63 @@ class Machine:
         self.disk = disk
         self.rng = rng
         self.start_rng = start_rng
-        """Draws which starts are cut, and where; what does not concern those is drawn elsewhere."""
+        """Random source for which starts are interrupted, and where. Nothing else draws from it."""
         self.trace = trace
         self.turn_ns = turn_ns
         self.wall_base_ms = wall_base_ms
         self.wall_error_ms = 0
-        """By how much the wall clock is wrong on purpose; small jumps are not counted."""
+        """Deliberate error of the wall clock. Small jumps are not counted."""
         self.drift_ppm = drift_ppm
         self.frames = frames
         self.turn_cost_ns = 0
-        """What each thing takes that its loop handles; 0: turns take no time."""
+        """Time for each thing its loop handles; 0: turns take no time."""
         self.cuts_in_start = cuts_in_start
-        """Chance that a start is cut."""
+        """Chance that a start is interrupted."""
         self.condition = Condition.DOWN
         self.life: Life | None = None
         self.lives = 0
-        """Starts, those that were cut too."""
+        """Number of starts, including interrupted ones."""
         self.crashes = 0
-        """Lives that did not end in order."""
+        """Number of processes that did not end in order."""
         self.starts_cut = 0
         self.on_start: Callable[[Life], None] = _ignore
         self.on_down: Callable[[Life], None] = _ignore
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
         self.on_disk_lost: Callable[[Machine], None] = _ignore_loss
-        """Told when the machine has got an empty disk."""
+        """Called when the machine has got an empty disk."""
         self.encryption: Callable[[Life], LinkEncryption | None] = _unencrypted
-        """Of a process's links to its peers; None: it knows none."""
+        """Encryption of a process's links to its peers; None: it supports none."""
         self.guard: Callable[[Life, PeerHandler], PeerHandler] = _unguarded
-        """What stands before the handler of a process's links."""
+        """Wraps the handler of a process's links."""
         self.hidden: dict[str, tuple[Directory, Node]] = {}
-        """Parts of the data directory that were taken away, by name, with where they belong."""
+        """Parts of the data directory that were taken away, by name, with their directory."""
         self.foreign: tuple[str, Directory] | None = None
-        """Another machine, and what was put into the place of this one's disk: a copy of its."""
+        """Name of another machine, and the copy of its disk that replaces this one's."""
         self.warnings: list[str] = []
         self.bereft = False
+        """True if its disk has lost something that may not have been restored yet."""
         self.old_disk: OldDisk | None = None
-        """A copy that was made of its disk."""
+        """Earlier copy of its disk, if one was made."""
         self.old_logs_end = 0
-        """Logs with smaller ids lie on its disk as an older copy brought them: none counts."""
-        """Whether its disk lost something that may not have been made good yet."""
+        """Logs with smaller ids on its disk come from an older copy. They are not counted."""
         self.losses = 0
-        """How often its disk has lost something for good."""
+        """Number of permanent losses of data on its disk."""
         self.starved = False
-        """Whether its segments get nothing while the journal goes on."""
+        """True if its segment writes hang while the journal goes on."""
         self.on_staged: Callable[[Life], None] = _ignore
-        """Told whenever something is on its way to the journal."""
+        """Called whenever data is on its way to the journal."""
         self.damaged_entries: list[tuple[GroupId, LogId, Index]] = []
         """(group, log, index) of every entry that was damaged in a segment here."""
         self.untold: list[tuple[GroupId, LogId, Index]] = []
-        """(group, log, end) where, when a page went bad, a power cut would have taken what says
-        where the entries below `end` lie."""
+        """(group, log, end) of each log where, when a page went bad, a power cut would have removed
+        the record of where the entries below `end` lie.
+        """
         self.hears_catalog = True
-        """Whether its process gets the catalog's Raft messages."""
+        """True if its process receives the catalog's Raft messages."""
         self.has_port = True
-        """Whether its process can open its port for clients."""
+        """True if its process can open its port for clients."""
         self.excused: set[str] = set()
-        """Errors a server may well report after what was done to its disk."""
+        """Log events of errors that a server may report after faults done to its disk."""
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, f"{self.name}: {text}")
@@ -353,7 +362,7 @@ class Machine:
         return self.life.server if self.life is not None else None
 
     def log_of(self, group_id: GroupId) -> DiskLog | None:
-        """The log of the replica of a group that runs here."""
+        """Return the log of the running replica of a group; None if there is none."""
         host = self.server.host if self.server is not None else None
         group = host.groups.get(group_id) if host is not None else None
         if group is None:
@@ -362,7 +371,7 @@ class Machine:
         return group.log
 
     def start(self) -> None:
-        """Power on if need be, and start the process."""
+        """Switch the power on if necessary, and start the process."""
         if self.condition not in {Condition.DOWN, Condition.OFF}:
             return
         if self.hidden:
@@ -398,7 +407,7 @@ class Machine:
         self.note(f"starts, life {self.lives}")
 
     def start_and_cut(self, how: StartCut) -> None:
-        """Start the process, lose it before its store is open, and start it again in a while."""
+        """Start the process, end it before its store is open, and start it again later."""
         assert self.life is None, f"{self.name} runs"
         self._begin_start()
         disk, rng = self.disk, self.start_rng
@@ -428,10 +437,10 @@ class Machine:
         return DiskStore.open(fs, "data", workers, self.config.store, rng, server_id=server_id)
 
     def open_again(self) -> None:
-        """Another process tries to open the directory, which is in use."""
+        """Check that another process cannot open the directory, which is in use."""
         assert self.life is not None, f"{self.name} does not run"
         if self.life.server.state is ServerState.STOPPED:
-            return  # it has let go of it
+            return  # it has released the directory
         store_rng = Random(self.start_rng.getrandbits(64))
         opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), store_rng))
         changed = any(step.undo is not None for step in steps)
@@ -442,15 +451,17 @@ class Machine:
             self.warnings.append(f"a second process opened its directory, or wrote to it: {opened}")
         self.note(f"a second process tries its directory: {opened}")
 
-    # --- parts that are missing -------------------------------------------------------------------
+    # --- missing parts ----------------------------------------------------------------------------
     def hide(self, part: str) -> bool:
-        """Take a part of the data directory away; False when there is no such. No process may be
-        using the disk."""
+        """Take a part of the data directory away. Return False if there is no such part.
+
+        No process may be using the disk.
+        """
         assert self.life is None, f"{self.name} runs"
         data = self.disk.root.entries.get("data")
         if self.hidden or not isinstance(data, Directory) or part not in data.entries:
             return False
-        # A directory whose first start was cut is begun anew; what is there has lost nothing.
+        # A directory whose first start was interrupted is created anew, so it has lost nothing.
         identity = data.entries.get("identity")
         if not isinstance(identity, Inode) or not decode_identity(bytes(identity.data)).is_whole:
             return False
@@ -460,7 +471,10 @@ class Machine:
         return True
 
     def put_back(self) -> None:
-        """What was taken away is there again, unless all of the disk is another one."""
+        """Put back the hidden parts and the machine's own directory.
+
+        Hidden parts stay away if the whole disk was replaced.
+        """
         for part, (data, node) in self.hidden.items():
             if self.disk.root.entries.get("data") is data:
                 self.note(f"{part} is there again")
@@ -471,14 +485,16 @@ class Machine:
             self.foreign = None
 
     def _try_without(self) -> None:
-        """Start although a part is missing: that must be refused, and change nothing."""
+        """Start although a part is missing. The start must be refused and change nothing."""
         self._begin_start()
         store_rng = Random(self.start_rng.getrandbits(64))
         self._try_in_vain(f"without {', '.join(self.hidden)}", DataMissing, store_rng)
 
     def try_journal_of(self, other: Machine) -> None:
-        """Start with a copy of another machine's journal in place of the one that is missing: that
-        must be refused, and change nothing."""
+        """Start with a copy of another machine's journal in place of the missing one.
+
+        The start must be refused and change nothing.
+        """
         data, theirs = self.disk.root.entries["data"], other.disk.root.entries["data"]
         assert isinstance(data, Directory), data
         assert isinstance(theirs, Directory), theirs
@@ -493,8 +509,10 @@ class Machine:
         del data.entries["journal"], data.durable["journal"]
 
     def give_directory_of(self, other: Machine) -> bool:
-        """Put a copy of another machine's disk in the place of this one's, until `put_back`; False
-        when that has no directory yet. No process may be using this one's."""
+        """Replace this machine's disk with a copy of another's, until `put_back`.
+
+        Return False if the other has no directory yet. No process may be using this machine's disk.
+        """
         assert self.life is None, f"{self.name} runs"
         copy = copy_of(other.disk)
         if self.hidden or self.foreign or copy is None:
@@ -506,7 +524,7 @@ class Machine:
         return True
 
     def _try_foreign(self, owner: str, root: Directory) -> None:
-        """Start with another machine's directory: that must be refused, and change nothing."""
+        """Start with another machine's directory. The start must be refused and change nothing."""
         self._begin_start()
         store_rng = Random(self.start_rng.getrandbits(64))
         own, self.disk.root = self.disk.root, root
@@ -523,12 +541,12 @@ class Machine:
         self.disk.cut_job(steps, reached=len(steps))
 
     def kill(self) -> None:
-        """kill -9: the page cache stays."""
+        """Kill the process with SIGKILL. The page cache stays."""
         if self._end("killed"):
             self.crashes += 1
 
     def _end(self, how: str) -> bool:
-        """End the process; False when there is none."""
+        """End the process. Return False if there is none."""
         life = self._leave(how)
         if life is None:
             return False
@@ -538,7 +556,7 @@ class Machine:
         return True
 
     def power_cut(self) -> None:
-        """Everything that is not durable is gone, and the machine falls silent."""
+        """Cut the power: everything not durable is lost, and the machine sends no more."""
         life = self._leave("power cut")
         if life is not None:
             self.network.power_cut(self.name)
@@ -548,27 +566,27 @@ class Machine:
             self.crashes += 1
 
     def cut_in_write(self, nth: int) -> None:
-        """Lose power while the nth durable write from now on is under way."""
+        """Cut the power during the nth durable write from now on."""
         self.disk.cut_at_write = nth
         self.disk.on_cut = self._cut_now
 
     def _cut_now(self) -> None:
-        # The write takes a while: it has begun, and has not ended when this comes.
+        # The write takes a while: it has begun, and has not ended when this runs.
         self.time.after(0, self.power_cut)
 
     def fill_disk(self, room_bytes: int) -> None:
-        """Files may grow by so much more, and then not at all."""
+        """Let files grow by `room_bytes` more, and then not at all."""
         self.note(f"disk full in {room_bytes} bytes")
         self.disk.room = room_bytes
         self.excused.add("disk_full")
 
     def wipe(self) -> None:
-        """The machine loses power and comes back with an empty disk."""
+        """Cut the power and replace the disk with an empty one."""
         self.power_cut()
         self.note("gets an empty disk")
         self.hidden.clear()
         self.foreign = None
-        # Of the disk that is gone: on the new one the same numbers are those of other logs.
+        # They belong to the old disk; on the new one the same numbers are other logs.
         self.damaged_entries.clear()
         self.untold.clear()
         self.bereft = True
@@ -580,8 +598,10 @@ class Machine:
         self.excused.add("directory_unknown")
 
     def roll_back(self, root: Directory, next_log_id: int) -> None:
-        """The machine loses power and comes back with an older copy of its disk, on which logs up
-        to that id may be."""
+        """Cut the power and replace the disk with an older copy of it.
+
+        The copy may hold logs with ids below `next_log_id`.
+        """
         self.power_cut()
         self.note("gets an older copy of its disk")
         self.hidden.clear()
@@ -596,14 +616,14 @@ class Machine:
         self.old_disk = None
 
     def damage(self, rng: Random) -> None:
-        """The machine loses power, and a bit of what it had made durable."""
+        """Cut the power and flip a bit in data that the journal had made durable."""
         self.power_cut()
         block = flip_durable_bit(self.disk, rng)
         if block:
             self._journal_damaged(f"a bit flips in a journal block of {len(block)} bytes")
 
     def spoil_block(self, rng: Random) -> None:
-        """The machine loses power, and a page of a block of its journal."""
+        """Cut the power and make a page of a journal block unreadable."""
         self.power_cut()
         length = spoil_block(self.disk, rng)
         if length:
@@ -616,9 +636,10 @@ class Machine:
         self.excused |= {"replica_lost", "group_halted"}
 
     def spoil_segment(self, rng: Random) -> bool:
-        """A page of a segment, or of its index, cannot be read any more while the server runs;
-        False when there is none. One that no entry waits for is read at once, others now and
-        then."""
+        """Make a page of a segment, or of its index, unreadable while the server runs.
+
+        Return False if there is none. A page that holds no entry is read at once, others sometimes.
+        """
         life = self.life
         if life is None or life.clock.paused or life.server.state is ServerState.STOPPED:
             return False
@@ -645,7 +666,7 @@ class Machine:
             self.untold.append((log.group_id, log.log_id, end))
         inside = spoiled.entries
         self.damaged_entries += [(log.group_id, log.log_id, index) for index in inside]
-        # Whoever has a copy may be down for long.
+        # Every server with a copy may be down for long.
         self.excused.add("entries_unrecoverable")
         if not inside or rng.random() < READ_CHANCE:
             first = inside[0] if inside else log.first
@@ -655,7 +676,7 @@ class Machine:
         return True
 
     def starve(self, *, is_starved: bool) -> None:
-        """Nothing reaches segments, or does again."""
+        """Make segment writes hang, or go on again."""
         if self.starved is not is_starved:
             self.note("flushes hang" if is_starved else "flushes go on")
             self.starved = is_starved
@@ -663,20 +684,23 @@ class Machine:
                 self.life.workers.starve(is_starved=is_starved)
 
     def open_hole(self, group_id: GroupId, log_id: LogId, index: Index, rng: Random) -> None:
-        """An entry, which a segment holds, and its log's checkpoint lose a bit. Nothing runs."""
+        """Flip a bit in an entry held by a segment, and in its log's checkpoint.
+
+        No process may run.
+        """
         assert self.life is None, f"{self.name} runs"
         files = self._log_files(log_id, group_id)
         if open_hole(self.disk, files, index, rng):
             self.note(f"a bit flips in entry {index} of group {group_id}")
             self.damaged_entries.append((group_id, log_id, index))
-            # A start that is cut may take the newest Idx, too: then it may be too much.
+            # An interrupted start may also lose the newest Idx; then too much may be lost.
             self.bereft = True
             self.excused.add("replica_lost")
-            # Whoever has a copy may be down for long.
+            # Every server with a copy may be down for long.
             self.excused.add("entries_unrecoverable")
 
     def unhealed(self) -> str:
-        """An entry that was damaged here and is needed, empty when there is none."""
+        """Describe a damaged entry here that is still needed; empty if there is none."""
         logs = self.life.store.logs if self.life is not None else None
         for group_id, log_id, index in self.damaged_entries:
             if logs is not None:
@@ -688,7 +712,7 @@ class Machine:
         return ""
 
     def exposed(self) -> str:
-        """A log that a power cut may take, empty when there is none."""
+        """Describe a log that a power cut may lose; empty if there is none."""
         logs = self.life.store.logs if self.life is not None else None
         for group_id, log_id, end in self.untold:
             if logs is not None and (log_id not in logs or logs[log_id].lost):
@@ -701,19 +725,21 @@ class Machine:
         return log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
 
     def failed(self, error: BaseException) -> None:
-        """The process ends itself because of its disk, or of its port."""
+        """End the process because of an error of its disk or port."""
         if self._end(f"ends itself: {error}"):
             self.crashes += 1
             self._supervise(error)
 
     def _supervise(self, error: BaseException) -> None:
-        """A process that a full disk or a taken port has ended is started again and again, as init
-        systems do; after a failed sync someone has a look first."""
+        """Restart a process that a full disk or a port in use has ended, as init systems do.
+
+        After a failed sync the process is not restarted automatically: an operator looks first.
+        """
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EADDRINUSE}:
             self._start_again()
 
     def _start_again(self) -> None:
-        """In a while, unless someone else starts it first."""
+        """Start after `RESTART_NS`, unless the machine was started before."""
         number = self.lives
 
         def again() -> None:
@@ -723,7 +749,7 @@ class Machine:
         self.time.after(RESTART_NS, again)
 
     def stop(self, *, transfer: bool) -> None:
-        """SIGTERM or SIGINT."""
+        """Stop the process, as SIGTERM or SIGINT does."""
         life = self.life
         if life is None or self.condition is not Condition.RUNNING:
             return
@@ -752,31 +778,31 @@ class Machine:
             self.life.clock.resume()
 
     def take_time(self, turn_cost_ns: int) -> None:
-        """From now on each thing that its loop handles takes so long; 0: none takes any time."""
+        """Set the time that each thing its loop handles takes; 0: none takes any time."""
         self.turn_cost_ns = turn_cost_ns
         if self.life is not None:
             self.life.take_time(turn_cost_ns)
 
     def stall(self, stall_ns: int) -> None:
-        """From now on each turn of its loop takes so much longer; until its process ends."""
+        """Make each turn of its loop take this much longer, until its process ends."""
         if self.life is not None:
             self.life.clock.stall_ns = stall_ns
 
     def jump_wall(self, delta_ms: int) -> None:
-        """Someone sets the machine's clock."""
+        """Move the machine's wall clock."""
         self.note(f"wall clock jumps {delta_ms} ms")
         self.wall_base_ms += delta_ms
         if self.life is not None:
             self.life.clock.jump_wall(delta_ms)
 
     def set_wall_error(self, error_ms: int) -> None:
-        """The wall clock becomes wrong by so much, or right again (0)."""
+        """Set the deliberate error of the wall clock; 0 makes it right again."""
         if error_ms != self.wall_error_ms:
             self.jump_wall(error_ms - self.wall_error_ms)
             self.wall_error_ms = error_ms
 
     def _leave(self, how: str) -> Life | None:
-        """The process runs no more."""
+        """Detach and stop the current process; return it."""
         life, self.life = self.life, None
         if life is not None:
             self.note(how)
@@ -786,7 +812,7 @@ class Machine:
 
 
 class Edge:
-    """Between a simulated stream and a client session: what the listener is on real sockets."""
+    """Adapter between a simulated stream and a client session, as the listener is for sockets."""
 
     __slots__ = ("_closing", "_last", "_session", "_stream")
 
@@ -845,7 +871,7 @@ class Edge:
 
 
 class TraceLog:
-    """A server's log, into the trace; warnings and errors are kept for whoever judges the run."""
+    """Server log that writes to the trace and keeps errors in `Machine.warnings`."""
 
     __slots__ = ("_machine",)
 
@@ -866,7 +892,7 @@ class TraceLog:
 
 
 def machine_name(server_id: ServerId) -> str:
-    """The host name of a server's machine."""
+    """Return the host name of a server's machine."""
     return f"s{server_id}"
 
 
@@ -879,15 +905,15 @@ def _line(event: str, fields: dict[str, Value]) -> str:
 
 
 def _ignore(life: Life) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_start`, `on_down` and `on_staged`."""
 
 
 def _ignore_entries(found: object) -> None:
-    """Nobody waits for them."""
+    """Ignore the entries."""
 
 
 def _ignore_loss(machine: Machine) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_disk_lost`."""
 
 
 def _unencrypted(life: Life) -> LinkEncryption | None:
@@ -901,4 +927,4 @@ def _unguarded(life: Life, handler: PeerHandler) -> PeerHandler:
 
 
 def _ignore_frame(life: Life, payload: memoryview) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_raft_frame`."""

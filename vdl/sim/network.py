@@ -1,16 +1,14 @@
-"""A network of byte streams between simulated machines, with everything that happens to them.
+"""Network of byte streams between simulated machines, with the faults of a network.
 
-Streams behave as TCP does: ordered, reliable, in chunks of any size, bounded by a window. Loss is
-therefore delay; a cut holds what was sent until it heals, unless the connection is given up first.
-A machine is named by the host part of its address. A process that is killed closes its streams; a
-machine without power says nothing, and answers with a reset once it is up again; nobody listening
-on a machine that runs is a refusal.
+Streams behave like TCP: ordered, reliable, in chunks of any size, bounded by a window. Loss is
+therefore delay. A cut holds the bytes sent until it heals, unless the connection is dropped first.
+A machine is named by the host part of its address. A killed process closes its streams. A machine
+without power sends nothing, and answers with a reset once it is up again. A dial to a running
+machine without a listener is refused.
 
-Each ordered pair of machines is a `Path`, so that one direction can be cut, delayed or clogged
-alone, or carry so many bytes a second: what is sent faster waits in order before it leaves. All
-randomness comes from the generator the network was given; every delivery is traced.
-
-Must not know: what the bytes mean.
+Each ordered pair of machines is a `Path`, so that one direction alone can be cut, delayed, clogged
+or limited in bandwidth; bytes above the limit are queued in order. All randomness comes from the
+network's generator; every delivery is traced. Does not depend on the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.trace import Trace
 
 WINDOW_BYTES = 4 << 20
-"""What one direction of a stream holds between a write and its being read."""
+"""Bytes that one direction of a stream holds between a write and the read."""
 
 SEGMENT_BYTES = 16 << 10
-"""What leaves in one piece where a path is slow."""
+"""Bytes that leave in one piece on a path with limited bandwidth."""
 
 _SECOND_NS = 1_000 * MS
 
 RETRANSMIT_NS = 200 * MS
-"""A lost chunk arrives this much later; a dial into silence is tried again after five of it."""
+"""Delay of a lost chunk. A dial without an answer is retried after five times this delay."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """What every path does to what it carries. `delay_ns` is the least, `jitter_ns` a mean."""
+    """Delays and losses on every path. `delay_ns` is the least delay, `jitter_ns` a mean."""
 
     delay_ns: int = 100_000
     jitter_ns: int = 100_000
@@ -58,11 +56,11 @@ class Path:
     clogged_until_ns: int = 0
     extra_delay_ns: int = 0
     bytes_per_second: int = 0
-    """0: as many as are sent."""
+    """Bandwidth; 0: unlimited."""
     free_ns: int = 0
-    """When all has left that was sent."""
+    """Time at which everything sent so far has left."""
     held: list[Callable[[], None]] = field(default_factory=list)
-    """Arrivals that wait for the cut to heal, in order."""
+    """Arrivals held until the cut heals, in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,12 +72,12 @@ class Listener:
 class SimStream:
     """One end of a connection; implements `rpc.streams.Stream`.
 
-    Invariant: `_inbox` is read by one scheduled `_drain` at a time, so bytes never overtake each
-    other, also over a pause of the process.
+    Invariant: `_inbox` is read by one scheduled `_drain` at a time, so bytes stay in order even
+    across a pause of the process.
     """
 
     identity: int | None = None
-    """Nothing is proved here."""
+    """Identity proved by the peer: none on a plain stream."""
 
     __slots__ = (
         "_blocked", "_clock", "_drain_due", "_ending", "_inbox", "_last_due_ns", "_network",
@@ -94,7 +92,7 @@ class SimStream:
         self.closed = False
         self._owner: StreamOwner | None = None
         self._inbox: deque[bytes] = deque()
-        self._ending = ""  # why the stream is over, once everything before it is read
+        self._ending = ""  # cause of the end, reported once everything before it is read
         self._drain_due = False
         self._reading = True
         self._window = WINDOW_BYTES
@@ -111,7 +109,7 @@ class SimStream:
     def write(self, buffers: Sequence[Buffer]) -> int:
         if self.closed:
             return sum(map(len, buffers))
-        # Copied here as a kernel does: the caller may change its buffers once they are taken.
+        # Copied here, as a kernel does: the caller may change its buffers after the call.
         data = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
         room = min(self._window, max(0, self._unsent_max - self._unsent))
         if len(data) > room:
@@ -135,17 +133,18 @@ class SimStream:
             self._network.carry_end(self, "closed by peer")
 
     def leads_to(self, clock: NodeClock) -> bool:
-        """Whether the other end is this process's."""
+        """Return True if the other end belongs to the process of `clock`."""
         return self.peer is not None and self.peer._clock is clock
 
     # --- reading --------------------------------------------------------------------------------
     def narrow(self, window_bytes: int) -> None:
-        """What the other end may send before it is read here: less than usual, from its start."""
+        """Reduce the other end's window, which limits unread bytes; call it at the stream's start.
+        """
         assert self.peer is not None, "not connected"
         self.peer.shrink(WINDOW_BYTES - window_bytes)
 
     def shrink(self, count: int) -> None:
-        """For the other end: so much less is taken."""
+        """Reduce the window by `count` bytes. Called by the other end."""
         self._window = max(0, self._window - count)
 
     def pause_reading(self) -> None:
@@ -159,15 +158,15 @@ class SimStream:
         return sum(map(len, self._inbox))
 
     def abort(self) -> None:
-        """Drop the connection at both ends; nothing that is still on its way arrives."""
+        """Drop the connection at both ends. Data still in flight does not arrive."""
         if not self.closed:
             self.closed = True
             self._inbox.clear()
             self._network.carry_end(self, "reset by peer")
 
-    # --- from the network -----------------------------------------------------------------------
+    # --- called by the network ------------------------------------------------------------------
     def arrived(self, data: bytes, ending: str = "") -> None:
-        """A chunk, or the end of the stream, reached this machine."""
+        """Take a chunk, or the end of the stream, that reached this machine."""
         if self.closed:
             return
         if ending == "reset by peer":
@@ -183,7 +182,7 @@ class SimStream:
             self._drain()
 
     def die(self) -> None:
-        """The process is gone: it neither reads nor writes any more."""
+        """End the stream with its process: it neither reads nor writes any more."""
         self.closed = True
         self._owner = None
         self._inbox.clear()
@@ -193,7 +192,7 @@ class SimStream:
         return self._clock.stopped
 
     def due_after(self, due_ns: int) -> int:
-        """When what is due at `due_ns` arrives: never before what was sent earlier."""
+        """Return when data due at `due_ns` arrives: never before data sent earlier."""
         self._last_due_ns = max(self._last_due_ns, due_ns)
         return self._last_due_ns
 
@@ -207,7 +206,7 @@ class SimStream:
         self._drain()
 
     def _drain(self) -> None:
-        """Hand what arrived to the owner."""
+        """Pass the received data to the owner."""
         owner = self._owner
         if owner is None:
             return
@@ -226,17 +225,17 @@ class SimStream:
             owner.ended(self._ending)
 
     def consumed(self, count: int) -> None:
-        """The other end read `count` bytes of ours."""
+        """Note that the other end read `count` bytes of ours."""
         self._window += count
         if self._blocked:
             self._tell_writable()
 
     def waits(self, count: int) -> None:
-        """For the network: so many bytes leave later."""
+        """Note that `count` bytes are queued on the path. Called by the network."""
         self._unsent += count
 
     def left(self, count: int) -> None:
-        """For the network: so many bytes that waited have left."""
+        """Note that `count` queued bytes have left. Called by the network."""
         self._unsent -= count
         if self._blocked:
             self._tell_writable()
@@ -264,7 +263,7 @@ class SimDial:
 
 
 class SimDialer:
-    """What one process dials with; a `rpc.streams.Dialer`."""
+    """Dialer of one process; a `rpc.streams.Dialer`."""
 
     __slots__ = ("_clock", "_machine", "_network")
 
@@ -298,7 +297,7 @@ class Network:
     def listen(
         self, address: Address, clock: NodeClock, accept: Callable[[Stream, Address], None]
     ) -> None:
-        """Take connections; `accept` is given the stream and the address it comes from."""
+        """Accept connections; `accept` receives the stream and the address of its origin."""
         current = self._listeners.get(address)
         assert current is None or current.clock.stopped, address
         self._listeners[address] = Listener(clock, accept)
@@ -306,25 +305,25 @@ class Network:
     def stand_in(
         self, address: Address, clock: NodeClock, accept: Callable[[Stream, Address], None]
     ) -> None:
-        """As `listen`, for as long as nobody else listens there, and until `stand_down`."""
+        """Accept connections while no process listens at the address, until `stand_down`."""
         self._stand_ins[address] = Listener(clock, accept)
 
     def stand_down(self, address: Address) -> None:
-        """Nobody stands in there any more."""
+        """Remove the stand-in listener at the address."""
         self._stand_ins.pop(address, None)
 
     def machine_up(self, machine: str) -> None:
         self._down.discard(machine)
 
     def process_killed(self, machine: str) -> None:
-        """The kernel closes what the process had open, and other machines notice."""
+        """Close the process's streams, as the kernel does; other machines notice."""
         for stream in self._streams.pop(machine, []):
             if not stream.closed:
                 stream.die()
                 self.carry_end(stream, "reset by peer")
 
     def power_cut(self, machine: str) -> None:
-        """The machine falls silent."""
+        """Silence the machine: its streams end without notice to the other ends."""
         self._down.add(machine)
         for stream in self._streams.pop(machine, []):
             stream.die()
@@ -337,15 +336,15 @@ class Network:
         return path
 
     def narrow(self, source: str, target: str, bytes_per_second: int) -> None:
-        """What `source` sends to `target` leaves no faster from now on; 0: at once."""
+        """Limit the bandwidth from `source` to `target`; 0: unlimited."""
         self.path(source, target).bytes_per_second = bytes_per_second
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing from `source` reaches `target` until healed."""
+        """Hold everything from `source` to `target` until healed."""
         self.path(source, target).cut = True
 
     def heal(self, source: str, target: str) -> None:
-        """What was sent meanwhile, and not given up, arrives now."""
+        """End a cut. Data sent meanwhile arrives now, unless its connection was dropped."""
         path = self.path(source, target)
         path.cut = False
         held, path.held = path.held, []
@@ -353,14 +352,14 @@ class Network:
             self._time.after(0, arrive)
 
     def heal_all(self) -> None:
-        # Narrow links stay so: that is no fault.
+        # Bandwidth limits stay: they are not faults.
         for source, target in sorted(self._paths):
             self.heal(source, target)
             self._paths[source, target].clogged_until_ns = 0
             self._paths[source, target].extra_delay_ns = 0
 
     def reset_between(self, one: str, other: str) -> int:
-        """Reset every connection between two machines; how many there were."""
+        """Reset every connection between two machines; return their number."""
         found = [
             stream
             for stream in self._streams.get(one, [])
@@ -407,7 +406,8 @@ class Network:
             return
 
         def report(result: Stream | DialFailed) -> None:
-            # Asked again here: between the outcome and its report the process may have been paused.
+            # Checked again here: the process may have been paused between the result and its
+            # report.
             if not dial.cancelled:
                 on_result(result)
             elif isinstance(result, SimStream):
@@ -436,12 +436,12 @@ class Network:
         streams.append(stream)
 
     def enter(self, clock: NodeClock) -> None:
-        """What follows happens inside this process."""
+        """Run the rest of the current event inside this process."""
         self._time.enter(clock)
 
-    # --- carrying -------------------------------------------------------------------------------
+    # --- transport ------------------------------------------------------------------------------
     def carry(self, source: SimStream, data: bytes) -> None:
-        """Bring bytes to the stream's other end, sooner or later."""
+        """Send bytes to the stream's other end."""
         peer = source.peer
         assert peer is not None, "a stream without another end"
         path = self.path(source.machine, peer.machine)
@@ -456,7 +456,7 @@ class Network:
         self._send(source, data, "")
 
     def _queue(self, source: SimStream, path: Path, data: bytes) -> None:
-        """Have a segment leave when all has that was sent before it."""
+        """Queue a segment behind everything sent before it on the path."""
         now_ns = self._time.now_ns
         took_ns = len(data) * _SECOND_NS // path.bytes_per_second
         path.free_ns = max(path.free_ns, now_ns) + took_ns
@@ -468,7 +468,7 @@ class Network:
         source.left(len(data))
 
     def carry_end(self, source: SimStream, ending: str) -> None:
-        """A stream's end leaves behind what waits, but for a reset."""
+        """Send a stream's end: a close after the queued bytes, a reset at once."""
         peer = source.peer
         assert peer is not None, "a stream without another end"
         waits_ns = self.path(source.machine, peer.machine).free_ns - self._time.now_ns
@@ -493,7 +493,7 @@ class Network:
         elif target.machine in self._down:
             pass
         elif target.process_stopped:
-            # Nobody there: the kernel answers with a reset.
+            # No process: the kernel answers with a reset.
             if not source.closed and not ending:
                 self._send(target, b"", "reset by peer")
         else:

@@ -1,9 +1,8 @@
-"""What a seed decides before anything runs: the world's size, its weather, its faults, its load.
+"""Options that a seed draws before anything runs: the world's size, network, faults and load.
 
-Every knob is drawn, and each is off in a fifth of the seeds, so that faults are also met alone:
-a swarm of different worlds finds more than one world with everything in it.
-
-Must not know: how any of it is done.
+Every option is drawn, and most are off in a fifth of the seeds, so that faults also occur alone:
+many different worlds find more than one world with everything in it. Does not depend on how any
+option is carried out.
 """
 
 from __future__ import annotations
@@ -13,39 +12,42 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 OFF = 0.2
-"""Chance that a knob is off."""
+"""Chance that an option is off."""
 
 PRODUCER_EXPIRY_MS = (8_000, 12_000)
-"""Longer than a batch's retries and a pause of the server they wait at: see `ProducerLoad`."""
+"""Longer than a batch's retries plus a pause of the server that holds it: see `ProducerLoad`."""
 
 LATE = 0.125
 """Chance that turns of the servers' loops take time."""
 STALL = 0.2
-"""Chance that they stall for a while."""
+"""Chance that loops stall for a while."""
 TURN_COST_US = (20, 1_000)
-"""What each message, request and turn takes. The most is some five times what it takes a server;
-worlds are small, and it is to be felt."""
+"""Time for each message, request and turn.
+
+The largest is about five times what a real server takes: worlds are small, and the cost must have
+an effect.
+"""
 
 ONE_FAULT = 0.25
-"""Chance that one more fault happens alone, when all is well again."""
+"""Chance of one more fault, alone, after everything has settled."""
 KINDS = ("kill", "pause", "cut", "mute", "deaf", "slow disk", "narrow link")
 
 FILLS = 0.4
-"""Chance that the disks of a majority fill then."""
+"""Chance that the disks of a majority fill at the end."""
 
 BRIDGING = 0.25
-"""Chance that servers may hear others that do not hear each other."""
+"""Chance of bridges: a server reaches others that do not reach each other."""
 BRIDGES = (0.1, 0.4)
 BRIDGED = 0.6
-"""In so many of these worlds also by itself, when all is well again."""
+"""Share of these worlds that also have one at the end, with no other fault."""
 NO_CATALOG, NO_PORT = "no catalog", "no port"
-"""Why a server serves no clients."""
+"""Reasons for which a server serves no clients."""
 CLOSES = 0.3
-"""Chance that some do not."""
+"""Chance that some servers serve no clients."""
 
 LAGS = 0.1
 LEARNER_SYNC_MS = (80, 120)
-"""A few of them take less than an election timeout."""
+"""A few such syncs take less than an election timeout."""
 
 LAGGING_KIB = 4 << 10
 LAGGING_INDEX_ENTRIES = 4 << 10
@@ -56,28 +58,31 @@ MISPLACED = 0.15
 """Chance that machines are started in the directories of others."""
 
 SLOWLY_FED = 0.3
-"""Chance that followers far behind are fed slowly."""
+"""Chance that the catch-up rate is limited."""
 CATCH_UP_KIB = (16, 512)
-"""So fast. Far less than one read from disk may find: what it did not find must be given back."""
+"""Range of that limit.
+
+It is far below what one disk read may return, so unused budget must be returned.
+"""
 
 COMPACTED = 0.5
-"""How often a compacted partition is beside the others."""
+"""Chance of a compacted partition beside the others."""
 PLACING = 0.5
 PLACE_BYTES = (100, 4_000)
-"""In so many worlds appends are placed, from sizes in this range on."""
+"""Range of the size from which appends are written to segments at once (chance: `PLACING`)."""
 BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
-"""More than a batch and a record take beside a record's value, in bytes."""
+"""Upper bounds on the overhead of a batch, and of a record beside its value, in bytes."""
 BY_EPOCHS = 0.3
-"""How often there are members of a group whose coordinator assigns (KIP-848)."""
+"""Chance of members of a group whose coordinator assigns (KIP-848)."""
 CROWDED = 0.005
 """Chance that a server holds very many groups. Such a world takes as long as twenty others."""
 QUIET_GROUPS = (200, 3_000)
 CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
 
 TRANSACTIONAL = 0.25
-"""Chance that there are transactions."""
+"""Chance of transactions."""
 ANSWERED_LATE = 0.8
-"""Chance that there are many then, and answers to their coordinators come late."""
+"""Chance, given transactions, that there are many and answers to their coordinators are late."""
 LATE_ROUNDS = (2, 6)
 MANY_PRODUCERS = (6, 9)
 QUICK_US_MAX = 1_000
@@ -89,7 +94,7 @@ GROWS = 0.2
 SHARED = 0.25
 """Chance that a share group reads the topic."""
 SHARE_LIMITS = (2, 3, 10, 10)
-"""Deliveries of a record that it allows: the fewest, the most (`vdl.check.shares.LOST_LIMIT`)."""
+"""Delivery limits of a record, from the lowest to the highest (`vdl.check.shares.LOST_LIMIT`)."""
 
 MOVING = 0.2
 """Chance that partitions are moved."""
@@ -99,29 +104,30 @@ NARROW = 0.125
 """Chance that links are slow."""
 
 AIMED = (0.2, 0.5)
-"""Between which the draw lies that lets faults and members aim at what chance alone hardly meets:
-in three worlds of ten."""
+"""Range of the draw that enables faults and members aimed at states that chance alone rarely
+reaches: three worlds of ten.
+"""
 
 NARROW_JITTER_US_MAX = 2_000
 
 INTRUDED = (0.9, 1.0)
-"""As `AIMED`: where the draw lies in worlds with intruders, a tenth of all."""
+"""Like `AIMED`: range of the draw for worlds with intruders, a tenth of all."""
 ENCRYPTED = 0.8
-"""In so many of them links are encrypted."""
+"""Share of these worlds whose links are encrypted."""
 
 STALL_MS = (100, 400)
-"""From hardly late to the most that costs no leader its office: see `lateness`."""
+"""From hardly any delay to the most that costs no leader its leadership: see `lateness`."""
 
 FLOODED_CACHE_KIB = 64 << 10
-"""More than floods of three partitions have under way, twice."""
+"""More than twice the bytes that floods of three partitions have in flight."""
 
 INTENSITY_MIN = 0.4
-"""All rates of faults of a seed are multiplied by one number between this and 1, log-uniform."""
+"""Lower bound of the factor, at most 1 and log-uniform, that scales all fault rates of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One world. Rates are per second of virtual time, over the whole world."""
+    """Options of one world. Rates are per second of virtual time, over the whole world."""
 
     servers: int = 3
     coordinators: int = 2
@@ -129,7 +135,7 @@ class Options:
     seconds: int = 12
     """Length of the safety phase."""
 
-    # Weather.
+    # Network, loop and clocks.
     delay_us: int = 100
     jitter_us: int = 100
     loss: float = 0.0
@@ -137,30 +143,33 @@ class Options:
     raft_loss: float = 0.0
     raft_duplicates: float = 0.0
     raft_delays: float = 0.0
-    """Chances that a RAFT frame, once received, is dropped, repeated, held back past later ones."""
+    """Chances that a received RAFT frame is dropped, is repeated, is held back past later ones."""
     turn_us: int = 20
     sync_us: int = 300
     drift_ppm: int = 0
-    """By how much the servers' monotonic clocks may run too fast or too slow."""
+    """Largest rate error of the servers' monotonic clocks, either way, in parts per million."""
 
     # Faults.
     spell_ms_max: int = 4_000
-    """Faults come in spells of so long at most: a few seconds, or they would all be under way at
-    one time. What shows only once a fault has lasted needs longer ones."""
+    """Longest spell of faults.
+
+    A few seconds, so that not all faults overlap. Faults that show only after a while need longer
+    ones.
+    """
     kills: float = 0.0
     power_cuts: float = 0.0
     cuts_in_write: float = 0.0
-    """Power cuts that hit a journal write."""
+    """Power cuts during a journal write."""
     cuts_in_start: float = 0.0
-    """Chance that a start, whatever came before it, is cut by a kill or a power cut: no rate."""
+    """Chance, not rate, that any start is interrupted by a kill or a power cut."""
     wrong_clocks: float = 0.0
     """A server starts with a wall clock that is wrong by days or decades, corrected later."""
     clock_steps: float = 0.0
     """A running server's wall clock is set wrong by days or decades, and corrected later."""
     sleeps: float = 0.0
-    """All machines sleep for days: wall clocks go on, monotonic ones stand."""
+    """All machines sleep for days: wall clocks advance, monotonic clocks do not."""
     cuts_at_places: float = 0.0
-    """Power cuts and kills soon after a machine's store passed a certain place."""
+    """Power cuts and kills soon after a machine's store passed a certain failpoint."""
     stops: float = 0.0
     pauses: float = 0.0
     partitions_cut: float = 0.0
@@ -174,59 +183,63 @@ class Options:
     outages: float = 0.0
     """All machines lose power at once."""
     brownouts: float = 0.0
-    """Some do."""
+    """Some machines lose power at once."""
     wipes: float = 0.0
     """A machine gets an empty disk."""
     damage: float = 0.0
-    """A bit flips in what a machine's journal had made durable."""
+    """A bit flips in data that a machine's journal had made durable."""
     deafness: float = 0.0
-    """A machine gets no RAFT frames although its links are up."""
+    """A machine receives no RAFT frames although its links are up."""
     missing: float = 0.0
-    """A part of a machine's directory is not there when it starts, and is put back later."""
+    """A part of a machine's data directory is missing at a start and is put back later."""
     bad_headers: float = 0.0
-    """One page of a journal file's header, or of the identity, is damaged or cannot be read."""
+    """One page of a journal file's header, or of the identity file, is damaged or unreadable."""
     second_openers: float = 0.0
     """Another process tries to open a directory that is in use."""
     damaged_entries: float = 0.0
-    """Machines come back with damaged entries that they have to apply."""
+    """Machines come back with damaged entries that they still have to apply."""
     flush_starves: float = 0.0
-    """Machines' segments take nothing while their journals do."""
+    """A machine's segment writes hang while its journal writes go on."""
     bad_pages: float = 0.0
-    """A page of a segment or an index cannot be read any more, while its server runs."""
+    """A page of a segment or an index becomes unreadable while its server runs."""
     bad_blocks: float = 0.0
-    """A page of what a machine's journal had made durable cannot be read when it starts."""
+    """A page that a machine's journal had made durable is unreadable at its start."""
     lone_leaders: float = 0.0
-    """A leader is heard by clients only, and what it appends then is older than what the others
-    go on with. When they have a leader, that one dies."""
+    """A leader is reachable by clients only, so the entries it appends are of an older term than
+    those of the others. When these have elected a leader, that one is killed.
+    """
     bridges: float = 0.0
-    """Servers on two sides do not hear each other; one in the middle hears all, and then one side
-    not for a while (`bridge.py`)."""
+    """Servers on two sides do not reach each other; one in the middle reaches all, and then loses
+    one side for a while (`bridge.py`).
+    """
     closures: float = 0.0
-    """A machine's process starts again and serves no clients for a while (`closed_server.py`)."""
+    """A machine's process restarts and serves no clients for a while (`closed_server.py`)."""
     old_copies: float = 0.0
     """A machine comes back with an older copy of its disk."""
     other_directories: float = 0.0
     """A machine is started in another one's directory."""
     held_snapshots: bool = False
-    """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
+    """True if snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
-    """When all is over only a majority is healed at first: it must elect without the others."""
+    """True if only a majority is healed first: it must elect leaders without the others."""
 
-    # Store: small, so that files roll, checkpoints happen and caches miss.
+    # Store: small sizes, so that files roll, checkpoints happen and caches miss.
     segment_kib: int = 32
     journal_kib: int = 128
     checkpoint_kib: int = 64
     cache_kib: int = 1024
     index_entries: int = 256
-    """Of an index file: far fewer than a server can be set to, so that small logs have many."""
+    """Entries of an index file: far below a server's smallest setting, so that small logs have
+    many.
+    """
     small_cache_kib: int = 0
-    """In place of the other: one that flushes that hang soon fill."""
+    """If not 0, used in place of `cache_kib`: soon filled when flushes hang."""
     epoch_members: int = 0
     """Members of a group whose coordinator assigns."""
     place_bytes: int = 0
-    """Appends from so many bytes on are written to their segments at once; 0: none is."""
+    """Appends of at least this size are written to their segments at once; 0: none are."""
     command_entries: int = 10_000
-    """How many entries the logs of commands keep behind a checkpoint."""
+    """Entries that the logs of commands keep behind a checkpoint."""
 
     min_in_sync: int = 1
     """`min.insync.replicas` of the topic."""
@@ -237,107 +250,127 @@ class Options:
     readers: int = 1
     members: int = 2
     late_commits: bool = False
-    """Members also commit under the generation before the one they are in."""
+    """True if members also commit under the generation before their current one."""
     sends_per_second: int = 20
     records_max: int = 3
     record_bytes_max: int = 200
     topic_churn: float = 0.0
     growth: int = 0
-    """So many partitions the topic gets while all goes on, one after the other."""
+    """Partitions added to the topic while the load runs, one after the other."""
     old_clients: bool = False
     liars: int = 0
-    """Clients whose batches are not what they say."""
+    """Clients whose batches contradict their headers or are malformed."""
     check_on_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop."""
     behind_kib: int = 0
-    """Not 0: caches have this size at most, readers from disk share hardly anything but what
-    producers earn them, and a consumer begins behind, once healed, and must catch up."""
+    """If not 0: limit on the caches' size.
+
+    Readers from disk get hardly more than the budget that producers earn them, and after the heal a
+    consumer starts behind and must catch up.
+    """
     deaf_clients: int = 0
-    """Each makes one server after another hold memory."""
+    """Clients that make one server after another hold memory."""
     fetch_sessions: bool = False
     failover_sync_ms: int = 0
-    """Not 0: once healed, when all syncs take so long, the server that leads most is killed: its
-    groups must be led again within a few syncs, in few terms."""
+    """If not 0: after the heal, with all syncs taking this long, the server that leads most groups
+    is killed. Its groups must have leaders again within a few syncs, in few terms.
+    """
     producer_expiry_ms: int = 0
-    """Not 0: servers forget producers that were idle for so long, of which there are some."""
+    """If not 0: servers forget producers that were idle for this long; some producers are."""
     link_kib: int = 0
-    """What a link between two servers carries a second; 0: whatever is sent."""
+    """Bandwidth of a link between two servers, per second; 0: unlimited."""
     turn_cost_us: int = 0
-    """Not 0: a turn of a server's loop takes so long for each message, request and turn."""
+    """If not 0: time that a server's loop spends on each message, request and turn."""
     stall_ms: int = 0
-    """Not 0: once, when nothing else is wrong, turns of loops take so much longer for a while: no
-    leader may be lost for that."""
+    """If not 0: once, with no other fault, turns of loops take this much longer for a while.
+
+    No group may lose its leader because of it.
+    """
     one_fault: str = ""
-    """Not empty: once all is healed and settled, this kind of fault happens to the server that
-    leads most. What it may cost then is known: see `one_fault`."""
+    """If not empty: after everything is healed and settled, this kind of fault hits the server that
+    leads most groups. Its permitted cost is known: see `one_fault`.
+    """
     bridged: bool = False
-    """Later, there is a bridge, and nothing else is wrong: a leader is deposed by whom it does not
-    hear (`bridge.py`)."""
+    """True if a bridge is set up at the end, with no other fault: a leader is deposed by a server
+    that it does not reach (`bridge.py`).
+    """
     closed: str = ""
-    """Not empty: then the server that leads most serves no clients, for this reason, and another
-    one starts again: all groups must be led by servers that serve (`closed_server.py`)."""
+    """If not empty: at the end the server that leads most groups serves no clients, for this
+    reason, and another one restarts. All groups must be led by servers that serve
+    (`closed_server.py`).
+    """
     learner_sync_ms: int = 0
-    """Not 0: then a replica is made anew on a disk whose syncs take so long, while records come in
-    steadily: it must become a voter (`slow_learner.py`)."""
+    """If not 0: at the end a replica is rebuilt on a disk with this sync time, under a steady load.
+
+    It must become a voter (`slow_learner.py`).
+    """
     fills_disks: bool = False
-    """After that the disks of all servers but one leader's fill (`filled_disks.py`)."""
+    """True if, last, the disks of all servers but one leader's fill (`filled_disks.py`)."""
     catch_up_kib: int = 0
-    """Not 0: `raft.catch_up_rate`, a second; small, so that followers wait for their turns."""
+    """If not 0: `raft.catch_up_rate`, per second; small, so that followers wait for their turns."""
     floods: int = 0
-    """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
+    """Partitions written as fast as the links allow, before any fault."""
 
     moves: float = 0.0
     """Partitions are moved between servers, of which there are more than a partition needs."""
     replicas_min: int = 3
-    """To so many at least; fewer than three only where no disk is taken away."""
+    """Smallest number of replicas that a move leaves; below three only where no disk is lost."""
     keyed: bool = False
-    """A compacted partition is written to beside the others (`keyed.py`)."""
+    """True if a compacted partition is written beside the others (`keyed.py`)."""
     keys: int = 12
-    """Of that partition. Of few keys the newest records soon lie behind all that is compacted."""
+    """Keys of that partition.
+
+    With few keys the newest records are soon all after the compacted part.
+    """
 
     transactional_producers: int = 0
-    """Producers of transactions, and readers of what they commit, in a topic of their own
-    (`transactional.py`)."""
+    """Producers of transactions, and readers of the records they commit, in a topic of their own
+    (`transactional.py`).
+    """
     transactional_partitions: int = 2
-    """Of that topic."""
+    """Partitions of that topic."""
     late_answers: int = 0
-    """How often, before anything else goes wrong, a server that tells partitions how transactions
-    ended restarts while they do not answer (`late_answers.py`)."""
+    """Times that, before any other fault, a server that sends transaction results to partitions
+    restarts while these do not answer (`late_answers.py`).
+    """
     share_members: int = 0
     """Members of a share group that reads the topic."""
     share_limit: int = 10
-    """How often it is given a record at most."""
+    """Largest number of times that a record is delivered to the share group."""
 
     encrypted: bool = False
-    """Servers show each other certificates."""
+    """True if servers authenticate each other with certificates."""
     goes_over: bool = False
-    """They go over to that while the world lives: with each start of a process as far as the others
-    allow (`going_over.py`). Without intruders: until all have, anybody may say to be a server. No
-    seed draws it."""
+    """True if servers migrate to encryption while the world runs: at each process start as far as
+    the others allow (`going_over.py`). Not combined with intruders: until all have migrated, any
+    client may claim to be a server. No seed draws it.
+    """
     intruders: int = 0
-    """Somebody who says to be a server and is none (`intruder.py`): so many at a time."""
+    """Number of concurrent hosts that pretend to be a server (`intruder.py`)."""
 
     quiet_groups: int = 0
-    """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
-    be led again after all that happens."""
+    """Partitions without writes, created at birth.
+
+    Each is a group like any other: it must have a leader again after every fault.
+    """
 
     @property
     def partitions_max(self) -> int:
-        """How many the topic has in the end."""
+        """Final number of partitions of the topic."""
         return self.partitions + self.growth
 
     @property
     def batch_bytes_max(self) -> int:
-        """How large a batch of its producers may be, about."""
+        """Approximate size limit of a producer's batch, in bytes."""
         return BATCH_OVERHEAD + self.records_max * (RECORD_OVERHEAD + self.record_bytes_max)
 
     @property
     def ages(self) -> bool:
-        """Whether clocks go so wrong that there must be something they could delete."""
+        """True if clocks become so wrong that the world must hold data they could delete."""
         return bool(self.wrong_clocks or self.clock_steps or self.sleeps)
 
     def describe(self) -> str:
-        """Every knob that is not at its default, as name=value."""
+        """Return every option that is not at its default, as name=value."""
         changed = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
@@ -347,19 +380,20 @@ class Options:
 
 
 def draw(rng: Random) -> Options:
-    """The world of a seed."""
+    """Draw the options of a seed's world."""
 
     def rate(low: float, high: float) -> float:
         return 0.0 if rng.random() < OFF else round(rng.uniform(low, high), 3)
 
-    # Rough worlds find what breaks under a blow, gentle ones what needs a while to be half done.
+    # Rough worlds find failures caused by single hard faults; gentle ones, failures in operations
+    # that need a while to be half done.
     intensity: float = INTENSITY_MIN ** rng.random()
 
     def fault(low: float, high: float) -> float:
         return round(intensity * rate(low, high), 3)
 
     def spread(low: int, high: int) -> int:
-        """Log-uniform: small values as often as large ones."""
+        """Return a log-uniform draw: each order of magnitude is equally likely."""
         return int(low * (high / low) ** rng.random())
 
     drawn = Options(
@@ -409,7 +443,7 @@ def draw(rng: Random) -> Options:
         record_bytes_max=spread(20, 4_000),
         topic_churn=rate(0.0, 0.3),
         old_clients=rng.random() < 0.3,
-        # Drawn last, so that what older knobs are in a seed does not depend on it.
+        # Drawn last, so that the values of older options in a seed do not depend on it.
         cuts_in_start=fault(0.1, 0.6),
         cuts_at_places=fault(0.1, 0.6),
         liars=0 if rng.random() < OFF else 1,
@@ -434,7 +468,7 @@ def draw(rng: Random) -> Options:
         failover_sync_ms=0 if rng.random() < 0.8 else spread(100, 2_000),
     )
     world = drawn if rng.random() >= NARROW else _narrowed(drawn, rng, spread)
-    # Behind everything, and in some worlds only: the others are as they were without it.
+    # Drawn after the rest and in some worlds only, so that other worlds stay as they were.
     if AIMED[0] <= rng.random() < AIMED[1]:
         world = replace(
             world,
@@ -450,8 +484,8 @@ def draw(rng: Random) -> Options:
         one_fault=rng.choice(KINDS) if rng.random() < ONE_FAULT else "",
     )
     if world.behind_kib or world.small_cache_kib or world.link_kib:
-        # A follower with little memory takes little of what is read for it, and all that is read
-        # counts; slow links are flooded with more than that rate ever feeds.
+        # A follower with little memory takes little of the data read for it, and all of that data
+        # counts against the rate. Slow links are flooded with more than that rate ever sends.
         world = replace(world, catch_up_kib=0)
     if rng.random() < CROWDED and not world.link_kib:
         world = _crowded(world, spread(*QUIET_GROUPS))
@@ -459,7 +493,7 @@ def draw(rng: Random) -> Options:
         world = replace(world, growth=rng.randint(1, 3))
     if rng.random() < MOVING and not (world.quiet_groups or world.link_kib):
         world = moving(world, rng)
-    # A small memory and full links have no room for what it writes besides.
+    # A small memory and full links have no room for the extra writes.
     is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
     if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
         world = replace(world, keyed=True)
@@ -498,8 +532,11 @@ def draw(rng: Random) -> Options:
 
 
 def rolled_back(drawn: Options, rng: Random) -> Options:
-    """The same world with old copies of disks. It takes a while until all others have noted how far
-    a directory is; nothing else is lost meanwhile, or there would seldom be a moment for it."""
+    """Return the same options with old copies of disks.
+
+    It takes a while until all others have recorded a directory's progress. Other losses are
+    switched off, because they would leave few moments at which a rollback is allowed.
+    """
     return replace(
         drawn,
         old_copies=round(rng.uniform(0.5, 2.0), 3),
@@ -513,13 +550,18 @@ def rolled_back(drawn: Options, rng: Random) -> Options:
 
 
 def intruded(drawn: Options, rng: Random) -> Options:
-    """The same world with intruders. Without encryption few frauds are left that can be told."""
+    """Return the same options with intruders.
+
+    Without encryption few of their frauds can be detected.
+    """
     return replace(drawn, encrypted=rng.random() < ENCRYPTED, intruders=rng.randint(1, 3))
 
 
 def answered_late(drawn: Options, rng: Random) -> Options:
-    """The same world with many transactions and restarts of their coordinators. Its disks and links
-    are quick enough for a server that runs again at once to lead on."""
+    """Return the same options with many transactions and restarts of their coordinators.
+
+    Disks and links are fast enough for a restarted server to stay leader.
+    """
     return replace(
         drawn,
         delay_us=min(drawn.delay_us, QUICK_US_MAX),
@@ -532,11 +574,13 @@ def answered_late(drawn: Options, rng: Random) -> Options:
 
 
 def _lagging(drawn: Options, sync_ms: int) -> Options:
-    """The same world with a replica that lags by a few syncs. Small journals, segments and index
-    files would need many more: at 150 KB/s segments of 4 KiB are 37 files a second, and at 1,000
-    entries a second index files of 256 are four, each with a sync of its own and of its directory.
-    That is too many for a disk whose syncs take a tenth of a second. A bad network has a round wait
-    for what is not the disk."""
+    """Return the same options with a replica that lags by a few syncs.
+
+    Small journals, segments and index files would need many more syncs: at 150 KB/s segments of 4
+    KiB are 37 files a second, and at 1,000 entries a second index files of 256 are four, each with
+    a sync of its own and of its directory. That is too many for a disk whose syncs take a tenth of
+    a second. With a bad network a round would wait for other things than the disk.
+    """
     return replace(
         drawn,
         learner_sync_ms=sync_ms,
@@ -552,8 +596,10 @@ def _lagging(drawn: Options, sync_ms: int) -> Options:
 
 
 def moving(drawn: Options, rng: Random) -> Options:
-    """The same world, with partitions that move. What a failover may take, and who must elect, was
-    worked out for members that stay."""
+    """Return the same options with partitions that move.
+
+    Options whose limits assume a fixed membership (cost of a failover, electing majority) are off.
+    """
     return replace(
         drawn,
         servers=rng.choice(MOVING_SERVERS),
@@ -565,7 +611,7 @@ def moving(drawn: Options, rng: Random) -> Options:
 
 
 def _crowded(drawn: Options, groups: int) -> Options:
-    """The same world with very many groups, and journals that have room for what each notes."""
+    """Return the same options with very many groups, and journals large enough for their notes."""
     return replace(
         drawn,
         quiet_groups=groups,
@@ -577,8 +623,10 @@ def _crowded(drawn: Options, groups: int) -> Options:
 
 
 def _narrowed(drawn: Options, rng: Random, spread: Callable[[int, int], int]) -> Options:
-    """The same world on slow links, with memory for what waits for them. Links that lose segments
-    besides would carry hardly anything, and all of it late."""
+    """Return the same options with slow links, and memory for the data that waits for them.
+
+    Slow links that also lose segments would carry hardly anything, and all of it late.
+    """
     return replace(
         drawn,
         loss=0.0,

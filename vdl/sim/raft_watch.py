@@ -1,24 +1,22 @@
-"""The rules of Raft, held against every replica after every event that touched it.
+"""Checks of the rules of Raft on every replica after every event that touched it.
 
-`RaftWatch` sees a whole world: every life of every process, every RAFT frame that leaves one, every
-run of bytes that becomes durable. `raft.invariants` knows the paper's Figure 3 and is asked about
-every replica that an event touched; here is what only a whole world can know:
+`RaftWatch` sees a whole world: every run of every process, every RAFT frame sent, every run of
+bytes that becomes durable. `raft.invariants` checks the paper's Figure 3 for every replica that an
+event touched. This module checks what needs the whole world:
 
-* promises are kept: a replica votes once a term over all its lives; its term, and entries that it
-  acknowledged, are still there after a crash;
-* no promise is early: an acknowledgement or a vote that leaves a machine is in the durable image of
-  that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum;
-* what a recovery finds is what the disk durably says, neither less nor more; and it is still the
-  directory that the process before it had;
-* nobody begins to lead on a server that serves no clients, but for the catalog, and for one that
-  has entries which a voter lacks whose server serves;
-* equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
-  everything before it;
-* a confirmed read sees all that was committed anywhere before it was asked for.
+* Acknowledgements and votes are kept: a replica votes once a term over all its processes; its term,
+  and entries that it acknowledged, are still there after a crash.
+* They are not early: an acknowledgement or a vote that leaves a machine is in the durable image of
+  that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum.
+* A recovery finds exactly the durable state of the disk, in the directory of the process before.
+* No replica becomes leader on a server that serves no clients, except for the catalog, and except
+  for a replica with entries that a voter on a serving server lacks.
+* Equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
+  everything before it.
+* A confirmed read sees everything that was committed anywhere before it was requested.
 
-A group that broke a rule is not checked again: what follows from a broken state proves nothing.
-
-Must not know: which faults happened, clients, what entries mean.
+A group that broke a rule is not checked again: its state is unreliable. Does not depend on which
+faults happened, on clients, or on what entries mean.
 """
 
 from __future__ import annotations
@@ -66,18 +64,18 @@ Violate = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class Past:
-    """What one replica has told others, over all its lives."""
+    """Votes, terms and entries that one replica has sent to others, over all its processes."""
 
     votes: dict[Term, NodeId] = field(default_factory=dict)
     term: Term = NO_TERM
-    """Highest term it has voted or acknowledged in."""
+    """Highest term in which it has voted or acknowledged."""
     index: Index = NO_INDEX
-    """Last entry it has acknowledged and not been made to replace since."""
+    """Last entry that it acknowledged and that has not been replaced since."""
     index_term: Term = NO_TERM
 
 
 class GroupWatch:
-    """Everything known of one group over the whole run."""
+    """State of one group over the whole run."""
 
     def __init__(self, group_id: GroupId) -> None:
         self.group_id = group_id
@@ -87,20 +85,22 @@ class GroupWatch:
         """Hash over an entry and everything before it."""
         self.past: dict[NodeId, Past] = {}
         self.open_ends: dict[NodeId, tuple[Term, Index]] = {}
-        """(term, index) of the last entry of each replica when its server served last."""
+        """(term, index) of the last entry of each replica when its server last served."""
         self.members: dict[Index, Membership] = {}
-        """What the members are once everything up to an index is applied."""
+        """Membership after everything up to an index is applied."""
         self.membership = Membership()
-        """As its newest leader has it."""
+        """Membership as of the newest leader."""
         self.membership_term: Term = NO_TERM
         self.membership_index: Index = NO_INDEX
         self.most_voters = 0
         self.is_compacted = False
-        """Of entries with records, replicas may hold more or less: only their places are equal."""
+        """True if replicas may hold different parts of entries with records: only the places are
+        compared.
+        """
         self.broken = False
 
     def watch_places_only(self) -> None:
-        """The group's log is compacted: `is_compacted`."""
+        """Compare only the entries' places, because the log is compacted: `is_compacted`."""
         self.is_compacted = True
         self.cluster.fingerprint = _compacted_fingerprint
 
@@ -112,7 +112,7 @@ class GroupWatch:
 
 
 class ReplicaWatch:
-    """One replica in one life: what it looked like after the last event that touched it."""
+    """One replica in one process: its state after the last event that touched it."""
 
     __slots__ = (
         "_base", "_chains", "_commit", "_confs", "_installing", "_is_open", "_is_unstable",
@@ -123,7 +123,7 @@ class ReplicaWatch:
     def __init__(
         self, watch: RaftWatch, seen: GroupWatch, group: Group, is_open: Callable[[], bool]
     ) -> None:
-        """`is_open`: whether its server lets clients in."""
+        """Watch a replica. `is_open` returns True if its server accepts clients."""
         self._watch = watch
         self._is_open = is_open
         self.seen = seen
@@ -138,13 +138,13 @@ class ReplicaWatch:
         self._chains: list[int] = [0]
         self._confs: list[Index] = []
         self._installing: tuple[Index, Index] | None = None
-        """A snapshot on its way in: its index, and what its state reflects."""
+        """Snapshot being installed: its index, and the index that its state reflects."""
         self._stable: Index = self.node.raft.log.stable
         self._is_unstable = False
         self._members = self.node.raft.membership
 
     def begin(self, recovered: HardState | None) -> None:
-        """The replica came to life. `recovered` is what its disk held of an earlier one."""
+        """Check the replica at its start. `recovered`: the hard state found on its disk, if any."""
         raft, seen = self.node.raft, self.seen
         seen.most_voters = max(seen.most_voters, len(raft.membership.incoming))
         past = seen.past_of(self.node.id)
@@ -164,7 +164,7 @@ class ReplicaWatch:
         self.look()
 
     def look(self) -> None:
-        """Hold it against itself, its past and the others."""
+        """Check the replica against itself, its past and the other replicas."""
         raft = self.node.raft
         log = raft.log
         mark = (
@@ -173,7 +173,7 @@ class ReplicaWatch:
         )  # fmt: skip
         if mark == self._mark:
             if raft.state is LEADER:
-                check_node(self.node)  # what it knows of its peers may have moved
+                check_node(self.node)  # its progress of peers may have moved
             return
         self._mark = mark
         if self._is_open():
@@ -198,7 +198,7 @@ class ReplicaWatch:
 
     # --- the log --------------------------------------------------------------------------------
     def _read_recovered(self, raft: Raft) -> None:
-        """Take over the log that the disk held: known entries by their place, others as read."""
+        """Take over the recovered log: known entries by their place, others as read."""
         log, seen = raft.log, self.seen
         first = log.first_index()
         if first > 1:
@@ -219,7 +219,7 @@ class ReplicaWatch:
             self._chains.append(chain)
 
     def _rebase(self, index: Index, term: Term) -> None:
-        """The log begins behind `index`: a snapshot stands for what was before."""
+        """Start the log after `index`, because a snapshot replaced the entries up to it."""
         chain = self.seen.chains.get((index, term))
         committed = self.seen.cluster.committed_term(index)
         if committed not in {0, term}:
@@ -238,7 +238,7 @@ class ReplicaWatch:
         self._confs = []
 
     def _follow_log(self, raft: Raft) -> None:
-        """Take in what was appended and replaced since the last look (§5.3, Log Matching)."""
+        """Take in entries appended and replaced since the last look (§5.3, Log Matching)."""
         log, seen = raft.log, self.seen
         entries, offset = log.entries, log.offset
         top = self._base + len(self._terms) - 1
@@ -270,9 +270,11 @@ class ReplicaWatch:
                 self._confs.append(entry.index)
 
     def _take_snapshot(self, index: Index, term: Term) -> None:
-        """A snapshot took the place of the whole log (§7), which ended before `index` or had
-        another entry there. In the latter case all that followed is gone, and what is kept here of
-        the entries up to there is not what the others had."""
+        """Take in a snapshot that replaced the whole log (§7).
+
+        The log ended before `index` or had another entry there. In the latter case everything after
+        it is gone, and the chains kept here for the entries up to there differ from the others'.
+        """
         if index <= self._commit:
             self._watch.broken(
                 self.seen, "truncated-commit", f"{self._name()} replaced entry {index} by a"
@@ -280,7 +282,7 @@ class ReplicaWatch:
             )  # fmt: skip
         past = self.seen.past_of(self.node.id)
         if index < past.index < self._base + len(self._terms):
-            # A crash may still bring the old log back: then it is its own entry that was told.
+            # A crash may still restore the old log: then its own entry was acknowledged.
             past.index, past.index_term = index, self._terms[index - self._base]
         self._rebase(index, term)
         snapshot = self.node.raft.log.snapshot
@@ -294,8 +296,10 @@ class ReplicaWatch:
                 )  # fmt: skip
 
     def _check_stable(self, raft: Raft) -> None:
-        """What the disk is taken to hold it holds (RELIABILITY 1.5.2). Told once; what becomes of
-        it is looked at on."""
+        """Check that the entries the replica takes for durable are on its disk (RELIABILITY 1.5.2).
+
+        Report it once and keep checking the group.
+        """
         log, seen = raft.log, self.seen
         grows, self._stable = log.stable > self._stable, log.stable
         if not grows or log.snapshot is not None or self._is_unstable:
@@ -307,8 +311,10 @@ class ReplicaWatch:
             self._watch.told("stable-not-durable", what)
 
     def _check_installed(self, raft: Raft, index: Index, reflects: Index) -> None:
-        """What a state reflects is known to who has it: entries up to there are not applied to it
-        again."""
+        """Check that the replica knows how far an installed snapshot's state reaches.
+
+        Entries up to there must not be applied to it again.
+        """
         if raft.log.snapshot is not None or self.group.applied < index:
             return
         self._installing = None
@@ -319,7 +325,7 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _replaced(self, same: Index) -> None:
-        """Everything behind `same` was cut off."""
+        """Cut the watched log after `same`."""
         if same < self._commit:
             self._watch.broken(
                 self.seen, "truncated-commit", f"{self._name()} cut off what follows {same}, with"
@@ -334,7 +340,7 @@ class ReplicaWatch:
 
     # --- commits and leaders --------------------------------------------------------------------
     def _check_commit(self, raft: Raft) -> None:
-        """A leader commits what it proved; everyone else is told (§5.4.2)."""
+        """Check an advanced commit index: a leader proves it, others receive it (§5.4.2)."""
         commit, seen = raft.log.committed, self.seen
         term = raft.log.term(commit)
         leads = raft.state is LEADER and (commit >= raft.term_start or self._led_term == raft.term)
@@ -345,8 +351,8 @@ class ReplicaWatch:
                     seen, "old-term-commit", f"{self._name()} leads term {raft.term} and committed"
                     f" entry {commit} of term {term}",
                 )  # fmt: skip
-            # The event in which it commits may also apply a change of members that was committed
-            # before: those count who were members when it began.
+            # The event in which it commits may also apply a membership change committed before: the
+            # members at the start of the event count.
             too_few = self._too_few(self._members, commit, term)
             if too_few and self._members is not raft.membership:
                 too_few = self._too_few(raft.membership, commit, term)
@@ -362,7 +368,7 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _too_few(self, members: Membership, index: Index, term: Term) -> str:
-        """On how many disks an entry is durable, where that is no quorum of the members."""
+        """Describe on how many disks an entry is durable; empty if on a quorum of the members."""
         for half in (members.incoming, members.outgoing):
             has = sum(self._watch.is_durable(self.seen.group_id, r, index, term) for r in half)
             if half and has * 2 <= len(half):
@@ -370,12 +376,12 @@ class ReplicaWatch:
         return ""
 
     def _check_members(self, raft: Raft) -> None:
-        """Equal entries applied, equal members: they are state like any other (§6)."""
+        """Check that equal applied entries mean equal members: they are replicated state (§6)."""
         seen = self.seen
-        # A snapshot may tell of members as of later than its index.
+        # A snapshot may hold the membership as of an index after its own.
         index = max(raft.log.applied, self.group.reflects)
         if index < seen.membership_index or raft.id not in seen.membership.incoming:
-            return  # a new replica goes by what it was given to begin with, until it has caught up
+            return  # a new replica uses its initial membership until it has caught up
         known = seen.members.setdefault(index, raft.membership)
         if known != raft.membership:
             self._watch.broken(
@@ -384,7 +390,9 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _is_needed(self, raft: Raft) -> bool:
-        """Whether an open server's voter lacked what was here when this replica was elected."""
+        """Return True if a voter on a serving server lacked entries of this replica at its
+        election.
+        """
         last = Index(raft.term_start - 1)
         end, ends = (raft.log.term(last), last), self.seen.open_ends
         return any(ends.get(voter, end) < end for voter in raft.membership.voters())
@@ -398,7 +406,7 @@ class ReplicaWatch:
             if term not in seen.leaders:
                 seen.leaders[term] = raft.id
                 self._watch.elections += 1
-            # Two of one term are `ClusterInvariants`' to tell.
+            # `ClusterInvariants` reports two leaders of one term.
         if term >= seen.membership_term:
             if seen.membership.incoming != raft.membership.incoming:
                 self._watch.on_other_voters(seen.group_id, seen.membership.incoming)
@@ -414,7 +422,7 @@ class ReplicaWatch:
 
 
 class WatchedReads(ReadRounds):
-    """Read index rounds of one replica, whose promise is checked when it is given (§8)."""
+    """Read index rounds of one replica, checked when a read is confirmed (§8)."""
 
     __slots__ = ("_group", "_seen", "_watch")
 
@@ -439,8 +447,11 @@ class WatchedReads(ReadRounds):
 
 
 def watch_answers(watch: RaftWatch, groups: GroupCoordinator) -> None:
-    """What a coordinator answers from must reflect all that was committed anywhere before it was
-    asked (§8), whatever it goes by."""
+    """Check that a coordinator answers from state that reflects every earlier commit (§8).
+
+    The state must include everything committed anywhere before the request, however leadership was
+    confirmed.
+    """
     read_led = groups.read_led
     if "read_led" in vars(groups):
         return  # it has several replicas here
@@ -464,8 +475,10 @@ def watch_answers(watch: RaftWatch, groups: GroupCoordinator) -> None:
 
 
 class _Moving:
-    """What of a replica may move without its being pumped, as it was: by an acknowledgement, the
-    disk's answer or an application."""
+    """Last seen state of a replica that may change without a pump.
+
+    It changes by an acknowledgement, a completion of the disk or an application of entries.
+    """
 
     __slots__ = ("applied", "group", "known", "log", "membership_index", "raft", "stable")
 
@@ -474,11 +487,11 @@ class _Moving:
         self.raft = group.node.raft
         self.log = self.raft.log
         self.stable = self.applied = self.membership_index = self.known = -1
-        """`known`: how much a leader knows its peers to hold, all together."""
+        """`known`: sum of the match indexes of a leader's peers."""
 
 
 class LifeWatch:
-    """One process: which of its replicas an event touched."""
+    """Watch of one process: finds the replicas that an event touched."""
 
     __slots__ = (
         "_groups", "_moving", "_old", "_replicas", "_touched", "_watch", "life", "recovered"
@@ -488,17 +501,17 @@ class LifeWatch:
         self._watch = watch
         self.life = life
         self.recovered = recovered
-        """Hard states that the disk held, by log id, until their replica comes to life."""
+        """Recovered hard states by log id, until their replica starts."""
         self._groups: list[Group] = []
         self._moving: list[_Moving] = []
         """One for each group, in that order."""
         self._replicas: dict[int, ReplicaWatch] = {}
         self._touched: set[int] = set()
         self._old: dict[int, tuple[Group, Index]] = {}
-        """Replicas that an older copy of the disk brought, and their commit index then."""
+        """Replicas from an older copy of the disk, with their commit index at that time."""
 
     def _look_at_old(self) -> None:
-        """All others know of the older copy: none takes what its replicas say."""
+        """Check that replicas from an older copy take no part: all others know of the copy."""
         for group_id, (group, commit) in list(self._old.items()):
             if group.node.is_leader or group.node.commit > commit:
                 del self._old[group_id]
@@ -508,8 +521,10 @@ class LifeWatch:
                 )  # fmt: skip
 
     def event_over(self) -> None:
-        """Look at what the event touched: replicas that wait to be pumped, or have been, or took
-        what leaves nothing to pump."""
+        """Check the replicas that the event touched.
+
+        These are replicas that wait for a pump, were pumped, or changed in a way that needs none.
+        """
         host = self.life.server.host
         if host is None:
             return
@@ -520,7 +535,8 @@ class LifeWatch:
             self._follow(groups)
         touched, dirty = self._touched, []
         for moving in self._moving:
-            # For each replica after each event: no call, and nothing made, where nothing is new.
+            # This runs for each replica after each event: no call and no allocation if nothing
+            # changed.
             raft, log = moving.raft, moving.log
             known = 0
             if raft.state is LEADER:
@@ -545,11 +561,11 @@ class LifeWatch:
                 if replica is not None:
                     self._look(replica)
             touched.clear()
-            # These are pumped by the next turn, which may leave nothing else to notice it by.
+            # The next turn pumps these, which may leave no other sign of it.
             touched.update(dirty)
 
     def _follow(self, groups: list[Group]) -> None:
-        """Replicas came and went."""
+        """Follow replicas that were added and removed."""
         self._groups = groups
         here = {group.group_id: group for group in groups}
         for group_id, group in here.items():
@@ -562,7 +578,7 @@ class LifeWatch:
         self._moving = [known.get(group) or _Moving(group) for group in groups]
 
     def over(self) -> None:
-        """The process ends: look at everything once more."""
+        """Check all replicas once more, at the end of the process."""
         self.event_over()
         for replica in self._replicas.values():
             self._look(replica)
@@ -571,7 +587,7 @@ class LifeWatch:
         watch = self._watch
         seen = watch.group(group.group_id)
         if group.log.log_id < self.life.machine.old_logs_end:
-            # It may be there until it hears of the others, and not get on with any of them.
+            # It may exist until it hears from the others, but must not take part with them.
             self._old.setdefault(group.group_id, (group, group.node.commit))
             return
         watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
@@ -594,7 +610,7 @@ class LifeWatch:
             watch.guarded(seen, lambda: replica.begin(recovered))
 
     def _listen(self, group: Group) -> None:
-        """Note whenever the host takes a `Ready` of the replica."""
+        """Note every `Ready` that the host takes from the replica."""
         inner, touched, group_id = group.node.ready, self._touched, group.group_id
 
         def ready() -> Ready:
@@ -620,7 +636,7 @@ class LifeWatch:
 
 
 class RaftWatch:
-    """All groups of a world. `violate` is told what broke."""
+    """Watch of all groups of a world. `violate` receives the broken rules."""
 
     def __init__(self, machines: Iterable[Machine], violate: Violate) -> None:
         self.elections = 0
@@ -628,16 +644,16 @@ class RaftWatch:
         self.disks: dict[ServerId, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
         """By server id."""
         self.partitions: dict[tuple[str, int], GroupId] = {}
-        """Group by (topic, partition); of a topic made anew, the newest."""
+        """Group by (topic, partition); the newest one of a recreated topic."""
         self.log_ids: dict[tuple[GroupId, NodeId], LogId] = {}
-        """Which log on its disk a (group, replica) is; none for a replica lost for good."""
+        """Log id of each (group, replica) on its disk; absent for a replica lost for good."""
         self.lost: dict[tuple[GroupId, NodeId], DurableLog] = {}
-        """Replicas lost for good, as their disks had them: what they said before is still so."""
+        """Durable logs of replicas lost for good: what they acknowledged still counts."""
         self.on_other_voters: Callable[[GroupId, Collection[NodeId]], None] = lambda _, __: None
-        """Told of a group and the voters it had, before it has others."""
+        """Called with a group and its voters before the voters change."""
         self._violate = violate
         self._directories: dict[ServerId, bytes] = {}
-        """Id of the data directory on each server's disk, once a process has had it open."""
+        """Id of the data directory on each server's disk, once a process has opened it."""
         self._lives: dict[int, LifeWatch] = {}
 
     def group(self, group_id: GroupId) -> GroupWatch:
@@ -647,13 +663,13 @@ class RaftWatch:
         return seen
 
     def broken(self, seen: GroupWatch, name: str, detail: str) -> None:
-        """A rule was broken: tell once for each group."""
+        """Report a broken rule, once for each group."""
         if not seen.broken:
             seen.broken = True
             self._violate(name, detail)
 
     def told(self, name: str, detail: str) -> None:
-        """A rule was broken, and the group is looked at on."""
+        """Report a broken rule and keep checking the group."""
         self._violate(name, detail)
 
     def guarded(self, seen: GroupWatch, check: Callable[[], None]) -> None:
@@ -662,16 +678,16 @@ class RaftWatch:
         except InvariantViolation as violation:
             self.broken(seen, violation.rule, f"group {seen.group_id}: {violation}")
 
-    # --- lives ----------------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------
     def started(self, life: Life) -> None:
-        """A process has opened its store and done nothing else yet."""
+        """Check a process that has just opened its store."""
         recovered: dict[LogId, HardState] = {}
         server_id = life.machine.server_id
         directory_id = life.store.directory_id
         if life.machine.old_logs_end:
-            self._directories[server_id] = directory_id  # an older copy is to become another one
+            self._directories[server_id] = directory_id  # an older copy gets a new directory id
         if self._directories.setdefault(server_id, directory_id) != directory_id:
-            # It would be taken for a wiped one, and all that it held be replaced without a word.
+            # It would be taken for a wiped one, and all its replicas be replaced silently.
             self._violate("directory-lost", f"{life.machine.name} has made itself a new directory")
             self._directories[server_id] = directory_id
         for log in life.store.logs.values():
@@ -703,8 +719,10 @@ class RaftWatch:
             watch.over()
 
     def _check_recovered(self, server_id: ServerId, seen: GroupWatch, log: Log) -> None:
-        """Recovery finds what the disk durably says, and no more: what it could only have read
-        from the page cache it must have made durable by now."""
+        """Check that recovery found exactly the durable state of the disk.
+
+        Data that it could only have read from the page cache must be durable by now.
+        """
         durable = self.disks[server_id].logs.get(log.log_id)
         if durable is None:
             durable = DurableLog()
@@ -728,7 +746,7 @@ class RaftWatch:
                 return
 
     def _check_told(self, seen: GroupWatch, past: Past, replica: NodeId, log: Log) -> None:
-        """What a replica told others before it died it still knows."""
+        """Check that a replica still has what it sent to others before the crash."""
         state = log.hard_state
         name = f"group {seen.group_id} on server {server_of(replica)}"
         if state.term < past.term:
@@ -741,9 +759,9 @@ class RaftWatch:
         elif past.index >= log.first_index and log.term(past.index) != past.index_term:
             self.broken(seen, "log-lost", f"{name}: entry {past.index} is another than was told")
 
-    # --- what leaves a machine ------------------------------------------------------------------
+    # --- frames sent ----------------------------------------------------------------------------
     def frame_left(self, life: Life, payload: memoryview) -> None:
-        """A RAFT frame is on its way: what it promises must be durable (§5.1, §5.2)."""
+        """Check that the votes and acknowledgements in a RAFT frame are durable (§5.1, §5.2)."""
         for group_id, message in decode_messages(payload):
             kind = type(message)
             if kind is MsgAppResp:
@@ -778,7 +796,7 @@ class RaftWatch:
             self.broken(seen, "vote-not-durable", f"{name}: vote for {candidate}")
 
     def _asked_for_votes(self, life: Life, seen: GroupWatch, message: MsgVote) -> None:
-        """Who asks has voted for itself, and has the log that it names (§5.4.1)."""
+        """Check that a candidate has voted for itself and has the log that it names (§5.4.1)."""
         self._voted(life, seen, message, message.from_)
         durable = self._durable_log(seen.group_id, message.from_)
         index = message.index
@@ -808,9 +826,10 @@ class RaftWatch:
         if not committed:
             past.term = max(past.term, term)
         if raft is None or raft.id != message.from_ or raft.term != term:
-            # It has moved on since it said this; then, the entry was some older leader's. One block
-            # may hold both the entry and what replaced it: then only the latter is on the disk, and
-            # so is the later term, which is all that the older leader could have been denied.
+            # The replica has moved on since it sent this; the entry belonged to an older leader.
+            # One block may hold both the entry and its replacement: then only the latter is on the
+            # disk, together with the later term, which is all that the older leader could have been
+            # denied.
             has_moved_on = durable.term > term
             is_told = index >= durable.first - 1
             if is_told and not has_moved_on and not any(one <= term for one in ever):
@@ -827,8 +846,11 @@ class RaftWatch:
 
     # --- disks ----------------------------------------------------------------------------------
     def disk_lost(self, server_id: ServerId) -> None:
-        """The disk is empty again. Its replicas are no more: who comes back as one of them, and not
-        under a new number, breaks what it has told."""
+        """Record the loss of a disk.
+
+        Its replicas are gone: one that came back under the same number would break its votes and
+        acknowledgements.
+        """
         for key in [key for key in self.log_ids if server_of(key[1]) == server_id]:
             self._replica_lost(key)
         self.disks[server_id].forget()
@@ -845,15 +867,15 @@ class RaftWatch:
         return self.disks[server_of(replica)].logs.get(log_id)
 
     def durable_last(self, group_id: GroupId, replica: NodeId) -> Index:
-        """The last entry that the replica's disk holds."""
+        """Return the last entry that the replica's disk holds."""
         log = self._durable_log(group_id, replica)
         return NO_INDEX if log is None else log.last
 
     def has_majority(self, group: Group, servers: set[ServerId]) -> bool:
-        """Whether a majority of the group's voters are on these servers, none of them lost.
+        """Return True if a majority of the group's voters are on these servers, none of them lost.
 
-        A server that has lost its replica of the catalog opens no other before it has a new one
-        that is a voter: only the catalog says which are still its own.
+        A server that has lost its replica of the catalog opens no other replica before its new one
+        is a voter: only the catalog says which are still its own.
         """
         catalog = self.group(CATALOG_GROUP).membership.voters()
         able = {server_of(r) for r in catalog if (CATALOG_GROUP, r) in self.log_ids} & servers
@@ -869,8 +891,10 @@ class RaftWatch:
         return True
 
     def members_known(self, group_id: GroupId) -> bool:
-        """Whether every voter's disk knows that the newest change of its group's members is
-        committed: a restart does not take that back."""
+        """Return True if every voter's disk holds the commit of the newest membership change.
+
+        A restart then cannot revert it.
+        """
         seen = self.group(group_id)
         for voter in seen.membership.voters():
             log = self._durable_log(group_id, voter)
@@ -879,14 +903,17 @@ class RaftWatch:
         return True
 
     def is_durable(self, group_id: GroupId, replica: NodeId, index: Index, term: Term) -> bool:
-        """Whether the replica's disk holds this entry, or a snapshot that covers it."""
+        """Return True if the replica's disk holds this entry, or a snapshot that covers it."""
         log = self._durable_log(group_id, replica)
         return log is not None and (index < log.first or log.terms.get(index) == term)
 
 
 def _chained(before: int, entry: Entry, *, is_compacted: bool) -> int:
-    """Hash over an entry and everything before it; equal in every run of the seed. Of a log that is
-    compacted replicas may have more of a batch or less, until all have compacted it."""
+    """Hash an entry and everything before it; equal in every run of the seed.
+
+    Replicas of a compacted log may hold different parts of a batch until all have compacted it, so
+    records are then left out.
+    """
     place = (before, entry.term, int(entry.kind), entry.base_offset, entry.records)
     data = b"" if is_compacted and entry.records else entry.data
     return hash((*place, crc32(data)))

@@ -1,10 +1,9 @@
-"""Writes down what the simulated clients do and see, as a history (see `vdl.check.history`).
+"""Recorder of the simulated clients' operations, as a history (see `vdl.check.history`).
 
-Operations are numbered when they are invoked and kept when they return; what never returns before
-the run ends has an unknown outcome. Values are unique over the whole run, and the record that
-carries one can be recognised in any run of bytes: that is how the audit finds it on a disk.
-
-Must not know: who calls it.
+Operations are numbered when they are invoked and kept when they return; an operation that does not
+return before the end of the run has an unknown outcome. Values are unique over the whole run, and
+the record that carries one can be recognised in any run of bytes: the audit finds it on a disk that
+way. Does not depend on its callers.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _VALUE = re.compile(rb"v(\d{12});")
 
 @dataclass(slots=True)
 class Invoked:
-    """An operation under way."""
+    """An operation in progress."""
 
     i: int
     t0: int
 
 
 class Recorder:
-    """One run's history."""
+    """History of one run."""
 
     def __init__(self, time: VirtualTime) -> None:
         self.ops: list[Op] = []
         self.acknowledged = 0
-        """Batches that clients were told are safe."""
+        """Number of batches acknowledged to clients."""
         self._time = time
         self._next = 0
         self._next_value = 0
@@ -46,7 +45,7 @@ class Recorder:
         return Invoked(self._next, self._time.now_ns)
 
     def returned(self, invoked: Invoked, proc: str, f: str, kind: str) -> Op:
-        """Keep the operation, which has just returned; the caller fills in the rest."""
+        """Keep the operation, which has just returned. The caller fills in the rest."""
         op = Op(invoked.i, proc, f, kind, invoked.t0, self._time.now_ns)
         self.ops.append(op)
         if f == "send" and op.ok:
@@ -54,7 +53,7 @@ class Recorder:
         return op
 
     def happened(self, proc: str, f: str, t0: int = -1) -> Op:
-        """An operation that was over when it was noticed; `t0` if it began earlier."""
+        """Keep an operation that was over when it was noticed; `t0` if it began earlier."""
         invoked = self.invoke()
         if t0 >= 0:
             invoked.t0 = t0
@@ -65,16 +64,16 @@ class Recorder:
         return self._next_value
 
     def sent_at(self, timestamp: int) -> None:
-        """A record with this timestamp (ms) is on its way."""
+        """Note the timestamp (ms) of a record that is being sent."""
         self._record_times_ms.append(timestamp)
 
     def time_of_a_record(self, rng: Random, otherwise: int) -> int:
-        """Some record's timestamp, `otherwise` while there is none."""
+        """Return a random record's timestamp, `otherwise` while there is none."""
         return rng.choice(self._record_times_ms) if self._record_times_ms else otherwise
 
 
 def make_record(value: int, rng: Random, *, bytes_max: int, timestamp: int) -> Record:
-    """A record that carries `value`, padded to a random size."""
+    """Return a record that carries `value`, padded to a random size."""
     body = b"v%012d;" % value
     padding = b"." * rng.randint(0, max(0, bytes_max - len(body)))
     key = None if rng.random() < 0.3 else b"k%d" % (value % 7)
@@ -82,11 +81,11 @@ def make_record(value: int, rng: Random, *, bytes_max: int, timestamp: int) -> R
 
 
 def value_of(record: Record) -> int:
-    """The value a record carries, -1 if it is none of ours."""
+    """Return the value a record carries, -1 if it carries none."""
     found = _VALUE.match(record.value or b"")
     return int(found[1]) if found else -1
 
 
 def values_in(data: Buffer) -> list[int]:
-    """All values whose records lie uncompressed in a run of bytes."""
+    """Return all values whose records are stored uncompressed in a run of bytes."""
     return [int(digits) for digits in _VALUE.findall(data)]

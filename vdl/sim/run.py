@@ -1,18 +1,16 @@
-"""`vdl sim`: run seeds, print what they were and what became of them.
+"""`vdl sim`: run seeds and print what they were and their results.
 
     vdl sim --seed 7                 one seed, with its options and its trace hash
     vdl sim --seeds 100 --first 1    many, over all processors
-    vdl sim --seeds 200 --minutes 8  these, then fresh ones for as long
+    vdl sim --seeds 200 --minutes 8  these, then fresh ones for 8 minutes
     vdl sim --kind power --seeds 40  worlds of one kind (`kinds.py`)
 
-A failing seed prints the one command that runs it again; the same seed gives the same hash, on any
+A failing seed prints the one command that runs it again. The same seed gives the same hash on any
 machine, whatever Python's own hash seed is.
 
-A seed *counts* when its world went through enough to prove anything: elections, crashes and
-acknowledgements after its birth. One that does not is run and checked all the same, and further
-seeds take its place. The totals of the last line are of those that count.
-
-Must not know: what a world does.
+A seed *counts* if its world went through enough to be meaningful: elections, crashes and
+acknowledgements after its birth. A seed that does not count is run and checked all the same, and
+further seeds take its place. The totals of the last line cover the seeds that count.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ from vdl.sim.world import ACKNOWLEDGEMENTS_MIN, CRASHES_MIN, ELECTIONS_MIN, Outc
 VIOLATIONS_SHOWN = 10
 TAIL_SHOWN = 60
 RUNS_PER_SEED_MAX = 2
-"""So many seeds are run at most for each that was asked for: needing more, they are drawn badly."""
+"""Limit on the seeds run for each one requested. Reaching it means that options are drawn badly."""
 GC_THRESHOLDS = (50_000, 20, 20)
 FRESH_SEEDS = 1 << 40
-"""Fresh seeds are drawn from above the ones that people name."""
+"""Fresh seeds are above this, so that they do not collide with seeds named by people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An outcome without its history: what travels between processes."""
+    """An outcome without its history, small enough to pass between processes."""
 
     seed: int
     kind: str
@@ -85,20 +83,26 @@ class Summary:
 def run_seed(
     seed: int, *, kind: str = "", echo: bool = False, options: Options | None = None
 ) -> Outcome:
-    """The world of a seed, lived to its end. `kind`: see `kinds`; `options` overrides what the seed
-    would draw. Raises KeyError when there is no such kind."""
+    """Run the world of a seed and return its outcome.
+
+    `kind`: see `kinds`. `options` overrides the options drawn from the seed. Raises KeyError if
+    there is no such kind.
+    """
     name = f"{kind} {seed}" if kind else str(seed)
     drawn = options or draw_of(kind, Random(f"options {name}"))
     return World(seed, drawn, echo=echo).run()
 
 
 def summarize(seed: int, *, kind: str = "") -> Summary:
-    """Run a seed and keep what is worth telling. Top level, so that a process pool can call it."""
+    """Run a seed and return its summary.
+
+    Defined at top level so that a process pool can call it.
+    """
     began = time.process_time()
     outcome = run_seed(seed, kind=kind)
     found = summary(outcome, time.process_time() - began, kind)
-    # A world is one circle. Left to itself the collector waits for hundreds of them: gigabytes, in
-    # which the next worlds take five times as long.
+    # A world is one reference cycle. Without an explicit collection hundreds of worlds pile up:
+    # gigabytes, in which the next worlds take five times as long.
     del outcome
     gc.collect()
     return found
@@ -125,10 +129,10 @@ def summary(outcome: Outcome, cpu_s: float, kind: str) -> Summary:
 
 
 def run_seeds(first: int, count: int, *, kind: str = "", processes: int = 0) -> Iterator[Summary]:
-    """Run seeds from `first` on until `count` of them count, in order of completion.
+    """Run seeds from `first` on until `count` of them count; yield in order of completion.
 
-    Which ones are run depends on nothing but the seeds: what is missing after a round is the size
-    of the next.
+    The set of seeds run depends only on the seeds: each round is as large as the number still
+    missing after the round before.
     """
     end, runs_left = first, RUNS_PER_SEED_MAX * count
     with _Pool(processes, kind) as pool:
@@ -143,7 +147,7 @@ def run_seeds(first: int, count: int, *, kind: str = "", processes: int = 0) -> 
 def run_fresh(
     minutes: float, *, first: int = 0, kind: str = "", processes: int = 0
 ) -> Iterator[Summary]:
-    """Run seeds that nobody has run before, until the time is over; from `first` on, if given."""
+    """Run seeds that were never run before until the time is over; from `first` on, if given."""
     first = first or FRESH_SEEDS + time.time_ns() // 1_000_000
     sys.stdout.write(f"fresh seeds from {first}\n")
     sys.stdout.flush()
@@ -153,8 +157,11 @@ def run_fresh(
 
 
 def _begin_worker() -> None:
-    """In a worker: collect seldom, because worlds are all young objects; and do not outlive the
-    process that asked for seeds, whatever ends it."""
+    """Set up a worker process.
+
+    It collects garbage seldom, because a world consists of young objects. It exits when its parent
+    exits for any reason.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     parent = multiprocessing.parent_process()
@@ -168,8 +175,11 @@ def _begin_worker() -> None:
 
 
 class _Pool:
-    """Interpreters that run seeds, each a fresh one: a world must not depend on what its parent had
-    loaded. One process runs them here instead."""
+    """Pool of fresh interpreters that run seeds.
+
+    They are fresh because a world must not depend on modules its parent has loaded. With one
+    process the seeds run in this interpreter.
+    """
 
     def __init__(self, processes: int, kind: str) -> None:
         self._live: Callable[[int], Summary] = partial(summarize, kind=kind)
@@ -189,7 +199,10 @@ class _Pool:
             self._executor.shutdown(cancel_futures=True)
 
     def run(self, seeds: Iterable[int]) -> Iterator[Summary]:
-        """Each seed's outcome, as it comes; the next seed is taken when there is room for it."""
+        """Yield each seed's summary as it completes.
+
+        Take the next seed when a worker has room for it.
+        """
         if self._executor is None:
             yield from map(self._live, seeds)
             return
@@ -207,7 +220,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class Totals:
-    """What many seeds came to."""
+    """Sums over many seeds."""
 
     run: int = 0
     counted: int = 0
@@ -250,7 +263,7 @@ def main(
     echo: bool = False,
     history_path: str = "",
 ) -> int:
-    """The command; 0 when nothing was violated and as many seeds counted as were asked for."""
+    """Run the command. Return 0 if nothing was violated and enough seeds counted, else 1."""
     if seed is not None:
         return _one(seed, kind=kind, echo=echo, history_path=history_path)
     totals = Totals()
@@ -279,7 +292,7 @@ def _one(seed: int, *, kind: str, echo: bool, history_path: str) -> int:
 
 
 def _show(result: Summary) -> None:
-    """What went wrong, what had just happened, and how to see it again."""
+    """Print the last events, the violations and the command that runs the world again."""
     for line in result.tail:
         sys.stdout.write(f"    {line}\n")
     for violation in result.violations[:VIOLATIONS_SHOWN]:
@@ -290,5 +303,5 @@ def _show(result: Summary) -> None:
 
 
 def again(seed: int, kind: str) -> str:
-    """The command that lives a world again."""
+    """Return the command that runs a world again."""
     return f"vdl sim --seed {seed}" + (f" --kind {kind}" if kind else "")

@@ -1,9 +1,8 @@
-"""What happened, as a running hash and a tail to print.
+"""Trace of a run: a running hash and a tail of notes to print.
 
-Every delivery and every note goes into one hash: two runs with equal hashes did the same things in
-the same order at the same instants. The tail keeps the last notes for whoever looks at a failure.
-
-Must not know: what is traced.
+Every delivery and every note goes into one hash: runs with equal hashes did the same things in the
+same order at the same times. The tail keeps the last notes for the diagnosis of a failure. Does not
+depend on what is traced.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _DELIVERY = Struct("<QIII")
 
 
 class Trace:
-    """One run's trace. With `echo` every note is printed as it is made."""
+    """Trace of one run. With `echo` every note is printed as it is made."""
 
     __slots__ = ("_hash", "_machines", "delivered_bytes", "deliveries", "echo", "tail")
 
@@ -32,7 +31,7 @@ class Trace:
         self.delivered_bytes = 0
 
     def delivery(self, now_ns: int, source: str, target: str, data: bytes) -> None:
-        """Bytes that reached a machine."""
+        """Hash a delivery of bytes to a machine."""
         machines = self._machines
         link = machines.setdefault(source, len(machines)) << 16
         link |= machines.setdefault(target, len(machines))
@@ -41,7 +40,7 @@ class Trace:
         self._hash.update(_DELIVERY.pack(now_ns, link, len(data), crc32(data)))
 
     def note(self, now_ns: int, text: str) -> None:
-        """Something worth reading."""
+        """Hash a note and keep it in the tail."""
         line = f"{now_ns / 1e9:12.6f} {text}"
         self._hash.update(line.encode())
         self.tail.append(line)
@@ -49,5 +48,5 @@ class Trace:
             print(line)
 
     def digest(self) -> str:
-        """The hash so far, 16 hexadecimal digits."""
+        """Return the hash so far, 16 hexadecimal digits."""
         return self._hash.hexdigest()

@@ -1,9 +1,8 @@
-"""The clients of a simulated world: producers, readers, group members, askers, topic churn.
+"""Clients of a simulated world: producers, readers, group members, offset queries, topic churn.
 
-Each is a process of its own on a client machine, does its work until told to stop, and writes down
-everything it does and sees. All of it is drawn from the world's seed.
-
-Must not know: faults, what the checks make of the history.
+Each is a process of its own on a client machine. It works until stopped and records all its
+operations and results. All of it is drawn from the world's seed. Does not depend on faults or on
+how the history is checked.
 """
 
 from __future__ import annotations
@@ -42,26 +41,28 @@ from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartitio
 S = 1_000 * MS
 GROUP = "readers"
 EPOCH_GROUP = "epochs"
-"""The one whose coordinator assigns."""
+"""Group whose coordinator assigns."""
 BACKLOG_MAX = 40
-"""A producer whose batches do not end waits, as one whose buffer is full: what piles up in an
-outage would otherwise be most of what a world does."""
+"""Unfinished batches at which a producer waits, like one with a full buffer.
+
+Otherwise the backlog of an outage would be most of a world's work.
+"""
 QUIET = 0.01
-"""Chance that a producer that can be forgotten is quiet, for about as long as that takes."""
+"""Chance that a producer that can expire pauses, for about as long as its expiry."""
 _KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
 
 _THERE_ARE_SO_MANY = frozenset((ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS))
-"""A growth that is refused has taken effect before: its answer was lost."""
+"""Errors of a growth that has taken effect: a refusal means that an earlier answer was lost."""
 
 OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
-"""Versions of a client from before flexible messages and topic ids (Kafka 2.3)."""
+"""API version caps of a client from before flexible messages and topic ids (Kafka 2.3)."""
 
 Acknowledged = Callable[[TopicPartition, list[int], bool], None]
-"""A partition, values in it, whether all in-sync replicas were to have them."""
+"""Called with a partition, values in it, and true if all in-sync replicas must have them."""
 
 
 class Env:
-    """What every client process is made from."""
+    """Shared environment from which every client process is built."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Env:
         self.topic = topic
         self.acknowledged = acknowledged
         self.partition_count = options.partitions
-        """Of the topic: only grows."""
+        """Partitions of the topic. Only grows."""
         self.on_growth: list[Callable[[], None]] = []
         self.clients: list[KafkaClient] = []
         self.consumers: list[Consumer] = []
@@ -91,7 +92,7 @@ class Env:
         """See `Producer.who_forgot`. Set by the world."""
 
     def grown(self, count: int) -> None:
-        """The topic has so many partitions now: whoever uses it is to use all of them."""
+        """Record the topic's new partition count and notify the users of the topic."""
         self.partition_count = count
         for tell in self.on_growth:
             tell()
@@ -103,7 +104,7 @@ class Env:
     def client(
         self, name: str, host: str, rng: Random, caps: dict[int, int] | None = None
     ) -> KafkaClient:
-        """`caps`: see `ClientOptions.version_caps`; None: drawn."""
+        """Return a new client. `caps`: see `ClientOptions.version_caps`; None: drawn."""
         clock = self.make_clock()
         if caps is None:
             caps = OLD_CLIENT if self.options.old_clients and rng.random() < 0.5 else {}
@@ -120,7 +121,7 @@ class Env:
 
 
 class ProducerLoad:
-    """Sends batches of new values to random partitions."""
+    """Producer that sends batches of new values to random partitions."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random, *, idempotent: bool) -> None:
         self.name = name
@@ -136,15 +137,16 @@ class ProducerLoad:
         )
         self._expiry_ms = env.options.producer_expiry_ms if idempotent else 0
         if self._expiry_ms:
-            # A first batch sent again by a producer that is forgotten would be there twice. So
-            # retries end long before: there remains what a batch may lie unread in a server.
+            # If a forgotten producer sent its first batch again, it would be stored twice. Retries
+            # therefore end long before the expiry; the rest of it covers the time that a batch may
+            # lie unread in a server.
             options = replace(options, delivery_timeout_ms=3_000, expiry_ms=self._expiry_ms)
         self.producer = Producer(self._client, options)
         if self._expiry_ms:
             self.producer.who_forgot = env.who_forgot
         env.producers.append(self.producer)
         self.refused: list[str] = []
-        """Batches sent when it came back that were certainly not appended."""
+        """Batches sent after the return that were certainly not appended."""
         self._is_back = False
         self._sending = True
         self._schedule()
@@ -153,7 +155,7 @@ class ProducerLoad:
         self._sending = False
 
     def come_back(self) -> None:
-        """Send one batch to each partition: a producer that was forgotten must get them through."""
+        """Send one batch to each partition. A forgotten producer must be able to."""
         if self.producer.options.idempotent:
             self._is_back = True
             for tp in self._env.partitions:
@@ -189,7 +191,7 @@ class ProducerLoad:
             op.pid = delivery.producer_id
             if delivery.attempts > 1:
                 op.note = RETRIED
-            # A server alone whose clock is an hour behind refuses all producers, as Kafka does.
+            # A single server whose clock is an hour behind refuses all producers, as Kafka does.
             is_late = delivery.error == ErrorCode.INVALID_TIMESTAMP
             if self._is_back and delivery.fate is Fate.FAILED and not is_late:
                 self.refused.append(f"{tp} refused {self.name}: error {delivery.error}")
@@ -205,9 +207,11 @@ class ProducerLoad:
 def note_poll(
     env: Env, name: str, fetched: Fetched, member: GroupMember | None = None, *, iso: str = ""
 ) -> None:
-    """Write down what one partition's part of a fetch brought. Nothing, short of the end that is
-    told with it, says only that there was no room for it in this answer, or, to who reads committed
-    records only (`iso`), that nothing more is stable."""
+    """Record one partition's part of a fetch.
+
+    An empty part below the high watermark is not recorded: it means only that the response had no
+    room or, for a READ_COMMITTED reader (`iso`), that nothing more is stable.
+    """
     if not fetched.records and fetched.position < fetched.high_watermark and not iso:
         return
     key = str(fetched.tp)
@@ -217,7 +221,7 @@ def note_poll(
     if member is not None:
         op.group, op.gen, op.member = member.group, member.generation, member.member_id
     if fetched.records or fetched.high_watermark <= fetched.position:
-        # Else there is more, which found no room beside other partitions: not that nothing follows.
+        # Otherwise more records exist that had no room in the response; it does not mean the end.
         op.polls.append((key, [Seen(r.offset, value_of(r)) for r in fetched.records]))
     if fetched.leader_epoch >= 0:
         op.hw[key] = (fetched.leader_epoch, fetched.high_watermark)
@@ -226,7 +230,7 @@ def note_poll(
 
 
 class Reader:
-    """Reads every partition from its beginning, and sometimes jumps or pauses."""
+    """Consumer that reads every partition from its beginning, and sometimes seeks or pauses."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
@@ -251,21 +255,24 @@ class Reader:
         self._schedule()
 
     def _assign(self) -> None:
-        """Read all the partitions there are; those that it reads already from where it is."""
+        """Assign all existing partitions. Those already assigned keep their positions."""
         assigned = self._env.recorder.happened(self.name, "assign")
         assigned.keys = [str(tp) for tp in self._env.partitions]
         self.consumer.assign(self._env.partitions)
 
     def settle(self) -> None:
-        """Jump and pause no more: read each partition to its end, and stay there."""
+        """Stop seeking and pausing: read each partition to its end and stay there."""
         self._settled = True
         for tp in self._env.partitions:
             self.consumer.subscription.resume(tp)
         self.consumer.wake()
 
     def behind(self, stands: dict[TopicPartition, tuple[int, int]]) -> str:
-        """The partitions that it has not read to their end, or of whose `stands`, (high watermark,
-        log start), it has not been told. Empty when there are none."""
+        """Describe the partitions that the reader is behind on.
+
+        These are partitions not read to their end, or whose `stands` a server has not reported.
+        `stands` holds (high watermark, log start) for each partition. Empty if there are none.
+        """
         found: list[str] = []
         for tp, stand in sorted(stands.items()):
             position = self.consumer.subscription.state(tp).position
@@ -300,12 +307,12 @@ class Reader:
 
 
 class MemberLoad:
-    """A group member that consumes, commits, and now and then leaves and comes back."""
+    """Group member that consumes, commits, and sometimes leaves and rejoins."""
 
     def __init__(
         self, env: Env, name: str, host: str, rng: Random, *, by_epochs: bool = False
     ) -> None:
-        """`by_epochs`: a member of a group whose coordinator assigns (KIP-848)."""
+        """Start the member. `by_epochs`: the group's coordinator assigns (KIP-848)."""
         self.name = name
         self._env = env
         self._host = host
@@ -318,7 +325,9 @@ class MemberLoad:
         self._member: GroupMember | None = None
         self._consumer: Consumer | None = None
         self._before: tuple[dict[TopicPartition, int], int, str] | None = None
-        """What it would have committed in the generation before this one, that and its name."""
+        """Offsets it would have committed in the previous generation, that generation, its member
+        id.
+        """
         self._clock = env.make_clock()
         self._join()
 
@@ -371,7 +380,7 @@ class MemberLoad:
         self._schedule_commit(name, member, consumer)
 
     def _end(self, member: GroupMember, consumer: Consumer, client: KafkaClient) -> None:
-        """Leave with or without a word, and come back as someone else."""
+        """Leave the group, or crash without leaving, and rejoin later as a new member."""
         if self._stopped or self._rng.random() < 0.4:
             return
         if self._rng.random() < 0.5:
@@ -391,7 +400,7 @@ class MemberLoad:
             if offsets and member.generation >= 0:
                 self._commit(name, member, offsets, member.generation, member.member_id)
             if self._rng.random() < 0.5:
-                # Of whomever it takes for the coordinator: it may have been deposed.
+                # Ask the cached coordinator, which may have been deposed.
                 member.fetch_committed(self._env.partitions)
 
         self._clock.call_later(300 * MS, commit)
@@ -428,8 +437,10 @@ class MemberLoad:
             self._commit_before(name, member)
 
     def _commit_before(self, name: str, member: GroupMember) -> None:
-        """A part of the member is still in the generation before, which is over: the member is
-        known, and what it commits must be refused all the same."""
+        """Commit under the previous generation: part of the member has not noticed that it is over.
+
+        The member id is known, but the commit must be refused.
+        """
         if self._before is None:
             return
         offsets, generation, member_id = self._before
@@ -451,7 +462,7 @@ class MemberLoad:
             self._commit_late(name, member)
 
     def _commit_late(self, name: str, member: GroupMember) -> None:
-        """A part of the member has not noticed the revocation, and commits as if nothing were."""
+        """Commit late: part of the member has not noticed the revocation."""
         offsets = member.consumer.subscription.consumed_positions()
         generation, member_id = member.generation, member.member_id
 
@@ -470,15 +481,17 @@ class MemberLoad:
     def _accepted(
         self, name: str, member: GroupMember, epoch: int, tps: list[TopicPartition], sent_ns: int
     ) -> None:
-        """A heartbeat that said what the member has."""
+        """Record a heartbeat that reported the member's partitions."""
         op = self._env.recorder.happened(name, "owns", sent_ns)
         op.group, op.gen, op.member = self._group, epoch, member.member_id
         op.keys = [str(tp) for tp in tps]
 
 
 class OffsetAsker:
-    """Asks every server what the group has committed: one that coordinates it no more, and does not
-    know that yet, must not answer."""
+    """Client that queries every server for the group's committed offsets.
+
+    A server that no longer coordinates the group, and does not know it yet, must not answer.
+    """
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
@@ -515,8 +528,11 @@ class OffsetAsker:
 
 
 class Asker:
-    """Asks for offsets: latest, earliest, by time. Half of the time it asks whoever has led the
-    partition at any time: one who does not know yet that it has been deposed must not answer."""
+    """Client that lists offsets: latest, earliest, by timestamp.
+
+    Half of the requests go to any server that has led the partition: one that does not know that it
+    was deposed must not answer.
+    """
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
@@ -553,7 +569,7 @@ class Asker:
         if timestamp == 0 and self._rng.random() < 0.5:
             timestamp = self._rng.randint(self._started_ms, self._client.clock.wall_ms())
         elif timestamp == 0:
-            # Where two answers meet: exactly a record's time.
+            # Boundary between two answers: exactly a record's timestamp.
             timestamp = self._env.recorder.time_of_a_record(self._rng, self._started_ms)
         invoked = self._env.recorder.invoke()
 
@@ -570,14 +586,14 @@ class Asker:
 
 
 class TopicChurn:
-    """Creates topics, writes into them and deletes them again, names coming back."""
+    """Client that creates topics, writes to them and deletes them, reusing the names."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self._env = env
         self._rng = rng
         self._client = env.client(name, host, rng)
         self._producer = Producer(self._client, ProducerOptions(delivery_timeout_ms=2_000))
-        """Its numbers go on from a topic to the next one of that name."""
+        """Its sequence numbers continue from a topic to the next one of that name."""
         env.producers.append(self._producer)
         self._churning = True
         self._schedule()
@@ -608,8 +624,10 @@ class TopicChurn:
 
 
 class TopicGrowth:
-    """Adds partitions to the topic, one after the other, each within the world's time. Once one is
-    said to be there it is used like any other, and must have and keep what is written to it."""
+    """Client that adds partitions to the topic, one after the other, within the safety phase.
+
+    Once a partition is confirmed it is used like any other and must keep the records written to it.
+    """
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self._env = env
@@ -653,7 +671,7 @@ def create_topic(
     *,
     min_in_sync: int = 1,
 ) -> None:
-    """Ask for a topic; `done` with the error code, -1 when no answer came."""
+    """Request a topic. `done` receives the error code, -1 if no response arrived."""
 
     def build(_version: int) -> create_topics.CreateTopicsRequest:
         topic = create_topics.CreatableTopic(name, partitions, -1)

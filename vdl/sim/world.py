@@ -1,16 +1,18 @@
-"""One simulated world, from a seed to its verdict.
+"""One simulated world: runs a seed through all phases and returns the outcome.
 
-A world is machines on a network with clients beside them, on one clock. It lives through these
-phases: *birth* (a cluster forms, a topic is made; where loops stall, they are late, and where links
-are slow, they are filled: no leader may be lost for that); *safety* (clients work while the nemesis
-is at it; anything may be down, nothing may be wrong); *liveness* (everything heals; leaders must be
-there within ten election timeouts, in some worlds a consumer that is behind must catch up, every
-producer must come to an end, every reader must hear of what is in the logs then, all replicas must
-become equal; with a compacted partition, again once power has failed everywhere); *drain* (a fresh
-client reads everything).
-Then the histories are checked.
+A world is a set of servers on a network, with clients, on one virtual clock. Its phases are:
 
-Must not know: how any part does its work.
+* *birth*: the cluster forms and the topic is created. In worlds with loop stalls or slow links, the
+  loops are then stalled or the links filled; no group may lose its leader because of it.
+* *safety*: clients work while the nemesis injects faults. Anything may be unavailable; nothing may
+  be incorrect.
+* *liveness*: all faults are healed. Leaders must exist within ten election timeouts. In some worlds
+  a lagging consumer must catch up. Every producer must finish, every reader must learn of all
+  records in the logs, and all replicas must become equal; with a compacted partition, again after a
+  power cut of all servers.
+* *drain*: a fresh client reads everything.
+
+Then the histories are checked. Does not depend on how any part does its work.
 """
 
 from __future__ import annotations
@@ -100,29 +102,37 @@ QUIET = "quiet"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
 LATE_ANSWERS_NS = 4 * S
-"""How long it is waited for what makes an answer come late, and for that answer."""
+"""Limit on the wait for the condition that makes an answer late, and for that answer."""
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
 HANDLED = 24
-"""Messages and turns of a server for each of the groups that are to be led again: two or three of
-its own for each of them, and all there is to ask and answer about those it follows."""
+"""Messages and turns of a server for each group that needs a new leader: two or three of its own
+for each group, and all requests and responses about the groups it follows.
+"""
 FAILOVER_SYNCS = 20
 FAILOVER_TIMEOUTS = 3
 FAILOVER_TERMS = {3: 2, 5: 5}
-"""What a failover may take on slow disks, terms by the number of servers. The least is three syncs,
-after the one under way; votes of five may be split, and the next election waits for four times what
-a vote has taken."""
+"""Limit on the terms that a failover on slow disks may use, by number of servers.
+
+A failover takes at least three syncs after the one in progress. With five servers votes may be
+split, and the next election waits four times as long as a vote took.
+"""
 COMPACTED_NS = 3 * S
-"""So long must nothing more have been decided on: several looks of a leader."""
+"""Time without a new compaction decision after which compaction is at rest: several checks of a
+leader.
+"""
 SETTLE_NS = 60 * S
 COMPACTION_NS = 120 * S
-"""Two decisions, the second about deletion markers. A replica whose newest segment does not end
-does each when it is repeated: 15 seconds after the last of the others was done, of which each may
-wait as long for a checkpoint."""
+"""Limit for compaction to come to rest.
+
+It covers two decisions, the second about deletion markers. A replica whose newest segment has not
+ended carries out each decision when it is repeated: 15 seconds after the last other replica is
+done. Each of these may wait as long for a checkpoint.
+"""
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
 CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
 FLOODED_PATIENCE_MS = 60_000
 REST_NS = 3 * S
-"""Without elections: leaderships do not move any more."""
+"""Time without elections after which leaderships are taken to be stable."""
 FLOOD_NS = 4 * S
 POLL_NS = 50 * MS
 CLIENT_HOSTS = ("c1", "c2")
@@ -130,17 +140,21 @@ REQUEST_BYTES_MAX = 512 << 10
 REQUEST_MEMORY_MAX = 5 << 18
 ANSWER_MEMORY_MAX = 128 << 10
 ANSWER_SLACK_BYTES = 48 << 10
-"""One batch is sent whatever its size, and an answer of a few bytes is not counted."""
+"""Allowance for one batch, which is sent whatever its size, and for answers of a few bytes, which
+are not counted.
+"""
 MEMORY_CHECK_NS = 20 * MS
 WALL_BASE_MS = 1_750_000_000_000
 
 ELECTIONS_MIN = 3
 CRASHES_MIN = 2
 ACKNOWLEDGEMENTS_MIN = 100
-"""What a world must have gone through after its birth to count."""
+"""Minimum of each that must happen after a world's birth for the world to count."""
 
 SAFETY_LONGER_MAX = 3
-"""A world that has not is kept in its safety phase for up to so many times its length more."""
+"""Limit on the extension of the safety phase of a world that does not count yet, in multiples of
+its length.
+"""
 
 Load = (
     ProducerLoad
@@ -158,7 +172,7 @@ Load = (
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a seed."""
+    """Result of a seed."""
 
     seed: int
     options: Options
@@ -174,20 +188,21 @@ class Outcome:
     polled: int = 0
     hash: str = ""
     counts: bool = False
-    """Whether it went through enough to prove anything."""
+    """True if the world went through enough for its result to be meaningful."""
 
 
 class World:
-    """See the module. Implements `faults.Target`."""
+    """One simulated world (see the module). Implements `faults.Target`."""
 
     def __init__(self, seed: int, options: Options, *, echo: bool = False) -> None:
         self.seed = seed
         self.options = options
         self.time = VirtualTime()
         self.work_ns = HANDLED * options.quiet_groups * options.turn_cost_us * 1_000
-        """What it takes a server to have something done for all groups, where turns take time."""
+        """Time a server needs to handle something for all groups, where turns take time."""
         self.trace = Trace(echo=echo)
-        # One generator each, so that a change in one part leaves the draws of the others alone.
+        # One generator for each part, so that a change in one part does not alter the draws of the
+        # others.
         root = Random(f"vdl {seed}")
         self._rng = {
             name: Random(root.getrandbits(64))
@@ -243,7 +258,7 @@ class World:
         """See `faults.Target`."""
         return why_not(self.machines, self.watch.raft)
 
-    # --- making -----------------------------------------------------------------------------------
+    # --- construction -----------------------------------------------------------------------------
     def _machine(self, server_id: ServerId) -> Machine:
         options = self.options
         rng = self._rng["server"]
@@ -280,12 +295,15 @@ class World:
         return clock
 
     def true_ms(self) -> int:
-        """What time it is, in ms since 1970."""
+        """Return the true time, in ms since 1970."""
         return WALL_BASE_MS + self._slept_ms + self.time.now_ns // MS
 
     def latest_stamp_ms(self) -> int:
-        """The latest time that servers may stamp with: the true one, and the latest of their clocks
-        as long as not every server is linked to every other one (docs/clocks.md)."""
+        """Return the latest time that servers may stamp with, in ms since 1970.
+
+        That is the true time, or the latest of the servers' clocks while not every server is linked
+        to every other one (docs/clocks.md).
+        """
         clocks, linked = [self.true_ms()], []
         for machine in self.machines:
             if machine.life is not None:
@@ -312,13 +330,16 @@ class World:
         self.env.clients.append(client)
         return client
 
-    # --- the whole life ---------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
     def run(self) -> Outcome:
-        """Birth, the drawn faults, healing, drain, verdict."""
+        """Run all phases with the drawn faults and return the outcome."""
         return self.live(self._safety)
 
     def live(self, story: Callable[[], None]) -> Outcome:
-        """As `run`, with `story` in place of the drawn faults. A phase that fails is the last."""
+        """Run all phases with `story` in place of the drawn faults.
+
+        Stop at the first phase that fails.
+        """
         try:
             if self._birth():
                 self._start_load()
@@ -328,13 +349,14 @@ class World:
         except Exception as error:  # noqa: BLE001 - whatever a process dies of is the finding
             self.watch.violate("exception", f"{type(error).__name__}: {error}")
             self.trace.tail.append("".join(traceback.format_exception(error)))
-            # What was under way then is not in the history: it cannot be judged.
+            # The history lacks operations that were in progress at the exception, so it cannot be
+            # judged.
             return self._outcome()
         self._judge()
         return self._outcome()
 
     def _judge(self) -> None:
-        """Ask everybody who kept count of what must not be."""
+        """Collect violations from every part that recorded them, and check the histories."""
         watch = self.watch
         for machine in self.machines:
             if machine.life is not None:
@@ -383,7 +405,7 @@ class World:
 
     @property
     def counts(self) -> bool:
-        """Whether enough has happened since the birth to prove anything."""
+        """True if enough has happened since the birth for the result to be meaningful."""
         return (
             self.watch.elections - self._elections_at_birth >= ELECTIONS_MIN
             and self.crashes >= CRASHES_MIN
@@ -392,14 +414,17 @@ class World:
 
     # --- slow links -------------------------------------------------------------------------------
     def narrow(self, bytes_per_second: int) -> None:
-        """Let the links between servers carry so much."""
+        """Limit the rate of every link between servers."""
         for source in self.machines:
             for target in self.machines:
                 if source is not target:
                     self.network.narrow(source.name, target.name, bytes_per_second)
 
     def flood(self, partitions: int, link_bytes_per_second: int, *, kept_bytes: int = -1) -> Flood:
-        """Partitions of their own that can fill links of such a rate; they are on their way."""
+        """Create partitions whose traffic can fill links of the given rate.
+
+        Return before they exist.
+        """
         self.watch.sent_bytes_max += partitions * under_way_bytes(link_bytes_per_second)
         flood = Flood(
             self.machines,
@@ -413,7 +438,10 @@ class World:
         return flood
 
     def _fill_links(self) -> bool:
-        """Nothing is wrong but that links are full: every group keeps its leader."""
+        """Fill the links while nothing else is wrong.
+
+        Return False if any group changed its leader.
+        """
         rate = self.options.link_kib << 10
         self.narrow(rate)
         flood = self.flood(self.options.floods, rate)
@@ -423,7 +451,7 @@ class World:
             if self.watch.elections != since[1]:
                 since[:] = [self.time.now_ns, self.watch.elections]
             is_calm = self.time.now_ns - since[0] >= REST_NS
-            # A leadership that returns to the first of its placement is not a lost one.
+            # A leadership that returns to its preferred leader is not lost.
             return flood.is_ready and is_calm and not self.watch.away_from_home()
 
         if not self.wait(BIRTH_NS + self.work_ns, at_rest):
@@ -434,7 +462,7 @@ class World:
         self.run_for(FLOOD_NS)
         flood.end()
         self.run_for(2 * UNDER_WAY_NS)
-        # A flooded partition may be handed over, by a server whose disk is busy for too long.
+        # A flooded partition may be transferred by a server whose disk is busy for too long.
         elections = self.watch.elections_but(FLOODED) - before
         if elections:
             self.watch.violate("leader-lost", f"{elections} elections while links were full")
@@ -442,10 +470,12 @@ class World:
         flood.delete()
         return True
 
-    # --- for stories ------------------------------------------------------------------------------
+    # --- used by stories --------------------------------------------------------------------------
     def run_for(self, duration_ns: int) -> None:
-        """Let time pass. A disk error that nothing caught, or a port that is taken,
-        ends its process, as a real one's."""
+        """Let time pass.
+
+        A disk error that nothing caught, or a port in use, ends its process, as for a real one.
+        """
         until_ns = self.time.now_ns + duration_ns
         while self.time.now_ns < until_ns:
             try:
@@ -457,24 +487,24 @@ class World:
                 machine.failed(error)
 
     def _running(self) -> Machine | None:
-        """The machine whose process ran last."""
+        """Return the machine whose process ran last."""
         for machine in self.machines:
             if machine.life is not None and machine.life.clock is self.time.running:
                 return machine
         return None
 
     def leader(self, partition: int = 0) -> Machine | None:
-        """The machine that serves a partition of the topic in the highest term."""
+        """Return the machine that serves a partition of the topic in the highest term."""
         found = self._serving(partition)
         return max(found, key=itemgetter(0, 1))[2] if found else None
 
     def _stream(self, partition: int) -> LogStream | None:
-        """The partition where it is served in the highest term."""
+        """Return the partition's stream on the server that serves it in the highest term."""
         found = self._serving(partition)
         return max(found, key=itemgetter(0, 1))[3] if found else None
 
     def _serving(self, partition: int) -> list[tuple[int, int, Machine, LogStream]]:
-        """(term, server id, machine, partition there) for all that serve it."""
+        """Return (term, server id, machine, stream) for every server that serves the partition."""
         found: list[tuple[int, int, Machine, LogStream]] = []
         for machine in self.machines:
             host = machine.server.host if machine.server is not None else None
@@ -488,7 +518,10 @@ class World:
         return found
 
     def wait(self, limit_ns: int, condition: Callable[[], bool]) -> bool:
-        """Let time pass until the condition holds, looked at every `POLL_NS`."""
+        """Let time pass until the condition holds, checking every `POLL_NS`.
+
+        Return False at the limit.
+        """
         deadline_ns = self.time.now_ns + limit_ns
         while not condition():
             if self.time.now_ns >= deadline_ns:
@@ -497,7 +530,7 @@ class World:
         return True
 
     def _birth(self) -> bool:
-        """A cluster forms and has its topic."""
+        """Form the cluster and create its topics. Return False if a phase of the birth failed."""
         rng = self._rng["server"]
         for machine in self.machines:
             self.time.after(rng.randint(0, 500) * MS, machine.start)
@@ -525,7 +558,7 @@ class World:
             states = [m.server.state for m in self.machines if m.server is not None]
             return states.count(ServerState.SERVING) == len(self.machines)
 
-        # A topic made earlier would have fewer replicas.
+        # A topic created earlier would have fewer replicas.
         if self.wait(BIRTH_NS, serving):
             for name in list(missing):
                 create(name)
@@ -547,7 +580,10 @@ class World:
         return True
 
     def _begin_ageing(self) -> bool:
-        """Have something that a wrong clock would delete. Mostly some clock is wrong already."""
+        """Start `Ageing`, whose data a wrong clock would delete.
+
+        In most worlds one clock is wrong before it starts.
+        """
         rng = self._rng["ageing"]
         ageing_rng = Random(rng.getrandbits(64))
         if self.options.wrong_clocks and len(self.machines) > 2 and rng.random() < 0.7:
@@ -558,17 +594,17 @@ class World:
         return self.wait(BIRTH_NS, lambda: self._ageing is not None and self._ageing.is_ready)
 
     def _watch_in_sync(self) -> None:
-        """Hold what servers tell of in-sync replicas against the disks, again and again."""
+        """Compare the reported in-sync replicas with the disks, periodically."""
         self.watch.look_at_in_sync(self.time.now_ns)
         self.time.after(IN_SYNC_LOOK_NS, self._watch_in_sync)
 
     def _watch_stale(self) -> None:
-        """Look how long deposed leaders serve, again and again."""
+        """Check how long deposed leaders serve, periodically."""
         self.watch.stale.look(self.time.now_ns)
         self.time.after(STALE_LOOK_NS, self._watch_stale)
 
     def _safety(self) -> None:
-        """Clients work while things go wrong."""
+        """Run clients while the nemesis injects faults."""
         if self.options.late_answers:
             self._answer_late()
         self.nemesis.start()
@@ -580,7 +616,7 @@ class World:
             self.run_for(S)
 
     def _answer_late(self) -> None:
-        """A coordinator's server restarts while partitions do not answer it, again and again."""
+        """Restart a coordinator's server while partitions do not answer it, repeatedly."""
         rng = self._rng["answers"]
         for machine in self.machines:
             machine.cuts_in_start = 0.0
@@ -678,7 +714,7 @@ class World:
         self._keyed.begin()
 
     def _keyed_settles(self, keyed: KeyedTopic) -> bool:
-        """Nothing more is decided, all replicas are compacted as far, and none has lost a key."""
+        """Wait until compaction is at rest on all replicas, then check that no key was lost."""
         since = [self.time.now_ns]
 
         def is_at_rest() -> bool:
@@ -698,15 +734,17 @@ class World:
         return self.wait(SETTLE_NS, lambda: bool(checked))
 
     def _keyed_starts_again(self) -> bool:
-        """Power fails once small segments are joined and the old files are gone: what a start finds
-        then is all there is. No log may be lost."""
+        """Cut the power after small segments are joined and the old files are removed.
+
+        A start then finds only the joined segments. No log may be lost.
+        """
         stores = [machine.life.store for machine in self.machines if machine.life is not None]
         if not self.wait(SETTLE_NS, lambda: all(store._compactor.is_idle for store in stores)):
             self.watch.violate("not-joined", "segments, a minute after the last compaction")
             return False
         self.note("all segments are joined")
         lost = self._lost_logs()
-        # One entry after a spoiled page may be told of by nothing that is durable.
+        # A spoiled page may hide one entry that nothing else durable records.
         chosen = [machine for machine in self.machines if not machine.exposed()]
         for machine in chosen:
             machine.power_cut()
@@ -719,7 +757,7 @@ class World:
         return True
 
     def _lost_logs(self) -> set[tuple[str, GroupId]]:
-        """The logs that are known to have lost what they may have acknowledged."""
+        """Return the logs known to have lost entries they may have acknowledged."""
         return {
             (machine.name, log.group_id)
             for machine in self.machines
@@ -729,7 +767,7 @@ class World:
         }
 
     def _transactions_end(self, topic: TransactionalTopic) -> bool:
-        """All of them, on all replicas; then all that was committed is read."""
+        """Wait until all transactions ended on all replicas, then read the committed records."""
         if not self.wait(SETTLE_NS, lambda: not topic.unfinished()):
             self.watch.violate("transaction-hangs", topic.unfinished())
             return False
@@ -742,7 +780,7 @@ class World:
         return True
 
     def _transactions_agree(self, topic: TransactionalTopic) -> bool:
-        """No replica has other transactions than its log says."""
+        """Check that every replica has exactly the transactions of its log."""
         checked: list[bool] = []
         topic.check(
             lambda text: self.watch.violate("transactions-differ", text),
@@ -751,8 +789,10 @@ class World:
         return self.wait(SETTLE_NS, lambda: bool(checked))
 
     def _check_memory(self) -> None:
-        """What the clients of each server make it hold stays within its bounds: looked up where it
-        lies, not where it is counted."""
+        """Check that memory held for each server's clients stays within its bounds, periodically.
+
+        The bytes are measured where they are held, not read from the counters.
+        """
         for machine in self.machines:
             frontend = machine.server.frontend if machine.server is not None else None
             if frontend is not None:
@@ -768,16 +808,16 @@ class World:
         self.time.after(MEMORY_CHECK_NS, self._check_memory)
 
     def _send_away(self) -> None:
-        """Nobody means harm any more."""
+        """Stop all hostile clients and servers."""
         for deaf in self._deaf:
             deaf.stop()
         for intruder in self.intruders:
             intruder.stop()
 
     def _liveness(self) -> bool:
-        """Everything heals: the world must come to rest, and soon."""
+        """Heal all faults and check that the world comes to rest within its limits."""
         self._send_away()
-        # Where members have changed, any majority of machines need not be one of voters.
+        # Where membership has changed, a majority of machines need not be a majority of voters.
         may_be_first = not any(machine.losses for machine in self.machines)
         if self.options.majority_first and may_be_first and not self._majority_elects():
             return False
@@ -824,7 +864,7 @@ class World:
         return self._settles() and self._goes_wrong_alone()
 
     def _goes_wrong_alone(self) -> bool:
-        """All is well: what is drawn to happen by itself then."""
+        """Run the single faults drawn for a healthy cluster, one after the other."""
         if self.options.failover_sync_ms and len(self.machines) > 1:
             return self._slow_failover() and self._settles()
         if self.options.learner_sync_ms and len(self.machines) > 2:
@@ -850,10 +890,12 @@ class World:
         return True
 
     def _shares_end(self) -> bool:
-        """The share group must come to the end of every partition: what it holds is accepted, or
-        its lock ends."""
+        """Check that the share group finishes every partition.
+
+        Each record it holds is accepted, or its lock expires.
+        """
         for share in self._shares:
-            share.stop()  # partitions may have come since
+            share.stop()  # partitions may have been added since
         if not self.wait(SETTLE_NS, lambda: not self._share_behind()):
             self.watch.violate("share-behind", f"{self._share_behind()}, a minute after heal")
             return False
@@ -865,7 +907,7 @@ class World:
         return True
 
     def _share_starts(self) -> dict[TopicPartition, int]:
-        """Where the share group stands, as its coordinator's leader has applied it."""
+        """Return the share group's start offsets, as applied by its coordinator's leader."""
         for machine in self.machines:
             host = machine.server.host if machine.server is not None else None
             if host is None:
@@ -884,7 +926,7 @@ class World:
         return {}
 
     def _share_behind(self) -> str:
-        """Partitions of which the share group is not done with every record."""
+        """Return the partitions of which the share group has not finished every record."""
         starts = self._share_starts()
         found = []
         for tp in self.env.partitions:
@@ -896,7 +938,7 @@ class World:
         return ", ".join(found)
 
     def _aged(self, ageing: Ageing) -> bool:
-        """All clocks are right: what is old must go, and nothing else."""
+        """Check, with all clocks right, that old data is deleted and nothing else."""
         self.run_for(2 * CLOCK_HOLD_MS * MS)
         limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
         if not self.wait(limit_ns, lambda: not ageing.kept_too_long(self.machines)):
@@ -907,14 +949,16 @@ class World:
         return True
 
     def _forgotten(self) -> bool:
-        """All producers are idle: none may be remembered. When they come back, and do not
-        know of it, what they send must get through."""
+        """Check that no idle producer is remembered, and that producers can resume.
+
+        The producers do not know that they were forgotten; what they send must be accepted.
+        """
         limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
         if not self.wait(limit_ns, lambda: not self.watch.remembered()):
             self.watch.violate("producers-kept", self.watch.remembered())
             return False
         if self.options.min_in_sync > 1 and not self._settles():
-            # Until a replica that was lost is fed again, refusals for want of it are right.
+            # Until a lost replica has caught up, NOT_ENOUGH_REPLICAS is correct.
             return False
         loads = [load for load in self._loads if isinstance(load, ProducerLoad)]
         for load in loads:
@@ -927,7 +971,7 @@ class World:
         return True
 
     def _settles(self) -> bool:
-        """Replicas become equal, and all are in sync."""
+        """Wait until all replicas are equal and in sync."""
         limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
         if not self.wait(limit_ns, lambda: not self.watch.settled()):
             self.watch.violate("not-settled", self.watch.settled())
@@ -935,15 +979,17 @@ class World:
         return True
 
     def _producers_end(self) -> bool:
-        """Every batch must come to an end."""
+        """Wait until every batch has ended."""
         if not self.wait(SETTLE_NS, lambda: not any(p.unfinished for p in self.env.producers)):
             self.watch.violate("stuck-producer", "batches have not ended a minute after heal")
             return False
         return True
 
     def _behind(self) -> str:
-        """The readers that have not been told of all there is. Nobody produces any more, so what
-        a server forgot to tell is not made up for by what comes next."""
+        """Return the readers that have not learned of all records.
+
+        Producers have stopped, so no later batch makes up for a notification that a server missed.
+        """
         stands: dict[TopicPartition, tuple[int, int]] = {}
         for tp in self.env.partitions if self._readers else ():
             stream = self._stream(tp.partition)
@@ -953,8 +999,7 @@ class World:
         return ", ".join(filter(None, (reader.behind(stands) for reader in self._readers)))
 
     def _catch_up(self) -> None:
-        """Each consumer that begins behind meets the end of each partition while producers go
-        on."""
+        """Check that lagging consumers reach the end of each partition while producers go on."""
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for tp in self.env.partitions:
             stream = self._stream(tp.partition)
@@ -968,7 +1013,7 @@ class World:
         self.note("caught up")
 
     def _laggard(self, name: str, ends: dict[TopicPartition, tuple[int, int]]) -> Laggard:
-        """A consumer that begins behind `ends`."""
+        """Return a consumer that starts behind `ends`."""
         recorder = self.recorder
         recorder.happened(name, "assign").keys = [str(tp) for tp in sorted(ends)]
 
@@ -986,7 +1031,7 @@ class World:
         return laggard
 
     def _slow_failover(self) -> bool:
-        """A server dies while all disks are slow: see `Options.failover_sync_ms`."""
+        """Stop a server while all disks are slow: see `Options.failover_sync_ms`."""
         sync_ns = self.options.failover_sync_ms * MS
         for machine in self.machines:
             machine.disk.steady_sync_ns = sync_ns
@@ -1000,7 +1045,8 @@ class World:
         waiting = set(self.watch.unled(others))
 
         def each_was_led() -> bool:
-            # Leaders hand groups back meanwhile: among two thousand some are always on their way.
+            # Leaders transfer groups back meanwhile; of two thousand groups some are always in
+            # transfer.
             waiting.intersection_update(list(self.watch.unled(others, waiting)))
             return not waiting
 
@@ -1018,7 +1064,7 @@ class World:
         return True
 
     def _majority_elects(self) -> bool:
-        """A majority alone must have its leaders within ten election timeouts."""
+        """Check that a majority alone elects its leaders within ten election timeouts."""
         majority = len(self.machines) // 2 + 1
         core = self._rng["nemesis"].sample(self.machines, majority)
         self.nemesis.heal_only(core)
@@ -1031,7 +1077,7 @@ class World:
         return True
 
     def _drain(self) -> bool:
-        """Read everything, with a fresh client and from every replica's disk."""
+        """Read everything with a fresh client and from every replica's disk."""
         if self._keyed is not None and not (
             self._keyed_settles(self._keyed)
             and self._settles()
@@ -1055,7 +1101,7 @@ class World:
 
 
 class Drain:
-    """Reads every partition from its earliest offset to the end it had when asked."""
+    """Client that reads every partition from its earliest offset to the end it had when listed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -1078,7 +1124,7 @@ class Drain:
         return not self.missing()
 
     def missing(self) -> str:
-        """A partition that is not read to its end, empty when there is none."""
+        """Describe the partitions not read to their end yet; empty if there are none."""
         for tp, records in sorted(self._found.items()):
             end = self._ends.get(tp)
             if end is None or (end > 0 and (not records or records[-1].offset < end - 1)):
@@ -1099,7 +1145,7 @@ class Drain:
             self._found[fetched.tp].append(seen)
 
     def _ask(self) -> None:
-        """Where each partition ends."""
+        """List the end offset of each partition, periodically."""
         if self._client.closed:
             return
         self._client.clock.call_later(200 * MS, self._ask)
@@ -1116,7 +1162,7 @@ class Drain:
 
 
 def sent_bytes_max(options: Options) -> int:
-    """What all producers together may have on its way at one time."""
+    """Return the largest number of bytes that all producers together may have in flight."""
     producers = options.idempotent_producers + options.plain_producers
     return (
         producers
@@ -1127,16 +1173,18 @@ def sent_bytes_max(options: Options) -> int:
 
 
 def fed_in_ns(options: Options, batches: int) -> int:
-    """How long it takes at the most to feed a follower, of all groups, so many batches of clients:
-    as fast as `raft.catch_up_rate` says. Those that were not acknowledged are few, and most are not
-    of the largest size."""
+    """Return the longest time to send a follower the given number of client batches, of all groups.
+
+    The rate is `raft.catch_up_rate`. Unacknowledged batches are not counted: they are few, and most
+    batches are smaller than the largest size.
+    """
     if not options.catch_up_kib:
         return 0
     return batches * options.batch_bytes_max * S // (options.catch_up_kib << 10)
 
 
 def server_config(server_id: ServerId, options: Options) -> Config:
-    """A server's configuration in a world of these options."""
+    """Return a server's configuration in a world with these options."""
     name = machine_name(server_id)
     peer = Address(name, PEER_PORT)
     cache_kib = options.small_cache_kib or options.cache_kib
@@ -1165,7 +1213,7 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             offsets_retention_check_ms=500 if options.ages else 600_000,
             offsets_retention_minutes=OFFSETS_KEPT_MINUTES,
             cold_read_bytes_per_second=floor,
-            # Small, so that a client that holds memory meets the bounds, and is not borne for long.
+            # Small, so that a client that holds memory reaches the bounds and is disconnected soon.
             request_bytes_max=REQUEST_BYTES_MAX,
             request_memory_max=REQUEST_MEMORY_MAX,
             answer_memory_max=ANSWER_MEMORY_MAX,
@@ -1173,14 +1221,14 @@ def server_config(server_id: ServerId, options: Options) -> Config:
         ),
         host=HostOptions(
             command_entries_kept=options.command_entries,
-            # In every other world, so that entries are applied between two pieces.
+            # Small in every other world, so that entries are applied between two pieces.
             encoded_items_per_turn=3 if options.command_entries % 2 else 500,
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
             compaction_check_ms=500 if options.keyed else 15_000,
             replica_lag_max_ms=LAG_MAX_MS,
             catch_up_bytes_per_second=(options.catch_up_kib << 10) or CATCH_UP_RATE,
-            # A flood keeps a small journal busy for seconds: no reason to hand the catalog over.
+            # A flood keeps a small journal busy for seconds, which must not transfer the catalog.
             disk_patience_ms=FLOODED_PATIENCE_MS if options.link_kib else DISK_PATIENCE_MS,
             producer_expiration_ms=options.producer_expiry_ms or DAY_MS,
             producer_expiration_check_ms=1_000 if options.producer_expiry_ms else DAY_MS // 144,
