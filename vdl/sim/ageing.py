@@ -1,20 +1,20 @@
-"""What a wrong clock would delete, or keep for ever: records and offsets kept for a week.
+"""Records and offsets with a retention of a week, which a wrong clock would delete or keep.
 
 In worlds whose clocks go wrong by days and decades a client writes records and commits offsets of
-groups without members. It knows their ages by the world's own time. At the end, what was
-acknowledged and is younger than a week must be there, and what is older must be gone. Young data is
-lost when a server believes a clock that is ahead, or stamps by one that is behind. Old data stays
-when the servers' time does not catch up. One case may keep records for longer (docs/clocks.md):
-while a server is away and the clocks of the others disagree, the later clock may stamp.
+groups without members. It knows their ages by the world's true time. At the end, acknowledged data
+younger than a week must exist, and older data must be gone. Young data is lost if a server trusts a
+clock that is ahead, or stamps with one that is behind. Old data stays if the servers' time does not
+catch up. In one case records may be kept longer (docs/clocks.md): while a server is away and the
+clocks of the others disagree, the later clock may stamp.
 
-Every other commit says how long it is to be kept, as clients did before OffsetCommit v5: a week.
-The others are kept for `OFFSETS_KEPT_MINUTES`, and so are those of the group whose members the
-world watches: it must not come to its end, for a new one of its name would count generations anew.
+Every other commit carries a retention time of a week, as of clients before OffsetCommit v5. The
+others are kept for `OFFSETS_KEPT_MINUTES`, and so are those of the group whose members the world
+watches: the group must not expire, because a new one of the same name would count generations anew.
 
-Partition 0 of `aged` holds records of a month ago, written before anything goes wrong, partition 1
-young ones; `stamped` has the servers' timestamps (LogAppendTime).
+Partition 0 of `aged` holds records a month old, written before any fault, partition 1 young ones;
+`stamped` has the servers' timestamps (LogAppendTime).
 
-Must not know: faults, how the servers tell time.
+Does not depend on faults or on how servers determine the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vdl.state.coordinator import Coordinator
 DAY_MS = 86_400_000
 KEPT_MS = 7 * DAY_MS
 MARGIN_MS = DAY_MS
-"""Clocks that are called right are off by hours, after many small jumps."""
+"""Tolerance: clocks that count as right are off by hours after many small jumps."""
 
 AGED = "aged"
 STAMPED = "stamped"
@@ -47,7 +47,7 @@ BY_SERVER = TopicPartition(STAMPED, 0)
 OLD_BATCHES = 3
 
 OFFSETS_KEPT_MINUTES = 40 * 365 * 1_440
-"""Less than the clocks are behind that are decades behind."""
+"""Less than the error of clocks that are decades behind."""
 
 OLD_COMMIT = {offset_commit.API_KEY: 4}
 """The newest OffsetCommit with a retention time."""
@@ -55,8 +55,10 @@ OLD_COMMIT = {offset_commit.API_KEY: 4}
 
 @dataclass(slots=True)
 class Written:
-    """An acknowledged batch, or an acknowledged commit of group `name`. `from_ms` to `to_ms`: the
-    time it was stamped with, at the earliest and at the latest."""
+    """An acknowledged batch, or an acknowledged commit of group `name`.
+
+    `from_ms` and `to_ms`: earliest and latest possible timestamp.
+    """
 
     name: str
     offset: int
@@ -66,8 +68,11 @@ class Written:
 
 
 class Ageing:
-    """See the module. `true_ms`: the world's time, in ms since 1970; `latest_ms`: the latest time
-    that servers may stamp with now."""
+    """Client of the data described in the module.
+
+    `true_ms` returns the world's time in ms since 1970, `latest_ms` the latest time that servers
+    may stamp with now.
+    """
 
     def __init__(
         self,
@@ -94,10 +99,10 @@ class Ageing:
         by_server = {"retention.ms": str(KEPT_MS), "message.timestamp.type": "LogAppendTime"}
         self._create(STAMPED, 1, by_server)
 
-    # --- before anything goes wrong --------------------------------------------------------------
+    # --- before any fault ------------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        """Whether the topics are there, the old records in them, and the watched group."""
+        """True once the topics, the old records and the watched group exist."""
         is_written = len(self._records[OLD]) >= OLD_BATCHES
         return is_written and any(one.name == GROUP for one in self._commits)
 
@@ -129,9 +134,9 @@ class Ageing:
         if len(self._records[OLD]) < OLD_BATCHES:
             self._write(OLD, self._true_ms() - 30 * DAY_MS, self._write_old)
 
-    # --- while things go wrong -------------------------------------------------------------------
+    # --- while faults happen ---------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to write what must stay."""
+        """Begin to write the data that must stay."""
         self._act()
 
     def stop(self) -> None:
@@ -167,8 +172,10 @@ class Ageing:
         self._producer.send(tp, [record], done)
 
     def _commit(self, group: str, *, kept_ms: int) -> None:
-        """A commit of a group nobody is in; -1: kept as long as the servers do. One that is not
-        answered with success is not spoken of again."""
+        """Commit an offset of a group without members; -1: kept as long as the servers do.
+
+        A commit without a successful answer is not checked.
+        """
         asked_ms, latest_ms = self._true_ms(), self._latest_ms()
         client = self._client if kept_ms < 0 else self._old_client
         expected_ms = OFFSETS_KEPT_MINUTES * 60_000 if kept_ms < 0 else kept_ms
@@ -202,9 +209,9 @@ class Ageing:
 
         client.call_any(find_coordinator, find, found)
 
-    # --- when all clocks are right again ---------------------------------------------------------
+    # --- once all clocks are right again ---------------------------------------------------------
     def kept_too_long(self, machines: list[Machine]) -> str:
-        """What is older than a week and still there; empty when there is nothing."""
+        """Describe data older than its retention that still exists; empty if there is none."""
         now_ms = self._true_ms()
         for tp, written in self._records.items():
             if all(one.to_ms + KEPT_MS + MARGIN_MS < now_ms for one in written) and written:
@@ -217,7 +224,7 @@ class Ageing:
         return ""
 
     def deleted_early(self, machines: list[Machine]) -> list[str]:
-        """What is younger than a week and gone."""
+        """Describe all data younger than its retention that is gone."""
         now_ms = self._true_ms()
         found: list[str] = []
         for tp, written in self._records.items():
@@ -242,7 +249,7 @@ def _hosts(machines: list[Machine]) -> list[Host]:
 
 
 def log_start(machines: list[Machine], tp: TopicPartition) -> int:
-    """Where the partition begins, on the replica that has deleted most."""
+    """Return the partition's log start on the replica that has deleted most."""
     start = 0
     for host in _hosts(machines):
         for group_id in host.groups:
@@ -253,8 +260,10 @@ def log_start(machines: list[Machine], tp: TopicPartition) -> int:
 
 
 def has_offset(machines: list[Machine], group: str) -> bool:
-    """Whether the replica of its coordinator that has applied most has a position of the group. The
-    leader may be on its way from one server to another."""
+    """Return True if the group has an offset on the coordinator replica that has applied most.
+
+    The leader may be in transfer from one server to another.
+    """
     most, found = -1, False
     for host in _hosts(machines):
         number = host.coordinator_group(group)

@@ -1,22 +1,22 @@
-"""When data may be destroyed for good: the fault atlas.
+"""The fault atlas: decides when data may be destroyed for good.
 
 A crashed machine comes back with its disk. A wiped disk, or a journal damaged where it had been
-durable, does not come back: what it held is on the group's other replicas or nowhere. Raft survives
-one such loss at a time, because every committed entry is on at least one of the other voters, and
-no majority exists without the voter that has most. So a loss may begin, even while other machines
-are down, when for every group:
+durable, does not: its data is on the group's other replicas or nowhere. Raft survives one such loss
+at a time, because every committed entry is on at least one of the other voters, and no majority
+exists without the voter that has most. So a loss may begin, even while other machines are down, if
+for every group:
 
 * it has its full number of voters;
-* none of them has lost anything: the loss before has been repaired;
-* each of them has applied the same members. Members take effect when they are applied. A replica
-  that missed a promotion which only the lost leader knew to be committed still has the old members,
-  and perhaps no majority of them.
+* none of them has lost anything: the previous loss has been repaired;
+* each of them has applied the same membership. Membership takes effect when it is applied. A
+  replica that missed a promotion which only the lost leader knew to be committed still has the old
+  membership, and perhaps no majority of it.
 
-A damaged entry does not lose its replica. But each entry needs one good copy. So none is damaged
+A damaged entry does not lose its replica, but each entry needs one good copy. So none is damaged
 twice, and nothing else is destroyed while some are not repaired, or while a power cut could still
-cost a log what a bad page left of it.
+cost a log the rest that a bad page left.
 
-Must not know: how anything is broken or repaired.
+Does not depend on how anything is damaged or repaired.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch
 
 SERVERS_MIN = 3
-"""With fewer there is nobody to make good what is lost."""
+"""Fewer servers cannot repair a loss."""
 
 
 def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
-    """Why nothing may be taken away now; empty when it may."""
+    """Return why nothing may be destroyed now; empty if it may."""
     if len(machines) < SERVERS_MIN:
         return "too few servers"
     newest = _newest(machines)
@@ -57,7 +57,7 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
 
 
 def _newest(machines: Sequence[Machine]) -> Host | None:
-    """The running server that has applied most of the catalog."""
+    """Return the running server that has applied most of the catalog."""
     hosts = [
         machine.server.host
         for machine in machines
@@ -89,7 +89,7 @@ def _why_not(group_id: GroupId, newest: Host, watch: RaftWatch) -> str:
 def _has_recovered(
     machine: Machine, groups: Sequence[GroupId], newest: Host, watch: RaftWatch
 ) -> bool:
-    """Whether a machine that lost something has successors that vote for all it lost."""
+    """Return True if a machine that lost data has voters in place of all it lost."""
     server = machine.server
     if server is None or server.host is None or server.state is not ServerState.SERVING:
         return False

@@ -1,11 +1,11 @@
-"""A bridge: servers on two sides that do not hear each other, and one in the middle that hears all.
+"""A bridge: servers on two sides that do not reach each other, with one in the middle.
 
-With the middle each side is most. First all goes on as it was. Then the middle does not hear one
-side for about as long as an election takes, or that side does not hear the middle, and the other
-side elects a leader with it. When both are heard again nothing is cut but what was from the start:
-the deposed leader has links to a majority, and none to its successor.
+The middle reaches both sides, and each side has a majority with it. At first everything continues.
+Then one direction or both between the middle and one side is cut for about an election timeout, and
+the other side elects a leader with the middle. When that cut is healed, only the original one
+remains: the deposed leader has links to a majority, and none to its successor.
 
-Must not know: what the servers store, how a deposed leader learns of it.
+Does not depend on the servers' data or on how a deposed leader learns of it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from vdl.sim.machine import Machine
 from vdl.sim.network import Network
 
 BEGINS_MS = (100, 1_500)
-"""When the middle and a side cease to hear each other: links that were cut may be up until then."""
+"""Time until the cut between the middle and a side begins.
+
+Links that were cut earlier may be up by then.
+"""
 SILENT_MS = (700, 1_900)
-"""For how long: longer than an election timeout, and not longer than links last."""
+"""Duration of that cut: longer than an election timeout, and shorter than links survive."""
 DIRECTIONS = ("unheard", "unheard", "unheard", "deaf", "both")
-"""What becomes of a side: mostly the middle does not hear it."""
+"""Direction of that cut; most often the middle does not receive from the side."""
 
 
 class Target(Protocol):
-    """The part of a world that a bridge is built in."""
+    """Part of a world that a bridge acts on."""
 
     @property
     def time(self) -> VirtualTime: ...
@@ -42,7 +45,7 @@ class Target(Protocol):
 
 
 class Bridge:
-    """The fault. `near`: a machine on the side that is not heard; empty for any."""
+    """The fault. `near`: a machine on the side that is cut off; empty for any."""
 
     def __init__(self, near: str = "") -> None:
         self._near = near
@@ -67,7 +70,7 @@ class Bridge:
         silent += [(middle, name) for name in near if direction != "unheard"]
         begins_ns, lasts_ns = rng.randint(*BEGINS_MS) * MS, rng.randint(*SILENT_MS) * MS
         self.over_ns = begins_ns + lasts_ns
-        """When all but the bridge itself is over, from its beginning."""
+        """Time from the beginning until only the bridge itself is left."""
         world.note(f"bridge {near} {middle} {far}, {direction} for {lasts_ns // MS} ms")
         world.time.after(begins_ns, partial(self._fall_silent, world, silent))
         world.time.after(self.over_ns, partial(self._speak, world))

@@ -1,7 +1,6 @@
-"""Raft messages of the catalog that do not reach a process, though its links are up and all others
-come: to it, its catalog replica stands still.
+"""Loss of the catalog's Raft messages to one process whose links are up.
 
-Must not know: why.
+All other messages arrive, so the process's catalog replica makes no progress.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from vdl.logstream.state import CATALOG_GROUP
 
 
 class CatalogSilence:
-    """Stands before one process's `PeerHandler`, and is one. `hears`: whether messages of
-    the catalog get through now."""
+    """`PeerHandler` in front of a process's own.
+
+    `hears` returns True if catalog messages may pass.
+    """
 
     __slots__ = ("_handler", "_hears")
 

@@ -1,14 +1,14 @@
-"""Certificates and handshakes of the simulator, under the TLS stream that real links have.
+"""Certificates and handshakes of the simulator, below the TLS stream that real links have.
 
-`rpc.tls_stream` decides whose certificate is good for what, here as on sockets. Only its engine is
-another one: real handshakes draw their own randomness, and a world is a function of its seed. This
-one shows certificates and encrypts nothing, in the order of TLS 1.3: the dialer is done first, and
-may have sent much before it is refused. Whether an authority signed a certificate is a field of it.
+`rpc.tls_stream` decides which certificate is valid for what, here as on sockets. Only its engine
+differs: real handshakes draw their own randomness, and a world is a function of its seed. This one
+presents certificates and encrypts nothing, in the order of TLS 1.3: the dialer finishes first and
+may have sent much before it is refused. The signing authority is a field of the certificate.
 
     dialer   → hello                                       acceptor → certificate, its length before
     dialer   → certificate, its length before; done        acceptor: done
 
-Must not know: links, what names in certificates mean.
+Does not depend on links or on the meaning of names in certificates.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AUTHORITY = "ours"
 SET = CLUSTER_NAME_DEFAULT
 
 _HELLO = b"\x16\x03\x01virtual"
-"""As a record of a handshake begins, so that who takes both (`rpc/either_stream.py`) can tell."""
+"""Begins like a handshake record, so that `rpc/either_stream.py` can distinguish the two."""
 _LENGTH = Struct("<H")
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Who signed it, and the URIs among its alternative names."""
+    """A certificate: its signing authority, and the URIs among its alternative names."""
 
     authority: str
     uris: tuple[str, ...]
@@ -45,14 +45,16 @@ class Certificate:
 def certificate_of(
     server_id: int, *, cluster: str = SET, authority: str = AUTHORITY
 ) -> Certificate:
-    """What a server shows; 0: an administrator."""
+    """Return a server's certificate; 0: an administrator's."""
     return Certificate(authority, (identity_uri(cluster, server_id),))
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeSide:
-    """How one end shakes hands; a `rpc.tls_stream.EngineMaker`. `trusted`: whose certificates it
-    takes, "" for anybody's."""
+    """One end's part in handshakes; a `rpc.tls_stream.EngineMaker`.
+
+    `trusted`: authority whose certificates it accepts, "" for any.
+    """
 
     own: Certificate
     trusted: str
@@ -62,7 +64,7 @@ class HandshakeSide:
         return HandshakeEngine(self)
 
     def revokes(self, certificate: bytes) -> bool:
-        """See `EngineMaker.revokes`. Nobody revokes here."""
+        """See `EngineMaker.revokes`. No certificate is revoked here."""
         del certificate
         return False
 
@@ -73,7 +75,7 @@ def security_of(
     trusted: str = AUTHORITY,
     links: LinkEncryption = LinkEncryption.REQUIRED,
 ) -> LinkSecurity:
-    """How the streams of a process are secured that shows this certificate."""
+    """Return the stream security of a process with this certificate."""
     return LinkSecurity(
         SET,
         HandshakeSide(own, trusted, dials=False),
@@ -85,7 +87,7 @@ def security_of(
 
 
 class HandshakeEngine:
-    """See the module; a `rpc.tls_stream.Engine`."""
+    """Engine of one handshake; a `rpc.tls_stream.Engine`."""
 
     __slots__ = ("_arrived", "_has_begun", "_output", "_peer", "_side", "is_closed", "is_open")
 

@@ -1,15 +1,15 @@
-"""A server that runs and serves no clients: nothing of the catalog reaches it, or another process
-has its port. It votes and follows; it must lead nothing that clients need.
+"""A server that runs and serves no clients. It votes and follows, but must lead no client group.
 
-Of the catalog's Raft messages it gets none (`catalog_silence.py`), as one whose catalog replica was
-rolled back to an old copy. It starts, cannot know what topics there are, and keeps its port closed.
-With its port taken it ends itself when it would open it, and is started again and again.
+There are two causes. It receives none of the catalog's Raft messages (`catalog_silence.py`), like a
+server whose catalog replica was rolled back to an old copy: it starts, cannot know which topics
+exist, and keeps its port closed. Or another process has its port: it ends itself when it would open
+the port, and is restarted repeatedly.
 
-`judge_closed_server` has this happen when all is well, to the server that leads most, and then has
-another server start again. The servers that serve are a majority: each group must be led there
-within ten election timeouts.
+`judge_closed_server` does this to the server that leads most groups, once everything has settled,
+and then restarts another server. The servers that serve are a majority: each group must have a
+leader there within ten election timeouts.
 
-Must not know: what else has happened in this world.
+Does not depend on what else has happened in this world.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 S = 1_000 * MS
 CLOSED_NS = 4 * S
-"""How long it runs so before the other one starts again: some leaderships would have returned."""
+"""Time that it runs so before the other one restarts; leaderships would have returned by then."""
 ELECTION_TIMEOUTS = 10
 ELECTION_TIMEOUT_NS = 1_200 * MS
 
 
 def judge_closed_server(world: World) -> None:
-    """Have one serve no clients, and another start again; the world is at rest before."""
+    """Let one server serve no clients, and restart another. The world must have settled before."""
     watch = world.watch
     closed = max(world.machines, key=watch.led)
     others = [machine for machine in world.machines if machine is not closed]

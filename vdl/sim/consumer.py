@@ -1,13 +1,12 @@
-"""A consumer: positions found, records fetched, in the manner of Kafka's own.
+"""A consumer: finds positions and fetches records, in the manner of Kafka's own.
 
-It fetches without being asked, one request at a time from each leader, and hands what came to
-`on_fetched`. Positions come from the committed offset (through a group `member`, when there is
-one), else from the reset strategy by ListOffsets. Leader epochs travel with every fetch (KIP-320);
-what a server says about them makes the client look for the leader again.
+It fetches continuously, one request at a time from each leader, and passes the records to
+`on_fetched`. Positions come from the committed offset (through a group `member`, if there is one),
+otherwise from the reset strategy by ListOffsets. Every fetch carries leader epochs (KIP-320); an
+epoch error makes the client look for the leader again.
 
-Records are handed out only above the position asked for: a fetch returns whole batches.
-
-Must not know: what the records mean.
+A fetch returns whole batches; only records from the requested position on are passed on. Does not
+depend on the meaning of the records.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _FETCH_WITH_TOPIC_IDS = 13
 
 @dataclass(slots=True)
 class Fetched:
-    """One partition's part of a fetch: records from the position on, and where the log stood.
+    """One partition's part of a fetch: records from the position on, and the log's offsets then.
 
-    `epochs` has the leader epoch of the batch each record came in; `leader_epoch` is the one the
-    server agreed to, -1 in versions that do not ask. `asked_ns` is the client's clock.
+    `epochs` has the leader epoch of the batch of each record; `leader_epoch` is the one the server
+    accepted, -1 in versions without it. `asked_ns` is the client's clock.
     """
 
     tp: TopicPartition
@@ -60,26 +59,27 @@ class Fetched:
     position: int
     stable_offset: int = -1
     end: int = -1
-    """Behind the last batch that came; -1 if none did."""
+    """Offset after the last batch that came; -1 if none did."""
     end_epoch: int = -1
     """Leader epoch of that batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """A consumer's settings, as Kafka names them."""
+    """A consumer's settings, named as in Kafka."""
 
     max_wait_ms: int = 500
     min_bytes: int = 1
     fetch_bytes_max: int = 1 << 20
     partition_bytes_max: int = 64 << 10
     poll_interval_ms: int = 0
-    """A pause after each answer: a slow consumer."""
+    """Pause after each answer, for a slow consumer."""
     fetch_sessions: bool = False
-    """KIP-227, where the server's version has it."""
+    """True to use KIP-227, where the server's version has it."""
     read_committed: bool = False
-    """`isolation.level`: records of aborted transactions are dropped, those of open ones do not
-    come (KIP-98)."""
+    """`isolation.level`: records of aborted transactions are dropped, and those of open ones are
+    not returned (KIP-98).
+    """
 
 
 @dataclass(slots=True)
@@ -91,14 +91,14 @@ class _Asked:
 
 
 class CommittedOffsets(Protocol):
-    """Who knows what the consumer's group has committed."""
+    """Source of the committed offsets of the consumer's group."""
 
     def fetch_committed(self, partitions: list[TopicPartition]) -> None:
-        """Have `committed_known` told what is committed for these."""
+        """Fetch the committed offsets of these partitions and pass them to `committed_known`."""
 
 
 class Consumer:
-    """Fetches what its subscription says."""
+    """Consumer that fetches the partitions of its subscription."""
 
     def __init__(
         self,
@@ -113,14 +113,15 @@ class Consumer:
         self.member: CommittedOffsets | None = None
         self.on_fetched = on_fetched
         self.on_no_position: Callable[[TopicPartition], None] = _ignore
-        """A position is needed, and the reset strategy is NONE."""
+        """Called if a position is needed and the reset strategy is NONE."""
         self.on_position: Callable[[TopicPartition, int], None] = _ignore_position
-        """A position was found, by reset or from the committed offset."""
+        """Called with a position found by a reset or from the committed offset."""
         self.corrupt: list[str] = []
-        """Batches whose CRC was wrong: must stay empty."""
+        """Batches with a wrong CRC or content that contradicts the header: must stay empty."""
         self.told: dict[TopicPartition, tuple[int, int]] = {}
-        """(high watermark, log start) as servers told them last: with a session they tell only what
-        is new."""
+        """(high watermark, log start) as last reported by servers: with a session they report only
+        changes.
+        """
         self.closed = False
         self._fetching: dict[int, int] = {}
         self._turn = 0
@@ -152,7 +153,7 @@ class Consumer:
         self.wake()
 
     def wake(self) -> None:
-        """Look soon at what there is to do."""
+        """Schedule a check for work."""
         if not self._pump_due and not self.closed:
             self._pump_due = True
             self.client.clock.call_soon(self._pump)
@@ -176,7 +177,7 @@ class Consumer:
         self._fetch(subscription.fetchable())
 
     def _again(self) -> None:
-        """After a failure: look for leaders, and go on after a pause."""
+        """Look for leaders after a failure, and retry after a pause."""
         self._failures += 1
         self.client.refresh()
         if not self._retrying:
@@ -189,7 +190,7 @@ class Consumer:
 
     # --- positions ------------------------------------------------------------------------------
     def committed_known(self, tp: TopicPartition, offset: int, epoch: int) -> None:
-        """The committed offset of an assigned partition, -1 if there is none."""
+        """Take the committed offset of an assigned partition, -1 if there is none."""
         state = self.subscription.assignment.get(tp)
         if state is None or state.position >= 0 or state.reset is not None:
             return
@@ -262,7 +263,7 @@ class Consumer:
             return
         self._turn += 1
         for leader in sorted(by_leader):
-            # Clients ask in turn: an answer may have room for the first partition alone.
+            # Partitions take turns: an answer may have room for the first one alone.
             row = by_leader[leader]
             first = self._turn % len(row)
             self._fetch_from(leader, row[first:] + row[:first])
@@ -309,7 +310,7 @@ class Consumer:
     def _request(
         self, leader: int, asked: list[_Asked], versions: list[int]
     ) -> Callable[[int], fetch.FetchRequest]:
-        """Builds the request; leaves the version it was built for in `versions`."""
+        """Return the request builder; it stores the version it was called with in `versions`."""
         options = self.options
 
         def build(version: int) -> fetch.FetchRequest:
@@ -347,7 +348,7 @@ class Consumer:
         return build
 
     def _take(self, leader: int, want: _Asked, row: fetch.PartitionData, asked_ns: int) -> None:
-        # The position has moved on, too, when a fetch from an earlier leader was overtaken.
+        # The position has also moved on if a fetch from an earlier leader was overtaken.
         if not self._is_current(want.tp, want.incarnation, want.position):
             return
         if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -386,7 +387,7 @@ class Consumer:
             self.subscription.consumed(want.tp, fetched.end, fetched.end_epoch)
 
     def _is_current(self, tp: TopicPartition, incarnation: int, position: int = -1) -> bool:
-        """Whether the partition is still assigned, and still where it was."""
+        """Return True if the partition is still assigned and still at the position."""
         state = self.subscription.assignment.get(tp)
         if state is None or state.incarnation != incarnation:
             return False
@@ -394,7 +395,7 @@ class Consumer:
 
 
 class _Dropping:
-    """Which batches of one answer are of aborted transactions, as all clients of Kafka see it."""
+    """Filter for batches of aborted transactions in one answer, as in all Kafka clients."""
 
     def __init__(self, listed: Sequence[fetch.AbortedTransaction]) -> None:
         self._coming = sorted(((one.first_offset, one.producer_id) for one in listed), reverse=True)
@@ -414,7 +415,7 @@ class _Dropping:
 
 
 def _records_of(batch: memoryview) -> list[Record]:
-    """The records of a batch, or none where they cannot be read."""
+    """Return the records of a batch, or none if they cannot be read."""
     try:
         return list(iter_records(batch))
     except CorruptBatch:
@@ -422,7 +423,7 @@ def _records_of(batch: memoryview) -> list[Record]:
 
 
 def _is_what_it_says(header: BatchHeader, records: list[Record]) -> bool:
-    """Whether the records of a batch are dense, as many as its header says, and not later."""
+    """Return True if the records match the header: dense offsets, count, largest timestamp."""
     count = len(records)
     return (
         0 < count == header.count == header.last_offset_delta + 1
@@ -434,7 +435,9 @@ def _is_what_it_says(header: BatchHeader, records: list[Record]) -> bool:
 def list_request(
     client: KafkaClient, timestamps: dict[TopicPartition, int]
 ) -> Callable[[int], list_offsets.ListOffsetsRequest]:
-    """What asks for the first offset at or after a timestamp, or for -1 latest, -2 earliest."""
+    """Return a request builder for the first offset at or after a timestamp; -1 latest, -2
+    earliest.
+    """
 
     def build(_version: int) -> list_offsets.ListOffsetsRequest:
         topics: dict[str, list_offsets.ListOffsetsTopic] = {}
@@ -458,7 +461,7 @@ def list_request(
 def listed(
     response: Message | Failure,
 ) -> dict[TopicPartition, list_offsets.ListOffsetsPartitionResponse]:
-    """The rows of a ListOffsets answer."""
+    """Return the rows of a ListOffsets answer."""
     if isinstance(response, Failure):
         return {}
     return {
@@ -478,8 +481,8 @@ def _joined(records: object) -> bytes | memoryview:
 
 
 def _ignore(tp: TopicPartition) -> None:
-    """Nobody asked."""
+    """Ignore it: the default of `on_no_position`."""
 
 
 def _ignore_position(tp: TopicPartition, offset: int) -> None:
-    """Nobody asked."""
+    """Ignore it: the default of `on_position`."""

@@ -1,21 +1,21 @@
-"""Flips one bit of what a disk had made durable, in a journal or in a segment, or lets one page of
-it not be readable any more; spoils one page of a header.
+"""Damage to durable data on a disk: a flipped bit, an unreadable page, or a bad header page.
 
-*Journal.* The block is one that later blocks prove: recovery has to notice, and may not take it for
-the torn end of the journal. Whether that costs a replica depends on what lay there and on what
-segments hold by now; recovery's own rules say so (`segments.recovery.replay`).
+*Journal.* The block is one that later blocks prove: recovery has to notice the damage, and may not
+take it for the torn end of the journal. Whether that costs a replica depends on the block's
+contents and on what segments hold by then; recovery's own rules decide it
+(`segments.recovery.replay`).
 
-*Placed.* The same for a frame that the block only tells of, while no segment has it by the word of
-a flush.
+*Placed.* The same for a frame that the block only refers to, while no note of a flush says that a
+segment has it.
 
-*Segment.* One entry of a log becomes damaged, and the log's checkpointed state cannot be trusted
-either: a start has to apply all of its entries again, and meets the damage. It costs the replica
-nothing as long as another one has the entry.
+*Segment.* One entry of a log becomes damaged, and the log's checkpointed state becomes unreliable:
+a start has to apply all of its entries again, and meets the damage. The replica loses nothing as
+long as another one has the entry.
 
-*Page of a segment.* All entries that lie in it become damaged, while their server runs. Of an index
-nothing is lost: the segments can tell.
+*Page of a segment.* All entries in it become damaged, while their server runs. A page of an index
+loses nothing: it is rebuilt from the segments.
 
-Must not know: who may be damaged, and when (`atlas`).
+Does not decide which replica may be damaged, and when (`atlas`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ from vdl.sim.filesystem import SimFileSystem
 JOURNAL = ("data", "journal")
 UNREADABLE_CHANCE = 0.3
 PLACED_CHANCE = 0.5
-"""That a bit flips in what a block says is in segments, and not in the block."""
+"""Chance that a bit flips in a frame that a block says is in a segment, and not in the block."""
 INDEX_CHANCE = 0.25
-"""That the bad page is one of an index."""
+"""Chance that the bad page belongs to an index."""
 
 
 def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
-    """Flip a bit in some block before the durable mark; the block as it was, empty if there is
-    none. No process may be using the disk."""
+    """Flip a bit in a block before the durable mark, or in a frame placed by it.
+
+    Return the block as it was, empty if there is none. No process may be using the disk.
+    """
     found = _proved_block(disk, rng)
     if found is None:
         return b""
@@ -77,8 +79,10 @@ def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
 
 
 def _placed_frames(disk: SimDisk, block: Block) -> list[tuple[Inode, int, int]]:
-    """(file, position, length) of the frames that a block says are in segments, and that no note of
-    a flush has come to."""
+    """Return (file, position, length) of the frames that a block says are in segments.
+
+    Frames already covered by a note of a flush are left out.
+    """
     flushed: dict[LogId, Index] = {}
     for inode, header in _files(disk):
         for other in _blocks(inode, header):
@@ -103,7 +107,7 @@ def _placed_frames(disk: SimDisk, block: Block) -> list[tuple[Inode, int, int]]:
 
 
 def _records(block: Block) -> list[tuple[LogId, int, int, Index, int]]:
-    """(log id, kind, term, index, value) of each."""
+    """Return (log id, kind, term, index, value) of each record of a block."""
     unpacked = [
         STATE_RECORD.unpack_from(block.table, at) for at in range(0, len(block.table), RECORD_BYTES)
     ]
@@ -111,8 +115,10 @@ def _records(block: Block) -> list[tuple[LogId, int, int, Index, int]]:
 
 
 def spoil_block(disk: SimDisk, rng: Random) -> int:
-    """Let a page of some block before the durable mark not be readable; the block's length, 0 if
-    there is none. No process may be using the disk."""
+    """Make a page of some block before the durable mark unreadable.
+
+    Return the block's length, 0 if there is none. No process may be using the disk.
+    """
     found = _proved_block(disk, rng)
     if found is None:
         return 0
@@ -123,8 +129,11 @@ def spoil_block(disk: SimDisk, rng: Random) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """A page that cannot be read any more. `entries` lie in it, none in that of an index. It may
-    cost the replica when they are not `told`: see `are_told`."""
+    """A page that became unreadable.
+
+    `entries` are those with bytes in it; empty for a page of an index. If not `told`, the damage
+    may cost the replica: see `are_told`.
+    """
 
     what: str
     entries: list[Index]
@@ -134,9 +143,10 @@ class Spoiled:
 def spoil_segment(
     disk: SimDisk, files: LogFiles, first: Index, end: Index, rng: Random
 ) -> Spoiled | None:
-    """Let one page not be readable that entries of [first, end), which lie in segments, or their
-    Idx lie in; None when there is no such. No flush may be under way: what it writes there nobody
-    would know of."""
+    """Make one page unreadable that holds entries of [first, end) in segments, or their Idx.
+
+    Return None if there is none. No flush may be in progress: its writes there would go unnoticed.
+    """
     index = Index(rng.randrange(first, end))
     try:
         idx = files.idx(index)
@@ -162,8 +172,11 @@ def spoil_segment(
 
 
 def are_told(disk: SimDisk, files: LogFiles, end: Index) -> bool:
-    """Whether a power cut leaves what says where the entries below `end` lie, trimmed ones too: all
-    their Idx, or all their frames, of which those are rebuilt."""
+    """Return True if the places of the entries below `end` survive a power cut.
+
+    That takes all their Idx, or all their frames, from which Idx are rebuilt; trimmed entries
+    count, too.
+    """
     return _is_index_durable(disk, files, end) or _are_frames_whole(files, end)
 
 
@@ -194,8 +207,10 @@ def _are_frames_whole(files: LogFiles, end: Index) -> bool:
 def _entries_in_page(
     files: LogFiles, segment: int, page: int, index: Index, first: Index, end: Index
 ) -> list[Index]:
-    """The entries of [first, end) of which a byte lies in the page, as that of `index` does; none
-    where an Idx among them is damaged."""
+    """Return the entries of [first, end) with a byte in the page, which holds one of `index`.
+
+    Empty if an Idx among them is damaged.
+    """
 
     def lies_in_page(n: Index) -> bool:
         idx = files.idx(n)
@@ -214,7 +229,7 @@ def _entries_in_page(
 
 
 def _proved_block(disk: SimDisk, rng: Random) -> tuple[Inode, Block] | None:
-    """Some block that says something, lies before the durable mark and can be read."""
+    """Return a readable block with records before the durable mark."""
     blocks = [
         (inode, header, block) for inode, header in _files(disk) for block in _blocks(inode, header)
     ]
@@ -228,9 +243,11 @@ def _proved_block(disk: SimDisk, rng: Random) -> tuple[Inode, Block] | None:
 
 
 def spoil_header(disk: SimDisk, rng: Random) -> str:
-    """Flip a bit in one page of the identity or of the header of a journal file that was written
-    to, or let it be unreadable; what was done, empty if there is no such page. No process may be
-    using the disk."""
+    """Damage one page of the identity, or of a header of a journal file in use.
+
+    A bit flips or the page becomes unreadable. Return a description, empty if there is no such
+    page. No process may be using the disk.
+    """
     pages = [
         (f"header {header.sequence}", inode, at)
         for inode, header in _files(disk)
@@ -240,7 +257,7 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
     identity = data.entries.get("identity") if isinstance(data, Directory) else None
     if isinstance(identity, Inode):
         pages += [("identity", identity, at) for at in range(0, len(identity.data), PAGE_BYTES)]
-    # Of two that one stands for the other, one must be left.
+    # Of two pages that back up each other, one must be left.
     if not pages or any((inode, at // PAGE_BYTES) in disk.bad_pages for _, inode, at in pages):
         return ""
     name, inode, at = rng.choice(pages)
@@ -255,14 +272,16 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
 
 
 def log_files(disk: SimDisk, log_id: LogId, group_id: GroupId, index_entries: int) -> LogFiles:
-    """The segment files of one log, as a server of this configuration has them."""
+    """Return the segment files of one log, as a server of this configuration has them."""
     directory = log_directory("data", log_id)
     return LogFiles(SimFileSystem(disk), directory, log_id, group_id, index_entries)
 
 
 def open_hole(disk: SimDisk, files: LogFiles, index: Index, rng: Random) -> bool:
-    """Flip a bit in the frame of entry `index`, and one in what a checkpoint says of its log; False
-    when the entry is in no segment. No process may be using the disk."""
+    """Flip a bit in the frame of entry `index`, and one in its log's checkpoint.
+
+    Return False if the entry is in no segment. No process may be using the disk.
+    """
     try:
         idx = files.idx(index)
     except StorageError:
@@ -282,7 +301,7 @@ def open_hole(disk: SimDisk, files: LogFiles, index: Index, rng: Random) -> bool
 
 
 def is_hole(files: LogFiles, index: Index) -> bool:
-    """Whether the entry lies in a segment and cannot be read there."""
+    """Return True if the entry is in a segment and cannot be read there."""
     try:
         files.entries(index, index + 1, 0)
     except EntriesDamaged:
@@ -293,7 +312,7 @@ def is_hole(files: LogFiles, index: Index) -> bool:
 
 
 def _find(disk: SimDisk, path: str) -> object:
-    """What a path names as its process sees it; None when there is no such thing."""
+    """Return the node at a path as its process sees it; None if there is none."""
     node: object = disk.root
     for name in path.split("/"):
         node = node.entries.get(name) if isinstance(node, Directory) else None
@@ -310,7 +329,7 @@ def _files(disk: SimDisk) -> list[tuple[Inode, FileHeader]]:
     found: list[tuple[Inode, FileHeader]] = []
     for name, node in sorted(directory.entries.items()):
         header = decode_file_header(bytes(node.data)) if isinstance(node, Inode) else None
-        # A header of another sequence than the name's is left from an earlier use of the file.
+        # A header with another sequence than the name's is left from an earlier use of the file.
         if header is not None and name == f"{header.sequence:016x}.journal":
             assert isinstance(node, Inode), name
             found.append((node, header))
@@ -318,7 +337,7 @@ def _files(disk: SimDisk) -> list[tuple[Inode, FileHeader]]:
 
 
 def _blocks(inode: Inode, header: FileHeader) -> list[Block]:
-    """The file's good blocks, in order; only those that are on the disk itself."""
+    """Return the file's good blocks in order; only those on the disk itself."""
     blocks: list[Block] = []
     position = header.bytes
     while position < len(inode.durable):

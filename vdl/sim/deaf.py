@@ -1,12 +1,10 @@
-"""Clients that make a server hold memory: some ask for much and do not read, some begin a large
-request and do not finish it.
+"""Clients that make a server hold memory: they do not read responses or finish requests.
 
 A `Deaf` opens many connections to one server and keeps them for seconds; then for a while it has
-none. On half of them it fetches everything, again and again, and reads almost nothing. On the
-others it begins a produce request of the largest size and sends a part of it. It opens a closed
-connection again.
+none. On half of them it fetches everything, repeatedly, and reads almost nothing. On the others it
+begins a produce request of the largest size and sends a part of it.
 
-Must not know: bounds of servers, what checks make of them.
+Does not depend on the servers' bounds or on how they are checked.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 64
 WINDOW_BYTES = 1 << 10
-"""What a connection takes that reads nothing: what the two systems between hold."""
+"""Window of a connection that reads nothing: the data that both kernels hold."""
 REQUESTS = 60
 FETCH_VERSION = 11
 ANNOUNCED_BYTES = 400 << 10
@@ -37,7 +35,7 @@ REST_MS = (200, 2_000)
 
 
 class Deaf:
-    """See the module."""
+    """One client that makes servers hold memory, on many connections."""
 
     def __init__(self, env: Env, host: str, rng: Random) -> None:
         self._env = env
@@ -49,7 +47,7 @@ class Deaf:
         self._clock.call_later(rng.randint(*REST_MS) * MS, self._stand)
 
     def stop(self) -> None:
-        """Lets go of everything, for good."""
+        """Close all connections for good."""
         self._stopped = True
         self._rest()
 
@@ -88,7 +86,7 @@ class Deaf:
 
 
 class _Connection:
-    """One connection that sends what it has, and reads nothing. A `StreamOwner`."""
+    """Connection that sends its data and reads nothing. A `StreamOwner`."""
 
     def __init__(self, sent: list[Buffer]) -> None:
         self._unsent = deque(sent)
@@ -118,7 +116,7 @@ class _Connection:
         return memoryview(bytearray(1))
 
     def buffer_updated(self, received: int) -> None:
-        """Not even this."""
+        """Ignore the byte."""
 
     def writable(self) -> None:
         if self._stream is not None:

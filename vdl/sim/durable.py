@@ -1,14 +1,14 @@
-"""What a disk durably says of each log on it, read from the bytes themselves.
+"""The durable state of each log on a disk, read from the bytes themselves.
 
-A disk tells of every run of bytes the moment it becomes durable. Journal blocks among them are
-taken apart here, with the journal's own format and none of its code that writes or recovers: so
-there is a second opinion on what a replica may claim to have, and on what a recovery must find.
+A disk reports every run of bytes when it becomes durable. Journal blocks among them are decoded
+here, with the journal's own format and none of its code that writes or recovers. This gives a
+second opinion on what a replica may claim to have and on what a recovery must find.
 
-Only the journal counts, and what its blocks say is in segments: such a block tells nothing before
-its frames are durable, too. Other entries reach segments later, and only such as lay in the journal
-before; nothing that was durable in it is given up without a record that says so.
+Only the journal counts, and frames in segments that its blocks refer to: such a block has no effect
+before its frames are durable, too. Other entries reach segments later, and only after they were in
+the journal; nothing that was durable in it is dropped without a record.
 
-Must not know: files, Raft, who asks.
+Does not depend on files, Raft or callers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from segments.format.frame import CRC, FRAME_VERSION, frame_length
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 
 _SALT = Struct("<Q")
-"""Of the file, behind a block's first eight bytes."""
+"""Salt of the file, after a block's first eight bytes."""
 _VERSION_AT = 17
-"""Where a frame's header says its version."""
+"""Position of the version in a frame's header."""
 _FRAMES_MAX = 20_000
-"""So many frames are remembered of those that became durable last."""
+"""Number of most recently durable frames that are remembered."""
 
 
 class DurableLog:
-    """One log as its durable records tell it: entries [first, last], and the newest hard state."""
+    """One log according to its durable records: entries [first, last] and newest hard state."""
 
     __slots__ = ("commit", "ever", "files", "first", "flushed", "last", "term", "terms", "vote")
 
@@ -58,21 +58,25 @@ class DurableLog:
         self.first = Index(1)
         self.last = NO_INDEX
         self.terms: dict[Index, Term] = {}
-        """Term by index, as the log stands."""
+        """Term by index, in the current log."""
         self.ever: dict[Index, set[Term]] = {NO_INDEX: {NO_TERM}}
-        """Terms that were durable at an index at any time: one write may replace what another, not
-        yet acknowledged, had made durable before it. Of the entry before `first` too."""
+        """Terms that were durable at an index at any time, also for the entry before `first`.
+
+        One write may replace an entry that an earlier one, not yet acknowledged, had made durable.
+        """
         self.files: dict[Index, int] = {}
-        """By index, the journal file with the newest copy of the entry; of some that are flushed or
-        cut off, too."""
+        """By index, the journal file with the newest copy of the entry.
+
+        May include entries that are flushed or cut off.
+        """
         self.flushed = NO_INDEX
-        """Last entry that segments hold, as the journal says."""
+        """Last entry that segments hold, according to the journal."""
         self.term = NO_TERM
         self.vote = 0
         self.commit = NO_INDEX
 
     def entry(self, index: Index, term: Term, file: int) -> None:
-        """An entry; one already held with the same term was written again, nothing else."""
+        """Add an entry. One already held with the same term was only written again."""
         if index <= self.last and self.terms.get(index) != term:
             self.cut(index)
         self.last = max(self.last, index)
@@ -81,13 +85,13 @@ class DurableLog:
         self._note(index, term)
 
     def cut(self, index: Index) -> None:
-        """The suffix from `index` on is gone."""
+        """Remove the suffix from `index` on."""
         for gone in indexes(index, self.last + 1):
             self.terms.pop(gone, None)
         self.last = min(self.last, index - 1)
 
     def reset(self, first: Index, term_before: Term) -> None:
-        """Everything is gone; the log goes on at `first`, behind an entry of `term_before`."""
+        """Remove everything; the log continues at `first`, after an entry of `term_before`."""
         self.terms.clear()
         self.files.clear()
         self.first, self.last = first, first - 1
@@ -95,12 +99,12 @@ class DurableLog:
         self._note(first - 1, term_before)
 
     def trim(self, first: Index, term_before: Term) -> None:
-        """The entries below `first` are gone, the last of them one of `term_before`."""
+        """Remove the entries below `first`; the last of them has `term_before`."""
         self.first = first
         self._note(first - 1, term_before)
 
     def only_before(self, file: int) -> list[Index]:
-        """Entries that only journal files before that one hold, ascending."""
+        """Return the entries that only journal files before `file` hold, ascending."""
         begin = max(self.flushed + 1, self.first)
         self.files = {i: f for i, f in self.files.items() if begin <= i <= self.last}
         return sorted(index for index, held in self.files.items() if held < file)
@@ -114,7 +118,10 @@ class DurableLog:
 
 
 class DurableLogs:
-    """The logs of one disk, by log id. `take` is told every run of bytes that became durable."""
+    """The logs of one disk, by log id.
+
+    `take` must receive every run of bytes that became durable.
+    """
 
     __slots__ = ("_files", "_frames", "_waiting", "blocks", "logs")
 
@@ -126,13 +133,13 @@ class DurableLogs:
         self._frames: dict[tuple[int, int], None] = {}
         """(length, CRC) of frames that became durable outside the journal, oldest first."""
         self._waiting: tuple[memoryview, int] | None = None
-        """Table and file of the newest block, while frames it speaks of are not durable."""
+        """Table and file of the newest block, while frames it refers to are not durable."""
 
     def take(self, image: Buffer) -> None:
-        """Apply the journal block that the bytes hold, if they do."""
+        """Apply the journal block in the bytes, if there is one."""
         at, header = 0, None
         if image[:8] == FILE_MAGIC:
-            # The first block of a file leaves in one write with the file's header.
+            # The first block of a file is written together with the file's header.
             at = first_block_at(bytes(image[:BLOCK_HEADER_BYTES]))
             header = decode_file_header(bytes(image[:at]))
         if image[at : at + 4] != BLOCK_MAGIC:
@@ -148,12 +155,12 @@ class DurableLogs:
                 if mark.log_id in self.logs:
                     self.logs[mark.log_id].flushed = mark.flushed_index
         salt: int = _SALT.unpack_from(image, at + 8)[0]
-        # What a start repeats it has made durable before.
+        # An opening block repeats only what is durable already.
         self._waiting = block.table, self._files.get(salt, 0)
         self._settle(is_whole=bool(block.flags & OPENING))
 
     def _take_frames(self, image: memoryview) -> None:
-        """Note the frames that a run of bytes is made of, if it is."""
+        """Note the frames in a run of bytes, if it consists of frames."""
         at = SEGMENT_HEADER_BYTES if image[: len(SEGMENT_MAGIC)] == SEGMENT_MAGIC else 0
         while size := frame_length(image, at):
             if at + size > len(image) or image[at + _VERSION_AT] != FRAME_VERSION:
@@ -165,7 +172,7 @@ class DurableLogs:
         self._settle(is_whole=False)
 
     def _settle(self, *, is_whole: bool) -> None:
-        """Let the newest block count, if all is there that it speaks of."""
+        """Apply the newest block once all frames it refers to are durable."""
         if self._waiting is None:
             return
         table, file = self._waiting
@@ -203,7 +210,7 @@ class DurableLogs:
                 log.flushed = index
 
     def forget(self) -> None:
-        """The disk is empty again."""
+        """Forget everything: the disk is empty again."""
         self.logs.clear()
         self._files.clear()
         self._frames.clear()

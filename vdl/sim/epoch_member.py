@@ -1,13 +1,12 @@
-"""A member of a group whose coordinator assigns (KIP-848): heartbeats, epochs, one step at a time.
+"""A member of a group whose coordinator assigns (KIP-848): heartbeats and epochs.
 
-It joins with epoch 0, reads what an answer gives it, and says in each heartbeat what it has; so
-what it gave up is known to be free with the next one, which it sends at once. An answer that was
-lost makes it say all of itself again. When it is fenced it gives everything up and joins anew.
+It joins with epoch 0, reads the partitions assigned by an answer, and reports its partitions in
+each heartbeat. A revoked partition is known to be free after the next heartbeat, which it sends at
+once. After a lost answer it sends its full state again. When it is fenced it releases everything
+and rejoins.
 
-Commits carry its epoch. Whoever watches is told of assignments and revocations as by a classic
-member, and of each heartbeat that was accepted, with what it said to have.
-
-Must not know: what is consumed.
+Commits carry its epoch. Observers receive assignments and revocations as from a classic member, and
+each accepted heartbeat with the partitions it reported. Does not depend on what is consumed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ JOINING, LEAVING = 0, -1
 
 
 class EpochMember(GroupMember):
-    """See the module. `generation` is its epoch, -1 while it has none."""
+    """Member of a group with the newer protocol.
+
+    `generation` is its epoch, -1 while it has none.
+    """
 
     def __init__(
         self,
@@ -45,16 +47,19 @@ class EpochMember(GroupMember):
         *,
         pattern: str = "",
     ) -> None:
-        """`pattern`: what it subscribes by, in the coordinator's language; else the topics that the
-        consumer subscribes to."""
+        """Create a member.
+
+        `pattern`: its subscription, in the coordinator's syntax; if empty, the topics that the
+        consumer subscribes to.
+        """
         super().__init__(client, consumer, group, options)
         self.member_id = str(UUID(int=client.rng.getrandbits(128), version=4))
         self.on_accepted: Callable[[int, list[TopicPartition], int], None] = _ignore_accepted
-        """(epoch, what it said that it has, when it said so)."""
+        """Called with (epoch, reported partitions, time of the report)."""
         self._pattern = pattern
         self._owned: set[TopicPartition] = set()
         self._ids: dict[str, bytes] = {}
-        """Topic → id, as assignments said."""
+        """Topic → id, from assignments."""
         self._says_all = True
         self._is_asking = False
 
@@ -67,7 +72,7 @@ class EpochMember(GroupMember):
             self._beat()
 
     def _metadata_changed(self) -> None:
-        """The coordinator sees to that; what it named may be known only now."""
+        """Do nothing: the coordinator follows topics, and heartbeats retry unknown ids."""
 
     def _coordinator_lost(self) -> None:
         super()._coordinator_lost()
@@ -123,7 +128,7 @@ class EpochMember(GroupMember):
             return
         wanted = self._named(response.assignment)
         if wanted is None:
-            # A topic that this client has not heard of: it asks, and says all of itself again.
+            # This client does not know the topic yet: refresh, and send the full state again.
             self._says_all = True
             self.client.refresh()
             self._later(self._step)
@@ -158,7 +163,7 @@ class EpochMember(GroupMember):
         self._timer = self.client.clock.call_later(interval_ms * MS, self._step)
 
     def _give_up(self) -> None:
-        """It is fenced: nothing is its own any more."""
+        """Release all partitions after being fenced."""
         if self._owned:
             self._revoke()
         self._owned = set()
@@ -181,8 +186,8 @@ class EpochMember(GroupMember):
 
 
 def _ignore_accepted(epoch: int, said: list[TopicPartition], sent_ns: int) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_accepted`."""
 
 
 def _ignore_answer(answer: Message | Failure) -> None:
-    """Whatever the answer is, the member is gone."""
+    """Ignore the answer: the member has left in any case."""

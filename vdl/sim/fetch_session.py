@@ -1,6 +1,6 @@
-"""A consumer's side of a fetch session (KIP-227): what the server knows of its partitions.
+"""A consumer's side of a fetch session (KIP-227): the server's knowledge of its partitions.
 
-Must not know: when requests are sent, what the answers mean.
+Does not depend on when requests are sent or on the meaning of the answers.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ _Key = tuple[str, bytes, int]
 
 
 class FetchSession:
-    """One session. It ends with whatever failed: the next one begins with everything."""
+    """One session. It ends with any failure; the next one starts with a full request."""
 
     def __init__(self) -> None:
         self._id = 0
         self._epoch = 0
         self._known: dict[_Key, tuple[int, int]] = {}
-        """(topic, id, partition) -> (offset, leader epoch) that the server was told last."""
+        """(topic, id, partition) → (offset, leader epoch) last sent to the server."""
 
     def reduce(self, request: fetch.FetchRequest, *, by_id: bool) -> None:
-        """Leave of a full request what the server does not know, and say what to forget."""
+        """Reduce a request to the changes since the last one and add the partitions to forget."""
         request.session_id = self._id
         request.session_epoch = self._epoch
         wanted: dict[_Key, tuple[int, int]] = {}
@@ -43,7 +43,7 @@ class FetchSession:
         self._known = wanted
 
     def answered(self, session_id: int) -> None:
-        """The server answered without an error; 0: it keeps no session."""
+        """Advance the session after an answer without an error; 0: the server keeps no session."""
         self._id = session_id
         if session_id:
             self._epoch = self._epoch + 1 if self._epoch < _EPOCH_MAX else 1

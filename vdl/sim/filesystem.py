@@ -1,9 +1,7 @@
-"""The simulated disk behind the file-system interface the store is written against.
+"""The simulated disk behind the file-system interface that the store is written against.
 
-One `SimFileSystem` per life of a process: its locks go with it. Paths are '/'-separated; relative
-ones start at the disk's root, like absolute ones.
-
-Must not know: what the files mean.
+Each process has its own `SimFileSystem`: its locks end with it. Paths are '/'-separated; relative
+ones start at the disk's root, like absolute ones. Does not depend on the meaning of the files.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from segments.io.fs import MetaChecks, MetaUsage
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 
 ENDLESS_BYTES = 1 << 40
-"""What a disk without end is said to have, and to take."""
+"""Size and free space reported for a disk without a limit."""
 
 
 class SimFile:
@@ -37,13 +35,13 @@ class SimFile:
         self._disk.sync(self._inode)
 
     def write_back(self, length: int, position: int) -> None:
-        """What is not synced may or may not be there after a power cut, whatever is done here."""
+        """Do nothing: unsynced data may or may not survive a power cut in any case."""
 
     def begin_write_back(self, length: int, position: int) -> None:
-        """As `write_back`."""
+        """Do nothing, as for `write_back`."""
 
     def uncache(self, length: int = 0, position: int = 0) -> None:
-        """Nothing is cached."""
+        """Do nothing: there is no cache."""
 
     def truncate(self, length: int) -> None:
         self._disk.truncate(self._inode, length)
@@ -58,7 +56,7 @@ class SimFile:
         return min(self._inode.allocated, len(self._inode.data))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class SimMeta:
@@ -80,7 +78,7 @@ class SimMeta:
         return self._store.items.get(key)
 
     def durable(self, key: bytes) -> bytes | None:
-        """What a power cut would leave."""
+        """Return the value that a power cut would leave."""
         return self._store.durable.get(key)
 
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -99,11 +97,11 @@ class SimMeta:
         self._disk.sync_meta(self._store)
 
     def read_medium(self, length: int, position: int) -> int:
-        """Nothing is cached, and no page cannot be read."""
+        """Return 0: there is no cache, and every page is readable."""
         return 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class SimLock:
@@ -122,7 +120,10 @@ class SimLock:
 
 
 class SimFileSystem:
-    """`segments.io.fs.FileSystem` on a `SimDisk`. `on_release` is told when a lock is let go."""
+    """`segments.io.fs.FileSystem` on a `SimDisk`.
+
+    `on_release` is called when a lock is released.
+    """
 
     __slots__ = ("_on_release", "disk")
 
@@ -162,7 +163,7 @@ class SimFileSystem:
         return sorted(self._directory(path).entries)
 
     def make_directory(self, path: str) -> None:
-        """Make the directory and any missing parents; existing ones are left alone."""
+        """Make the directory and any missing parents; leave existing ones alone."""
         directory = self.disk.root
         for name in _parts(path):
             node = directory.entries.get(name)
@@ -221,7 +222,7 @@ class SimFileSystem:
         return isinstance(directory.entries.get(name), MetaStore)
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks | None = None) -> SimMeta:
-        """What is simulated has no pages to check."""
+        """Open or create the environment. `checks` is ignored, because it has no pages."""
         del checks
         assert map_bytes > 0, map_bytes
         directory, name = self._parent(path)
@@ -245,7 +246,7 @@ class SimFileSystem:
         return directory
 
     def _parent(self, path: str) -> tuple[Directory, str]:
-        """The directory that holds the path's last name, and that name ("" for the root)."""
+        """Return the directory that holds the path's last name, and that name ("" for the root)."""
         parts = _parts(path)
         if not parts:
             return self.disk.root, ""
@@ -253,7 +254,7 @@ class SimFileSystem:
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """Do nothing: the default of `on_release`."""
 
 
 def _parts(path: str) -> list[str]:

@@ -1,13 +1,12 @@
-"""The disks of all but one leader fill, when all is well: what makes room must get through.
+"""The disks of all servers but one leader's fill: requests that free space must succeed.
 
-Disks of one size fill at about one time, and who still has room leads. What is appended there then
-waits for the others, and what deletes it waits behind that. A partition of its own is written to,
-directly at its leader, without a client. When the others are full, often some of it is under way.
+Disks of one size fill at about the same time, and the server that still has room leads. Appends
+there then wait for the others, and a deletion waits behind them. A partition of its own is written
+to, directly at its leader, without a client. When the others are full, appends are often in flight.
 A deletion must be answered then, and new records must be refused.
 
-A full disk may also end a process, and a leader may go: then nothing is asked.
-
-Must not know: what else has happened in this world.
+A full disk may also end a process, and the leader may change: then nothing is checked. Does not
+depend on what else has happened in this world.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ UNDER_WAY_MAX = 8
 MADE_NS = 60 * S
 FILLED_NS = 30 * S
 HEARD_NS = 1 * S
-"""When the leader has long heard that disks are full."""
+"""Time after which the leader has long been notified of full disks."""
 ANSWERED_NS = 10 * S
-"""A hundred heartbeats: a full disk takes a little with each."""
+"""A hundred heartbeats: a full disk takes a little data with each."""
 
 
 class Filling:
-    """The partition, and what is appended to it."""
+    """The partition, and the batches appended to it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -62,7 +61,7 @@ class Filling:
         create_topic(client, TOPIC, 1, answered)
 
     def leader(self) -> tuple[Machine, LogStream] | None:
-        """Where it is served, once it is there."""
+        """Return the machine and stream that serve the partition, None if there is none yet."""
         for machine in self._world.machines if self._is_made else ():
             host = machine.server.host if machine.server is not None else None
             for group_id in sorted(host.groups) if host is not None else ():
@@ -72,7 +71,7 @@ class Filling:
         return None
 
     def append(self, machine: Machine, stream: LogStream) -> list[Appended]:
-        """Append one batch; the list has its fate once it is known, a refusal at once."""
+        """Append one batch. The list receives its result once it is known, a refusal at once."""
         life = machine.life
         assert life is not None, f"{machine.name} leads"
         batch = memoryview(build_batch([Record(None, bytes(VALUE_BYTES))]))
@@ -84,14 +83,14 @@ class Filling:
         return fates
 
     def append_many(self, machine: Machine, stream: LogStream) -> None:
-        """So much that `UNDER_WAY_MAX` batches have no fate."""
+        """Append until `UNDER_WAY_MAX` batches have no result."""
         self._under_way = [fates for fates in self._under_way if not fates]
         for _ in range(UNDER_WAY_MAX - len(self._under_way)):
             self._under_way.append(self.append(machine, stream))
 
 
 def judge_filled_disks(world: World) -> None:
-    """Have them fill, and get room again; the world is at rest before."""
+    """Fill the disks, check, and make room again. The world must have settled before."""
     filling = Filling(world)
     if not world.wait(MADE_NS, lambda: filling.leader() is not None and not world.watch.settled()):
         return

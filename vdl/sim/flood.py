@@ -1,11 +1,10 @@
-"""Partitions that are written to as fast as their links carry it, beside others that are quiet.
+"""Partitions that are written as fast as their links allow, beside quiet ones.
 
-Batches are appended directly at each partition's leader, without a client. The question is whether
-quiet partitions notice: on a link that carries less than is written, whatever waits behind entries
-is late. So many bytes are in flight to each partition that the links need longer for them than any
-election timeout.
+Batches are appended directly at each partition's leader, without a client. The test is the effect
+on quiet partitions: on a link with less bandwidth than the writes, everything queued behind entries
+is late. The bytes in flight to each partition take the links longer than any election timeout.
 
-Must not know: faults, links.
+Does not depend on faults or links.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from vdl.sim.machine import Machine
 
 FLOODED = "flooded"
 BATCHES_UNDER_WAY = 48
-"""To each partition."""
+"""Batches in flight to each partition."""
 UNDER_WAY_NS = 1_500 * MS
-"""How long these take a link: longer than an election timeout."""
+"""Time that these take on a link: longer than an election timeout."""
 _TURN_NS = 5 * MS
 _ALREADY_THERE = 36
 _PRODUCE_VERSION = 9
@@ -36,12 +35,12 @@ _DEADLINE_NS = 60 * _SECOND_NS
 
 
 def under_way_bytes(link_bytes_per_second: int) -> int:
-    """What is under way to one partition, about."""
+    """Return about how many bytes are in flight to one partition."""
     return link_bytes_per_second * UNDER_WAY_NS // _SECOND_NS
 
 
 class Flood:
-    """See the module."""
+    """Writer of the flooded partitions."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Flood:
         link_bytes_per_second: int,
         kept_bytes: int = -1,
     ) -> None:
-        """`kept_bytes`: what a partition keeps of it; -1: all."""
+        """Create a flood. `kept_bytes`: retention of a partition in bytes; -1: unlimited."""
         self._machines = machines
         self._time = time
         self._client = client
@@ -67,7 +66,7 @@ class Flood:
         self.acknowledged_bytes = 0
 
     def create(self) -> None:
-        """Have the topic made, sooner or later."""
+        """Create the topic, with retries; return before it exists."""
 
         def build(_version: int) -> create_topics.CreateTopicsRequest:
             topic = create_topics.CreatableTopic(FLOODED, self._partitions, -1)
@@ -91,7 +90,7 @@ class Flood:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every partition is led."""
+        """True if every partition has a serving leader."""
         return self._is_created and len(self._served()) == self._partitions
 
     def begin(self) -> None:
@@ -100,11 +99,11 @@ class Flood:
         self._go_on()
 
     def end(self) -> None:
-        """Write no more; what is under way goes on."""
+        """Stop writing. Batches in flight continue."""
         self._is_running = False
 
     def delete(self) -> None:
-        """Have the topic deleted; not looked after."""
+        """Delete the topic; the result is ignored."""
 
         def build(version: int) -> delete_topics.DeleteTopicsRequest:
             if version >= 6:
@@ -115,7 +114,7 @@ class Flood:
         self._client.call_any(delete_topics, build, lambda response: None)
 
     def _served(self) -> list[tuple[Machine, LogStream]]:
-        """Where each partition is served."""
+        """Return the machine and stream that serve each partition."""
         found: list[tuple[Machine, LogStream]] = []
         for machine in self._machines:
             host = machine.server.host if machine.server is not None else None

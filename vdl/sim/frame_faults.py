@@ -1,15 +1,13 @@
-"""What a worse network than TCP would do to Raft frames: lose, repeat, or delay them.
+"""Faults of Raft frames beyond those of TCP: loss, repetition, delay.
 
 A `FrameFaults` is between the links of a simulated machine and its server. It may drop a RAFT
-frame, deliver it twice, or delay it past later ones; a deaf machine gets none for a while although
-its links are up, of a group that stands still no message arrives, and of one that is reserved for a
-server no other's request for a vote. Raft promises to survive all
-of that, and streams alone would never test it. Heartbeats, leader lists and forwarded proposals
-rely on the order of their stream and are never touched.
+frame, deliver it twice, or delay it past later ones. A deaf machine receives none for a while
+although its links are up; no message of a paused group arrives; of a group reserved for one server
+no vote request of another arrives. Raft must survive all of that, and streams alone would never
+test it. Heartbeats, leader lists and forwarded proposals rely on the order of their stream and are
+never touched.
 
-A delayed frame may outlive its link, as a packet may.
-
-Must not know: what messages say.
+A delayed frame may outlive its link, as a packet may. Does not depend on what messages say.
 """
 
 from __future__ import annotations
@@ -29,12 +27,15 @@ from vdl.clock import MS
 from vdl.sim.clock import NodeClock
 
 HELD_BACK_NS_MAX = 2_000 * MS
-"""Longer than an election timeout: what a deposed leader said may arrive in the next term."""
+"""Longer than an election timeout: a deposed leader's messages may arrive in the next term."""
 
 
 @dataclass(slots=True)
 class FrameWeather:
-    """Chances per RAFT frame, one object for the whole world. Use: set `active` False to heal."""
+    """Chances for each RAFT frame, one object for the whole world.
+
+    Use: set `active` False to heal.
+    """
 
     loss: float = 0.0
     duplicates: float = 0.0
@@ -42,34 +43,34 @@ class FrameWeather:
     delay_ns_mean: int = 20 * MS
     active: bool = False
     deafness: bool = False
-    """Whether machines may be deaf at all."""
+    """True if machines may be deaf at all."""
     deaf: set[int] = field(default_factory=set)
-    """Ids of servers that get no RAFT frame now."""
+    """Ids of servers that receive no RAFT frames now."""
     stillness: bool = False
-    """Whether groups may stand still at all."""
+    """True if groups may be paused at all."""
     still: set[GroupId] = field(default_factory=set)
-    """Groups of which no message arrives now, `active` or not."""
+    """Groups whose messages do not arrive now, `active` or not."""
     reserved: dict[GroupId, ServerId] = field(default_factory=dict)
-    """Groups that nobody but this server is elected for now, `active` or not."""
+    """Groups that only this server may be elected for now, `active` or not."""
     holds_snapshots: bool = False
-    """Whether snapshots arrive just when a checkpoint's notes are on their way to the journal."""
+    """True if snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     snapshots: set[int] = field(default_factory=set)
-    """Checksums of frames under way that carry one."""
+    """Checksums of frames in flight that carry a snapshot."""
 
     def snapshot_left(self, payload: memoryview) -> None:
-        """A frame with a snapshot is on its way."""
+        """Note that a frame with a snapshot was sent."""
         if self.holds_snapshots and self.active:
             self.snapshots.add(crc32(payload))
 
     @property
     def any(self) -> bool:
-        """Whether any frame may ever be touched."""
+        """True if any frame may ever be touched."""
         chances = self.loss or self.duplicates or self.delays
         return bool(chances or self.deafness or self.stillness or self.holds_snapshots)
 
 
 class FrameFaults:
-    """Stands before one process's `PeerHandler`, and is one."""
+    """`PeerHandler` in front of a process's own."""
 
     __slots__ = ("_clock", "_handler", "_held", "_is_over", "_rng", "_server_id", "_weather")
 
@@ -82,8 +83,11 @@ class FrameFaults:
         is_over: Callable[[], bool],
         server_id: ServerId = ServerId(0),
     ) -> None:
-        """`is_over`: whether the links have been closed; no callback may follow that. `server_id`:
-        whose handler this is."""
+        """Wrap a handler.
+
+        `is_over` returns True once the links have been closed; no callback may follow that.
+        `server_id`: server of the handler.
+        """
         self._server_id = server_id
         self._handler = handler
         self._weather = weather
@@ -118,7 +122,7 @@ class FrameFaults:
             self._handler.frame(server_id, frame_type, payload)
 
     def _later(self, server_id: ServerId, payload: memoryview) -> None:
-        # A copy: what the handler is given belongs to it, and it may be given the frame twice.
+        # A copy: the handler owns the frame it receives, and may receive it twice.
         copy = memoryview(bytearray(payload))
         delay_ns = int(self._rng.expovariate(1.0 / self._weather.delay_ns_mean))
 
@@ -129,7 +133,7 @@ class FrameFaults:
         self._clock.call_later(min(delay_ns, HELD_BACK_NS_MAX), deliver)
 
     def _hold(self, server_id: ServerId, payload: memoryview) -> None:
-        """Until `noted`, or for as long as a frame may be held back."""
+        """Hold the frame until `noted`, at most `HELD_BACK_NS_MAX`."""
         copy = memoryview(bytearray(payload))
         self._weather.snapshots.discard(crc32(payload))
 
@@ -143,15 +147,15 @@ class FrameFaults:
 
     @property
     def holds(self) -> bool:
-        """Whether a snapshot waits."""
+        """True if a snapshot is held."""
         return bool(self._held)
 
     def noted(self) -> None:
-        """A checkpoint's notes are on their way to the disk."""
+        """Deliver held snapshots: a checkpoint's notes are on their way to the disk."""
         for deliver in self._held:
             self._clock.call_soon(deliver)
 
-    # --- passed on as it is ---------------------------------------------------------------------
+    # --- passed on unchanged --------------------------------------------------------------------
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         return self._handler.refusal(hello)
 
@@ -171,7 +175,7 @@ class FrameFaults:
 
 
 def _passing(payload: memoryview, from_server: ServerId, weather: FrameWeather) -> memoryview:
-    """The frame without what does not arrive of it; empty if nothing is left."""
+    """Return the frame without the messages that must not arrive; empty if none is left."""
     messages = decode_messages(payload)
     kept = [
         (group_id, message)

@@ -1,10 +1,8 @@
-"""A set that goes over to encrypted links, one process at a time, as deploy/runbook.md says.
+"""Migration of a cluster to encrypted links, one process at a time (deploy/runbook.md).
 
-A process begins one step further than the one before it on the same machine, but never two ahead of
-any other machine: before the next round all must have done the one before. So any two that meet are
-at most one step apart, and have to find each other.
-
-Must not know: links, certificates.
+A process starts one step further than the one before it on the same machine, but never two ahead of
+any other machine: all must have done a round before the next one. So any two that connect are at
+most one step apart, and must be able to connect. Does not depend on links or certificates.
 """
 
 from __future__ import annotations
@@ -17,20 +15,20 @@ STEPS = (None, LinkEncryption.ACCEPTED, LinkEncryption.PREFERRED, LinkEncryption
 
 
 class GoingOver:
-    """Of one world."""
+    """Migration of one world."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
         self.met: set[tuple[int, int]] = set()
-        """(lowest, highest) step of all machines, whenever a process began."""
+        """(lowest, highest) step of all machines at each start of a process."""
 
     @property
     def steps(self) -> Mapping[str, int]:
-        """Machine → what its last process began with."""
+        """Machine → step of its last process."""
         return self._steps
 
     def begin(self, machine: str) -> LinkEncryption | None:
-        """A process begins on a machine. On a new one where the others are that are behind."""
+        """Return the encryption of a process that starts; a new machine takes the lowest step."""
         others = [step for name, step in self._steps.items() if name != machine]
         lowest = min(others, default=0)
         own = self._steps.get(machine)

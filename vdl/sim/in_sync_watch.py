@@ -1,13 +1,13 @@
-"""Whether the replicas that servers call in sync hold what they must (Kafka's ISR).
+"""Check that the replicas reported as in sync hold the committed entries (Kafka's ISR).
 
-Every half second of virtual time each server is asked what it would report to a client. A replica
-is reported wrongly when its disk lacks entries that were committed longer ago than the lag bound,
-plus the time to notice and report, in several looks in a row. Only servers that hear from the
-leader are checked: one that is cut off reports what it heard last, and so does a deposed leader
-that does not know it. A leader is in sync with itself, as in Kafka, even while its own disk is
-behind its followers'.
+Every half second of virtual time each server's report to a client is read. A replica is reported
+wrongly if, in several checks in a row, its disk lacks entries that were committed longer ago than
+the lag bound plus the time to notice and report. Only servers that hear from the leader are
+checked: one that is cut off reports its last update, and so does a deposed leader that does not
+know it. A leader is in sync with itself, as in Kafka, even while its own disk is behind its
+followers'.
 
-Must not know: faults, clients.
+Does not depend on faults or clients.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from vdl.sim.raft_watch import RaftWatch
 
 IN_SYNC_LOOK_NS: Final = 500 * MS
 LAG_MAX_MS: Final = 500
-"""`replica.lag.time.max.ms` of simulated servers: their faults last for seconds, not minutes."""
+"""`replica.lag.time.max.ms` of simulated servers: their faults last seconds, not minutes."""
 
 SETTLED_NS: Final = LAG_MAX_MS * MS + LOOK_NS + 500 * MS
-"""What was committed so long ago is held by every replica in sync: the leader looks each second,
-and tells the others within a heartbeat; clocks drift."""
+"""Age at which every in-sync replica holds a committed entry: the leader checks each second and
+notifies the others within a heartbeat; clocks drift.
+"""
 
 LOOKS_MIN: Final = 3
-"""So many looks in a row must find it wrong: a process may just have woken from a pause."""
+"""Consecutive checks that must find it wrong: a process may just have been resumed."""
 
 HEARD_NS_MAX: Final = 300 * MS
-"""A server that last heard from the leader's server longer ago is not held to what it tells."""
+"""A server whose last message from the leader's server is older is not checked."""
 
 _Place = tuple[int, int, int, int]
-"""Who tells, group, term, who is told of."""
+"""Reporting server, group, term, reported server."""
 
 
 class InSyncWatch:
-    """See the module. `violate` is told what broke, once for a group."""
+    """Watch of the reported in-sync replicas. `violate` is called once for each group."""
 
     def __init__(
         self,
@@ -58,12 +59,12 @@ class InSyncWatch:
         self._committed: dict[int, deque[tuple[int, Index]]] = {}
         """By group: (time, highest index known to be committed anywhere), oldest first."""
         self._wrong: dict[_Place, int] = {}
-        """How many looks in a row found a replica wanting."""
+        """Number of consecutive checks that found a replica behind."""
         self._told: set[int] = set()
         self.checked = 0
 
     def look(self, now_ns: int) -> None:
-        """Ask everybody."""
+        """Check the reports of all running servers."""
         hosts = [
             machine.server.host
             for machine in self._machines
@@ -101,7 +102,7 @@ class InSyncWatch:
         self._wrong = wrong
 
     def _settled(self, group_id: GroupId, now_ns: int) -> Index:
-        """What was committed at least `SETTLED_NS` ago."""
+        """Return the highest index committed at least `SETTLED_NS` ago."""
         known = self._committed.setdefault(group_id, deque())
         known.append((now_ns, self._raft.group(group_id).cluster.last_committed))
         while len(known) > 1 and known[1][0] <= now_ns - SETTLED_NS:
@@ -118,7 +119,7 @@ class InSyncWatch:
 
 
 def _hears(host: Host, leader: Group) -> bool:
-    """Whether this server knows that this is the leader, and has just heard from its server."""
+    """Return True if the server knows this leader and has just heard from its server."""
     server = server_of(leader.replica_id)
     if host.leader_of(leader.group_id) != (server, leader.node.term):
         return False

@@ -1,20 +1,21 @@
-"""Somebody who says to be a server of the set, and is none.
+"""Intruders: hosts that pretend to be a server of the cluster.
 
-An intruder dials the peer ports of servers, and takes the place of processes that are down, so
-that servers dial it. Each time it is a fraud of one kind (`Fraud`): one thing about it is not as it
-would be with the server that it says it is. It then sends what would do most harm: votes, entries,
-snapshots and commit indexes in a term far above all others, leader lists, a command that deletes
-topics; at once, or when it was answered.
+An intruder dials the peer ports of servers, and takes the address of processes that are down, so
+that servers dial it. Each time it commits a fraud of one kind (`Fraud`): one property differs from
+that of the server it claims to be. It then sends what would do most harm, at once or after an
+answer: votes, entries, snapshots and commit indexes in a term far above all others, leader lists, a
+command that deletes topics.
 
-None of it may be taken, and it is to be closed and counted each time. A `Doorkeeper` stands before
-a server's handler and knows intruders by their incarnation, which nobody else looks at: who is
-admitted, linked or heard that is one, is a violation. So is anything that came of their frames
-(`Intruder.traces`), however it came.
+None of it may be accepted, and the server must close and count the connection each time. A
+`Doorkeeper` in front of a server's handler recognises intruders by their incarnation, which nothing
+else looks at: an intruder that is admitted, linked or heard is a violation. So is any effect of its
+frames (`Intruder.traces`).
 
-A server without a cluster takes a peer of any cluster, and a new directory is taken in the place of
-one that is not there: `is_fraud_to` says to whom what is none. There it goes away by itself.
+A server without a cluster accepts a peer of any cluster, and a new directory is accepted in place
+of one that is absent: `is_fraud_to` decides which frauds a server can detect. In other cases the
+intruder leaves by itself.
 
-Must not know: how servers tell who is who.
+Does not depend on how servers identify each other.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ from vdl.state import commands
 
 MACHINE = "x1"
 TERM = Term(1 << 23)
-"""Of its frames. No world comes near it, and it can be true: it would be believed."""
+"""Term of its frames. No world comes near it, and it is a valid term: it would be believed."""
 INCARNATION = 1 << 63
-"""From here on they are intruders', with the fraud's number in it."""
+"""Smallest incarnation of intruders; the low byte is the fraud's number."""
 STRANGER = ServerId(900)
-"""Whom its snapshots make the only voter."""
+"""Server that its snapshots make the only voter."""
 MEAN_NS = 400 * MS
-"""Between two frauds."""
+"""Mean time between two frauds."""
 STAY_NS = 3_000 * MS
 PLACE_MS = (200, 2_000)
-"""How long it keeps the place of a process that is down, unless that comes back."""
+"""Range of the time that it keeps the address of a process that is down, unless that restarts."""
 PLACES = 0.3
 RASH = 0.5
 """Chance that it sends its frames before it has an answer."""
@@ -82,7 +83,7 @@ FRAME_BYTES_MAX = 1 << 20
 
 
 class Fraud(Enum):
-    """What is not as it would be with a server of the set."""
+    """The property in which it differs from a server of the cluster."""
 
     PLAIN = "no encryption"
     OTHER_AUTHORITY = "the certificate of another authority"
@@ -102,19 +103,19 @@ class Fraud(Enum):
 _KINDS = tuple(Fraud)
 _OF_ENCRYPTED = _KINDS[: _KINDS.index(Fraud.OTHER_CLUSTER)]
 _OF_DIALED = frozenset((Fraud.OTHER_SERVER,))
-"""Who dials and says so is that other server."""
+"""Frauds only when dialled: an intruder that dials with this property is the other server."""
 _OF_ALL = tuple(kind for kind in _KINDS if kind not in _OF_ENCRYPTED)
 
 
 def fraud_of(hello: Hello) -> Fraud | None:
-    """Which fraud says so; None: it is a server."""
+    """Return the fraud of a hello; None: it comes from a server."""
     if hello.incarnation < INCARNATION:
         return None
     return _KINDS[hello.incarnation & 0xFF]
 
 
 def is_fraud_to(host: Host | None, hello: Hello) -> bool:
-    """Whether this server can know that it is one."""
+    """Return True if this server can detect the fraud."""
     fraud = fraud_of(hello)
     if fraud is Fraud.OTHER_CLUSTER:
         return host is not None
@@ -131,7 +132,7 @@ def is_fraud_to(host: Host | None, hello: Hello) -> bool:
 
 
 class Doorkeeper:
-    """Stands before one process's `PeerHandler`, and is one."""
+    """`PeerHandler` in front of a process's own that detects admitted intruders."""
 
     __slots__ = ("_handler", "_inside", "_life", "_violate")
 
@@ -142,7 +143,7 @@ class Doorkeeper:
         self._life = life
         self._violate = violate
         self._inside: dict[int, Fraud] = {}
-        """By the server's id that they took: intruders that are linked."""
+        """Linked intruders, by the server id that they claim."""
 
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         """See `PeerHandler.refusal`."""
@@ -192,7 +193,7 @@ class Doorkeeper:
 
 @dataclass(slots=True)
 class _Role:
-    """What an intruder is to one server. `certificate` None: it does not encrypt."""
+    """An intruder's role towards one server. `certificate` None: it does not encrypt."""
 
     fraud: Fraud
     target: Machine
@@ -201,7 +202,7 @@ class _Role:
 
 
 class Intruder:
-    """See the module."""
+    """One intruder, with a visit to a server now and then."""
 
     def __init__(
         self,
@@ -222,21 +223,21 @@ class Intruder:
         self._dialer = SimDialer(network, MACHINE, clock)
         self._visits: dict[_Visit, None] = {}
         self._closed: dict[Life, int] = {}
-        """How often a process has closed what was dialled here."""
+        """Connections dialled here that a process has closed."""
         self._is_over = True
         self.tried: dict[Fraud, int] = {}
-        """How often it was one."""
+        """Attempts, by fraud."""
         self.turned_away: dict[Fraud, int] = {}
-        """How often that was closed by the server."""
+        """Attempts that the server closed, by fraud."""
 
-    # --- when ---------------------------------------------------------------------------------
+    # --- schedule -----------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin, and go on until `stop`."""
+        """Start, and go on until `stop`."""
         self._is_over = False
         self._schedule()
 
     def stop(self) -> None:
-        """Go away, from everywhere."""
+        """Leave all servers and addresses."""
         self._is_over = True
         for machine in self._machines:
             self._network.stand_down(_port_of(machine))
@@ -264,17 +265,17 @@ class Intruder:
             self._dialer.dial(_port_of(target), partial(self._dialed, role))
 
     def _take_place_of(self, machine: Machine) -> None:
-        """Answer those who dial it, as long as its process is away."""
+        """Answer servers that dial the machine while its process is down."""
         port = _port_of(machine)
         self._network.stand_in(port, self._clock, partial(self._came, machine))
         stays_ns = self._rng.randint(*PLACE_MS) * MS
         self._clock.call_later(stays_ns, partial(self._network.stand_down, port))
 
-    # --- what ---------------------------------------------------------------------------------
+    # --- roles --------------------------------------------------------------------------------
     def _role(
         self, target: Machine, claimed: Sequence[Machine], *, is_dialed: bool
     ) -> _Role | None:
-        """A fraud, as one of the servers `claimed`; None when there can be none just now."""
+        """Draw a fraud, as one of the servers `claimed`; None if that is impossible now."""
         host = target.server.host if target.server is not None else None
         if host is None:
             return None
@@ -342,7 +343,7 @@ class Intruder:
         self._begin(role, result, life)
 
     def _came(self, machine: Machine, stream: Stream, address: Address) -> None:
-        """A server dialled the process whose place this is."""
+        """Answer a server that dialled the process whose address this is."""
         target = next((m for m in self._machines if m.name == address[0]), None)
         role = None
         if target is not None and not self._is_over:
@@ -365,7 +366,7 @@ class Intruder:
         self._clock.call_later(STAY_NS, visit.leave)
 
     def _ended(self, role: _Role, life: Life | None, visit: _Visit, cause: str) -> None:
-        """A visit is over."""
+        """Check a visit at its end."""
         self._visits.pop(visit, None)
         if life is None:
             return
@@ -385,14 +386,14 @@ class Intruder:
                 "intruder-uncounted", f"{machine.name}: closed {closed}, counted {counted}"
             )
 
-    # --- what comes of it ---------------------------------------------------------------------
+    # --- effects ------------------------------------------------------------------------------
     def look(self) -> None:
-        """Whether anything came of its frames."""
+        """Report every effect of its frames as a violation."""
         for text in self.traces():
             self._violate("intruder-obeyed", text)
 
     def traces(self) -> list[str]:
-        """What is in servers that only its frames can have brought."""
+        """Describe states of servers that only its frames can have caused."""
         found = []
         for machine in self._machines:
             host = machine.server.host if machine.server is not None else None
@@ -403,9 +404,9 @@ class Intruder:
                     found.append(f"{machine.name}: group {group_id} has a member {STRANGER}")
         return found
 
-    # --- its frames ---------------------------------------------------------------------------
+    # --- frames -------------------------------------------------------------------------------
     def _frames(self, role: _Role) -> list[Buffer]:
-        """Everything that would do harm, had it come from the server that it says it is."""
+        """Return frames that would do harm if they came from the claimed server."""
         server, host = role.hello.server_id, None
         if role.target.server is not None:
             host = role.target.server.host
@@ -440,7 +441,7 @@ class Intruder:
 
 
 def _harm(group: Group, replica: NodeId) -> list[PeerMessage]:
-    """Messages to a group's replica here, from `replica`."""
+    """Return messages to a group's replica here, as if from `replica`."""
     to = group.replica_id
     end = group.node.raft.log.last_index
     entry = Entry(term=TERM, index=Index(end + 1), data=b"intruder")
@@ -489,10 +490,10 @@ class _Visit:
         self._reader = FrameReader(frame_bytes_max=FRAME_BYTES_MAX)
         self._is_over = False
         self.was_answered = False
-        """Whether the other end said HELLO."""
+        """True if the other end sent HELLO."""
 
     def begin(self, hello: list[Buffer], frames: list[Buffer], *, is_rash: bool) -> None:
-        """Say HELLO; the frames follow at once, or when the other end has said it too."""
+        """Send HELLO; the frames follow at once, or after the other end's HELLO."""
         self._unsent += hello
         if is_rash:
             self._unsent += frames
@@ -502,7 +503,7 @@ class _Visit:
         self.writable()
 
     def leave(self) -> None:
-        """Close it."""
+        """Close the stream."""
         if not self._is_over:
             self._is_over = True
             self._stream.close()
@@ -520,7 +521,7 @@ class _Visit:
                     self._unsent += self._frames
                     self._frames = []
         except RemoteError:
-            self.leave()  # what answers without encryption is not our frames
+            self.leave()  # an unencrypted answer does not consist of our frames
             return
         self.writable()
 

@@ -1,15 +1,15 @@
-"""A compacted partition beside the others: what may be gone of it, and what must not.
+"""A compacted partition beside the others, with a check of what compaction may remove.
 
-Batches are appended directly at the partition's leader, without a client, a few keys again and
-again, some of them deleted. At the end every replica is read from its disk. The newest record of
-each key that was acknowledged must be there, or one behind it; of a key whose newest one deletes it
-nothing older may be. That replicas hold the same bytes is for `Invariants.compare` to see: the
-replicas are compacted as far as was decided before.
+Batches are appended directly at the partition's leader, without a client, with a few keys used
+again and again, some of them deleted. At the end every replica is read from its disk. The newest
+acknowledged record of each key must exist, or a later one; for a key whose newest record deletes it
+no older record may exist. `Invariants.compare` checks that replicas hold the same bytes: before
+that all are compacted as far as was decided.
 
-What a batch with an open fate did to its keys nobody knows: of those only resurrection is looked
-for.
+The effect of a batch without a known result on its keys is unknown: for those only resurrection is
+checked.
 
-Must not know: faults, how a log is compacted.
+Does not depend on faults or on how a log is compacted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONFIGS = {
     "delete.retention.ms": "0",
 }
 VALUE_BYTES = 4_000
-"""Some fifteen batches fill a segment."""
+"""About fifteen batches fill a segment."""
 _DELETED = 0.4
 _TURN_NS = 50 * MS
 _DEADLINE_NS = 2_000 * MS
@@ -59,7 +59,10 @@ Newest = dict[bytes, tuple[int, bytes | None]]
 
 
 class KeyedTopic:
-    """See the module. `on_group` is told of the partition's group before anything is written."""
+    """Writer and checker of the partition.
+
+    `on_group` is called with its group before each write.
+    """
 
     def __init__(
         self,
@@ -80,16 +83,16 @@ class KeyedTopic:
         self._count = 0
         self._acknowledged: Newest = {}
         self._open: set[bytes] = set()
-        """Keys of batches whose fate nobody knows."""
+        """Keys of batches without a known result."""
 
     def begin(self) -> None:
-        """Have the topic made, and write to it until `end`."""
+        """Create the topic, and write to it until `end`."""
         self._is_running = True
         self._create()
         self._go_on()
 
     def end(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._is_running = False
 
     def _create(self) -> None:
@@ -156,7 +159,7 @@ class KeyedTopic:
 
     # --- at the end ------------------------------------------------------------------------------
     def behind(self) -> str:
-        """Which replicas are not compacted as far as was decided."""
+        """Describe the replicas not compacted as far as was decided; empty if there are none."""
         found = []
         for machine, stream in self._streams():
             state, log = stream.state, stream.group.log
@@ -167,11 +170,11 @@ class KeyedTopic:
 
     @property
     def compacted(self) -> int:
-        """How far it was decided to compact."""
+        """Index up to which compaction was decided."""
         return max((stream.state.compact_upto for _, stream in self._streams()), default=0)
 
     def check(self, broken: Callable[[str], None], done: Callable[[], None]) -> None:
-        """Read every replica; `broken` for each rule that one of them breaks."""
+        """Read every replica. `broken` is called for each rule that one of them breaks."""
         streams = list(self._streams())
         left = [len(streams)]
 

@@ -1,11 +1,11 @@
-"""Consumers that begin far behind while producers go on, and must catch up, each of them.
+"""Consumers that start far behind while producers go on; each of them must catch up.
 
-Worlds where the knob `behind_kib` is on have small caches and a tiny `request.cold_read_rate`, so
-what is not new comes from disk at the pace that producers set. A consumer takes so little at a
-time that the limit of one read's wait alone, one read a second, is slower than the producers: it
-catches up only when readers gain on them, and share what they get.
+Worlds with the option `behind_kib` have small caches and a tiny `request.cold_read_rate`, so older
+data comes from disk at a rate set by the producers. A consumer takes so little at a time that the
+limit of one read's wait alone, one read a second, is slower than the producers: it catches up only
+if readers gain on the producers and share the rate.
 
-Must not know: faults, how readers are paced.
+Does not depend on faults or on how readers are throttled.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartitio
 
 S = 1_000 * MS
 LAGGARDS = ("laggard 1", "laggard 2")
-"""More than one: each on connections of its own, and none may live at the cost of another."""
+"""More than one, each on connections of its own: none may starve another."""
 FLOOR_BYTES = 1 << 10
 """`request.cold_read_rate` of such a world's servers."""
 CATCH_UP_NS = 30 * S
-"""What it may take beside twice the time that the world has lived: at twice the producers' rate it
-takes as long as it took them to write what the consumer missed."""
+"""Limit beyond twice the world's age so far: at twice the producers' rate it takes as long as they
+took to write what the consumer missed.
+"""
 BEHIND = 2
-"""By how many caches the consumer is behind, if there is as much."""
+"""Lag of the consumer, in cache sizes, if there is as much data."""
 _BYTES_MIN = 512
 
 
 def ingest_bytes_per_second(options: Options) -> int:
-    """What all producers of a world write in a second, about."""
+    """Return about how many bytes all producers of a world write in a second."""
     producers = options.idempotent_producers + options.plain_producers
     record_bytes = 60 + options.record_bytes_max // 2
     return int(producers * options.sends_per_second * (1 + options.records_max) / 2 * record_bytes)
 
 
 class Laggard:
-    """See the module. `on_fetched` is told what it reads, `ends` where each partition ends now."""
+    """One lagging consumer. `on_fetched` receives each fetch, `on_position` each start position."""
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class Laggard:
         on_fetched: Callable[[Fetched], None],
         on_position: Callable[[TopicPartition, int], None],
     ) -> None:
-        """`ends`: each partition's first offset, and the one behind its last."""
+        """Start the consumer. `ends`: each partition's first offset, and the one after its last."""
         self._on_fetched = on_fetched
         self._left = set(ends)
         piece = ingest_bytes_per_second(options) // (2 * options.partitions_max)
-        # A batch larger than what it asks for comes only as the first of an answer, and is else
-        # read for nothing: it would pay for it twice.
+        # A batch larger than the requested size comes only as the first of an answer; otherwise it
+        # is read in vain and charged twice.
         piece = max(_BYTES_MIN, options.batch_bytes_max, piece)
         self._consumer = Consumer(
             client,
@@ -78,7 +79,7 @@ class Laggard:
         return self._consumer
 
     def missing(self) -> str:
-        """The partitions whose end it has not met, empty when it has met all."""
+        """Describe the partitions whose end it has not reached, empty if it has reached all."""
         subscription = self.consumer.subscription
         return ", ".join(f"{tp} at {subscription.state(tp).position}" for tp in sorted(self._left))
 

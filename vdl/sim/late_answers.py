@@ -1,17 +1,16 @@
-"""Answers that come after the process that they are for: what chance alone hardly meets.
+"""Answers to requests of a process that has ended, which chance alone rarely produces.
 
-A server that leads a coordinator tells partitions how transactions ended. One of them is led
-elsewhere and stands still: its leader keeps what it is sent, and answers when it goes on. Another
-one is led by that server itself, stands still, and so has no leader once the server is killed.
-The server is killed a few times and runs again at once each time, and nobody else is elected for
-its coordinators: the first time because a process that is old has numbered many requests, then as
-soon as the new one waits for the first partition. At last that one goes on. What its leader answers
-was asked by processes that have ended, and their successor waits for the other partition, under
-numbers of its own.
+A server that leads a coordinator sends partitions the results of transactions. One partition is led
+elsewhere and is paused: its leader keeps the messages and answers when it continues. Another one is
+led by that server itself, is paused, and so has no leader once the server is killed. The server is
+killed a few times and restarted at once each time, and no other server is elected for its
+coordinators: the first time because an old process has numbered many requests, then as soon as the
+new one waits for the first partition. At last that partition continues. Its leader answers requests
+of processes that have ended, while their successor waits for the other partition, under numbers of
+its own.
 
-Nothing else goes wrong meanwhile: who leads what must stay as it was.
-
-Must not know: how requests are numbered.
+No other fault happens meanwhile: leaderships must stay as they were. Does not depend on how
+requests are numbered.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
 KILLS = 3
 LOOK_NS = 5 * MS
 KILL_IN_MS = (0, 200)
-"""How long after a process waits for an answer it is killed."""
+"""Time from a process's wait for an answer to its kill."""
 GO_ON_IN_MS = (100, 1_500)
-"""How long after its last start the partition that others lead goes on."""
+"""Time from its last start until the partition that others lead continues."""
 RESERVED_MS = 5_000
-"""A round takes three seconds where the server starts when it is to."""
+"""A round takes three seconds if the server starts when it should."""
 
 
 class LateAnswers:
-    """See the module."""
+    """The fault."""
 
     def __init__(self) -> None:
         self._still: set[GroupId] = set()
@@ -55,18 +54,18 @@ class LateAnswers:
         self._still = {self._awaited, unled}
         world.frames.still |= self._still
         world.frames.reserved |= dict.fromkeys(_led(self._machine), self._machine.server_id)
-        # A server that does not come back must not hold up what waits for a leader.
+        # A server that does not come back must not block groups that need a leader.
         world.time.after(RESERVED_MS * MS, world.frames.reserved.clear)
         world.note(f"{self._machine.name} is to miss answers of {self._awaited}, not of {unled}")
         self._strike(world, rng)
         return True
 
     def is_over(self) -> bool:
-        """Whether what was answered late has been."""
+        """Return True if the late answers have been sent."""
         return self._awaited not in self._still
 
     def _strike(self, world: Target, rng: Random) -> None:
-        """Have the process ended, and the next begin."""
+        """Restart the process."""
         if not self._still:
             return
         self._machine.kill()
@@ -104,8 +103,11 @@ def _host(machine: Machine) -> Host | None:
 
 
 def _plans(machines: list[Machine]) -> list[tuple[Machine, GroupId, GroupId]]:
-    """(machine that leads a coordinator of transactions, a participant led elsewhere, one led by
-    itself)."""
+    """Return the possible choices of a machine and two participants.
+
+    Each is (machine that leads a coordinator of transactions, a participant led elsewhere, a
+    participant led by the machine).
+    """
     plans: list[tuple[Machine, GroupId, GroupId]] = []
     for machine in machines:
         host = _host(machine)
@@ -123,7 +125,7 @@ def _plans(machines: list[Machine]) -> list[tuple[Machine, GroupId, GroupId]]:
 
 
 def _led(machine: Machine) -> list[GroupId]:
-    """The coordinators that a machine leads."""
+    """Return the coordinators that a machine leads."""
     host = _host(machine)
     groups = {} if host is None else host.state.state_groups
     return [
@@ -134,7 +136,7 @@ def _led(machine: Machine) -> list[GroupId]:
 
 
 def _participants(host: Host) -> set[GroupId]:
-    """The partitions with a replica here that transactions of coordinators led here write to."""
+    """Return the partitions with a replica here that transactions coordinated here write to."""
     found: set[GroupId] = set()
     for group_id, state_group in host.state.state_groups.items():
         machine = state_group.machine

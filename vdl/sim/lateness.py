@@ -1,23 +1,21 @@
-"""Loops that are late although nothing is wrong: what their servers may lose for it, and for how
-long.
+"""Loops that are late although nothing else is wrong, with the permitted cost and duration.
 
-Every turn of some loops takes `Options.stall_ms` more for a while, as if others used the machine.
-While they are late, nobody may lose an office. By the servers' own rules that must hold for stalls
-of up to 400 ms
-(`options.STALL_MS`):
+Every turn of some loops takes `Options.stall_ms` more for a while, as if other processes used the
+machine. While they are late, no leader may lose its leadership. By the servers' own rules that
+holds for stalls of up to 400 ms (`options.STALL_MS`):
 
-* A follower hears of its leader once in a heartbeat (100 ms), a turn of the leader later
-  than it should be and a turn of its own later still. A leader hears that it was heard after one
-  turn more. So with turns of D, and a network that is quick, silence is up to 100 ms + 3 D.
+* A follower hears from its leader once in a heartbeat (100 ms), delayed by a turn of the leader and
+  by a turn of its own. A leader hears the answer one turn later. So with turns of D, and a fast
+  network, silence is up to 100 ms + 3 D.
 * Of the time for which a loop is late, a quarter counts (`loop_time`): all but the 50 ms between
   two beats of each D. Of 100 ms + 3 D of silence, (D + 150 ms) / 4 for each D count: 450 ms for the
-  longest stall, of an election timeout that is 600 ms at the least.
-* Where only one of two is late, silence that counts in full is up to 100 ms + D.
+  longest stall, of an election timeout that is at least 600 ms.
+* If only one of two is late, silence that counts in full is up to 100 ms + D.
 
-A server that is late says so while it is, and when it is over that ends within `QUIET_NS`: the
-window over which lateness is measured, and as much again for what had waited.
+A late server reports it, and the report ends within `QUIET_NS` after the lateness: the window over
+which lateness is measured, and as much again for the backlog.
 
-Must not know: what makes a machine slow, other faults.
+Does not depend on what makes a machine slow or on other faults.
 """
 
 from __future__ import annotations
@@ -35,16 +33,18 @@ if TYPE_CHECKING:
     from vdl.sim.world import World
 
 STALLED_NS = 2 * WINDOW_NS
-"""Longer than it takes until a server says that it is late."""
+"""Longer than a server takes to report that it is late."""
 QUIET_NS = 2 * WINDOW_NS
 SETTLE_NS = 10_000 * MS
 ALL_CHANCE = 0.6
-"""That all servers are late, and not one of them: they may share a machine."""
+"""Chance that all servers are late, and not one of them: they may share a machine."""
 
 
 def judge_lateness(world: World, rng: Random) -> bool:
-    """Have loops be late, in a world in which nothing else is wrong; False when it is not at
-    rest at first."""
+    """Make loops late in a world without other faults, and check the cost.
+
+    Return False if leaders still change at the beginning.
+    """
     if not world.wait(SETTLE_NS, lambda: not world.watch.away_from_home()):
         world.watch.violate("no-birth", "leaders change, though nothing is wrong")
         return False
@@ -71,7 +71,7 @@ def judge_lateness(world: World, rng: Random) -> bool:
 
 
 def _busy(machines: list[Machine]) -> str:
-    """A server that says it is overloaded, or has elections to hold; empty when there is none."""
+    """Describe a server that reports overload or has campaigns waiting; empty if there is none."""
     for host in _hosts(machines):
         if host.overload.is_overloaded:
             return f"server {host.server_id}: {host.overload.problem()}"

@@ -1,16 +1,14 @@
-"""A client that lies about what is inside its batches, and whose every lie must be found out.
+"""A client that sends batches with false contents, each of which must be detected.
 
-It sends batches whose checksums are sound and whose records are not what the header says: counts
-too large and too small, bytes behind the last record, offsets with gaps, lengths that lead outside,
-records cut off, compressed or not. Each must be answered with INVALID_RECORD, on the loop and off
-it, with other requests before and behind. One lie a server corrects as Kafka does, the largest
-timestamp: such a batch is a batch like any other, and is read again like any other.
+The checksums are correct, but the records differ from the header: counts too large and too small,
+bytes behind the last record, offsets with gaps, lengths that lead outside, records cut off,
+compressed or not. Each must be answered with INVALID_RECORD, on the loop and off it, with other
+requests before and behind. One lie is corrected by a server as in Kafka, the largest timestamp:
+such a batch is accepted and read like any other.
 
-What it sends is written down as sends like everybody's, so that the checks of the history find a
-record that was refused and is there. `believed` tells what was acknowledged, or refused for another
-reason than the lie.
-
-Must not know: where and how batches are checked.
+Its batches are recorded as sends like those of other clients, so that the checks of the history
+find a record that was refused and exists. `believed` lists lies that were acknowledged, or refused
+for another reason. Does not depend on where and how batches are checked.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _LENGTH = slice(8, 12)
 
 
 class Lie(Enum):
-    """What is not so in a batch."""
+    """The false property of a batch."""
 
     COUNT_HUGE = "2^31-1 records"
     COUNT_HIGH = "more records than there are"
@@ -61,7 +59,7 @@ class Lie(Enum):
 
 
 def lying_batch(lie: Lie, records: Sequence[Record], codec: Compression, rng: Random) -> bytearray:
-    """A batch of at least two records with that lie in it, its checksum made good."""
+    """Return a batch of at least two records with the lie in it, its checksum corrected."""
     batch = build_batch(records, BatchFields(compression=codec))
     count = len(records)
     match lie:
@@ -94,7 +92,7 @@ def lying_batch(lie: Lie, records: Sequence[Record], codec: Compression, rng: Ra
 
 
 def _with_gap(records: Sequence[Record], codec: Compression) -> bytearray:
-    """The batch of all records without the first one's bytes, whose header still fits."""
+    """Return the batch of all records without the first one's bytes; its header still fits."""
     rest = build_batch([records[0], *records], BatchFields(compression=Compression.NONE))
     first = build_batch([records[0]])
     inside = bytes(rest[len(first) :])
@@ -111,12 +109,12 @@ def _sealed(batch: bytearray) -> bytearray:
 
 
 class Liar:
-    """See the module."""
+    """The client."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
         self.believed: list[str] = []
-        """Lies that were not called what they are."""
+        """Lies that did not get the expected answer."""
         self.found_out = 0
         self._env = env
         self._rng = rng
@@ -181,13 +179,13 @@ class Liar:
         return build
 
     def _judge(self, lie: Lie, error: int, where: str) -> None:
-        """Whether the answer is one that such a batch may get."""
+        """Check that the answer is permitted for such a batch."""
         if error < 0 or error in RETRIABLE:
             return
         options = self._env.options
         clocks_go_wrong = options.ages or options.clock_jumps
         if lie is Lie.MAX_TIMESTAMP and error == ErrorCode.INVALID_TIMESTAMP and clocks_go_wrong:
-            return  # a majority of the clocks may be an hour away just then
+            return  # a majority of the clocks may be an hour off
         expected = ErrorCode.NONE if lie is Lie.MAX_TIMESTAMP else ErrorCode.INVALID_RECORD
         if error == expected:
             self.found_out += error == ErrorCode.INVALID_RECORD
@@ -199,7 +197,7 @@ _NO_ANSWER = -2
 
 
 def _row(response: Message | Failure) -> tuple[int, int]:
-    """(error code, base offset) of the one partition that was asked for."""
+    """Return (error code, base offset) of the one partition in the request."""
     if isinstance(response, Failure):
         return (_NO_ANSWER if response.sent else ErrorCode.LEADER_NOT_AVAILABLE), -1
     row = response.responses[0].partition_responses[0]

@@ -1,14 +1,13 @@
 """A member of a consumer group: the classic protocol, the range assignor, committed offsets.
 
-Find the coordinator; join, and if chosen as leader divide the partitions; sync; heartbeat. Any
-answer that says the group moved on (27, 22, 25) starts over, with the member id kept as long as the
-coordinator knows it (KIP-394). Commits carry the generation, so a member that was left behind is
-refused.
+It finds the coordinator, joins, divides the partitions if chosen as leader, syncs and sends
+heartbeats. Any answer that means the group moved on (27, 22, 25) starts over, with the member id
+kept as long as the coordinator knows it (KIP-394). Commits carry the generation, so a member that
+was left behind is refused.
 
-The consumer learns its partitions through its subscription; whoever watches is told through
-`on_assigned` and `on_revoked`, in that order for each generation.
-
-Must not know: what is consumed.
+The consumer receives its partitions through its subscription. Observers are notified through
+`on_assigned` and `on_revoked`, in that order for each generation. Does not depend on what is
+consumed.
 """
 
 from __future__ import annotations
@@ -45,11 +44,14 @@ LOST_COORDINATOR = frozenset(
 )  # fmt: skip
 
 _UNKNOWN_OUTCOME = frozenset((ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE))
-"""Kafka answers a commit that it could not finish in time with the latter."""
+"""Errors with an unknown outcome.
+
+Kafka uses the latter for a commit that it could not finish in time.
+"""
 
 
 class MemberState(Enum):
-    """Where a member stands."""
+    """State of a member in the protocol."""
 
     UNJOINED = "unjoined"
     JOINING = "joining"
@@ -60,7 +62,7 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """A member's settings, as Kafka names them; times in milliseconds."""
+    """A member's settings, named as in Kafka; times in milliseconds."""
 
     session_timeout_ms: int = 6_000
     rebalance_timeout_ms: int = 8_000
@@ -86,10 +88,10 @@ class GroupMember:
         self.member_id = ""
         self.generation = -1
         self.on_assigned: Callable[[int, list[TopicPartition], int], None] = _ignore_assignment
-        """(generation, partitions, when the join that led there was sent)."""
+        """Called with (generation, partitions, time at which the join was sent)."""
         self.on_revoked: Callable[[], None] = _ignore
         self.on_committed: Callable[[TopicPartition, int, int], None] = _ignore_committed
-        """(partition, committed offset or -1, when it was asked)."""
+        """Called with (partition, committed offset or -1, time of the request)."""
         self._coordinator = -1
         self._finding = False
         self._failures = 0
@@ -104,9 +106,9 @@ class GroupMember:
     def start(self) -> None:
         self._step()
 
-    # --- the state machine ----------------------------------------------------------------------
+    # --- state machine --------------------------------------------------------------------------
     def _step(self) -> None:
-        """Do what comes next; called after anything that may have opened the way."""
+        """Take the next step. Called after anything that may have enabled one."""
         if self.state in {MemberState.LEFT, MemberState.JOINING, MemberState.SYNCING}:
             return
         if self._coordinator < 0:
@@ -115,7 +117,7 @@ class GroupMember:
             if self.consumer.subscription.subscription:
                 self._join()
             else:
-                # A pattern that nothing matches yet: metadata will tell.
+                # No topic matches the pattern yet; metadata will show one.
                 self._later(self._step)
 
     def _later(self, again: Callable[[], None]) -> None:
@@ -160,7 +162,7 @@ class GroupMember:
         self.client.call(self._coordinator, api, build, answer, timeout_ms)
 
     def _rejoin(self, error: int) -> None:
-        """The group moved on, or the coordinator did."""
+        """Join again after the group or the coordinator has changed."""
         if self.state is MemberState.LEFT:
             return
         if self.state is MemberState.STABLE:
@@ -171,14 +173,14 @@ class GroupMember:
         self._later(self._step)
 
     def _coordinator_lost(self) -> None:
-        """Membership goes on: the new coordinator knows this member."""
+        """Look for the coordinator again. Membership continues: a new one knows this member."""
         self._coordinator = -1
 
     def _revoke(self) -> None:
         self.on_revoked()
         self.consumer.subscription.assign_from_group(())
 
-    # --- join -----------------------------------------------------------------------------------
+    # --- joining --------------------------------------------------------------------------------
     def _join(self) -> None:
         self.state = MemberState.JOINING
         topics = sorted(self.consumer.subscription.subscription)
@@ -246,7 +248,7 @@ class GroupMember:
     def _divide(
         self, members: Sequence[join_group.JoinGroupResponseMember]
     ) -> list[sync_group.SyncGroupRequestAssignment]:
-        """The leader's work: every topic's partitions in ranges over those that want it."""
+        """Assign each topic's partitions in ranges to the members that want it, as the leader."""
         wants: dict[str, list[str]] = {}
         for member in members:
             view = memoryview(member.metadata)
@@ -290,7 +292,7 @@ class GroupMember:
             self._schedule_heartbeat()
 
     def _metadata_changed(self) -> None:
-        """The subscription, or for the leader the number of partitions, may be another now."""
+        """Rejoin if the subscription has changed, or partitions were added to divided topics."""
         if self.state is not MemberState.STABLE:
             return
         metadata = self.client.metadata
@@ -302,7 +304,7 @@ class GroupMember:
             self._joined_partitions.clear()
             self._rejoin(ErrorCode.REBALANCE_IN_PROGRESS)
 
-    # --- heartbeat ------------------------------------------------------------------------------
+    # --- heartbeats -----------------------------------------------------------------------------
     def _schedule_heartbeat(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -354,7 +356,7 @@ class GroupMember:
         self._ask(leave_group, build, _ignore_answer)
 
     def crash(self) -> None:
-        """Stop without a word: the session has to time out."""
+        """Stop without leaving: the session has to time out."""
         self.state = MemberState.LEFT
         if self._timer is not None:
             self._timer.cancel()
@@ -368,11 +370,11 @@ class GroupMember:
         generation: int,
         member_id: str,
     ) -> None:
-        """Commit as what this member is, or was; `done(error, definite, offsets)` for each error
-        that some of the offsets got: 0 on success, -1 when no answer came. One partition's error
-        says nothing of the others.
+        """Commit offsets with the member's current or an earlier generation.
 
-        `definite` is False when the commit may have happened in spite of the error.
+        `done(error, definite, offsets)` is called for each error, with the offsets it applies to: 0
+        on success, -1 if no answer came. One partition's error says nothing of the others.
+        `definite` is False if the commit may have happened in spite of the error.
         """
 
         def build(_version: int) -> offset_commit.OffsetCommitRequest:
@@ -414,7 +416,7 @@ class GroupMember:
             self._ask(offset_commit, build, answered)
 
     def fetch_committed(self, partitions: list[TopicPartition]) -> None:
-        """Tell the consumer what is committed for these, when it is known."""
+        """Fetch the committed offsets of these partitions and pass them to the consumer."""
         if self._fetching_committed or self.state is MemberState.LEFT:
             return
         if self._coordinator < 0:
@@ -447,7 +449,7 @@ Committed = offset_fetch.OffsetFetchResponsePartition | offset_fetch.OffsetFetch
 def committed_request(
     group: str, partitions: Sequence[TopicPartition]
 ) -> Callable[[int], offset_fetch.OffsetFetchRequest]:
-    """Asks what the group has committed for these."""
+    """Return a builder of requests for the group's committed offsets."""
     indexes: dict[str, list[int]] = {}
     for tp in partitions:
         indexes.setdefault(tp.topic, []).append(tp.partition)
@@ -467,7 +469,7 @@ def committed_request(
 
 
 def committed_rows(response: offset_fetch.OffsetFetchResponse) -> dict[TopicPartition, Committed]:
-    """The rows of an answer; none when the answer as a whole is an error."""
+    """Return the rows of an answer; none if the answer as a whole is an error."""
     rows: dict[TopicPartition, Committed] = {}
     if response.error_code:
         return rows
@@ -496,7 +498,7 @@ def assign_range(partitions: Sequence[int], members: Sequence[str]) -> dict[str,
 
 
 def _versioned(buffers: Sequence[bytes | bytearray | memoryview]) -> bytes:
-    """An embedded message of the consumer protocol: its version, 0, in front."""
+    """Prefix an embedded message of the consumer protocol with its version, 0."""
     return b"\0\0" + b"".join(buffers)
 
 
@@ -519,16 +521,16 @@ def _decode_assignment(data: bytes) -> list[TopicPartition]:
 
 
 def _ignore() -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_revoked`."""
 
 
 def _ignore_assignment(generation: int, partitions: list[TopicPartition], sent_ns: int) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_assigned`."""
 
 
 def _ignore_committed(tp: TopicPartition, offset: int, asked_ns: int) -> None:
-    """Nobody watches."""
+    """Ignore it: the default of `on_committed`."""
 
 
 def _ignore_answer(answer: Message | Failure) -> None:
-    """Whatever the answer is, the member is gone."""
+    """Ignore the answer: the member has left in any case."""

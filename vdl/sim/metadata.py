@@ -1,9 +1,8 @@
-"""What a client knows about a cluster: topics, partitions, leaders and their epochs.
+"""A client's metadata of a cluster: topics, partitions, leaders and their epochs.
 
-Leader epochs make old news recognisable (KIP-320): an answer with a lower epoch than the known one
-is ignored, unless the topic has another id, for then it is another topic.
-
-Must not know: how the answers are fetched.
+Leader epochs make outdated answers recognisable (KIP-320): an answer with a lower epoch than the
+known one is ignored, unless the topic has another id and so is another topic. Does not depend on
+how the answers are fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class PartitionInfo:
 
 @dataclass(slots=True)
 class TopicInfo:
-    """A topic as last heard of; `id` is zero in versions that do not tell it."""
+    """A topic as last reported; `id` is zero in versions without topic ids."""
 
     name: str
     id: bytes = ZERO_UUID
@@ -33,18 +32,21 @@ class TopicInfo:
 
 
 class MetadataCache:
-    """The newest that was heard of each topic."""
+    """Newest known metadata of each topic."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}
         self.names: dict[bytes, str] = {}
         """Topic id → name, of current topics."""
         self.missing: set[str] = set()
-        """Topics asked for that do not exist (any more)."""
+        """Requested topics that do not exist (any more)."""
         self.cluster_id = ""
 
     def update(self, response: MetadataResponse, *, whole: bool) -> bool:
-        """Take an answer in, `whole` if it covers every topic; True if something has no leader."""
+        """Take in an answer, `whole` if it covers every topic.
+
+        Return True if something has no leader.
+        """
         incomplete = False
         self.cluster_id = response.cluster_id or self.cluster_id
         seen: set[str] = set()
@@ -86,7 +88,7 @@ class MetadataCache:
             self.names.pop(known.id, None)
 
     def leader(self, tp: TopicPartition) -> int:
-        """The server that leads the partition, -1 when unknown."""
+        """Return the partition's leader, -1 if unknown."""
         info = self.partition(tp)
         return info.leader if info is not None else -1
 
@@ -99,6 +101,6 @@ class MetadataCache:
         return topic.id if topic is not None else ZERO_UUID
 
     def partitions(self, name: str) -> list[TopicPartition]:
-        """The topic's partitions in order; empty when unknown."""
+        """Return the topic's partitions in order; empty if unknown."""
         topic = self.topics.get(name)
         return [TopicPartition(name, p) for p in sorted(topic.partitions)] if topic else []

@@ -1,11 +1,10 @@
-"""An operator who moves partitions: reassigns them, thinks better of it, and takes it back.
+"""An operator who moves partitions: reassigns replicas, changes the target, cancels.
 
-Targets are drawn among all servers, whether they run or not, never fewer than
-`Options.replicas_min`: three where something else may take a disk away, which is made good from the
-others. Nothing here waits for a move to end:
-the next command may come at any point of the last one.
+Targets are drawn among all servers, running or not, and never have fewer than
+`Options.replicas_min` replicas: three where another fault may remove a disk, which is repaired from
+the others. No command waits for the previous move to end: the next one may come at any point of it.
 
-Must not know: faults, how replicas move.
+Does not depend on faults or on how replicas move.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from vdl.sim.workload import Env
 CANCELS = 0.2
 """Chance that a command cancels."""
 SOON = 0.3
-"""Chance that the next command comes at once, and meets what has just begun."""
+"""Chance that the next command comes at once, while a move has just begun."""
 SOON_MS = (1, 600)
 ANOTHER_COUNT = 0.3
-"""Chance that a partition gets any number of replicas, not the least."""
+"""Chance that a partition gets a random number of replicas instead of the least."""
 
 
 class Mover:
-    """See the module."""
+    """Client that sends the commands."""
 
     def __init__(self, env: Env, host: str, rng: Random, servers: int) -> None:
         self._env = env
@@ -37,11 +36,11 @@ class Mover:
         self._client = env.client("mover", host, rng, {})
         self._is_moving = True
         self.begun = 0
-        """Commands that were taken."""
+        """Number of accepted commands."""
         self._schedule()
 
     def stop(self) -> None:
-        """Begin nothing any more; what was begun goes on."""
+        """Send no more commands. Moves in progress continue."""
         self._is_moving = False
 
     def _schedule(self) -> None:

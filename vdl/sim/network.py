@@ -138,7 +138,9 @@ class SimStream:
 
     # --- reading --------------------------------------------------------------------------------
     def narrow(self, window_bytes: int) -> None:
-        """Reduce the other end's window, which limits unread bytes; call it at the stream's start.
+        """Reduce the other end's window, which limits unread bytes.
+
+        Call it at the stream's start.
         """
         assert self.peer is not None, "not connected"
         self.peer.shrink(WINDOW_BYTES - window_bytes)

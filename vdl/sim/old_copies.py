@@ -1,10 +1,10 @@
-"""A machine comes back with an older copy of its disk, as from a backup.
+"""A machine that comes back with an older copy of its disk, as from a backup.
 
-It has forgotten what it acknowledged since, and whom it voted for. Its peers remember: no replica
-of before may take part any more, and all are to be replaced. What a set cannot know is left out: a
-disk is put back only when every other server runs and has durably noted that it was further.
+It has lost its later acknowledgements and votes. Its peers remember: none of its old replicas may
+take part any more, and all are to be replaced. States that a cluster cannot detect are left out: a
+disk is put back only when every other server runs and has durably recorded later progress of it.
 
-Must not know: how a server finds it out.
+Does not depend on how a server detects it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vdl.sim.old_disk import copy_of
 EVENTS = frozenset(
     ("directory_from_the_past", "peer_from_the_past", "replica_lost", "group_halted")
 )
-"""What servers then log as errors."""
+"""Log events of errors that servers then report."""
 
 
 class Target(Protocol):
@@ -30,7 +30,7 @@ class Target(Protocol):
 
 
 class OldCopy:
-    """See the module. Copies are made when it is tried for the first time."""
+    """The fault. Copies are made when it is tried for the first time."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         for machine in world.machines:
@@ -54,7 +54,7 @@ class OldCopy:
 
 
 def _is_remembered(machine: Machine, machines: list[Machine]) -> bool:
-    """Whether all others know, whatever becomes of them, that the disk was further than that."""
+    """Return True if all others have durably recorded progress beyond the old copy."""
     old = machine.old_disk
     if old is None:
         return False
@@ -73,8 +73,10 @@ def _is_remembered(machine: Machine, machines: list[Machine]) -> bool:
 
 
 def _is_further(mark: JournalMark, boots: list[Boot]) -> bool:
-    """Whether a mark is of a later start than the copy knows, or of a later time in its last one.
-    Not as servers judge: the judge must not be wrong with them."""
+    """Return True if a mark is later than the copy: of a later start, or later in its last start.
+
+    The servers' own code is not used, so that the check cannot share their errors.
+    """
     last = boots[-1]
     if mark.number == last.number and mark.boot_id == last.boot_id:
         return mark.lsn > last.end_lsn

@@ -1,7 +1,4 @@
-"""A copy of what a disk held, to be put back later.
-
-Must not know: machines, servers.
-"""
+"""A copy of a disk's contents, to be put back later. Does not depend on machines or servers."""
 
 from __future__ import annotations
 
@@ -13,26 +10,28 @@ from segments.directory.identity import Identity, decode
 from vdl.sim.disk import Directory, Inode, SimDisk
 
 _START_LSN = slice(32, 40)
-"""Of a journal file's header."""
+"""Position of the start LSN in a journal file's header."""
 
 
 @dataclass(slots=True)
 class OldDisk:
-    """What was durable on a disk that holds a data directory."""
+    """Durable contents of a disk that holds a data directory."""
 
     root: Directory
     identity: Identity
 
     def boots(self) -> list[Boot]:
-        """The starts that the directory lists when it is started from this copy, but for that one.
-        The last one ended there at the latest."""
+        """Return the starts listed in this copy, without the one that a start from it would add.
+
+        The last one ended at `_end_lsn` at the latest.
+        """
         boots = self.identity.boots
         if not boots:
             return []
         return [*boots[:-1], Boot(boots[-1].number, boots[-1].boot_id, self._end_lsn())]
 
     def _end_lsn(self) -> int:
-        """No LSN in the copy's journal is above it."""
+        """Return an upper bound of the LSNs in the copy's journal."""
         data = self.root.entries["data"]
         assert isinstance(data, Directory), data
         journal = data.durable.get("journal")
@@ -46,7 +45,7 @@ class OldDisk:
 
 
 def copy_of(disk: SimDisk) -> OldDisk | None:
-    """Of what is durable on the disk now; None while its directory is being made."""
+    """Return a copy of the disk's durable contents; None while its directory is being created."""
     data = disk.root.entries.get("data")
     file = data.durable.get("identity") if isinstance(data, Directory) else None
     if not isinstance(file, Inode) or not file.durable:

@@ -1,35 +1,37 @@
-"""One fault alone, when all is well again: how long its groups may stand still, in how many terms
-they are led again, and how soon after it all is quiet.
+"""One fault alone in a healthy cluster, with limits on the outage, the terms and the rest.
 
-While faults overlap nobody can say how long a failover may take. Here one happens by itself, to the
-server that leads most, and `BOUNDS` says what each kind may cost. A group stands still until one of
-the others serves it: until then nothing of it is acknowledged. All times follow from settings.
+While faults overlap, the duration of a failover has no known bound. Here one fault happens by
+itself, to the server that leads most groups, and `BOUNDS` states the permitted cost of each kind. A
+group is unavailable until one of the other servers serves it. All times follow from settings.
 
-* `EARLIEST` and `LATEST`: the election timeout, 600 ms, and twice that: timers are drawn between.
+* `EARLIEST` and `LATEST`: the election timeout, 600 ms, and twice that; timers are drawn between.
 * An election is two rounds of messages and a third for the first entry, six hops, after two at
   which the fault is noticed. A hop takes the delay of the network and the turns of two servers that
-  handle something of all groups; the network loses nothing then. Its jitter has an exponential
-  mean: that eight hops of one of ten groups take thirty times that is one case in millions.
-* Three syncs, of the candidate, of another voter and of the entry, after the one that was under
-  way; they have an exponential mean, too, and a full journal file takes some more.
+  handle messages of all groups; the network loses nothing then. Its jitter is exponential: eight
+  hops of one of ten groups take more than thirty times the mean in one of millions of cases.
+* Three syncs, of the candidate, of another voter and of the entry, after the one in progress. They
+  are exponential, too, and a full journal file takes some more.
 
-Killed: its link is reset and then refused, a round trip. Who is left stands within 50 ms, and where
-that came to nothing after 200 and 400 ms more (`Group.campaign_in_turn`).
-Paused, or not heard: a follower's timer is due `LATEST` after it last heard the leader. Its
-question is refused by one who has heard it later, and whose own timer is due by then: no more is
-added. Where two campaign at one time and the third does not answer, neither has lost: their timers
-decide, drawn anew.
-Hears nobody: a leader is told when no byte has come from a majority for an election timeout, at the
-second of its heartbeats after that (check-quorum). It says so, and its followers' timers begin anew
-at the latest.
-Slow disk, narrow link: it leads on, and nobody else comes to lead.
-A server that comes back gets its groups back, some each second (`transfers`); a hand-over that
-fails is tried again after two. Then nothing may move any more.
+The kinds are:
 
-A bridge is no kind of these: who is heard is led all the time, by one side or the other, and how
-long a deposed leader may serve is watched in all worlds (`stale_watch`).
+* Killed: its link is reset and then refused, which takes a round trip. The remaining servers
+  campaign within 50 ms, and if that fails after 200 and 400 ms more (`Group.campaign_in_turn`).
+* Paused, or cannot send: a follower's timer expires `LATEST` after it last heard from the leader.
+  Its vote request is refused by a server that heard from the leader later, and whose own timer
+  expires by then: no time is added. If two campaign simultaneously and the third does not answer,
+  neither loses: their timers decide, drawn anew.
+* Cannot receive: a leader notices that no byte has come from a majority for an election timeout at
+  the second of its heartbeats after that (check-quorum). It says so, and at the latest then its
+  followers' timers restart.
+* Slow disk, narrow link: it remains leader, and no other server is elected.
 
-Must not know: what else has happened in this world.
+A server that comes back gets its groups back, some each second (`transfers`); a failed transfer is
+retried after two seconds. After that no leadership may move.
+
+A bridge is none of these kinds: reachable groups have a leader all the time, on one side or the
+other, and all worlds watch how long a deposed leader serves (`stale_watch`).
+
+Does not depend on what else has happened in this world.
 """
 
 from __future__ import annotations
@@ -54,33 +56,33 @@ LATEST_NS = 2 * EARLIEST_NS
 HEARTBEAT_NS = HostOptions().heartbeat_ticks * TICK_NS
 KILL_TURNS_NS = 650 * MS
 MEANS = 30
-"""So many times the mean all that is exponential takes together, at the most."""
+"""Upper bound on the sum of all exponential delays, in multiples of the mean."""
 HANDLED = 8
 """Messages, frames and turns of one group in one step of an election."""
 HOPS = 8
 LASTS_NS = 4 * S
-"""How long faults last that nobody fails over from."""
+"""Duration of faults that cause no failover."""
 SLOW_SYNC_NS = 300 * MS
 NARROW_BYTES = 256 << 10
 QUIET_NS = 3 * S
 LOOKED_NS = 50 * MS
-"""How often a world looks."""
+"""Interval at which a world checks a condition."""
 BRIDGED_NS = 4 * S
-"""How long a bridge lasts once all but it is over: longer than a deposed leader may serve."""
+"""Duration of a bridge after its second cut: longer than a deposed leader may serve."""
 BRIDGE_LED_NS = 12 * S
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a kind of fault may cost. `begin`: have it happen to a machine, in a world."""
+    """Permitted cost of a kind of fault. `begin` applies it to a machine in a world."""
 
     begin: Callable[[World, Machine], None]
     noticed_ns: int
-    """Until somebody stands, the last of a group's tries."""
+    """Time until a server campaigns, at the last of a group's tries."""
     terms: int
-    """Each group, with three voters; 0: it keeps its leader."""
+    """Terms that each group may use, with three voters; 0: it keeps its leader."""
     splits: bool = False
-    """Votes that are split cost another election timeout."""
+    """True if a split vote costs another election timeout."""
 
 
 def _kill(world: World, machine: Machine) -> None:
@@ -127,27 +129,29 @@ BOUNDS = {
     "slow disk": Bound(_slow, 0, 0),
     "narrow link": Bound(_narrow, 0, 0),
 }
-"""By kind. Two terms, as votes may be split once."""
+"""Bounds by kind. Two terms, because votes may be split once."""
 
 
 def election_ns(options: Options, groups: int) -> int:
-    """What an election of all groups may take once somebody stands: see the module."""
+    """Return the longest time of an election of all groups, from the first campaign (see the
+    module).
+    """
     turns_us = 2 * (options.turn_us + HANDLED * groups * options.turn_cost_us)
     random_us = MEANS * (options.jitter_us + options.sync_us)
     return (HOPS * (options.delay_us + turns_us) + random_us) * 1_000
 
 
 def judge_one_fault(world: World) -> None:
-    """Have one happen, drawn, and end; the world is at rest before."""
+    """Apply the drawn fault, end it, and check its cost. The world must have settled before."""
     kind, watch = world.options.one_fault, world.watch
     bound = BOUNDS[kind]
 
     def is_at_rest() -> bool:
-        # A group that is being handed over is led by nobody for a moment.
+        # During a transfer a group has no leader for a moment.
         return not watch.away_from_home() and not watch.leaderless(world.machines)
 
     if not world.wait(60 * S, is_at_rest):
-        return  # a disk is too slow for it; who leads is judged elsewhere
+        return  # a disk is too slow for this; leaders are checked elsewhere
     victim = max(world.machines, key=watch.led)
     others = [machine for machine in world.machines if machine is not victim]
     before, elections = watch.terms(others), watch.elections
@@ -186,7 +190,7 @@ def _over(world: World, victim: Machine) -> None:
 
 
 def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
-    """It is over: leaderships return, and then nothing moves."""
+    """Check that leaderships return after the fault and then do not move."""
     watch = world.watch
     since = [world.time.now_ns, watch.elections]
 
@@ -195,23 +199,26 @@ def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
             since[:] = [world.time.now_ns, watch.elections]
         return world.time.now_ns - since[0] >= QUIET_NS and not watch.leaderless(world.machines)
 
-    # One second a group to return, or three; to start, link and catch up takes less than ten.
+    # One second for each group to return, or three; starting, linking and catching up take less
+    # than ten.
     limit_ns = QUIET_NS + 10 * S + 3 * groups * (S + election)
     if not world.wait(limit_ns, is_quiet):
         watch.violate("not-quiet", f"leaders still change {limit_ns // MS} ms after a {kind}")
 
 
 def judge_bridge(world: World, rng: Random) -> None:
-    """Have one, in a world in which nothing else is wrong, that deposes who leads most. How long it
-    serves on is watched (`stale_watch`); a majority hears each other all the time, and must be led
-    before the bridge is gone."""
+    """Set up a bridge that deposes the server that leads most, with no other fault.
+
+    `stale_watch` checks how long it serves on. A majority can communicate all the time, and must
+    have leaders before the bridge is gone.
+    """
     watch = world.watch
 
     def is_at_rest() -> bool:
         return not watch.away_from_home() and not watch.leaderless(world.machines)
 
     if not world.wait(60 * S, is_at_rest):
-        return  # a disk is too slow for it; who leads is judged elsewhere
+        return  # a disk is too slow for this; leaders are checked elsewhere
     bridge = Bridge(near=max(world.machines, key=watch.led).name)
     if not bridge.begin(world, rng):
         return

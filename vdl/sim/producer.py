@@ -1,15 +1,14 @@
 """A producer: ordered batches per partition, pipelined, retried, idempotent or not.
 
 A batch keeps its sequence from its first attempt to its end, so the server recognises a retry
-(KIP-98); up to `in_flight_max` batches of a partition travel at once, and a batch is sent only
-after all before it are on their way. When a batch's fate can no longer be found out, the producer
-takes a new producer id: what was sent under the old one ends as unknown and is never sent again,
-because under a new id the server could not recognise it.
+(KIP-98). Up to `in_flight_max` batches of a partition are in flight at once, and a batch is sent
+only after all earlier ones. When a batch's result can no longer be determined, the producer takes a
+new producer id: batches sent under the old one end as unknown and are never sent again, because
+under a new id the server could not recognise them.
 
-Each batch ends once, as a `Delivery`: DELIVERED with its offset, FAILED when every attempt was
-provably not appended, UNKNOWN otherwise. `DEFINITE` lists the errors that prove it.
-
-Must not know: who reads what is written.
+Each batch ends once, as a `Delivery`: DELIVERED with its offset, FAILED if every attempt was
+provably not appended, UNKNOWN otherwise. `DEFINITE` lists the errors that prove it. Does not depend
+on readers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ DEFINITE = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS,
     )
 )  # fmt: skip
-"""Errors that say: this attempt appended nothing."""
+"""Errors that prove that this attempt appended nothing."""
 
 RETRIABLE = frozenset(
     (
@@ -56,14 +55,14 @@ RETRIABLE = frozenset(
 
 EXPIRY_PAUSE_NS = 100 * MS
 EXPIRY_MARGIN = 0.9
-"""How much of a server's time is left of it if its clock runs too fast."""
+"""Share of a server's time that has passed if its clock runs too fast."""
 _RESET = frozenset(
     (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.PRODUCER_FENCED)
 )
 
 
 class Fate(Enum):
-    """How a batch ended."""
+    """Result of a batch."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
@@ -72,7 +71,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Delivery:
-    """The end of one batch. `offset` is of its first record; `attempts` counts requests sent."""
+    """End of one batch. `offset` is that of its first record; `attempts` counts requests sent."""
 
     fate: Fate
     offset: int = -1
@@ -85,7 +84,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """A producer's settings, as Kafka names them."""
+    """A producer's settings, named as in Kafka."""
 
     idempotent: bool = True
     acks: int = -1
@@ -95,7 +94,7 @@ class ProducerOptions:
     request_timeout_ms: int = 2_000
     compression: Compression = Compression.NONE
     expiry_ms: int = 86_400_000
-    """How long an idle producer is remembered by the servers (`producer.id.expiration.ms`)."""
+    """Time for which servers remember an idle producer (`producer.id.expiration.ms`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,27 +110,27 @@ class _Batch:
     sent_to: int = -1
     """The server of the newest attempt."""
     uncertain: bool = False
-    """An attempt ended without saying whether it appended."""
+    """True if the result of an attempt is unknown."""
     last_error: int = 0
 
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition's batches that have not ended, in order. Those in flight come first."""
+    """One partition's unfinished batches, in order. Those in flight come first."""
 
     batches: list[_Batch] = field(default_factory=list)
     next_sequence: int = 0
     appended_ns: int = -NEVER
-    """When at the earliest the newest acknowledged batch of this producer id was appended."""
+    """Earliest time at which the newest acknowledged batch of this producer id was appended."""
     appended_offset: int = -1
-    """Of that batch; -1: not known."""
+    """Offset of that batch; -1: unknown."""
     failures: int = 0
     muted: bool = False
-    """Waiting out a back-off."""
+    """True during a back-off."""
 
 
 class Producer:
-    """Sends batches through a client."""
+    """Sender of batches through a client."""
 
     def __init__(self, client: KafkaClient, options: ProducerOptions | None = None) -> None:
         self.client = client
@@ -140,13 +139,17 @@ class Producer:
         self.producer_epoch = -1
         self.closed = False
         self.order_lost: list[TopicPartition] = []
-        """Partitions where the oldest batch was called out of order without an earlier one having
-        failed: a server either has that batch, or expects it."""
+        """Partitions whose oldest batch was called out of order although no earlier one had failed:
+        a server either has that batch, or expects it.
+        """
         self.who_forgot: Callable[[TopicPartition, int, int], str] | None = None
-        """Asked with a partition, the producer id, and the offset of a batch that is there: names a
-        replica that has applied the batch and does not know the producer, if there is one."""
+        """Called with a partition, the producer id, and the offset of an appended batch.
+
+        Returns a replica that has applied the batch and does not know the producer, if there is
+        one.
+        """
         self.forgotten_early: list[str] = []
-        """Replicas that did not know this producer although it was there just before."""
+        """Replicas that did not know this producer although it was active shortly before."""
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._asking = False
         self._resetting = False
@@ -158,13 +161,13 @@ class Producer:
 
     @property
     def unfinished(self) -> int:
-        """Batches that have not ended."""
+        """Number of unfinished batches."""
         return sum(len(p.batches) for p in self._partitions.values())
 
     def send(
         self, tp: TopicPartition, records: Sequence[Record], done: Callable[[Delivery], None]
     ) -> None:
-        """Append one batch to the partition; `done` is called once, with how it ended."""
+        """Append one batch to the partition. `done` is called once, with its result."""
         assert not self.closed, "the producer is closed"
         now_ns = self.client.clock.now_ns()
         deadline_ns = now_ns + self.options.delivery_timeout_ms * MS
@@ -175,7 +178,7 @@ class Producer:
         self._schedule()
 
     def close(self) -> None:
-        """End everything as it stands."""
+        """End every batch with its current result."""
         self.closed = True
         for tp in sorted(self._partitions):
             partition = self._partitions[tp]
@@ -256,7 +259,7 @@ class Producer:
                 self._send(leader, requests[leader])
 
     def _next(self, partition: _Partition) -> _Batch | None:
-        """The batch that may be sent now: all before it are in flight, and there is room."""
+        """Return the batch to send now, if there is room: all before it are in flight."""
         if partition.muted:
             return None
         for i, batch in enumerate(partition.batches):
@@ -267,8 +270,11 @@ class Producer:
         return None
 
     def _awaits_another(self, partition: _Partition, leader: int) -> bool:
-        """Whether batches are still with a server that led before. Only sequence numbers keep the
-        order over several connections: a plain producer waits for the answers."""
+        """Return True if batches are still in flight to an earlier leader.
+
+        Only sequence numbers keep the order over several connections, so a plain producer waits for
+        the answers.
+        """
         return not self.options.idempotent and any(
             batch.in_flight and batch.sent_to != leader for batch in partition.batches
         )
@@ -369,9 +375,9 @@ class Producer:
         batch.last_error = error
         batch.uncertain |= not definite
         if error == ErrorCode.UNKNOWN_PRODUCER_ID:
-            # Said only where there are more producers than a world has.
+            # Servers return this only with more producers than a world has.
             self.forgotten_early.append(f"{tp} called producer {self.producer_id} unknown")
-        # Behind a batch that is being retried, "out of order" is what the server must say.
+        # While an earlier batch is being retried, "out of order" is the correct answer.
         waits_for_earlier = (
             error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and partition.batches[0] is not batch
         )
@@ -389,7 +395,7 @@ class Producer:
         if not retriable or batch.attempts > self.options.retries:
             self._finish(partition, batch, self._given_up(batch, node))
             if self.options.idempotent:
-                # Its sequence is used up or not, and nobody knows: start a new one.
+                # Its sequence may have been used or not: start a new one.
                 self._reset_when_quiet()
             return
         self.client.refresh()
@@ -399,7 +405,7 @@ class Producer:
             self.client.backoff(partition.failures, lambda: self._unmute(partition))
 
     def _note_forgotten(self, tp: TopicPartition, partition: _Partition) -> None:
-        """The producer may be forgotten only if it was idle for so long, by clocks that drift."""
+        """Check that no replica forgot the producer before its expiry, by clocks that drift."""
         if self.who_forgot is None or partition.appended_offset < 0:
             return
         idle_ms = (self.client.clock.now_ns() - partition.appended_ns) // MS
@@ -410,8 +416,8 @@ class Producer:
                 self.forgotten_early.append(what)
 
     def _unmute(self, partition: _Partition) -> None:
-        # A batch is sent again only when those behind it have been answered too: on a new
-        # connection they would otherwise overtake it.
+        # A batch is retried only after those behind it have been answered too: on a new connection
+        # they would otherwise overtake it.
         if any(batch.in_flight for batch in partition.batches):
             self.client.backoff(0, lambda: self._unmute(partition))
             return
@@ -419,7 +425,7 @@ class Producer:
         self._schedule()
 
     def _arm_expiry(self) -> None:
-        """One timer for the earliest deadline; what is in flight past it is looked at again."""
+        """Arm one timer for the earliest deadline. Batches in flight past it are checked again."""
         if self._expiry_armed or not self.unfinished:
             return
         self._expiry_armed = True
@@ -428,8 +434,10 @@ class Producer:
         self.client.clock.call_later(delay_ns, self._expire)
 
     def _expire(self) -> None:
-        """End what is past its deadline, unless it is in flight: its answer, or the request's own
-        timeout, comes first."""
+        """End batches past their deadline, unless they are in flight.
+
+        For those the answer, or the request's own timeout, comes first.
+        """
         self._expiry_armed = False
         now_ns = self.client.clock.now_ns()
         gap = False

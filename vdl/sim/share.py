@@ -1,12 +1,12 @@
-"""A member of a share group (KIP-932): it is given records of every partition, says what became of
-them, and now and then leaves, with or without a word, and comes back as someone else.
+"""A member of a share group (KIP-932) that acquires and acknowledges records of the topic.
 
-It keeps one session with each server that leads partitions for it. What it says of records goes
-along with the next fetch, or by itself. All it was given and all it said is written down, with the
-count of the delivery (`vdl.check.shares`). When the world is to come to rest it reads every
-partition, whoever was assigned it, and accepts all it gets.
+Now and then it leaves or crashes and rejoins as a new member. It keeps one session with each server
+that leads partitions for it. Acknowledgements go along with the next fetch, or in a request of
+their own. All deliveries and acknowledgements are recorded, with the delivery count
+(`vdl.check.shares`). When the world settles it reads every partition, whether assigned or not, and
+accepts all records.
 
-Must not know: faults, how records are given out.
+Does not depend on faults or on how records are handed out.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ MAX_WAIT_MS = 200
 HEARTBEAT_MS = 400
 _GROUP_RESOURCE = 32
 _CERTAIN = frozenset((ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST))
-"""Of an acknowledgement: it was not taken. Of others nobody knows."""
+"""Errors of an acknowledgement that was certainly not applied.
+
+With other errors it may have been.
+"""
 
 _Held = tuple[TopicPartition, Share]
 
 
 class _Session:
-    """What the member has with one server."""
+    """State of the member's session with one server."""
 
     __slots__ = ("epoch", "is_asking", "pending", "reads")
 
@@ -50,13 +53,13 @@ class _Session:
         self.epoch = 0
         self.is_asking = False
         self.reads: set[TopicPartition] = set()
-        """What the server knows that it reads."""
+        """Partitions in the server's session."""
         self.pending: list[_Held] = []
-        """What it is to be told."""
+        """Acknowledgements to send."""
 
 
 class ShareMember:
-    """One life of a member."""
+    """One member from joining to leaving."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class ShareMember:
         self.limit = limit
         self.is_settling = False
         self.partitions: list[TopicPartition] = []
-        """What it reads while it settles."""
+        """Partitions it reads while it settles."""
         self._recorder = recorder
         self._topic = topic
         self._rng = rng
@@ -82,10 +85,12 @@ class ShareMember:
         self._assigned: set[TopicPartition] = set()
         self._sessions: dict[int, _Session] = {}
         self._latest: dict[tuple[TopicPartition, int], int] = {}
-        """The count of each record's last delivery. An acknowledgement names no delivery: what it
-        has to say of an earlier one it must not say any more."""
+        """Count of each record's last delivery.
+
+        An acknowledgement names no delivery, so those of an earlier one must not be sent any more.
+        """
         self.is_over = False
-        """It has left or crashed; its client closes soon."""
+        """True once it has left or crashed; its client closes soon."""
         client.want([topic])
         self._beat()
         self._look()
@@ -154,7 +159,7 @@ class ShareMember:
 
     # --- fetching ----------------------------------------------------------------------------
     def _look(self) -> None:
-        """Ask every server that leads something, and is not being asked."""
+        """Request from every server with partitions, acknowledgements or a session to update."""
         wanted: dict[int, set[TopicPartition]] = {}
         for tp in self.partitions if self.is_settling else sorted(self._assigned):
             leader = self.client.metadata.leader(tp)
@@ -181,7 +186,7 @@ class ShareMember:
 
     def _fetch(self, node: int, session: _Session, reads: set[TopicPartition]) -> None:
         if not session.epoch:
-            # Of what the server gave out in an earlier session it wants to hear nothing here.
+            # A new session must not carry acknowledgements of an earlier one.
             session.reads, session.pending = set(), []
         added, forgotten = reads - session.reads, session.reads - reads
         said = self._take_pending(session)
@@ -247,7 +252,7 @@ class ShareMember:
         row: share_fetch.PartitionData,
         asked_ns: int,
     ) -> None:
-        """Records have come: write that down, and say something of them soon."""
+        """Record acquired records, and acknowledge them soon."""
         if not row.acquired_records:
             return
         op = self._recorder.happened(self.name, "deliver", asked_ns)
@@ -263,7 +268,7 @@ class ShareMember:
             )
 
     def _judged(self, tp: TopicPartition, share: Share) -> list[_Held]:
-        """What it says of the records of one delivery: of some perhaps nothing."""
+        """Draw acknowledgements for one delivery. Some records may get none."""
         rng, judged = self._rng, []
         middle = rng.randint(share.first, share.last)
         for first, last in ((share.first, middle), (middle + 1, share.last)):
@@ -274,7 +279,7 @@ class ShareMember:
             judged.append((tp, Share(share.key, first, last, share.count, kind)))
         return judged
 
-    # --- what it said ------------------------------------------------------------------------
+    # --- acknowledgements --------------------------------------------------------------------
     def _said(
         self,
         invoked: object,
@@ -282,7 +287,7 @@ class ShareMember:
         fates: dict[TopicPartition, int],
         node: int,
     ) -> None:
-        """Fates: 1 taken, -1 certainly not, 0 nobody knows."""
+        """Record acknowledgements. Fates: 1 applied, -1 certainly not, 0 unknown."""
         for tp, shares in sorted(said.items()):
             kind = {1: "ok", -1: "fail", 0: "info"}[fates[tp]]
             op = self._recorder.returned(self._recorder.invoke(), self.name, "acknowledge", kind)
@@ -328,9 +333,9 @@ class ShareMember:
 
         self.client.call(node, share_acknowledge, build, answered, 3_000)
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- leaving -----------------------------------------------------------------------------
     def leave(self) -> None:
-        """Close the sessions, and leave the group."""
+        """Close the sessions and leave the group."""
         self.is_over = True
         for node, session in sorted(self._sessions.items()):
             if session.epoch and not session.is_asking:
@@ -343,7 +348,7 @@ class ShareMember:
             self.client.call(self._coordinator, share_group_heartbeat, build, lambda _: None)
 
     def crash(self) -> None:
-        """Say nothing more."""
+        """Stop without leaving."""
         self.is_over = True
 
 
@@ -354,7 +359,7 @@ def _fate(code: int) -> int:
 
 
 class ShareLoad:
-    """Lives of a member, one after the other. The first one sets where the group begins."""
+    """Members one after the other. First it sets where the group begins."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random, *, limit: int) -> None:
         self.name = name
@@ -430,7 +435,7 @@ class ShareLoad:
         self._clock.call_later(self._rng.randint(100, 2_000) * MS, self._join)
 
     def stop(self) -> None:
-        """Come to rest: read everything there is to its end."""
+        """Settle: read every partition to its end."""
         if self._member is None or self._member.is_over or self._member.client.closed:
             self._join()
         self._stopped = True
@@ -439,7 +444,7 @@ class ShareLoad:
             self._member.partitions = self._env.partitions
 
     def finish(self) -> None:
-        """All is read."""
+        """Leave, after everything was read."""
         if self._member is not None:
             self._member.leave()
             self._member.client.close()

@@ -1,11 +1,10 @@
-"""A replica that is made anew on a slow disk while records come in steadily, when all is well: it
-must become a voter under that load.
+"""A replica rebuilt on a slow disk under a steady load: it must become a voter.
 
 It always lacks hundreds of entries, and has each of them some syncs after its leader. A partition
 of its own is written to, directly at its leader, without a client. One of its other servers gets an
-empty disk that takes long for each sync. Its successor is fed from then on.
+empty disk with slow syncs, and its successor must catch up from then on.
 
-Must not know: what else has happened in this world.
+Does not depend on what else has happened in this world.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ STEP_NS = 10 * MS
 BATCHES_PER_STEP = 10
 """A thousand batches a second."""
 UNDER_WAY_BYTES = 1 << 20
-"""More than comes in while a disk takes its time twice."""
+"""More than arrives during two syncs of the slow disk."""
 MADE_NS = 60 * S
 REPLACED_NS = 60 * S
 PROMOTED_NS = 20 * S
-"""Under load, once its place among the members is decided: that is dozens of syncs and rounds."""
+"""Limit under load, once its membership is decided: dozens of syncs and rounds."""
 
 
 def judge_slow_learner(world: World) -> None:
-    """Have it happen; the world is at rest before. Where leaders change nothing is judged."""
+    """Rebuild a replica under load and check its promotion. The world must have settled before.
+
+    Nothing is checked if leaders change.
+    """
     _create(world)
     if not world.wait(MADE_NS, lambda: _led(world) is not None and not world.watch.settled()):
         return
@@ -88,7 +90,7 @@ def _create(world: World) -> None:
 
 
 def _led(world: World) -> tuple[Machine, LogStream] | None:
-    """Where the partition is served, once it is there."""
+    """Return the machine and stream that serve the partition, None if there is none yet."""
     for machine in world.machines:
         host = machine.server.host if machine.server is not None else None
         groups: list[GroupId] = sorted(host.groups) if host is not None else []
@@ -111,4 +113,4 @@ def _append(world: World, leader: Machine, stream: LogStream) -> None:
 
 
 def _ignore(found: object) -> None:
-    """What becomes of a record is not asked."""
+    """Ignore the result of an append."""

@@ -1,14 +1,15 @@
-"""How long a leader that was deposed goes on serving: a fetch, a long poll, an offset that is asked
-for, a heartbeat of a member. Nothing that it answers is wrong, but it may be old.
+"""Limit on the time for which a deposed leader goes on serving clients.
 
-As soon as an entry of a newer term is committed, whoever leads an older one has `BOUND_NS` left, of
-the time that its timers go by (`vdl.logstream.time.loop_time`): that is the clock's while its loop
-is in time. Time in which the process does not run does not count: nothing is served then. Nor is a
-partition served after a gap in the loop, before a quorum has answered.
+It serves fetches, long polls, offset queries and heartbeats of members. Its answers are not wrong,
+but may be old.
 
-Each `STALE_LOOK_NS` of virtual time all servers are looked at.
+From the commit of an entry of a newer term, a leader of an older one has `BOUND_NS` left, on the
+time of its timers (`vdl.logstream.time.loop_time`): that is the clock's while its loop is in time.
+Time in which the process does not run does not count: nothing is served then. Nor is a partition
+served after a gap in the loop before a quorum has answered.
 
-Must not know: faults, clients, why a leader was deposed.
+All servers are checked every `STALE_LOOK_NS` of virtual time. Does not depend on faults, clients,
+or why a leader was deposed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from vdl.sim.raft_watch import RaftWatch
 STALE_LOOK_NS: Final = 50 * MS
 
 BOUND_NS: Final = 2 * HostOptions().election_ticks * TICK_NS
-"""Two election time-outs: one in which no byte comes from those who follow the newer term, and what
-is left until the next look at the links, or until their next heartbeat is read."""
+"""Two election timeouts: one without a byte from the followers of the newer term, and the rest
+until the next check of the links, or until their next heartbeat is read.
+"""
 
 UNDER_WAY_NS: Final = 400 * MS
-"""What the network takes besides, where it loses what it carries and brings it later."""
+"""Extra time of the network, where it loses and so delays data."""
 
 _Place = tuple[int, GroupId, Term]
 """Server, group, the older term."""
@@ -40,7 +42,7 @@ _Place = tuple[int, GroupId, Term]
 
 @dataclass(slots=True)
 class _OwnTime:
-    """How long a process has run, by its own measure."""
+    """Running time of a process, by its own measure."""
 
     life: Life
     looked_ns: int
@@ -56,7 +58,7 @@ class _OwnTime:
 
 
 class StaleWatch:
-    """See the module. `violate` is told what broke, once for a group."""
+    """Watch of deposed leaders. `violate` is called once for each group."""
 
     def __init__(
         self,
@@ -70,13 +72,13 @@ class StaleWatch:
         self._times: dict[int, _OwnTime] = {}
         """By server id."""
         self._since: dict[_Place, int] = {}
-        """When, by its own time, each deposed leader that still serves was found first."""
+        """Time, by its own measure, at which each serving deposed leader was first found."""
         self._told: set[GroupId] = set()
         self.longest_ns = 0
-        """For how long any has served, at the most."""
+        """Longest time that any deposed leader has served."""
 
     def look(self, now_ns: int) -> None:
-        """Look at everybody."""
+        """Check all servers."""
         since: dict[_Place, int] = {}
         for machine in self._machines:
             life = machine.life
@@ -101,7 +103,7 @@ class StaleWatch:
         return time.passed_ns
 
     def _outlived(self, host: Host) -> list[tuple[GroupId, Term]]:
-        """The groups that a server serves in a term after which another one has begun to commit."""
+        """Return the groups that a server serves in a term older than the newest committed one."""
         found: list[tuple[GroupId, Term]] = []
         for group_id, group in host.groups.items():
             if not group.serving:
@@ -125,5 +127,5 @@ class StaleWatch:
 
 
 def _answers(host: Host, owner: object) -> bool:
-    """Whether it answers by itself. A partition asks a quorum first when the loop had a gap."""
+    """Return True if it answers by itself. After a loop gap a partition asks a quorum first."""
     return not isinstance(owner, LogStream) or owner._proved == host.state.gaps.count

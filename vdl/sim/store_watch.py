@@ -1,14 +1,14 @@
-"""A store removes nothing before its replacement is durable.
+"""Checks that a store removes nothing before its replacement is durable.
 
-Checked at the moment a store decides, on the durable image alone, so no crash is needed to see it:
+The check runs at the moment a store decides, on the durable image alone, so it needs no crash:
 
 * every entry of a removed journal file is in a newer file or, by a durable note, in a segment;
 * a log is cut no further than a durable checkpoint reaches;
 * the first checkpoint behind an installed state keeps nothing of the state before it
   (`Log.installed_state`);
-* entries that were replaced by others are not in the cache any more.
+* replaced entries are no longer in the cache.
 
-Must not know: how the store came to its decision.
+Does not depend on how the store came to its decision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Broken = Callable[[GroupId, str, str], None]
 
 
 class StoreWatch:
-    """One process's store. `broken` is told (group, rule, what went too early)."""
+    """Watch of one process's store. `broken` receives (group, rule, description)."""
 
     def __init__(self, store: DiskStore, durable: DurableLogs, broken: Broken) -> None:
         self._store = store
@@ -37,9 +37,9 @@ class StoreWatch:
         self._append, self._collect = store.append, store.checkpoint_collect
         self._reset = store.reset_log
         self._reset_token, self._reset_group = 0, GroupId(0)
-        """The batch that the newest reset lies in, and whose it is."""
+        """Token of the batch that holds the newest reset, and the group of the log."""
         self._cleared: dict[int, int] = {}
-        """Generation by log of which a checkpoint was to leave nothing of those before."""
+        """By log: generation whose first checkpoint removed everything of earlier generations."""
         vars(journal)["release"] = self.release
         vars(store)["trim_log"] = self.trim
         vars(store)["reset_log"] = self.reset
@@ -47,7 +47,7 @@ class StoreWatch:
         vars(store)["checkpoint_collect"] = self.collect
 
     def release(self, sequence: int, *, damaged_upto: int = 0) -> None:
-        """Journal files before `sequence` go."""
+        """Check and release the journal files before `sequence`."""
         journal = self._store._journal
         goes = any(number < sequence for number in journal.chain.paths)
         if goes and journal.queue.durable_token < self._reset_token:
@@ -68,7 +68,7 @@ class StoreWatch:
         self._release(sequence, damaged_upto=damaged_upto)
 
     def trim(self, log: Log, *, first_index: Index) -> None:
-        """The log's entries before `first_index` go."""
+        """Check and trim the log's entries before `first_index`."""
         stored = self._stored(log.log_id)
         if first_index > max(log.first_index, stored + 1):
             self._broken(
@@ -86,7 +86,10 @@ class StoreWatch:
         next_offset: Offset,
         state: Buffer = b"",
     ) -> None:
-        """The log goes on elsewhere; until that is durable a crash brings it back as it was."""
+        """Reset the log, and check that the journal files it may need are kept.
+
+        Until the reset is durable a crash restores the log as it was.
+        """
         self._reset_token, self._reset_group = self._store._journal.queue.batch.token, log.group_id
         self._reset(
             log, first_index=first_index, prev_term=prev_term, next_offset=next_offset, state=state
@@ -99,7 +102,7 @@ class StoreWatch:
             )  # fmt: skip
 
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
-        """Entries follow, or take the place of others."""
+        """Append entries, and check that replaced ones have left the cache."""
         replaces = bool(entries) and entries[0].index <= log.last_index
         self._append(log, entries)
         if replaces:
@@ -113,7 +116,7 @@ class StoreWatch:
                 )  # fmt: skip
 
     def collect(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
-        """What a checkpoint is to hold."""
+        """Collect a checkpoint's batches, and check the first one behind an installed state."""
         batches = self._collect(logs)
         for batch in batches:
             log = self._store._logs.get(batch.log_id)
@@ -129,7 +132,7 @@ class StoreWatch:
         return batches
 
     def _stored(self, log_id: LogId) -> int:
-        """The applied index of the log's last durable checkpoint."""
+        """Return the applied index of the log's last durable checkpoint."""
         meta = self._store._meta
         if log_id in meta.outdated:
             return 0

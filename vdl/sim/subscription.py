@@ -1,13 +1,12 @@
-"""What a consumer reads and where it stands: the state a Kafka consumer is built around.
+"""A consumer's subscription, assignment and positions: the core state of a Kafka consumer.
 
 A consumer subscribes in one of three ways that exclude each other: by topic names, by a pattern, or
 by partitions it names itself. Changing from one to another is an error until `unsubscribe`. However
-a partition was assigned, its `PartitionState` says where the next fetch starts, what was last
-committed, whether it is paused, and how to find a position when there is none.
+a partition was assigned, its `PartitionState` holds where the next fetch starts, the last committed
+offset, the paused flag, and how to find a position when there is none.
 
-This is the shape of Kafka's own Java consumer, so that what is true of it is true here.
-
-Must not know: requests, time, how partitions are divided among a group.
+The design follows Kafka's own Java consumer, so its properties hold here too. Does not depend on
+requests, time, or how partitions are divided among a group.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class TopicPartition(NamedTuple):
 
 
 class SubscriptionType(Enum):
-    """How the consumer came by its partitions."""
+    """Way in which the consumer gets its partitions."""
 
     NONE = "none"
     AUTO_TOPICS = "topics"
@@ -39,12 +38,12 @@ class SubscriptionType(Enum):
 
 
 class ResetStrategy(Enum):
-    """Where to begin when there is no position to go on from."""
+    """Start position when there is none to continue from."""
 
     EARLIEST = -2
     LATEST = -1
     NONE = 0
-    """Do not: report it."""
+    """No reset: report it."""
 
 
 class SubscriptionConflict(ValueError):
@@ -57,17 +56,17 @@ class SubscriptionConflict(ValueError):
 
 
 class NotAssigned(KeyError):
-    """The partition is not one of this consumer's."""
+    """The partition is not assigned to this consumer."""
 
 
 @dataclass(slots=True)
 class PartitionState:
-    """How far one assigned partition is consumed.
+    """Progress in one assigned partition.
 
     Use: `position` is the next offset to fetch, -1 while unknown; `reset` is how to find it, or
-    None when it must come from the committed offset first. `epoch` is the leader epoch of the last
+    None if it must come from the committed offset first. `epoch` is the leader epoch of the last
     record consumed (KIP-320). `incarnation` changes whenever the position is set from outside, so
-    that answers to requests sent before are recognised as stale.
+    that answers to earlier requests are recognised as stale.
     """
 
     position: int = -1
@@ -91,27 +90,30 @@ class SubscriptionState:
         self.subscription: set[str] = set()
         """Topics subscribed by name, or that match the pattern."""
         self.group_subscription: set[str] = set()
-        """What the whole group subscribes; a leader assigns these."""
+        """Topics that the whole group subscribes; a leader assigns these."""
         self.pattern: re.Pattern[str] | None = None
         self.user_assignment: set[TopicPartition] = set()
         self.assignment: dict[TopicPartition, PartitionState] = {}
         self.needs_assignment = False
-        """The group must assign partitions (again)."""
+        """True if the group must assign partitions (again)."""
         self._incarnations = 0
 
     # --- subscribing ----------------------------------------------------------------------------
     def subscribe(self, topics: Iterable[str]) -> None:
-        """By topic names. Raises SubscriptionConflict."""
+        """Subscribe by topic names. Raises SubscriptionConflict."""
         self._set_type(SubscriptionType.AUTO_TOPICS)
         self.change_subscription(topics)
 
     def subscribe_pattern(self, pattern: str) -> None:
-        """By pattern; topics are found by `match` at each metadata. Raises SubscriptionConflict."""
+        """Subscribe by pattern; `match` finds the topics in metadata.
+
+        Raises SubscriptionConflict.
+        """
         self._set_type(SubscriptionType.AUTO_PATTERN)
         self.pattern = re.compile(pattern)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take exactly these partitions; those held already keep their state."""
+        """Assign exactly these partitions. Those already held keep their state."""
         self._set_type(SubscriptionType.USER_ASSIGNED)
         self.user_assignment = set(partitions)
         self._take(self.user_assignment)
@@ -126,12 +128,12 @@ class SubscriptionState:
         self.needs_assignment = False
 
     def match(self, topics: Iterable[str]) -> bool:
-        """With a pattern: subscribe what matches of all topics; True if that changed something."""
+        """Subscribe to the topics that match the pattern. Return True if that changed something."""
         assert self.pattern is not None, "no pattern is subscribed"
         return self.change_subscription(t for t in topics if self.pattern.fullmatch(t))
 
     def change_subscription(self, topics: Iterable[str]) -> bool:
-        """Subscribe to exactly these; True if that changed something."""
+        """Subscribe to exactly these topics. Return True if that changed something."""
         wanted = set(topics)
         if wanted == self.subscription:
             return False
@@ -141,12 +143,12 @@ class SubscriptionState:
         return True
 
     def group_subscribe(self, topics: Iterable[str]) -> None:
-        """The leader of the group learned what its members subscribe."""
+        """Add topics that the group's members subscribe, as the group's leader."""
         self.group_subscription = self.subscription | set(topics)
 
     # --- assignment -----------------------------------------------------------------------------
     def assign_from_group(self, partitions: Iterable[TopicPartition]) -> None:
-        """The group gave these. Positions start from what is committed, also of kept ones."""
+        """Take partitions assigned by the group. All positions start from the committed offsets."""
         assert self.is_auto, self.type
         self.assignment.clear()
         self._take(set(partitions))
@@ -154,11 +156,11 @@ class SubscriptionState:
 
     @property
     def is_auto(self) -> bool:
-        """Whether a group assigns the partitions."""
+        """True if a group assigns the partitions."""
         return self.type in {SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN}
 
     def state(self, partition: TopicPartition) -> PartitionState:
-        """Raises NotAssigned."""
+        """Return the partition's state. Raises NotAssigned."""
         try:
             return self.assignment[partition]
         except KeyError:
@@ -166,7 +168,7 @@ class SubscriptionState:
 
     # --- positions ------------------------------------------------------------------------------
     def seek(self, partition: TopicPartition, offset: int, epoch: int = -1) -> None:
-        """Go on from `offset`, whatever was being done. Raises NotAssigned."""
+        """Continue from `offset`, whatever was in progress. Raises NotAssigned."""
         state = self.state(partition)
         state.position = offset
         state.epoch = epoch
@@ -174,14 +176,14 @@ class SubscriptionState:
         self._stamp(state)
 
     def need_reset(self, partition: TopicPartition, strategy: ResetStrategy | None = None) -> None:
-        """The position is lost, or was asked to be found anew. Raises NotAssigned."""
+        """Drop the position, to be found anew. Raises NotAssigned."""
         state = self.state(partition)
         state.position = -1
         state.reset = strategy if strategy is not None else self.default_reset
         self._stamp(state)
 
     def consumed(self, partition: TopicPartition, next_offset: int, epoch: int) -> None:
-        """Records below `next_offset` were handed out."""
+        """Advance the position: records below `next_offset` were handed out."""
         state = self.state(partition)
         assert next_offset >= state.position, (partition, next_offset, state.position)
         state.position = next_offset
@@ -194,23 +196,23 @@ class SubscriptionState:
         self.state(partition).paused = False
 
     def fetchable(self) -> list[TopicPartition]:
-        """In order, those a fetch may ask for."""
+        """Return the partitions that a fetch may include, in order."""
         return sorted(tp for tp, state in self.assignment.items() if state.fetchable)
 
     def needing_committed(self) -> list[TopicPartition]:
-        """In order, those whose position must come from the committed offset."""
+        """Return the partitions whose position must come from the committed offset, in order."""
         return sorted(
             tp for tp, state in self.assignment.items() if state.position < 0 and not state.reset
         )
 
     def needing_reset(self) -> list[TopicPartition]:
-        """In order, those whose position must be listed."""
+        """Return the partitions whose position must be listed, in order."""
         return sorted(
             tp for tp, state in self.assignment.items() if state.position < 0 and state.reset
         )
 
     def consumed_positions(self) -> dict[TopicPartition, int]:
-        """What a commit of everything handed out says."""
+        """Return the offsets that a commit of everything handed out contains."""
         return {
             tp: state.position
             for tp, state in sorted(self.assignment.items())

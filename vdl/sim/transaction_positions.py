@@ -1,10 +1,10 @@
-"""The positions that one transactional producer commits in a consumer group of its own.
+"""Offsets that one transactional producer commits in a consumer group of its own.
 
-Some of its transactions commit a position, each one more than the last. While nothing is open, the
-group's stable position is that of the newest transaction that committed: never one that was
-aborted, never an older one (KIP-447).
+Some of its transactions commit an offset, each higher than the last. While no transaction is open,
+the group's stable offset is that of the newest committed transaction: never an aborted one, never
+an older one (KIP-447).
 
-Must not know: how a transaction ends.
+Does not depend on how a transaction ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vdl.kafka.wire import add_offsets_to_txn, find_coordinator, offset_fetch, t
 from vdl.sim.client import Failure, KafkaClient, Message
 
 NONE = -1
-"""No position is committed."""
+"""No offset is committed."""
 
 _STABLE_FROM = 8
-"""OffsetFetch: several groups."""
+"""First version of OffsetFetch with several groups."""
 
 _PASSES = frozenset(
     (
@@ -34,26 +34,26 @@ _PASSES = frozenset(
 )  # fmt: skip
 
 Ended = Callable[[bool], None]
-"""Whether the position is part of the transaction now."""
+"""Called with True if the offset is part of the transaction now."""
 
 Asks = Callable[[ModuleType, Callable[[int], Message], Callable[[Message | Failure], None]], None]
-"""Asks the coordinator of the transactional id."""
+"""Sends a request to the coordinator of the transactional id."""
 
 
 class TransactionPositions:
-    """See the module."""
+    """The producer's group: commits its offsets and checks them."""
 
     def __init__(self, client: KafkaClient, transactional_id: str, topic: str) -> None:
         self.group = f"{transactional_id}-positions"
         self.problems: list[str] = []
-        """Positions that must not be."""
+        """Descriptions of incorrect offsets."""
         self._client = client
         self._transactional_id = transactional_id
         self._topic = topic
         self._coordinator = -1
         self._number = 0
         self._allowed = {NONE}
-        """What the group's position may be while no transaction is open."""
+        """Permitted offsets of the group while no transaction is open."""
         self._failures = 0
 
     # --- in a transaction ------------------------------------------------------------------------
@@ -66,8 +66,10 @@ class TransactionPositions:
         tell: Asks | None,
         ended: Ended,
     ) -> int:
-        """Commit the next position with the transaction of this producer: which it is. `tell`: the
-        transaction's coordinator has to be told of the group before."""
+        """Commit the next offset with the transaction of this producer; return the offset.
+
+        `tell`: sends to the transaction's coordinator, if the group has to be added there first.
+        """
         self._number += 1
         number = self._number
 
@@ -123,7 +125,7 @@ class TransactionPositions:
             ended(False)
 
     def over(self, number: int, kind: str) -> None:
-        """The transaction that committed a position is over: ok, fail, or info."""
+        """Note the end of a transaction that committed an offset: ok, fail, or info."""
         if kind == "ok":
             self._allowed = {number}
         elif kind == "info":
@@ -131,7 +133,7 @@ class TransactionPositions:
 
     # --- between transactions --------------------------------------------------------------------
     def look(self, then: Callable[[], None]) -> None:
-        """See what the group's stable position is, while no transaction is open."""
+        """Check the group's stable offset while no transaction is open."""
 
         def build(version: int) -> offset_fetch.OffsetFetchRequest:
             if version < _STABLE_FROM:

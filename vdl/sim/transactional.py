@@ -1,16 +1,14 @@
-"""Transactional producers, and who reads what they committed, in a topic of their own.
+"""Transactional producers, and READ_COMMITTED readers, in a topic of their own.
 
-Each producer writes a few batches to several partitions and ends the transaction, or dies in the
-middle of it and comes back as another instance of the same transactional id. Some transactions
-commit a position of a consumer group, too (`transaction_positions.py`). Half of them speak the
+Each producer writes a few batches to several partitions and ends the transaction, or crashes in the
+middle of it and comes back as another instance of the same transactional id. Some transactions also
+commit an offset of a consumer group (`transaction_positions.py`). Half of the producers use the
 first version of the protocol (KIP-98), half the second (KIP-890). A transaction is one operation of
-the history: ok when its commit was answered, fail when it can never be committed, else unknown.
-What of it readers may see, and when, is for `vdl.check` to say.
+the history: ok if its commit was answered, fail if it can never be committed, otherwise unknown.
+`vdl.check` decides which records readers may see, and when.
 
-At the end all transactions are over on every replica, and each replica's list of them is the one
-that its own log says.
-
-Must not know: faults, how transactions are kept.
+At the end all transactions have ended on every replica, and each replica's list of aborted ones
+matches its own log. Does not depend on faults or on how transactions are stored.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ from vdl.sim.workload import Env, note_poll
 TOPIC = "exact"
 READERS = 2
 TIMEOUT_MS = 4_000
-"""After which a coordinator aborts what a producer has left open."""
+"""Transaction timeout: a coordinator then aborts a transaction left open."""
 ATTEMPT_MS = 2_500
-"""How long one batch is tried, or the end of a transaction by a producer that may give up."""
+"""Time for which one batch, or adding its partitions, is tried."""
 BATCHES_MAX = 5
 DIES = 0.1
 COMMITS = 0.6
@@ -62,11 +60,12 @@ _KEY_IS_TRANSACTIONAL_ID = 1
 _READ_BYTES = 1 << 20
 
 POSITIONS = 0.3
-"""Of transactions: those that commit a position, and those before which the position is looked at.
+"""Share of transactions that commit an offset, and share of those before which the offset is
+checked.
 """
 
 OLD_PRODUCER = {0: 11, 24: 3, 25: 3, 26: 4, 28: 4}
-"""Versions of a producer of the first version of the protocol."""
+"""API version caps of a producer of the first version of the protocol."""
 
 _ELSEWHERE = frozenset(
     (
@@ -86,7 +85,7 @@ _AGAIN = _ELSEWHERE | {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.FENCED_LEADER_EPOCH,
 }
-"""What passes, or follows from something that does: the batch before it may be on its way."""
+"""Errors that pass, or follow from one that does: the batch before may be in flight."""
 
 
 @dataclass(slots=True)
@@ -99,13 +98,13 @@ class _Transaction:
     waiting: int = 0
     """Batches that are not answered yet."""
     is_broken: bool = False
-    """A batch was not taken: it can only be aborted."""
+    """True if a batch failed: the transaction can only be aborted."""
     ended_ns: int = -1
-    """When its commit was asked for."""
+    """Time at which its commit was requested."""
     is_open: bool = False
-    """An answer to its end was lost."""
+    """True if an answer to its end was lost."""
     position: int = NO_POSITION
-    """What it commits in the producer's group."""
+    """Offset that it commits in the producer's group."""
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class _Batch:
 
 
 class TransactionalProducer:
-    """See the module. One transaction at a time."""
+    """One transactional producer. It runs one transaction at a time."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name
@@ -134,9 +133,9 @@ class TransactionalProducer:
         self._failures = 0
         self._is_stopping = False
         self.is_idle = False
-        """It has stopped, and has no transaction open."""
+        """True once it has stopped and has no transaction open."""
         self.ended = 0
-        """Transactions whose end was answered."""
+        """Number of transactions whose end was answered."""
         self.positions = TransactionPositions(self._client, name, TOPIC)
         self._begin_instance()
 
@@ -146,10 +145,12 @@ class TransactionalProducer:
     def close(self) -> None:
         self._client.close()
 
-    # --- an instance ---------------------------------------------------------------------------
+    # --- instances -----------------------------------------------------------------------------
     def _begin_instance(self) -> None:
-        """A new instance of the transactional id: it fences the one before, and aborts what that
-        has left open."""
+        """Begin a new instance of the transactional id.
+
+        It fences the previous one, and aborts the transaction that this has left open.
+        """
 
         def answered(response: Message | Failure) -> None:
             if isinstance(response, Failure) or response.error_code:
@@ -167,7 +168,7 @@ class TransactionalProducer:
         self._sequences.clear()
 
     def _next(self) -> None:
-        """The next transaction, in a moment."""
+        """Begin the next transaction after a short pause."""
         if self._is_stopping:
             self.positions.look(self._stopped)
             return
@@ -185,7 +186,7 @@ class TransactionalProducer:
         build: Callable[[int], Message],
         answered: Callable[[Message | Failure], None],
     ) -> None:
-        """Ask the coordinator, once it is known."""
+        """Send a request to the coordinator, once it is known."""
         if self._coordinator < 0:
             self._find(partial(self._ask, api, build, answered))
         else:
@@ -217,7 +218,7 @@ class TransactionalProducer:
         self._failures += 1
         self._client.backoff(self._failures, step)
 
-    # --- a transaction -------------------------------------------------------------------------
+    # --- transactions --------------------------------------------------------------------------
     def _begin(self) -> None:
         rng = self._rng
         self._added.clear()
@@ -253,7 +254,7 @@ class TransactionalProducer:
     def _add(
         self, partitions: set[TopicPartition], transaction: _Transaction, batches: list[_Batch]
     ) -> None:
-        """Tell the coordinator of the partitions, as producers of the first version do."""
+        """Add the partitions at the coordinator, as producers of the first version do."""
         deadline_ns = batches[0].deadline_ns
         topic = add_partitions_to_txn.AddPartitionsToTxnTopic(
             TOPIC, sorted(tp.partition for tp in partitions)
@@ -289,7 +290,7 @@ class TransactionalProducer:
         ask()
 
     def _send_all(self, transaction: _Transaction, batches: Sequence[_Batch]) -> None:
-        """All at once: those of a partition follow one another on its connection."""
+        """Send all batches at once: those of a partition follow one another on its connection."""
         for batch in batches:
             self._send(transaction, batch)
 
@@ -333,7 +334,7 @@ class TransactionalProducer:
         self._batch_ended(transaction)
 
     def _failed(self, transaction: _Transaction, batch: _Batch, error: int) -> None:
-        """A batch was not taken, or nobody knows: it is sent again, under its own number."""
+        """Retry a failed batch, under its own sequence number, or break the transaction."""
         passes = error in _AGAIN or error == ErrorCode.LEADER_NOT_AVAILABLE
         if passes and self._client.clock.now_ns() < batch.deadline_ns:
             batch.attempts += 1
@@ -352,10 +353,10 @@ class TransactionalProducer:
         if not transaction.waiting:
             self._end(transaction)
 
-    # --- its end -------------------------------------------------------------------------------
+    # --- ends of transactions ------------------------------------------------------------------
     def _end(self, transaction: _Transaction) -> None:
         if self._rng.random() < DIES:
-            # It was never asked to commit, and its next instance, or the time, has it aborted.
+            # No commit was requested: the next instance, or the timeout, aborts it.
             self._over(transaction, "fail")
             self._client.clock.call_later(self._rng.randint(0, 300) * MS, self._begin_instance)
             return
@@ -387,12 +388,12 @@ class TransactionalProducer:
                     self._over(transaction, "ok")
                 if not isinstance(response, Failure) and response.producer_id >= 0:
                     self._goes_on_with(response.producer_id, response.producer_epoch)
-                # Numbers of batches that were not taken are missing where the epoch goes on.
+                # If the epoch continues, sequence numbers of failed batches are missing.
                 is_whole = not (transaction.is_broken and self._is_old)
                 self._next() if is_whole else self._begin_instance()
                 return
             if commits:
-                # It took too long, and was aborted, unless a commit was lost on its way.
+                # It took too long and was aborted, unless a commit was lost on its way.
                 self._over(transaction, "info" if transaction.is_open else "fail")
             self._begin_instance()
 
@@ -408,13 +409,13 @@ class TransactionalProducer:
 
 
 class Rebuilt:
-    """What a log says of transactions, batch by batch."""
+    """Transactions according to a log, rebuilt batch by batch."""
 
     def __init__(self) -> None:
         self.open: dict[int, int] = {}
         """Producer id → first offset."""
         self.ranges: list[tuple[int, int, int]] = []
-        """(producer id, first offset, offset of the marker) of those that were aborted."""
+        """(producer id, first offset, offset of the marker) of aborted transactions."""
 
     def take(self, batch: memoryview, offset: int) -> None:
         header = read_header(batch)
@@ -430,7 +431,7 @@ class Rebuilt:
 
 
 class TransactionalTopic:
-    """See the module."""
+    """The topic with its producers and readers."""
 
     def __init__(
         self,
@@ -442,7 +443,7 @@ class TransactionalTopic:
         *,
         count: int,
     ) -> None:
-        """`count`: producers. `host`: where they and the readers are."""
+        """Create the topic. `count`: producers. `host`: machine of the producers and readers."""
         self._host = host
         self._env = env
         self._machines = machines
@@ -505,14 +506,14 @@ class TransactionalTopic:
         return consumer
 
     def end(self) -> None:
-        """No further transaction begins."""
+        """Begin no further transactions."""
         self._is_ending = True
         for producer in self.producers:
             producer.stop()
 
     # --- when it is over -------------------------------------------------------------------------
     def unfinished(self) -> str:
-        """Who has not come to an end, or which replica has a transaction open; empty if none."""
+        """Describe a producer or replica with an unfinished transaction; empty if there is none."""
         for producer in self.producers:
             if not producer.is_idle:
                 return f"{producer.name} has not come to an end"
@@ -533,7 +534,7 @@ class TransactionalTopic:
                     yield machine, stream
 
     def drain(self) -> None:
-        """Read all that was committed, with a fresh client."""
+        """Read all committed records with a fresh client."""
         for consumer in self._readers:
             consumer.close()
         self._found = {tp: [] for tp in self.partitions}
@@ -555,7 +556,7 @@ class TransactionalTopic:
             self._found[fetched.tp].append(seen)
 
     def undrained(self) -> str:
-        """A partition that is not read to its end, empty when there is none."""
+        """Describe a partition that is not read to its end; empty if there is none."""
         assert self._final is not None, "drain comes first"
         for machine, stream in self._streams():
             tp = TopicPartition(TOPIC, stream.partition)
@@ -576,7 +577,10 @@ class TransactionalTopic:
             producer.close()
 
     def check(self, broken: Callable[[str], None], done: Callable[[], None]) -> None:
-        """Make each replica's state anew from its log; `broken` where it is another one."""
+        """Rebuild each replica's transactions from its log.
+
+        `broken` is called where they differ.
+        """
         streams = list(self._streams())
         left = [len(streams)]
 
@@ -605,7 +609,7 @@ class TransactionalTopic:
         made = Rebuilt()
         position = [log.first_index]
         if position[0] > 1:
-            done()  # what was before its log decides, too
+            done()  # transactions before the log's start matter, too
             return
 
         def read_on() -> None:

@@ -1,11 +1,11 @@
-"""What the turns of a server's loop cost: time, in proportion to what it handled.
+"""Cost of the turns of a server's loop: time in proportion to the work handled.
 
-A simulated loop is as fast as its events come, so nobody is ever late in it. Here each message in
-and out, each turn and each request of a client has a price, and while a turn takes its time nothing
-else runs (`clock.NodeClock.busy`). What a server does with being late is in `vdl.logstream`:
-`loop_time`, `elections`, `overload`.
+A simulated loop is otherwise as fast as its events come, so it is never late. Here each message in
+and out, each turn and each client request has a cost, and while a turn takes its time nothing else
+runs (`clock.NodeClock.busy`). `vdl.logstream` handles lateness: `loop_time`, `elections`,
+`overload`.
 
-Must not know: what is handled, what comes of being late.
+Does not depend on the work handled or on the effects of lateness.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class TurnCost:
     __slots__ = ("_handled", "_server", "_unit_ns")
 
     def __init__(self, server: Server, unit_ns: int) -> None:
-        """`unit_ns`: what one message, one request, one turn takes, in ns."""
+        """Create a meter. `unit_ns`: time for one message, one request, one turn, in ns."""
         self._server = server
         self._handled = self._count()
         self._unit_ns = unit_ns
 
     def __call__(self) -> int:
-        """How long what was handled since the last call takes, in ns."""
+        """Return the time for the work handled since the last call, in ns."""
         handled = self._count()
         done, self._handled = handled - self._handled, handled
         return done * self._unit_ns

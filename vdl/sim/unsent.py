@@ -1,7 +1,4 @@
-"""What waits to be written to a stream that may take less than it is offered.
-
-Must not know: who writes, what the bytes mean.
-"""
+"""Buffered writes to a stream that may accept only a part of the data."""
 
 from __future__ import annotations
 
@@ -12,8 +9,10 @@ from segments.api import Buffer
 
 
 def write_unsent(stream: Stream, unsent: deque[Buffer]) -> bool:
-    """Write until nothing is left, or the stream takes no more: then what it did not take stays in
-    `unsent`, and the answer is False."""
+    """Write until the stream accepts no more. Return True if nothing is left.
+
+    Data that it did not accept stays in `unsent`.
+    """
     while unsent:
         offered = list(unsent)
         unsent.clear()

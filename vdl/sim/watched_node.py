@@ -1,10 +1,9 @@
-"""A replica's node whose every step is compared with the paper.
+"""A replica's node that compares every step with the paper.
 
-What a message did is compared with what it may do, before any history could show the harm: by
-chance, most wrong votes and wrong acknowledgements do none. The rules see the replica from outside,
-before and after, and share no code with the handlers.
-
-Must not know: other replicas, disks, clients.
+The effect of a message is compared with its permitted effects before any history could show harm:
+by chance, most wrong votes and wrong acknowledgements do none. The rules see the replica from
+outside, before and after, and share no code with the handlers. Does not depend on other replicas,
+disks or clients.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from raft.types import NONE, ConfChange, Entry
 Broken = Callable[[str, str], None]
 
 UNHEARD_TIMEOUTS = 4
-"""Election timeouts for which a leader may hear no majority; check-quorum needs two."""
+"""Election timeouts for which a leader may hear from no majority; check-quorum needs two."""
 
 
 class WatchedNode(RawNode):
-    """In place of another, whose state it shares. `broken` is told (rule, what was done)."""
+    """Node that replaces another and shares its state. `broken` receives (rule, description)."""
 
     __slots__ = ("_broken", "_heard", "_led_term", "_ticks")
 
@@ -50,7 +49,7 @@ class WatchedNode(RawNode):
         self._ticks = 0
         self._led_term: Term = NO_TERM
         self._heard: dict[NodeId, int] = {}
-        """While it leads: when each peer was heard last, in ticks."""
+        """While the replica leads: tick at which each peer was last heard from."""
 
     # --- messages -------------------------------------------------------------------------------
     def step(self, msg: Message) -> None:
@@ -65,12 +64,12 @@ class WatchedNode(RawNode):
             else:
                 judge(self, msg)
         except Contradiction as contradiction:
-            # Of two replicas that keep to the rules none ever says so.
+            # Replicas that follow the rules never produce a contradiction.
             self._broken("contradiction", f"{type(msg).__name__} of {msg.from_}: {contradiction}")
             raise
 
     def _step_and_answers(self, msg: Message) -> Iterator[Message]:
-        """Step; what it answers to the sender."""
+        """Step the message; yield the answers to its sender."""
         raft = self.raft
         said = len(raft.msgs), len(raft.msgs_after_append)
         super().step(msg)
@@ -118,7 +117,10 @@ class WatchedNode(RawNode):
             pass
 
     def _step_of_leader(self, msg: Message) -> Iterator[Message]:
-        """A leader of an older term is told of the newer one, or it would never know (§5.1)."""
+        """Step; check that a leader of an older term receives the newer term (§5.1).
+
+        It would not learn of the newer term otherwise.
+        """
         raft = self.raft
         is_old = 0 < msg.term < raft.term and raft.check_quorum
         told = False
@@ -139,8 +141,11 @@ class WatchedNode(RawNode):
     }
 
     def propose_conf_change(self, change: ConfChange, *, v1: bool = False) -> Entry:
-        """See `RawNode.propose_conf_change`. Before an entry of its own term is committed a leader
-        does not know what is, of the change before too (thesis §4.1, erratum)."""
+        """See `RawNode.propose_conf_change`.
+
+        A leader that has not committed an entry of its own term does not know which entries are
+        committed, including the previous change (thesis §4.1, erratum).
+        """
         raft = self.raft
         is_early = raft.state is LEADER and not raft.own_term_committed
         entry = super().propose_conf_change(change, v1=v1)
@@ -148,7 +153,7 @@ class WatchedNode(RawNode):
             self._broken("early-change", f"members change at {entry.index}, in term {raft.term}")
         return entry
 
-    # --- life and time --------------------------------------------------------------------------
+    # --- liveness and time ----------------------------------------------------------------------
     def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = NO_TERM) -> None:
         """See `RawNode.leader_heard`."""
         raft = self.raft
@@ -172,7 +177,7 @@ class WatchedNode(RawNode):
             self._check_heard(n)
 
     def _check_heard(self, n: int) -> None:
-        """A leader hears a majority, or goes (thesis §6.2)."""
+        """Check that a leader hears from a majority, or steps down (thesis §6.2)."""
         raft, heard, now = self.raft, self._heard, self._ticks
         if self._led_term != raft.term or raft.lead_transferee != NONE:
             self._led_term = raft.term
@@ -180,7 +185,7 @@ class WatchedNode(RawNode):
         heard[raft.id] = now
         limit = UNHEARD_TIMEOUTS * raft.election_ticks + n
         for half in (raft.membership.incoming, raft.membership.outgoing):
-            # Who is new here was not to be heard before.
+            # A new member could not be heard from before.
             there = sum(now - heard.setdefault(replica, now) <= limit for replica in half)
             if half and there * 2 <= len(half):
                 self._broken(

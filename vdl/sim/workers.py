@@ -1,14 +1,15 @@
-"""Where a simulated process's blocking work runs: one worker for the journal, one for what its
-blocks refer to, one for what it needs, one for checkpoints and chores, and a small pool.
+"""Workers for a simulated process's blocking jobs, on virtual time.
 
-Jobs that only compute take a time of their own and end in another order than they began.
+There is one worker for the journal, one for the large appends its blocks refer to, one for
+essential jobs, one for checkpoints and chores, and a small pool. Jobs that only compute take a time
+of their own and end in another order than they began.
 
-A job does its work when it starts and is complete when its virtual time is over: only then are its
-effects durable and its caller told (see `disk`). A process that dies takes its callbacks with it;
-how far the jobs it was running got is drawn by the disk. A process that dies before it has opened
-its store has `NoWorkers`.
+A job does its work when it starts and completes when its virtual time is over: only then are its
+effects durable and its caller notified (see `disk`). Callbacks end with their process; the disk
+draws how far its running jobs got. A process that ends before it has opened its store has
+`NoWorkers`.
 
-Must not know: what the jobs do.
+Does not depend on what the jobs do.
 """
 
 from __future__ import annotations
@@ -24,43 +25,43 @@ from vdl.sim.disk import SimDisk, Step
 T = TypeVar("T")
 POOL_WORKERS = 4
 COMPUTE_NS = (30_000, 900_000, 5_000, 200_000, 3_000_000, 70_000, 10_000)
-"""How long one job after the other computes."""
+"""Duration of compute jobs, in turn."""
 
 
 class NoWorkers:
-    """`segments.api.Workers` of a process that does not live until one of them gets to work."""
+    """`segments.api.Workers` of a process that ends before any job could begin."""
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It does not begin."""
+        """Do nothing: the job does not begin."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> NoTimer:
         return NoTimer()
 
 
 class NoTimer:
-    """A timer whose time does not come."""
+    """A timer that never runs."""
 
     def cancel(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
 
 class SimWorkers:
-    """`segments.api.Workers` on virtual time, for one life of one process."""
+    """`segments.api.Workers` on virtual time, for one process."""
 
     def __init__(self, clock: NodeClock, disk: SimDisk) -> None:
         self._clock = clock
@@ -77,7 +78,7 @@ class SimWorkers:
         self._files_busy = False
         self._starved = False
         self.on_journal: Callable[[], None] = _nothing
-        """Told of each job for the journal: something was staged."""
+        """Called with each job for the journal: data was staged."""
         self._running: dict[int, list[Step]] = {}
         self._jobs = 0
         self._computed = 0
@@ -113,8 +114,7 @@ class SimWorkers:
         self._files_next()
 
     def starve(self, *, is_starved: bool) -> None:
-        """Checkpoints and chores do not begin while this lasts: their disk, or what is asked of it
-        first, hangs. The journal goes on."""
+        """Hold back checkpoints and chores, as if their disk hung. The journal goes on."""
         self._starved = is_starved
         self._files_next()
 
@@ -123,12 +123,12 @@ class SimWorkers:
 
     @property
     def under_way(self) -> int:
-        """Jobs that run or wait to."""
+        """Number of jobs that run or wait."""
         waiting = (self._journal, self._payload, self._pool, self._essential)
         return len(self._running) + sum(map(len, waiting))
 
     def die(self) -> None:
-        """The process is gone: cut the running jobs off where they happen to be."""
+        """End the process: cut the running jobs at a random step."""
         running = [self._running[job] for job in sorted(self._running)]
         self._running.clear()
         self._journal.clear()
@@ -206,4 +206,4 @@ class SimWorkers:
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    """Do nothing: the default of `on_journal`."""
