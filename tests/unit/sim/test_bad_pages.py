@@ -1,4 +1,4 @@
-"""Pages of segments, of their indexes and of the journal that cannot be read any more."""
+"""Unreadable pages of segments, of their indexes and of the journal."""
 
 import random
 from dataclasses import replace
@@ -19,12 +19,15 @@ from vdl.sim.world import World
 SPREAD = replace(OPTIONS, index_segment_entries=256)
 """Segments and indexes of a few pages each."""
 LAST = 400
-"""Of the entries in segments. The Idx of those in the newest segment are not durable: its flush
-passes neither a mebibyte nor 1,024 entries, and makes no index file."""
+"""Last of the entries in segments.
+
+The Idx of those in the newest segment are not durable: its flush reaches neither a mebibyte nor
+1,024 entries, and creates no index file.
+"""
 
 
 def flushed() -> tuple[SimDisk, LogFiles]:
-    """A log whose entries 1 to `LAST` are all in segments."""
+    """Return a log whose entries 1 to `LAST` are all in segments."""
     disk = SimDisk(random.Random(1), DiskProfile())
     engine = Engine(SimFileSystem(disk), "data", SPREAD)
     while engine.log.last_index < LAST:
@@ -34,7 +37,7 @@ def flushed() -> tuple[SimDisk, LogFiles]:
 
 
 def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
-    """They are damaged, all others of their log are not; of an index none is."""
+    """Exactly the named entries are damaged; a page of an index damages none."""
     disk, files = flushed()
     seen = set()
     for seed in range(60):
@@ -53,13 +56,13 @@ def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
 
 
 def sync_index(files: LogFiles) -> None:
-    """Nothing of the index of entries 1 to `LAST` lies in memory only."""
+    """Make the whole index of entries 1 to `LAST` durable."""
     files.open_index(0, 1).sync()
     files.open_index(1, LAST).sync()
 
 
 def told(disk: SimDisk, files: LogFiles, *, of_index: bool) -> set[bool]:
-    """What is said of pages that go bad, of the index or of a segment, one after the other."""
+    """Return the `told` values of bad pages, in the index or in a segment, one at a time."""
     before, seen = set(disk.bad_pages), set()
     for seed in range(60):
         disk.bad_pages = set(before)
@@ -71,7 +74,7 @@ def told(disk: SimDisk, files: LogFiles, *, of_index: bool) -> set[bool]:
 
 
 def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
-    """A power cut takes the newest Idx along, and the frames that could tell are gone too."""
+    """A power cut loses the newest Idx, and the frames to rebuild them from are unreadable."""
     disk, files = flushed()
     assert told(disk, files, of_index=False) == {False}
     assert told(disk, files, of_index=True) == {True}
@@ -80,8 +83,10 @@ def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
 
 
 def test_index_page_beside_a_damaged_entry_may_cost_a_replica() -> None:
-    """What it said is rebuilt from frames, up to the damaged one: also when that was written over
-    and is trimmed. Nor may an entry's page go bad when one of the index is."""
+    """An index is rebuilt from frames up to the damaged one, even a trimmed and overwritten one.
+
+    Nor may a page with entries go bad while one of the index is unreadable.
+    """
     disk, files = flushed()
     sync_index(files)
     segment = disk.root.entries["data"]
@@ -105,7 +110,7 @@ def test_index_page_beside_a_damaged_entry_may_cost_a_replica() -> None:
 
 
 def test_bad_block_is_met_at_the_start() -> None:
-    """It lies before the durable mark: the replay cannot take it for a torn end."""
+    """The bad block is before the durable mark: the replay cannot take it for a torn end."""
     world = World(13, Options(servers=1))
     (machine,) = world.machines
     machine.start()
@@ -121,7 +126,7 @@ def test_bad_block_is_met_at_the_start() -> None:
 
 
 def test_page_that_was_cut_off_is_another_one_when_the_file_grows() -> None:
-    """Its sector went back to the system."""
+    """A truncated page is released: after the file grows again it is readable."""
     disk = SimDisk(random.Random(1), DiskProfile())
     file = SimFileSystem(disk).open("spare", create=True)
     file.pwrite([bytes(3 * PAGE_BYTES)], 0)

@@ -1,4 +1,4 @@
-"""Bridges, and the watch over leaders that were deposed and serve on."""
+"""Bridges, and the watch of deposed leaders that keep serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdl.sim.stale_watch import BOUND_NS, UNDER_WAY_NS, StaleWatch
 from vdl.sim.world import World
 
 SEED_OF_THREE, SEED_OF_FIVE = 17, 6
-"""Of worlds in which the other side elects a leader."""
+"""Seeds of worlds in which the other side elects a leader."""
 
 
 def bridged(seed: int, servers: int = 3) -> World:
@@ -37,7 +37,7 @@ def cuts(world: World) -> set[tuple[str, str]]:
 def test_deposed_leader_behind_a_bridge_serves_no_longer_than_it_may(
     monkeypatch: pytest.MonkeyPatch, seed: int, servers: int
 ) -> None:
-    """Where claims are denied. Where they are not it is told of."""
+    """With denials of claims the time is bounded. Without them the watch reports it."""
     world = bridged(seed, servers)
     assert world.watch.violations == []
     assert world.watch.stale.longest_ns <= BOUND_NS
@@ -81,7 +81,7 @@ def test_two_servers_have_no_bridge() -> None:
 
 
 def test_seeds_draw_bridges() -> None:
-    """Of three and of five, in spells and alone."""
+    """Some worlds of three and of five servers have bridges, in spells and alone."""
     drawn = [draw(Random(f"options {seed}")) for seed in range(1, 201)]
     assert {world.servers for world in drawn if world.bridges} >= {3, 5}
     assert {world.servers for world in drawn if world.bridged} >= {3, 5}
@@ -90,7 +90,7 @@ def test_seeds_draw_bridges() -> None:
 def test_time_in_which_a_process_stands_does_not_count_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And a quarter of that in which its loop is late. A new process begins anew."""
+    """A quarter of the time in which its loop is late counts. A new process starts at zero."""
     world = World(1, Options(coordinators=1, partitions=1))
     assert world._birth()
     leader = max(world.machines, key=world.watch.led)

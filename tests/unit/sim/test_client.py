@@ -57,7 +57,7 @@ def test_requests_are_what_a_server_reads() -> None:
 
 
 def test_answer_to_another_request_is_refused() -> None:
-    """A wrong correlation id means that nothing on the connection can be trusted."""
+    """A wrong correlation id makes the whole connection untrustworthy."""
     connection = ClientConnection("c")
     connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 3, lambda answer: None)
     with pytest.raises(WireError):
@@ -65,7 +65,7 @@ def test_answer_to_another_request_is_refused() -> None:
 
 
 def test_lost_connection_leaves_unknown_outcomes() -> None:
-    """What was sent may have been done."""
+    """A request that was sent may have been carried out."""
     connection, answers = ClientConnection("c"), list[Message | Failure]()
     connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 3, answers.append)
     connection.close("reset")
@@ -86,7 +86,7 @@ def partition(leader: int, epoch: int) -> metadata.MetadataResponse:
 
 
 def test_metadata_of_an_older_epoch_is_ignored() -> None:
-    """KIP-320: a server that lags does not send clients back to a deposed leader."""
+    """KIP-320: a lagging server does not send clients back to a deposed leader."""
     cache, tp = MetadataCache(), TopicPartition("t", 0)
     assert not cache.update(partition(1, 5), whole=False)
     cache.update(partition(2, 4), whole=False)
@@ -101,7 +101,7 @@ def test_metadata_of_an_older_epoch_is_ignored() -> None:
 
 
 def test_metadata_without_a_leader_is_asked_for_again() -> None:
-    """`update` says that something is missing."""
+    """`update` reports that something is missing."""
     cache = MetadataCache()
     assert cache.update(partition(-1, 5), whole=False)
     gone = metadata.MetadataResponse(

@@ -1,4 +1,4 @@
-"""Virtual time: order, cancellation, and what pause and stop do to a process."""
+"""Virtual time: order, cancellation, and the effects of pause and stop on a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_events_of_one_instant_run_in_the_order_scheduled() -> None:
 
 
 def test_run_until_does_not_run_what_is_due_later() -> None:
-    """Skipping dead events never carries a run past its limit."""
+    """Skipping cancelled events never carries a run past its limit."""
     time, seen = VirtualTime(), list[str]()
     time.after(1, lambda: seen.append("cancelled")).cancel()
     time.after(5, lambda: seen.append("late"))
@@ -37,7 +37,7 @@ def test_run_until_does_not_run_what_is_due_later() -> None:
 
 
 def test_stopped_process_runs_nothing_more() -> None:
-    """A killed process takes its timers with it."""
+    """A killed process runs no timers."""
     time, seen = VirtualTime(), list[int]()
     clock = NodeClock(time)
     clock.call_later(5, lambda: seen.append(1))
@@ -63,7 +63,7 @@ def test_paused_process_runs_what_came_due_when_resumed_in_order() -> None:
 
 
 def test_wall_clock_jump_leaves_monotonic_time_alone() -> None:
-    """Only what users see jumps."""
+    """Only the wall clock jumps."""
     time = VirtualTime()
     clock = NodeClock(time, wall_base_ms=1000, offset_ns=7)
     time.run_until(2_000_000)
@@ -85,7 +85,7 @@ def test_cancelled_timers_are_swept_from_the_heap() -> None:
 
 
 def test_drifting_clock_stretches_seconds_and_timers_alike() -> None:
-    """A process cannot tell: its timers fire when its own clock says so, never before."""
+    """A process cannot detect drift: its timers fire by its own clock, never before."""
     for drift_ppm in (-50_000, -1, 0, 333, 50_000):
         time = VirtualTime()
         time.run_until(123_456_789)
@@ -104,7 +104,7 @@ def test_drifting_clock_stretches_seconds_and_timers_alike() -> None:
 
 
 def test_watch_is_called_after_each_event_and_when_it_leaves_the_process() -> None:
-    """One event may run in two processes: each is looked at when it is done there."""
+    """One event may run in two processes: each is checked when the event leaves it."""
     time, seen = VirtualTime(), list[str]()
     one, other = NodeClock(time), NodeClock(time)
     one.watch = lambda: seen.append("one")
@@ -124,7 +124,7 @@ def test_watch_is_called_after_each_event_and_when_it_leaves_the_process() -> No
 
 
 def _machines(count: int) -> SimpleNamespace:
-    """A world of machines that know their wall clocks and whether they run."""
+    """Return a world of fake machines with wall clocks and processes."""
 
     class Machine:
         def __init__(self) -> None:
@@ -148,7 +148,7 @@ def _machines(count: int) -> SimpleNamespace:
 @pytest.mark.parametrize(("servers", "wrong"), [(1, 1), (3, 1), (5, 2)])
 @pytest.mark.parametrize("make", [WrongClock, WrongClockAtStart])
 def test_wrong_clocks_stay_a_minority(servers: int, wrong: int, make: type[WrongClock]) -> None:
-    """A majority's clocks are always right; the clock of a server alone is soon."""
+    """A majority's clocks are always right; the clock of a single server soon is."""
     world = _machines(servers)
     faults = [make() for _ in range(40)]
     rng = random.Random(servers)
@@ -166,7 +166,7 @@ def test_wrong_clocks_stay_a_minority(servers: int, wrong: int, make: type[Wrong
 
 
 def test_sleep_moves_every_wall_clock_and_no_monotonic_one() -> None:
-    """Servers' and clients', those to come as well; and the world's own idea of the time."""
+    """All wall clocks move: of servers, clients and later clients, and the world's true time."""
     world = World(1, Options(servers=3))
     client = world._client_clock()
     before = [machine.wall_base_ms for machine in world.machines]

@@ -1,4 +1,4 @@
-"""Clients that make a server hold memory do so, and consumers with sessions save what they say."""
+"""Clients that make servers hold memory, and fetch sessions that send only changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vdl.sim.world import REQUEST_BYTES_MAX, World
 
 
 def test_a_deaf_client_brings_servers_to_their_bounds() -> None:
-    """Answers nobody takes, and requests that are not whole; and no bound is passed."""
+    """Unread answers and incomplete requests reach the limits of memory and never exceed them."""
     options = replace(Options(), deaf_clients=1, seconds=4, record_bytes_max=4_000)
     world = World(7, options)
     outcome = world.run()
@@ -27,7 +27,7 @@ def request(*offsets: int) -> FetchRequest:
 
 
 def test_a_session_says_what_moved_and_what_is_gone() -> None:
-    """Everything at first; after an answer without a session everything again."""
+    """The first request is full; after an answer without a session the next one is full again."""
     session = FetchSession()
     first = request(0, 0, 0)
     session.reduce(first, by_id=False)

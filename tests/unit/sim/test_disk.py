@@ -1,4 +1,4 @@
-"""The simulated disk: what a power cut may keep, what it must keep, what it must lose."""
+"""The simulated disk: data that a power cut may keep, must keep, and must lose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = range(60)
 
 
 class _Rolls(Random):
-    """Draws these whole numbers."""
+    """Random source that draws the given whole numbers."""
 
     def __init__(self, rolls: list[int]) -> None:
         super().__init__(1)
@@ -35,7 +35,7 @@ def a_disk(seed: int) -> tuple[SimDisk, SimFileSystem]:
 
 
 def test_synced_bytes_under_a_synced_name_survive_every_power_cut() -> None:
-    """What fdatasync and a directory sync promised is there, whatever the seed."""
+    """Data synced by fdatasync and a directory sync survives, whatever the seed."""
     for seed in SEEDS:
         disk, fs = a_disk(seed)
         fs.make_directory("d/e")
@@ -51,7 +51,7 @@ def test_synced_bytes_under_a_synced_name_survive_every_power_cut() -> None:
 
 
 def test_power_cut_keeps_any_subset_of_unsynced_sectors() -> None:
-    """Sectors arrive in any order: over seeds each is sometimes kept and sometimes lost."""
+    """Sectors are written in any order: over the seeds each is sometimes kept, sometimes lost."""
     outcomes = set[tuple[bool, ...]]()
     for seed in SEEDS:
         disk, fs = a_disk(seed)
@@ -68,7 +68,7 @@ def test_power_cut_keeps_any_subset_of_unsynced_sectors() -> None:
 
 
 def test_unsynced_name_may_be_lost_and_is_sometimes_kept() -> None:
-    """A created file is volatile until its directory is synced, even when its bytes are not."""
+    """A created file is volatile until its directory is synced, even if its bytes are durable."""
     found = list[bool]()
     for seed in SEEDS:
         disk, fs = a_disk(seed)
@@ -80,7 +80,7 @@ def test_unsynced_name_may_be_lost_and_is_sometimes_kept() -> None:
 
 
 def test_rename_is_atomic_over_a_power_cut() -> None:
-    """Either the old file stands under the new name or the new one does."""
+    """After a power cut the name refers to the old file or the new one."""
     outcomes = set[bytes]()
     for seed in SEEDS:
         disk, fs = a_disk(seed)
@@ -130,7 +130,7 @@ def test_full_disk_refuses_growth_and_allows_overwriting() -> None:
 
 
 def test_disk_that_fills_up_takes_what_fits_and_says_no() -> None:
-    """As a real write does: the part that had room is there, and a second try finds none."""
+    """As in a real short write: the part with room is written, and a second try finds no room."""
     disk, fs = a_disk(1)
     file = fs.open("f", create=True)
     disk.room = 300
@@ -147,7 +147,7 @@ def test_disk_that_fills_up_takes_what_fits_and_says_no() -> None:
 
 
 def test_wiped_disk_is_empty_and_stays_so_over_a_power_cut() -> None:
-    """Nothing of the old one comes back, whatever had been pending."""
+    """Nothing of the old disk comes back, whatever had been pending."""
     disk, fs = a_disk(1)
     fs.make_directory("d")
     fs.open("d/f", create=True).pwrite([b"x"], 0, durable=True)
@@ -159,7 +159,7 @@ def test_wiped_disk_is_empty_and_stays_so_over_a_power_cut() -> None:
 
 
 def test_meta_transactions_survive_whole_and_in_order() -> None:
-    """A transaction cut while it was committing is there or not; completed ones are there."""
+    """A transaction cut during its commit exists or not; completed ones exist."""
     seen = set[bytes | None]()
     for seed in SEEDS:
         disk, fs = a_disk(seed)
@@ -187,7 +187,7 @@ def _replace(fs: SimFileSystem) -> Callable[[], None]:
 
 
 def test_job_is_never_reordered_by_dying_inside_it() -> None:
-    """Write, sync, rename: the new name never stands over unsynced bytes, wherever it is cut."""
+    """Write, sync, rename: the new name never refers to unsynced bytes, wherever it is cut."""
     outcomes = set[bytes]()
     for seed in SEEDS:
         disk, fs = a_disk(seed)
@@ -211,7 +211,7 @@ def test_job_is_never_reordered_by_dying_inside_it() -> None:
 
 
 def test_kill_inside_a_job_takes_back_what_was_not_issued() -> None:
-    """Without a power cut too: the next process sees no name that nobody had given yet."""
+    """Even without a power cut, the next process sees no name that had not been created yet."""
     for seed in SEEDS:
         disk, fs = a_disk(seed)
         fs.open("f", create=True).pwrite([b"old!" * 1000], 0, durable=True)
@@ -223,8 +223,10 @@ def test_kill_inside_a_job_takes_back_what_was_not_issued() -> None:
 
 
 def test_cut_job_leaves_what_was_complete_and_what_was_under_way() -> None:
-    """At every step: those before it are durable, it can be read and may be lost, later ones never
-    were."""
+    """Steps before the cut are durable, the step in progress is readable and may be lost.
+
+    Later steps never happened.
+    """
     for reached in range(4):
         under_way = set[bytes]()
         for seed in SEEDS:
@@ -252,7 +254,7 @@ def test_cut_job_leaves_what_was_complete_and_what_was_under_way() -> None:
 
 
 def test_killed_job_keeps_what_the_sync_of_another_made_durable() -> None:
-    """The sync found it done, whatever the job itself had heard of it: bytes, length and name."""
+    """Another job's sync makes bytes, length and name durable before the job itself completes."""
     disk, fs = a_disk(1)
     file = fs.open("f", create=True)
     fs.sync_directory("")
@@ -277,7 +279,7 @@ def test_killed_job_keeps_what_the_sync_of_another_made_durable() -> None:
 
 
 def test_killed_job_keeps_the_length_that_another_relies_on() -> None:
-    """It grew the file and dies; behind its end another has written and synced."""
+    """A job extends the file and is killed; another has written and synced after its end."""
     for grow in (
         lambda file: file.pwrite([b"a" * 100], 0),
         lambda file: file.truncate(100),
@@ -300,7 +302,7 @@ def test_killed_job_keeps_the_length_that_another_relies_on() -> None:
 
 
 def test_synced_meta_survives_only_where_the_sync_was_reached() -> None:
-    """A start that was cut before it has made nothing durable by it."""
+    """A start that was cut before the sync has made nothing durable."""
     for reached in (0, 1):
         found = set[bytes | None]()
         for seed in SEEDS:
@@ -336,7 +338,7 @@ def test_journal_jobs_run_one_at_a_time_in_order() -> None:
 
 
 def test_durable_bytes_are_reported_when_they_become_durable() -> None:
-    """The audit at each acknowledgement listens here."""
+    """The audit at each acknowledgement uses these reports."""
     disk, fs = a_disk(1)
     durable = list[bytes]()
     disk.on_durable = lambda image: durable.append(bytes(image))
@@ -349,7 +351,7 @@ def test_durable_bytes_are_reported_when_they_become_durable() -> None:
 
 
 def test_refused_allocation_has_what_there_was_room_for() -> None:
-    """As of a real file system: who asked has to cut it off again."""
+    """As on a real file system, the caller has to truncate the file again."""
     disk, fs = a_disk(1)
     file = fs.open("file", create=True)
     file.pwrite([bytes(100)], 0)
@@ -366,7 +368,7 @@ def test_refused_allocation_has_what_there_was_room_for() -> None:
 
 
 def test_file_that_was_only_made_longer_has_no_blocks_there() -> None:
-    """A power cut may have given it some."""
+    """A power cut may have allocated blocks there."""
     disk, fs = a_disk(1)
     file = fs.open("file", create=True)
     file.pwrite([bytes(100)], 0)

@@ -1,4 +1,4 @@
-"""What a disk durably says of its logs, beside what the engine that wrote it says."""
+"""The durable state of logs read from a disk, compared with the engine that wrote it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = 1_000 * MS
 
 
 class Bench:
-    """One disk, the store on it, and the second opinion."""
+    """One disk, the store on it, and the independent view of its durable logs."""
 
     def __init__(self, seed: int, *, is_open: bool = True) -> None:
         self.disk = SimDisk(Random(seed), DiskProfile())
@@ -40,7 +40,7 @@ class Bench:
         )
 
     def open_and_cut(self, reached: int, *, power: bool) -> int:
-        """A start that gets through so many of its steps; how many it would have had."""
+        """Cut a start after `reached` of its steps; return the number of steps it has."""
         fs = SimFileSystem(self.disk)
         opened, steps, _ = self.disk.run_job(
             lambda: DiskStore.open(fs, "data", NoWorkers(), OPTIONS, Random(8))
@@ -72,7 +72,7 @@ class Bench:
 
 
 def test_blocks_tell_entries_votes_and_truncations_once_they_are_durable() -> None:
-    """Nothing before the write is complete; then what was staged, in its order."""
+    """Nothing counts before the write is complete; then all staged records, in order."""
     bench = Bench(1)
     log = bench.new_log()
     bench.append(log, 1, 3, term=1)
@@ -90,7 +90,7 @@ def test_blocks_tell_entries_votes_and_truncations_once_they_are_durable() -> No
 
 
 def test_of_the_entry_before_the_first_one_the_term_is_known() -> None:
-    """Where a log begins behind a snapshot, or was cut until nothing was left."""
+    """The term is known if a log begins after a snapshot, or was cut until nothing was left."""
     bench = Bench(1)
     log = bench.new_log()
     bench.append(log, 1, 3, term=1)
@@ -103,7 +103,7 @@ def test_of_the_entry_before_the_first_one_the_term_is_known() -> None:
 
 
 def test_recovery_and_the_blocks_agree_after_every_power_cut() -> None:
-    """Whatever survived a cut in the middle of a write: what is recovered is durable by then."""
+    """After a cut in the middle of a write, everything recovered is durable."""
     survived = set[int]()
     for seed in range(40):
         bench = Bench(seed)
@@ -120,8 +120,10 @@ def test_recovery_and_the_blocks_agree_after_every_power_cut() -> None:
 
 
 def test_power_cut_in_a_write_tears_blocks_of_which_the_table_is_there() -> None:
-    """Some sectors of the block are on the disk and some are not; what recovery makes of that is
-    what it made durable itself."""
+    """Some sectors of the block are on the disk and some are not.
+
+    Whatever recovery makes of that, it made durable itself.
+    """
     torn = 0
     for seed in range(40):
         bench = Bench(seed)
@@ -144,8 +146,11 @@ def test_power_cut_in_a_write_tears_blocks_of_which_the_table_is_there() -> None
 
 @pytest.mark.parametrize("power", [False, True])
 def test_recovery_and_the_blocks_agree_after_starts_cut_at_every_step(power: bool) -> None:
-    """The last block was acknowledged and nothing proves it: wherever the start is cut that was to
-    write it again, and the one after that, it is found, before and after a power cut."""
+    """The last block was acknowledged and no later block proves it.
+
+    It is found after cuts of the start that rewrites it and of the next one, at any step, before
+    and after a power cut.
+    """
     steps = reached = 0
     while reached <= steps:
         for seed in range(6):
@@ -170,8 +175,10 @@ def test_recovery_and_the_blocks_agree_after_starts_cut_at_every_step(power: boo
 
 @pytest.mark.parametrize("power", [False, True])
 def test_first_start_may_be_cut_at_every_step(power: bool) -> None:
-    """What a directory holds was made durable by the start that went on with it, whoever made it:
-    nothing of it goes with a power cut."""
+    """A start makes the directory that it continues durable, whichever start created it.
+
+    A power cut then loses nothing of it.
+    """
     steps = reached = 0
     while reached <= steps:
         for seed in range(6):
@@ -190,7 +197,7 @@ def test_first_start_may_be_cut_at_every_step(power: bool) -> None:
 
 
 def test_flipped_bit_in_a_durable_block_costs_the_replica_in_it() -> None:
-    """The later blocks prove that it was durable: this is no torn tail."""
+    """The later blocks prove that it was durable: it is not a torn tail."""
     lost = 0
     for seed in range(10):
         bench = Bench(seed)

@@ -1,4 +1,4 @@
-"""Faults of single Raft frames: what may be done to them, and what must be left alone."""
+"""Faults of single Raft frames: permitted effects, and frames that must not be touched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAMES = 400
 
 
 class Sink:
-    """A handler that keeps what it is given, and whether it still may be given anything."""
+    """Handler that keeps its frames and fails if one arrives after the links were closed."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -26,7 +26,7 @@ class Sink:
 
 
 def carried(weather: FrameWeather, frame_type: FrameType = FrameType.RAFT) -> list[int]:
-    """What arrives of frames 0, 1, 2, …, one a millisecond, each in a buffer that is used again."""
+    """Send frames 0, 1, 2, …, one a millisecond, in a reused buffer; return those that arrive."""
     time, sink = VirtualTime(), Sink()
     clock = NodeClock(time)
     faults = FrameFaults(
@@ -43,7 +43,7 @@ def carried(weather: FrameWeather, frame_type: FrameType = FrameType.RAFT) -> li
 
 
 def test_frames_are_lost_repeated_and_overtaken_but_never_changed() -> None:
-    """Each fault alone does what it says, to some of the frames and to their bytes nothing."""
+    """Each fault alone has its effect on some of the frames and never changes their bytes."""
     everything = list(range(FRAMES))
     lost = carried(FrameWeather(loss=0.2, active=True))
     assert 0 < len(lost) < FRAMES
@@ -57,14 +57,14 @@ def test_frames_are_lost_repeated_and_overtaken_but_never_changed() -> None:
 
 
 def test_frames_that_rely_on_their_order_are_not_touched() -> None:
-    """Heartbeats, leader lists and proposals are made for streams."""
+    """Heartbeats, leader lists and proposals are designed for streams."""
     weather = FrameWeather(loss=0.9, duplicates=0.9, delays=0.9, active=True)
     for frame_type in (FrameType.HEARTBEAT, FrameType.LEADERS, FrameType.PROPOSE):
         assert carried(weather, frame_type) == list(range(FRAMES))
 
 
 def test_healed_weather_passes_everything_on() -> None:
-    """`active` False ends it, whatever the chances are."""
+    """`active` False ends all faults, whatever the chances are."""
     assert carried(FrameWeather(loss=0.9, duplicates=0.9, delays=0.9)) == list(range(FRAMES))
 
 
@@ -83,7 +83,7 @@ def test_frame_held_back_is_not_delivered_after_the_links_have_closed() -> None:
 
 
 def test_deaf_machine_gets_no_raft_frame_and_everything_else() -> None:
-    """Its links are up and say so: heartbeats and leader lists pass; when it is over frames do."""
+    """Its links are up: heartbeats and leader lists pass, and afterwards RAFT frames, too."""
     sink, clock = Sink(), NodeClock(VirtualTime())
     weather = FrameWeather(active=True, deafness=True)
     assert weather.any
@@ -97,7 +97,7 @@ def test_deaf_machine_gets_no_raft_frame_and_everything_else() -> None:
 
 
 def test_snapshot_waits_for_a_checkpoint_and_for_nothing_else() -> None:
-    """It arrives once, with the next end of a checkpoint or when it has waited for too long."""
+    """It arrives once, with the next end of a checkpoint or after the limit."""
     time, sink = VirtualTime(), Sink()
     weather = FrameWeather(holds_snapshots=True, active=True)
     faults = FrameFaults(
@@ -107,7 +107,7 @@ def test_snapshot_waits_for_a_checkpoint_and_for_nothing_else() -> None:
         weather.snapshot_left(memoryview(frame))
         for arriving in (frame, b"other", frame):
             faults.frame(2, FrameType.RAFT, memoryview(bytearray(arriving)))
-        assert sink.frames == [b"other", frame]  # sent again, it is another one
+        assert sink.frames == [b"other", frame]  # sent again, it is another frame
         if frame == b"one":
             faults.noted()
             time.run_until(time.now_ns + 1_000_000)

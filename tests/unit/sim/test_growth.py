@@ -1,4 +1,4 @@
-"""A topic that grows while clients use it: all of them use all of it."""
+"""A topic that grows while clients use it: all of them use all of its partitions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ GROWS = Options(partitions=1, growth=2, readers=1, members=1, seconds=4)
 
 
 def lived(seed: int = 1) -> tuple[World, list[str]]:
-    """A calm world in which the topic grows, and what it violates."""
+    """Run a calm world in which the topic grows; return it and its violations."""
     world = World(seed, GROWS)
     outcome = world.live(lambda: world.run_for(8 * S))
     return world, sorted({violation.name for violation in outcome.violations})
 
 
 def test_topic_grows_and_new_partitions_are_used() -> None:
-    """Producers write to them, readers and members read them, and the last look finds all."""
+    """Producers write to them, readers and members read them, and the final drain finds all."""
     world, violations = lived()
     assert violations == []
     assert world.env.partition_count == 3
@@ -42,7 +42,7 @@ def test_topic_grows_and_new_partitions_are_used() -> None:
 def test_new_partition_that_takes_the_place_of_an_old_one_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The records of the old one are gone for its clients."""
+    """The records of the replaced partition are gone for its clients."""
     change = Catalog._change_topic
 
     def renumbers(self: Catalog, topic: TopicInfo, **fields: object) -> None:

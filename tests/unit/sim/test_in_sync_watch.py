@@ -1,4 +1,4 @@
-"""The watch over told in-sync replicas, and over acknowledgements that need copies."""
+"""The watch of reported in-sync replicas, and of acknowledgements that need copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def names(world: World) -> set[str]:
 
 
 def deafen(world: World, seconds: float) -> None:
-    """A follower of the topic gets nothing, though its links are up."""
+    """Cut a follower of the topic off from RAFT frames, though its links are up."""
     world.frames.active = True
     leader = world.leader()
     (deaf, *_) = [machine for machine in world.machines if machine is not leader]
@@ -39,7 +39,7 @@ def world_of(options: Options) -> World:
 
 
 def test_follower_that_starves_breaks_nothing() -> None:
-    """It leaves the list, strict appends wait or are refused, and all is whole again at the end."""
+    """It leaves the list, strict appends wait or are refused, and all is in sync at the end."""
     world = world_of(STRICT)
     outcome = world.live(lambda: deafen(world, 6))
     assert outcome.violations == []
@@ -48,7 +48,7 @@ def test_follower_that_starves_breaks_nothing() -> None:
 
 
 def test_list_that_means_links_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that tell of everybody they have a link to tell of a follower that starves."""
+    """Servers that report all linked servers report a starving follower."""
     monkeypatch.setattr(Host, "in_sync_of", lambda host, group_id: tuple(host.alive_servers()))
     world = world_of(Options(coordinators=1, partitions=1, idempotent_producers=2))
     world.live(lambda: deafen(world, 6))
@@ -71,7 +71,7 @@ def test_acknowledgement_on_a_majority_alone_is_found(monkeypatch: pytest.Monkey
 
 
 def test_settled_world_has_all_replicas_in_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that nobody counts any more is not healed, whatever its log holds."""
+    """A replica missing from the list is not healed, whatever its log holds."""
     world = World(2, Options(coordinators=1, partitions=1))
     assert world.live(lambda: world.run_for(S)).violations == []
     assert world.watch.settled() == ""

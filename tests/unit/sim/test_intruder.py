@@ -1,5 +1,4 @@
-"""Intruders: whoever says to be a server and is none, is turned away by the code that real servers
-have; and a server that would take one in is found out."""
+"""Intruders, rejected by the code of real servers; a server that admits one is detected."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ INTRUDED = Options(
     encrypted=True,
 )
 NEEDS_MORE = frozenset((Fraud.RETIRED, Fraud.OTHER_SERVER))
-"""A server that was replaced, and one that is away."""
+"""They need a server that was replaced, and one that is down."""
 
 
 def lived(seconds: int = 8, *, encrypted: bool = True) -> tuple[World, set[str]]:
-    """A world in which nothing else is wrong, and what it violates."""
+    """Run a world with no other faults; return it and its violations."""
     world = World(1, replace(INTRUDED, encrypted=encrypted))
     outcome = world.live(lambda: world.run_for(seconds * S))
     return world, {violation.name for violation in outcome.violations}
@@ -51,7 +50,7 @@ def counted(world: World, what: str) -> Counter[Fraud]:
 
 
 def test_every_fraud_is_turned_away_and_nothing_comes_of_its_frames() -> None:
-    """Of each kind at least one is tried, and the server ends nearly all before the world does."""
+    """Each kind is tried at least once, and the servers close nearly all before the world's end."""
     world, violations = lived()
     assert violations == set()
     tried, turned_away = counted(world, "tried"), counted(world, "turned_away")
@@ -62,7 +61,7 @@ def test_every_fraud_is_turned_away_and_nothing_comes_of_its_frames() -> None:
 
 
 def test_who_takes_the_place_of_a_dead_server_is_not_spoken_to() -> None:
-    """The others dial it, and find another certificate, another cluster or another server."""
+    """The other servers dial it, and find another certificate, cluster or server."""
     world = World(1, INTRUDED)
     stood_in: list[Fraud] = []
     begin = Intruder._begin
@@ -85,8 +84,11 @@ def test_who_takes_the_place_of_a_dead_server_is_not_spoken_to() -> None:
 
 
 def test_another_cluster_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without encryption: the cluster id is in HELLO. A server is away, because one that is
-    linked keeps its place: another process of it is refused once a ping was answered."""
+    """It is detected without encryption, too: the cluster id is in HELLO.
+
+    One server is down, because a linked one keeps its place: another process of it is refused once
+    a ping was answered.
+    """
     refusal = rpc.hello.refusal
 
     def blind(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason, str] | None:
@@ -105,14 +107,14 @@ def test_another_cluster_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyP
 
 
 def test_another_directory_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have the place of a server that is there."""
+    """It would take the place of a server that runs."""
     monkeypatch.setattr(Host, "refusal", lambda _host, _hello: None)
     _, violations = lived(3, encrypted=False)
     assert {"intruder-admitted", "intruder-linked", "intruder-heard"} <= violations
 
 
 def test_term_that_an_intruder_raised_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However its frame came in: here nobody watches the door."""
+    """The term is detected however its frame came in: here the doorkeeper reports nothing."""
 
     def heartbeat(group: Group, replica: NodeId) -> list[PeerMessage]:
         return [MsgHeartbeat(group.replica_id, replica, TERM, Index(0))]
@@ -125,7 +127,7 @@ def test_term_that_an_intruder_raised_is_found_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_refusal_that_is_not_counted_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would see that a stranger dials."""
+    """Otherwise an operator would not see that a stranger dials."""
     monkeypatch.setattr(Links, "refused", property(lambda _links: 0))
     _, violations = lived(3)
     assert violations == {"intruder-uncounted"}

@@ -1,4 +1,4 @@
-"""What is compared when a world is over."""
+"""The comparison of replicas at the end of a world."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vdl.sim.world import World
 
 
 def test_replicas_that_begin_at_other_offsets_are_noticed() -> None:
-    """Entries that are deleted cannot be compared; where a partition begins is state."""
+    """Deleted entries cannot be compared; a partition's log start is state."""
     world = World(1, CALM)
 
     def story() -> None:

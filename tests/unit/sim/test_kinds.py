@@ -1,4 +1,4 @@
-"""Kinds of worlds: each turns something up that worlds of all kinds have seldom, and is light."""
+"""Kinds of worlds: each has much of something rare in general worlds, and few other faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds with a consumer that begins behind: it reads from disk, and is heard when it starves."""
+"""Worlds with a lagging consumer: it reads from disk, and a starving one is reported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BEHIND = Options(
 
 
 def lived() -> tuple[World, list[str]]:
-    """A calm world of this kind, and what was violated in it."""
+    """Run a calm world of this kind; return it and its violations."""
     world = World(1, BEHIND)
     outcome = world.live(lambda: world.run_for(10 * S))
     return world, sorted({violation.name for violation in outcome.violations})
 
 
 def test_consumer_behind_catches_up_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world is what it is meant to be: reads were paced, and nothing is violated."""
+    """Reads were throttled, as intended, and nothing is violated."""
     waits: list[int] = []
     ask = ReadThrottle.ask
 
@@ -45,7 +45,7 @@ def test_consumer_behind_catches_up_from_disk(monkeypatch: pytest.MonkeyPatch) -
 def test_consumer_that_does_not_gain_on_producers_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pace that ignores what producers write, and what they feel."""
+    """The rate ignores the producers' writes and their latency."""
     monkeypatch.setattr("vdl.kafka.partitions.read_throttle.GAIN", 0)
     monkeypatch.setattr(ReadPace, "look", lambda pace, now_ns, least, **_: least)
     _, violations = lived()

@@ -1,4 +1,4 @@
-"""Answers for a process that has ended: they come, and nobody takes them for others."""
+"""Answers to requests of an ended process: they arrive, and are not taken for other answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY = Options(
 
 
 def test_answers_come_late_and_nothing_is_violated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They find the process that runs by then, which waits for others."""
+    """They reach the process that runs by then, which waits for other answers."""
     late: list[bool] = []
     reach = HostState.answers_reach
 
@@ -57,13 +57,13 @@ def test_answers_come_late_and_nothing_is_violated(monkeypatch: pytest.MonkeyPat
 
 
 def test_where_nobody_else_can_answer_nothing_happens() -> None:
-    """It takes a server that asks, one that stands still, and one that lets the first lead on."""
+    """It takes a server that sends requests, a paused group, and another server to answer."""
     world = World(1, Options(servers=1, partitions=1))
     assert not LateAnswers().begin(world, Random(1))
 
 
 def test_of_a_group_that_stands_still_no_message_arrives() -> None:
-    """Those of others in the same frame do."""
+    """Messages of other groups in the same frame arrive."""
     frames: list[memoryview] = []
 
     class Sink:
@@ -88,7 +88,7 @@ def test_of_a_group_that_stands_still_no_message_arrives() -> None:
 
 
 def test_for_a_reserved_group_only_one_server_gets_votes() -> None:
-    """It is asked for its own; what others send besides arrives."""
+    """Only its vote requests arrive; other messages of all servers do, too."""
     arrived: list[tuple[int, type]] = []
 
     class Sink:

@@ -1,4 +1,4 @@
-"""The liar really lies: each batch is sound on its outside and wrong inside."""
+"""The liar's batches: each is valid from outside and false inside."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ ANYTHING: Bounds = (*ANY_TIME, False)
 
 
 def verdict(batch: bytearray) -> int | ErrorCode:
-    """The largest timestamp a server finds, or its error."""
+    """Return the largest timestamp that a server finds, or its error."""
     found: list[int | BaseException] = []
     try:
         header = check_batch(memoryview(batch), produce_version=9, bytes_max=1 << 20)
@@ -35,8 +35,7 @@ def verdict(batch: bytearray) -> int | ErrorCode:
 @pytest.mark.parametrize("codec", Compression)
 @pytest.mark.parametrize("lie", Lie)
 def test_lie_is_inside_a_batch_whose_outside_is_sound(lie: Lie, codec: Compression) -> None:
-    """The checksum is right; the verdict is INVALID_RECORD, or another timestamp than the one in
-    the header."""
+    """The checksum is right; the records are invalid, or the header's timestamp is false."""
     for seed in range(40):
         rng = Random(seed)
         count, size = rng.randint(2, 6), rng.randint(0, 60)
@@ -51,7 +50,7 @@ def test_lie_is_inside_a_batch_whose_outside_is_sound(lie: Lie, codec: Compressi
 
 
 def test_liar_in_a_quiet_world_is_found_out_each_time() -> None:
-    """On the loop and off it; nobody else notices."""
+    """Lies are detected on the loop and off it, without effects on other clients."""
     for loop_bytes in (64, 2 << 20):
         options = Options(seconds=4, liars=1, check_on_loop_bytes=loop_bytes)
         outcome = run_seed(5, options=options)

@@ -1,4 +1,4 @@
-"""A leader that only clients hear: what is longer and older is back when its successor has died."""
+"""A leader reachable by clients only: its longer, older log is back when its successor fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALM = Options(partitions=2, coordinators=1, readers=0, members=1, sends_per_sec
 
 
 def tails(machine: Machine) -> dict[int, tuple[int, int]]:
-    """(term, index) of the last entry of each replica."""
+    """Return (term, index) of the last entry of each replica."""
     host = machine.server.host if machine.server is not None else None
     assert host is not None
     logs = {group_id: group.node.raft.log for group_id, group in host.groups.items()}
@@ -26,7 +26,7 @@ def tails(machine: Machine) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_successor_dies_and_the_older_log_is_heard_again(seed: int) -> None:
-    """Of a partition. A coordinator is left as it is, and asked. Nothing is violated by either."""
+    """So for a partition; a coordinator's leader is only isolated. Neither violates anything."""
     world = World(1, CALM)
     found: list[bool] = []
 
@@ -47,6 +47,6 @@ def test_successor_dies_and_the_older_log_is_heard_again(seed: int) -> None:
 
 
 def test_where_nobody_can_take_its_place_nothing_happens() -> None:
-    """A leader without others is heard by all there are."""
+    """A single server has no other server that could lead."""
     world = World(1, Options(servers=1, partitions=1))
     assert not LoneLeader().begin(world, Random(1))

@@ -1,4 +1,4 @@
-"""Members of a world's groups, and what they say of their commits."""
+"""Members of a world's groups, and the recorded results of their commits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = 1_000 * MS
 def test_a_commit_that_one_partition_refuses_counts_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever took it for failed would take what the others committed for lost commits."""
+    """If the whole commit counted as failed, the other partitions' offsets would seem lost."""
     position_of = handler.position_of
 
     def refuses_one(

@@ -1,4 +1,4 @@
-"""Faults of a start: a missing part, a page of a header that is spoiled, a second opener."""
+"""Faults of a start: a missing part, a damaged header page, a second opener."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ from vdl.sim.world import World
 
 @pytest.fixture
 def machine() -> Machine:
-    """A machine whose server has lived, and runs."""
+    """A machine whose server has run for a while and still runs."""
     world = World(7, Options(servers=1))
     (machine,) = world.machines
     machine.start()
@@ -35,7 +35,7 @@ def data(machine: Machine) -> Directory:
 def test_machine_without_a_part_of_its_directory_does_not_start(
     machine: Machine, part: str
 ) -> None:
-    """It goes on once the part is there again, with all that it had."""
+    """It continues with all its data once the part is there again."""
     machine.power_cut()
     before = data(machine).entries[part]
     assert machine.hide(part)
@@ -53,7 +53,7 @@ def test_machine_without_a_part_of_its_directory_does_not_start(
 
 
 def test_machine_with_the_journal_of_another_does_not_start() -> None:
-    """Nor does it change anything; with its own it goes on."""
+    """It changes nothing either; with its own journal it continues."""
     world = World(7, Options(servers=2))
     machine, other = world.machines
     for one in world.machines:
@@ -73,16 +73,16 @@ def test_machine_with_the_journal_of_another_does_not_start() -> None:
 
 
 def test_second_process_is_refused_and_the_first_goes_on(machine: Machine) -> None:
-    """Its owner runs, and has the lock."""
+    """Its owner runs and holds the lock."""
     machine.open_again()
     assert machine.warnings == []
-    machine.disk.locks.clear()  # as if the owner had let go of it
+    machine.disk.locks.clear()  # as if the owner had released it
     machine.open_again()
     assert len(machine.warnings) == 1
 
 
 def test_lock_let_go_with_jobs_under_way_is_told(machine: Machine) -> None:
-    """What still runs would write into another process's files."""
+    """Running jobs would write into another process's files."""
     life = machine.life
     assert life is not None
     life.workers.pool(lambda: None, lambda _: None)
@@ -91,7 +91,7 @@ def test_lock_let_go_with_jobs_under_way_is_told(machine: Machine) -> None:
 
 
 def test_spoiled_page_is_one_of_a_header(machine: Machine) -> None:
-    """Of the identity or of a journal file; a bit of it flips, or it cannot be read."""
+    """It belongs to the identity or to a journal file; a bit flips, or it cannot be read."""
     machine.power_cut()
     seen = set()
     for seed in range(60):
@@ -111,7 +111,7 @@ def test_spoiled_page_is_one_of_a_header(machine: Machine) -> None:
 
 
 def test_bad_page_cannot_be_read_until_it_is_written_as_a_whole(machine: Machine) -> None:
-    """As Linux does it: a part of one cannot be written either."""
+    """As in Linux, a part of a bad page cannot be written either."""
     machine.power_cut()
     fs = SimFileSystem(machine.disk)
     file = fs.open("data/spare", create=True)

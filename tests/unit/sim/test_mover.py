@@ -1,4 +1,4 @@
-"""Worlds whose partitions move: it happens, comes to its end, and passes."""
+"""Worlds whose partitions move: moves happen, end, and violate nothing."""
 
 from __future__ import annotations
 

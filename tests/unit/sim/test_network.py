@@ -1,4 +1,4 @@
-"""Simulated streams: order, chunks, cuts, windows, and how processes and machines vanish."""
+"""Simulated streams: order, chunks, cuts, windows, and the end of processes and machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = 1000 * MS
 
 
 class End:
-    """One end of a stream: collects what it is told."""
+    """One end of a stream: collects its data and events."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -71,7 +71,7 @@ class Net:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_arrive_whole_and_in_order_whatever_the_weather(seed: int) -> None:
-    """A stream is TCP: loss and jitter delay it, nothing reorders it, also over a pause."""
+    """A stream is TCP: loss and jitter delay it, nothing reorders it, even across a pause."""
     net = Net(seed, loss=0.3, split=0.5, jitter_ns=5 * MS)
     near, far = net.connect()
     rng = Random(seed)
@@ -107,7 +107,7 @@ def test_nobody_listening_is_refused_and_no_power_is_silence() -> None:
 
 
 def test_killed_process_resets_its_connections() -> None:
-    """The kernel closes them; the other end hears of it."""
+    """The kernel closes them, which resets the other end."""
     net = Net()
     near, far = net.connect()
     far.stream.write([b"last words"])
@@ -118,7 +118,7 @@ def test_killed_process_resets_its_connections() -> None:
 
 
 def test_power_cut_is_silent_until_the_machine_is_back() -> None:
-    """Only a write after the reboot learns that the connection is gone."""
+    """Only a write after the reboot finds that the connection is gone."""
     net = Net()
     near, _ = net.connect()
     net.server.stop()
@@ -133,7 +133,7 @@ def test_power_cut_is_silent_until_the_machine_is_back() -> None:
 
 
 def test_one_way_cut_holds_one_direction_until_it_heals() -> None:
-    """What was sent into the cut arrives when it heals, in order."""
+    """Data sent during the cut arrives when it heals, in order."""
     net = Net()
     near, far = net.connect()
     net.net.cut("c", "s")
@@ -184,7 +184,7 @@ def test_cancelled_dial_reports_nothing() -> None:
 
 
 def test_equal_seeds_give_equal_traces_and_others_do_not() -> None:
-    """The trace hash is the identity of a run."""
+    """The trace hash identifies a run."""
 
     def digest(seed: int) -> str:
         net = Net(seed)
@@ -198,7 +198,7 @@ def test_equal_seeds_give_equal_traces_and_others_do_not() -> None:
 
 
 def test_narrow_path_carries_so_many_bytes_a_second_in_order() -> None:
-    """What is sent faster waits before it leaves; the other direction does not notice."""
+    """Faster data is queued before it leaves; the other direction is not affected."""
     net = Net(jitter_ns=0)
     near, far = net.connect()
     net.net.narrow("c", "s", 1 << 20)
@@ -217,7 +217,7 @@ def test_narrow_path_carries_so_many_bytes_a_second_in_order() -> None:
 
 
 def test_narrow_path_takes_no_more_than_it_is_told() -> None:
-    """`limit_unsent`: the rest stays with the owner, who is asked again when half has left."""
+    """`limit_unsent`: the rest stays with the owner, which may write again when half has left."""
     net = Net(jitter_ns=0)
     near, _far = net.connect()
     net.net.narrow("c", "s", 1 << 20)
@@ -232,7 +232,7 @@ def test_narrow_path_takes_no_more_than_it_is_told() -> None:
 
 
 def test_end_of_a_stream_waits_for_what_was_sent_before() -> None:
-    """A close in order ends what it follows, over a narrow path too."""
+    """A close is ordered after the data before it, over a path with limited bandwidth too."""
     net = Net()
     near, far = net.connect()
     net.net.narrow("c", "s", 1 << 20)

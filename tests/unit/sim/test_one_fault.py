@@ -1,4 +1,4 @@
-"""What one fault alone may cost, by its kind."""
+"""The permitted cost of one fault alone, by its kind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fault_costs_what_its_bound_says(kind: str) -> None:
 
 
 def test_kill_is_noticed_before_an_election_timeout_and_silence_is_not() -> None:
-    """Else the bound of one would hide what the other must not take."""
+    """Otherwise one bound would hide a violation of the other."""
     assert BOUNDS["kill"].noticed_ns < LATEST_NS
     assert BOUNDS["pause"].noticed_ns > EARLIEST_NS
 

@@ -1,4 +1,4 @@
-"""Worlds in which idle producers are forgotten find those that are forgotten wrongly, or never."""
+"""Worlds with expiring producers detect producers forgotten wrongly, and never."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FORGETTING = Options(
 
 
 def names() -> set[str]:
-    """What a world without faults has found."""
+    """Return the violations of a world without faults."""
     world = World(1, FORGETTING)
     return {violation.name for violation in world.live(lambda: world.run_for(4 * S)).violations}
 
 
 def test_producers_that_are_forgotten_and_come_back_break_nothing() -> None:
-    """They go on where they were."""
+    """They continue where they were."""
     assert names() == set()
 
 
 def test_servers_that_never_forget_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory must go back."""
+    """Memory must be released."""
     monkeypatch.setattr(ProducerExpiry, "look", lambda self, now_ns: None)
     assert names() == {"producers-kept"}
 

@@ -1,4 +1,4 @@
-"""Each rule of Raft that a world watches, broken once in a world that works: it must be noticed."""
+"""Each watched rule of Raft, broken once in a working world: the watch must report it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sabotage = Callable[[World, Machine, Group], None]
 
 
 def led(world: World, leader: Machine) -> Group:
-    """The leader's replica of the topic's one partition."""
+    """Return the leader's replica of the topic's one partition."""
     assert leader.server is not None
     assert leader.server.host is not None
     host = leader.server.host
@@ -41,7 +41,7 @@ def led(world: World, leader: Machine) -> Group:
 
 
 def followers(world: World, group: Group) -> list[tuple[Machine, Group]]:
-    """The other replicas, with their machines."""
+    """Return the other replicas, with their machines."""
     found = []
     for machine in world.machines:
         host = machine.server.host if machine.server is not None else None
@@ -64,7 +64,7 @@ def crown_another(world: World, leader: Machine, group: Group) -> None:
 
 
 def change_past(world: World, leader: Machine, group: Group) -> None:
-    """The followers' disks hold something else before the entries that come."""
+    """Make the followers' logs differ before the entries that come."""
     last = group.node.raft.log.last_index
     chains = world.watch.raft.group(group.group_id).chains
     for (index, term), chain in list(chains.items()):
@@ -75,14 +75,13 @@ def change_past(world: World, leader: Machine, group: Group) -> None:
 
 
 def deafen_disks(world: World, leader: Machine, group: Group) -> None:
-    """What the servers believe to be durable is not."""
+    """Let the disks report nothing, so that entries the servers believe durable are not."""
     for machine in world.machines:
         machine.disk.on_durable = lambda image: None
 
 
 def deafen_own_disk(world: World, leader: Machine, group: Group) -> None:
-    """Two of three disks hold nothing of what the leader commits: its own, and a follower's that
-    is not heard of any more."""
+    """Empty two of three disks of the leader's commits: its own, and a dead follower's."""
     follower = followers(world, group)[0][0]
     leader.disk.on_durable = lambda image: None
     follower.power_cut()
@@ -90,7 +89,7 @@ def deafen_own_disk(world: World, leader: Machine, group: Group) -> None:
 
 
 def forget_an_entry(world: World, leader: Machine, group: Group) -> None:
-    """The disk says that it holds one entry more than recovery will find."""
+    """Let the disk show one entry more than recovery will find."""
     log = world.watch.raft.disks[leader.server_id].logs[group.log.log_id]
     leader.kill()
     log.entry(log.last + 1, group.node.term, file=1)
@@ -98,7 +97,7 @@ def forget_an_entry(world: World, leader: Machine, group: Group) -> None:
 
 
 def have_voted(world: World, leader: Machine, group: Group) -> None:
-    """In an earlier life all have voted for somebody else in the terms that come."""
+    """Let all have voted for another candidate in the coming terms, in an earlier process."""
     seen = world.watch.raft.group(group.group_id)
     for _, other in followers(world, group):
         for ahead in range(1, 9):
@@ -121,14 +120,14 @@ def have_told_an_entry(world: World, leader: Machine, group: Group) -> None:
 
 
 def lose_the_directory(world: World, leader: Machine, group: Group) -> None:
-    """The disk is empty, and nobody has said that it would be."""
+    """Empty the disk without notice to the watch."""
     leader.kill()
     leader.disk.wipe()
     leader.start()
 
 
 def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
-    """All that was committed when the question came is not applied here when it is answered."""
+    """Confirm a read before everything committed at its request is applied."""
     group.reads.ask(world.time.now_ns + S, lambda confirmed: None)
     (ask,) = group.reads._asks
     group.applied -= 1
@@ -137,7 +136,7 @@ def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
 
 
 def answer_as_a_deposed_coordinator(world: World, leader: Machine, group: Group) -> None:
-    """It answers from what it has applied, and does not ask whether that is all."""
+    """Let a coordinator answer from its applied state without a read index round."""
     for machine in world.machines:
         host = machine.server.host if machine.server is not None else None
         for coordinator in host.coordinators if host is not None else ():
@@ -157,7 +156,7 @@ def confirm_at_once(group: StateGroup, *, deadline_ns: int, done: Callable[[bool
 
 
 def lead_closed(world: World, leader: Machine, group: Group) -> None:
-    """A server that lets no clients in is handed leadership, and takes it."""
+    """Transfer leadership to a server that accepts no clients."""
     other = next(machine for machine in world.machines if machine is not leader)
     assert other.server is not None
     other.server.state = ServerState.STARTING
@@ -168,7 +167,7 @@ def lead_closed(world: World, leader: Machine, group: Group) -> None:
 
 
 class Over(Exception):
-    """The world has lived long enough."""
+    """Ends a story early."""
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ class Over(Exception):
     ],
 )
 def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:
-    """The world is unharmed before; afterwards its verdict names the rule."""
+    """The world has no violations before; afterwards one names the rule."""
     world = World(1, CALM)
 
     def story() -> None:
@@ -210,8 +209,10 @@ def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:
 
 
 def test_nothing_is_taken_away_while_a_voter_does_not_know_its_members() -> None:
-    """Two of three replicas that have the promotion of the third in their logs, and not that it was
-    committed, cannot elect anybody when the leader that knew is lost."""
+    """Two replicas with an uncommitted promotion of the third in their logs cannot elect a leader.
+
+    So the leader that knows of the commit must not be lost.
+    """
     world = World(1, CALM)
 
     def story() -> None:
@@ -232,7 +233,7 @@ def test_nothing_is_taken_away_while_a_voter_does_not_know_its_members() -> None
 
 
 def test_commit_is_held_against_the_members_by_whom_it_was_made() -> None:
-    """A leader may commit, and apply a change of members committed before, in one event."""
+    """A leader may commit, and apply a membership change committed before, in one event."""
     world = World(1, CALM)
 
     def story() -> None:

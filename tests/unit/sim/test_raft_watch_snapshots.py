@@ -1,4 +1,4 @@
-"""What the watch makes of a snapshot in the place of a log, and of a log cut at its start."""
+"""The watch's handling of snapshots that replace a log, and of a log cut at its start."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ VOTERS = (1, 2, 3, 4, 5)
 
 
 class TrustsDisks(RaftWatch):
-    """The network's hosts have no disks that could be asked."""
+    """Watch without durability checks: the network's hosts have no disks."""
 
     def is_durable(self, group_id: int, replica: NodeId, index: Index, term: Term) -> bool:
         return True
 
 
 class Watched(ClusterInvariants):
-    """In the place of a network's invariants: a world's watch, told of the same events."""
+    """A world's watch in place of a network's invariants, with the same events."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -53,8 +53,11 @@ class Watched(ClusterInvariants):
 
 
 def divided() -> tuple[Network, Watched]:
-    """Node 1 led term 1 and has entries 3 to 6 of it that nobody else saw; node 2 leads term 2, its
-    entries 3 and 4 are committed and deleted. Node 5 has neither."""
+    """Return a network with two histories.
+
+    Node 1 led term 1 and has entries 3 to 6 of it that no other node has. Node 2 leads term 2; its
+    entries 3 and 4 are committed and deleted. Node 5 has neither.
+    """
     network = Network(len(VOTERS), start=Snapshot(conf_state=ConfState(voters=VOTERS)))
     network.invariants = watched = Watched(network)
     network.elect(1)
@@ -74,7 +77,7 @@ def divided() -> tuple[Network, Watched]:
 
 
 def bring_back(network: Network) -> None:
-    """Node 1 hears of node 2, and gets the snapshot."""
+    """Heal the network; node 1 receives the snapshot from node 2."""
     network.heal()
     network.node(2).report_unreachable(1)
     network.tick(2)
@@ -84,14 +87,14 @@ def bring_back(network: Network) -> None:
 
 
 def test_snapshot_within_a_longer_log_takes_its_place() -> None:
-    """What follows it follows what the others have, not what the log had before."""
+    """Later entries follow those of the others, not those that the log had before."""
     network, watched = divided()
     bring_back(network)
     network.propose(b"after")
     network.settle()
     assert network.node(1).last_index == 5
     assert watched.violations == []
-    network.elect(1)  # who proposes next is the one that the snapshot was for
+    network.elect(1)  # the next to propose is the node that received the snapshot
     network.propose(b"by the other")
     network.settle()
     assert watched.violations == []
@@ -111,7 +114,7 @@ def test_other_bytes_behind_such_a_snapshot_are_noticed() -> None:
 
 
 def test_restart_before_such_a_snapshot_is_durable_finds_what_was_told() -> None:
-    """Until then the disk has the old log, and it is its entry that was told."""
+    """Until then the disk has the old log, and its own entry was acknowledged."""
     network, watched = divided()
     past = watched.seen.past_of(1)
     past.index, past.index_term = 6, 1
@@ -120,7 +123,7 @@ def test_restart_before_such_a_snapshot_is_durable_finds_what_was_told() -> None
 
 
 def test_snapshot_of_what_was_not_committed_is_noticed() -> None:
-    """Somebody had that entry, but another one was committed in its place."""
+    """A node had that entry, but another one was committed in its place."""
     network, watched = divided()
     network.heal()
     forged = Snapshot(3, 1, ConfState(voters=VOTERS), next_offset=2)
@@ -130,7 +133,7 @@ def test_snapshot_of_what_was_not_committed_is_noticed() -> None:
 
 
 def test_log_that_ends_earlier_though_nothing_contradicts_it_is_noticed() -> None:
-    """§7: what follows a snapshot's entry, where a log has that, is kept."""
+    """§7: entries after the snapshot's entry are kept, if the log has that entry."""
     network, watched = divided()
     log = network.node(1).raft.log
     log.restore(Snapshot(4, 1, ConfState(voters=VOTERS), next_offset=3))
@@ -139,7 +142,7 @@ def test_log_that_ends_earlier_though_nothing_contradicts_it_is_noticed() -> Non
 
 
 def test_candidate_with_an_empty_log_names_its_last_entry_rightly() -> None:
-    """Its entries are deleted; what the last one was is still on the disk, as what came before."""
+    """Its entries are deleted; the term of the last one is still on the disk."""
     violations: list[str] = []
     watch = RaftWatch([], lambda name, detail: violations.append(name))
     log = watch.lost[7, 1] = DurableLog()
@@ -165,7 +168,7 @@ def test_snapshot_whose_state_is_older_than_it_says_is_noticed() -> None:
 
 
 def test_state_that_is_taken_for_an_older_one_is_noticed() -> None:
-    """What it reflects would be applied to it again; nothing is wrong before it is installed."""
+    """Reflected entries would be applied again; before the installation nothing is wrong."""
     conf = ConfState(voters=VOTERS)
     data = encode_snapshot(members_of(conf, reflects=9), [])
     for reflects, told in ((9, []), (4, ["reflects-forgotten"])):

@@ -1,4 +1,4 @@
-"""Readers of a world, when nobody produces any more, have heard of everything there is."""
+"""Readers of a world: once producers have stopped, they have learned of all records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ = Options(partitions=4, readers=2, members=0, fetch_sessions=True)
 
 
 def violated(options: Options = READ) -> list[str]:
-    """What a calm world of readers with sessions violates."""
+    """Return the violations of a calm world of readers with sessions."""
     world = World(1, options)
     outcome = world.live(lambda: world.run_for(4 * S))
     assert outcome.polled > 100
@@ -27,7 +27,7 @@ def test_readers_of_a_calm_world_hear_of_everything() -> None:
 
 
 def test_a_reader_whose_session_loses_a_wake_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is committed between two requests of the session."""
+    """The lost wake is for a commit between two requests of the session."""
     wake = FetchSession.wake
 
     def loses(self: FetchSession, target: Cached) -> None:
@@ -41,7 +41,7 @@ def test_a_reader_whose_session_loses_a_wake_is_heard(monkeypatch: pytest.Monkey
 def test_a_reader_who_is_not_told_how_the_log_stands_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has read everything, and still takes the log for shorter than it is, or longer."""
+    """The reader has read everything, but does not know the log's start."""
     settle = handler._Poll._settle
 
     def keeps_to_itself(

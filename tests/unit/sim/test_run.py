@@ -1,4 +1,4 @@
-"""Which seeds are run, which of them count, and what the command says in the end."""
+"""The choice of seeds to run, of those that count, and the command's output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lived(seed: int, *, counts: bool, violations: tuple[str, ...] = ()) -> Summa
 
 @pytest.fixture
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Summary]], None]:
-    """Replaces worlds by what they come to, in this process."""
+    """Replaces worlds by given summaries, in this process."""
 
     def replace(summarize: Callable[[int], Summary]) -> None:
         def live(seed: int, *, kind: str) -> Summary:
@@ -37,7 +37,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Summary
 def test_quiet_seeds_are_run_and_replaced_by_further_ones(
     worlds: Callable[[Callable[[int], Summary]], None],
 ) -> None:
-    """`count` seeds that count, and no other seeds than they need."""
+    """`count` seeds that count are run, and no more seeds than necessary."""
     worlds(lambda seed: lived(seed, counts=seed % 3 != 0))
     results = list(run_seeds(10, 20))
     assert [result.seed for result in results] == list(range(10, 39 + 1))[: len(results)]
@@ -48,7 +48,7 @@ def test_quiet_seeds_are_run_and_replaced_by_further_ones(
 def test_seeds_that_never_count_come_to_an_end(
     worlds: Callable[[Callable[[int], Summary]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the limit the search gives up, and the command says so by failing."""
+    """At the limit the search ends, and the command fails."""
     worlds(lambda seed: lived(seed, counts=False))
     assert len(list(run_seeds(1, 7))) == 7 * RUNS_PER_SEED_MAX
     assert run.main(seeds=7) == 1
@@ -58,8 +58,10 @@ def test_seeds_that_never_count_come_to_an_end(
 def test_last_line_is_the_verdict_over_the_seeds_that_count(
     worlds: Callable[[Callable[[int], Summary]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Violations of a seed that does not count are violations all the same, and each failing seed
-    is followed by the command that runs it again."""
+    """Violations of a seed that does not count are violations all the same.
+
+    Each failing seed is followed by the command that runs it again.
+    """
     worlds(lambda seed: lived(seed, counts=seed != 2))
     assert run.main(seeds=3) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -77,7 +79,7 @@ def test_last_line_is_the_verdict_over_the_seeds_that_count(
 def test_fresh_seeds_begin_where_nobody_counts_and_the_first_is_told(
     worlds: Callable[[Callable[[int], Summary]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else a failure in a run that is gone could not be looked at."""
+    """Otherwise a failure of an earlier run could not be reproduced."""
     worlds(lambda seed: lived(seed, counts=True))
     results = list(run_fresh(0.001))
     told = re.search(r"fresh seeds from (\d+)\n", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Share consumers of a world: nothing is wrong in a calm one, and a planted bug is seen."""
+"""Share consumers of a world: a calm one violates nothing, and a planted bug is detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = Options(partitions=2, readers=0, members=0, share_members=2, share_limi
 
 
 def violated() -> list[str]:
-    """What a calm world with share consumers violates."""
+    """Return the violations of a calm world with share consumers."""
     world = World(1, SHARED)
     outcome = world.live(lambda: world.run_for(3 * S))
     assert sum(op.f == "deliver" for op in outcome.history) > 50
@@ -28,7 +28,7 @@ def test_share_consumers_of_a_calm_world_see_nothing_wrong() -> None:
 
 
 def test_a_delivery_past_the_limit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that are given back are given out for ever."""
+    """Released records are delivered without limit."""
 
     def frees(self: SharePartition, first: int, last: int, count: int) -> None:
         self._put(first, last, Held(RecordState.AVAILABLE, count))

@@ -1,4 +1,4 @@
-"""Starts that are cut: what is left of the process, who starts it again, and when that ends."""
+"""Interrupted starts: their remains, the restart, and the end of interruptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALONE = Options(servers=1, partitions=1, plain_producers=0, members=0, readers=0
 
 
 def tell(story: Callable[[World, Machine], None], options: Options = ALONE) -> World:
-    """A world whose only machine goes through `story`; nothing may be violated."""
+    """Run a world whose only machine goes through `story`; nothing may be violated."""
     world = World(1, options)
     outcome = world.live(lambda: story(world, world.machines[0]))
     assert outcome.violations == [], "\n".join([*outcome.trace.tail, *map(str, outcome.violations)])
@@ -29,7 +29,7 @@ def tell(story: Callable[[World, Machine], None], options: Options = ALONE) -> W
 
 @pytest.mark.parametrize("how", list(StartCut))
 def test_cut_start_leaves_no_process_and_is_made_up_for(how: StartCut) -> None:
-    """Nobody listens, no lock is held, nothing is left to write: a while later it starts again."""
+    """No listener, no lock and no pending write is left; after a delay it starts again."""
 
     def story(world: World, machine: Machine) -> None:
         world.run_for(1 * S)
@@ -53,7 +53,7 @@ def test_cut_start_leaves_no_process_and_is_made_up_for(how: StartCut) -> None:
 
 
 def test_cut_start_that_someone_else_makes_up_for_is_not_started_twice() -> None:
-    """The one that waited finds another life, also when that has ended by then."""
+    """The delayed restart finds another process, even one that has ended by then."""
 
     def story(world: World, machine: Machine) -> None:
         machine.kill()
@@ -70,7 +70,7 @@ def test_cut_start_that_someone_else_makes_up_for_is_not_started_twice() -> None
 
 
 def test_starts_are_cut_several_times_in_a_row_until_all_is_healed() -> None:
-    """At its chance, each start anew; once everything heals there is none any more."""
+    """Each start is drawn anew; after the heal none is interrupted."""
 
     def story(world: World, machine: Machine) -> None:
         world.run_for(1 * S)
@@ -87,7 +87,7 @@ def test_starts_are_cut_several_times_in_a_row_until_all_is_healed() -> None:
 
 
 def test_world_is_born_and_lives_though_most_starts_are_cut() -> None:
-    """From the first start on, each kind of cut; what was acknowledged stays."""
+    """Starts are cut in each way from the first one on; acknowledged records stay."""
 
     def story(world: World, machine: Machine) -> None:
         for _ in range(4):
@@ -104,7 +104,7 @@ def test_world_is_born_and_lives_though_most_starts_are_cut() -> None:
 def test_start_that_cannot_read_its_disk_is_an_error_though_it_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the next start would fail by is not swallowed."""
+    """An error that would also end the next start is not swallowed."""
 
     def fail(*_: object, **__: object) -> None:
         raise StorageError("unreadable")
@@ -121,7 +121,7 @@ def test_start_that_cannot_read_its_disk_is_an_error_though_it_is_cut(
 
 
 def test_knob_is_off_in_a_fifth_of_the_seeds() -> None:
-    """As every other."""
+    """Like every other option."""
     drawn = [draw(Random(f"options {seed}")).cuts_in_start for seed in range(1_000)]
     assert 150 < drawn.count(0.0) < 250
     assert 0.0 <= min(drawn) < max(drawn) <= 0.6

@@ -1,4 +1,4 @@
-"""What goes before its successor is durable is noticed when it goes."""
+"""Data removed before its replacement is durable is reported when it is removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = StoreOptions(journal_file_bytes=32 << 10, journal_first_file_bytes=32 
 
 
 class Bench:
-    """A watched store with one log; nothing of it is checkpointed unless it is asked for."""
+    """A watched store with one log; it makes checkpoints only on request."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -53,7 +53,7 @@ class Bench:
 
 
 def test_journal_file_that_alone_holds_an_entry() -> None:
-    """It may go when a newer file holds the entry too, or a durable note says that segments do."""
+    """It may go if a newer file holds the entry, or a durable note says that segments do."""
     bench = Bench()
     for n in range(5):
         bench.append(1 + 10 * n, 10)
@@ -65,7 +65,7 @@ def test_journal_file_that_alone_holds_an_entry() -> None:
 
 
 def test_journal_files_that_a_checkpoint_lets_go() -> None:
-    """The store's own releases are in order, and there are some."""
+    """The store's own releases break no rule, and there are some."""
     bench = Bench()
     for n in range(20):
         bench.append(1 + 10 * n, 10, commit=10 * n)
@@ -76,7 +76,7 @@ def test_journal_files_that_a_checkpoint_lets_go() -> None:
 
 
 def test_journal_files_that_go_while_a_reset_is_on_its_way() -> None:
-    """It may be what makes them superfluous: they wait until it is durable."""
+    """The reset may be what makes them superfluous: they stay until it is durable."""
     bench = Bench()
     for n in range(5):
         bench.append(1 + 10 * n, 10)
@@ -94,7 +94,7 @@ def test_journal_files_that_go_while_a_reset_is_on_its_way() -> None:
 
 
 def test_journal_files_that_do_not_wait_for_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notes of a checkpoint are on their way when the log is reset."""
+    """The notes of a checkpoint are in flight when the log is reset."""
     for holds in (True, False):
         bench = Bench()
         bench.append(1, 10, commit=10)
@@ -107,7 +107,7 @@ def test_journal_files_that_do_not_wait_for_a_reset(monkeypatch: pytest.MonkeyPa
 
 
 def test_log_that_is_cut_beyond_its_checkpoint() -> None:
-    """What is committed is not what a checkpoint holds."""
+    """A committed entry need not be covered by a checkpoint."""
     bench = Bench()
     bench.append(1, 10, commit=10)
     bench.store.trim_log(bench.log, first_index=1)
@@ -119,7 +119,7 @@ def test_log_that_is_cut_beyond_its_checkpoint() -> None:
 def test_entries_that_stay_in_the_cache_when_others_take_their_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a chunk that older ones share with them."""
+    """They share a chunk with older entries."""
     bench = Bench()
     bench.append(1, 6)
     bench.append(5, 3)
@@ -140,7 +140,7 @@ def test_entries_that_stay_in_the_cache_when_others_take_their_place(
 
 @pytest.mark.parametrize("clear", [True, False])
 def test_checkpoint_behind_an_installed_state(clear: bool) -> None:
-    """The first one clears what was stored before; those behind it need not."""
+    """The first one clears the state stored before; later ones need not."""
     bench = Bench()
     bench.append(1, 6, commit=6)
     bench.store.reset_log(bench.log, first_index=20, prev_term=1, next_offset=0, state=b"state")

@@ -41,7 +41,7 @@ def test_topics_pattern_and_partitions_exclude_each_other() -> None:
 
 
 def test_pattern_subscribes_topics_that_appear_later() -> None:
-    """A changed match asks the group for a new assignment; an unchanged one does not."""
+    """A changed match requires a new assignment by the group; an unchanged one does not."""
     state = SubscriptionState()
     state.subscribe_pattern("a.*")
     assert state.match(["a1", "b"])
@@ -54,7 +54,7 @@ def test_pattern_subscribes_topics_that_appear_later() -> None:
 
 
 def test_assign_keeps_the_state_of_partitions_kept() -> None:
-    """Assigning again neither forgets nor invents a position."""
+    """Assigning again neither drops nor invents a position."""
     state = SubscriptionState()
     state.assign([A0, A1])
     state.seek(A0, 7)
@@ -76,7 +76,7 @@ def test_group_assignment_starts_from_committed_offsets() -> None:
 
 
 def test_paused_partition_is_not_fetched_and_keeps_its_position() -> None:
-    """pause and resume touch nothing but fetching."""
+    """pause and resume affect nothing but fetching."""
     state = SubscriptionState()
     state.assign([A0, A1])
     for tp in (A0, A1):
@@ -100,7 +100,7 @@ def test_reset_takes_the_default_strategy_unless_told() -> None:
 
 
 def test_seek_makes_answers_sent_before_it_stale() -> None:
-    """The incarnation tells a fetch in flight that its position was overruled."""
+    """The incarnation shows a fetch in flight that its position was overruled."""
     state = SubscriptionState()
     state.assign([A0])
     state.seek(A0, 3)

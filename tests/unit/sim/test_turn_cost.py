@@ -1,4 +1,4 @@
-"""Turns of a loop that take time: what is due meanwhile, and what servers lose for being late."""
+"""Turns of a loop that take time: events due meanwhile, and the cost of lateness for servers."""
 
 from __future__ import annotations
 
@@ -93,8 +93,10 @@ def test_servers_that_are_late_lose_no_leader(stall_ms: int) -> None:
 def test_servers_that_count_their_own_lateness_as_silence_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of stalls that are longer than an election timeout: shorter ones are no silence to others,
-    who hear something between two of them."""
+    """The stalls are longer than an election timeout.
+
+    Shorter ones are no silence to other servers, which receive something between two of them.
+    """
     options = Options(stall_ms=800)
     world = World(2, options)
     assert world._birth()

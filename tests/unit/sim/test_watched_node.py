@@ -1,4 +1,4 @@
-"""Each rule that a step is held against, broken once: it must be told, and nothing else."""
+"""Each rule that steps are checked against, broken once: it alone must be reported."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ CONF = ConfState(voters=[1, 2, 3])
 
 
 class Bench:
-    """One watched voter of three, whose log ends in entries of terms 1 and 2; the leader of term 3
-    has told it so."""
+    """One watched voter of three, whose log ends in entries of terms 1 and 2.
+
+    They were sent by the leader of term 3.
+    """
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -54,12 +56,12 @@ class Bench:
         self.node.step(append(1, 1, 3, [entry(2, 1), entry(3, 2)], commit=1))
 
     def leaderless(self) -> None:
-        """Nobody is heard for an election timeout."""
+        """Let an election timeout pass without messages."""
         self.node.raft.lead = 0
         self.node.raft.election_elapsed = TICKS
 
     def elected(self) -> None:
-        """The two others vote for it; its own vote is not durable yet."""
+        """Let the two others vote for it; its own vote is not durable yet."""
         self.leaderless()
         self.node.campaign()
         for peer in (2, 3):
@@ -83,7 +85,7 @@ def vote(index: int, log_term: int, *, is_question: bool = False) -> Message:
 
 @pytest.mark.parametrize("is_question", [False, True])
 def test_vote_for_an_older_log(is_question: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer and of an older term is older (§5.4.1)."""
+    """A longer log of an older term is older (§5.4.1)."""
     honest, wrong = Bench(), Bench()
     for bench in (honest, wrong):
         bench.leaderless()
@@ -96,7 +98,7 @@ def test_vote_for_an_older_log(is_question: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_vote_against_a_leader_that_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stickiness: neither the vote nor the term (§6)."""
+    """Leader stickiness: neither the vote nor the term changes (§6)."""
     bench = Bench()
     bench.node.step(vote(9, 3))
     assert bench.told == []
@@ -119,7 +121,7 @@ def test_acknowledgement_beyond_what_matched(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_commit_beyond_what_matched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader has committed more than the append has brought (Figure 2)."""
+    """The leader has committed more than the append contains (Figure 2)."""
     bench = Bench()
     bench.node.step(append(1, 1, 3, [], commit=3))
     assert bench.told == []
@@ -132,14 +134,14 @@ def test_commit_beyond_what_matched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_leader_of_an_older_term_is_told() -> None:
-    """It must learn of the term, or it is never followed again (§5.1)."""
+    """It must learn of the term, or it would never be followed again (§5.1)."""
     bench = Bench()
     old = MsgHeartbeat(1, 3, 2, 1)
     bench.node.step(old)
     assert bench.told == []
     bench.node.raft.check_quorum = bench.node.raft.pre_vote = False
     bench.node.step(old)
-    assert bench.told == []  # so it is configured
+    assert bench.told == []  # by configuration
     bench.node.raft.check_quorum = True
     bench.node.raft.msgs_after_append = Deaf()
     bench.node.step(old)
@@ -147,14 +149,14 @@ def test_leader_of_an_older_term_is_told() -> None:
 
 
 class Deaf(list[Message]):
-    """Takes nothing."""
+    """List that drops everything."""
 
     def append(self, _message: Message) -> None:
-        """It is lost."""
+        """Drop the message."""
 
 
 def test_proof_of_an_older_term_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it put off the election."""
+    """Nor does it delay the election."""
     bench = Bench()
     bench.node.raft.election_elapsed = 7
     bench.node.leader_heard(0, lead=3, term=2)
@@ -171,7 +173,7 @@ def test_proof_of_an_older_term_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_leader_that_hears_nobody_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At last after two election timeouts (thesis §6.2); one that hears somebody stays."""
+    """It steps down after two election timeouts (thesis §6.2); one that hears from a peer stays."""
     bench = Bench()
     bench.elected()
     for _ in range(2 * UNHEARD_TIMEOUTS * TICKS):
@@ -190,7 +192,7 @@ def test_leader_that_hears_nobody_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_members_change_before_an_own_entry_is_committed() -> None:
-    """The leader does not know yet what the one before it has changed (RELIABILITY 1.5.9)."""
+    """The leader does not know yet which changes its predecessor made (RELIABILITY 1.5.9)."""
     bench = Bench()
     bench.elected()
     raft = bench.node.raft
@@ -204,7 +206,7 @@ def test_members_change_before_an_own_entry_is_committed() -> None:
 
 
 def test_the_watch_changes_nothing() -> None:
-    """The node in its place answers as it did."""
+    """A watched node answers like an unwatched one."""
     bench = Bench()
     bench.leaderless()
     assert bench.node.has_ready()
