@@ -1,8 +1,8 @@
-"""Seeds that the code as it is now has passed.
+"""Seeds that the current code has passed.
 
-The stage `worlds` lives them; `mutants`, whose findings count only in worlds that the unmutated
-code passes, need not live them again. Whatever decides what a seed does is part of the note: with
-any other code, or another Python, nothing is known.
+The stage `worlds` runs them; `mutants`, whose findings count only in worlds that the unmutated code
+passes, need not run them again. The note covers everything that determines a seed's run: with other
+code, or another Python, it is not valid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NOTE = ROOT / "build" / "test-results" / "passed-seeds.json"
 
 
 def note(seeds: Iterable[int], *, root: Path = ROOT, file: Path = NOTE) -> None:
-    """Remember that the code below `root` passes these and no others."""
+    """Record that the code below `root` passes these seeds and no others."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"code": _digest(root), "seeds": sorted(seeds)}), encoding="utf-8")
 
 
 def passed(*, root: Path = ROOT, file: Path = NOTE) -> frozenset[int]:
-    """What was noted for the code below `root`, if it is still that code."""
+    """Return the recorded seeds if the code below `root` is unchanged; otherwise none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -34,7 +34,7 @@ def passed(*, root: Path = ROOT, file: Path = NOTE) -> frozenset[int]:
 
 
 def _digest(root: Path) -> str:
-    """Of every module of the packages, by name, and of what runs them."""
+    """Return a digest of every module of the packages, by name, and of the Python version."""
     digest = sha256(sys.version.encode())
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):

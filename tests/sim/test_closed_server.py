@@ -1,5 +1,4 @@
-"""Directed worlds with a server that runs and serves no clients: others lead, and there is no
-outage without end."""
+"""Directed worlds with a server that runs and serves no clients: others must lead."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ CALM = Options(partitions=3, plain_producers=0, members=0, sends_per_second=50)
 
 
 def led_closed(machine: Machine) -> list[int]:
-    """The groups but the catalog that a machine leads."""
+    """Return the groups other than the catalog that a machine leads."""
     host = machine.server.host if machine.server is not None else None
     groups = host.groups.items() if host is not None else ()
     return [number for number, group in groups if number and group.node.is_leader]
@@ -59,7 +58,9 @@ def test_server_that_serves_no_clients_leads_nothing_when_another_starts_again(w
 
 @pytest.mark.parametrize("servers", [1, 3, 5])
 def test_set_that_starts_as_a_whole_serves(servers: int) -> None:
-    """Nobody serves before the catalog has a leader, so a server that does not serve may be it."""
+    """No server serves before the catalog has a leader, so a server that does not serve may lead
+    it.
+    """
     world = World(2, replace(CALM, servers=servers))
 
     def story() -> None:
@@ -76,7 +77,7 @@ def test_set_that_starts_as_a_whole_serves(servers: int) -> None:
 
 
 def test_majority_that_starts_while_the_rest_is_away_elects_the_catalog() -> None:
-    """Whoever is there waits for the catalog: one of them leads it, and they serve."""
+    """All wait for the catalog: one of them leads it, and they serve."""
     world = World(3, CALM)
 
     def story() -> None:

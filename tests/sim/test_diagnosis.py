@@ -1,5 +1,7 @@
-"""What servers say is wrong with them while something is: the words of `vdl status`, `/health`,
-`/ready` and `/metrics`."""
+"""Problems that servers report while something is wrong.
+
+They appear in `vdl status`, `/health`, `/ready` and `/metrics`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from vdl.sim.world import World
 
 
 def kinds(machine: Machine) -> set[str]:
-    """What the machine's server says now."""
+    """Return the kinds of problem that the machine's server reports now."""
     assert machine.server is not None
     found = {problem.kind for problem in problems_of(machine.server)}
     assert found <= SERVER_KINDS.keys() | CLUSTER_KINDS.keys()
@@ -38,7 +40,7 @@ def test_servers_that_are_well_say_nothing() -> None:
 
 
 def test_dead_servers_are_named_by_those_that_live() -> None:
-    """One of three: fewer copies. Two of three: no quorum, and no leader."""
+    """One of three down: fewer copies. Two of three: no quorum, and no leader."""
 
     def story(world: World, leader: Machine) -> None:
         first, second = others(world, leader)
@@ -62,7 +64,7 @@ def test_full_disk_is_a_problem_of_its_server_until_there_is_room() -> None:
         follower.fill_disk(0)
         assert world.wait(15 * S, lambda: "disk_full" in kinds(follower))
         assert not any("disk_full" in kinds(other) for other in others(world, follower))
-        # It may not be able to say so itself: without descriptors nobody can ask it.
+        # It may be unable to report it: without descriptors it cannot be reached.
         assert world.wait(
             1 * S, lambda: all("peer_full" in kinds(other) for other in others(world, follower))
         )
@@ -85,7 +87,7 @@ def test_wrong_clock_is_a_problem_of_its_server() -> None:
 
 
 def test_address_changed_in_one_file_is_named_by_all_that_are_linked() -> None:
-    """The server with the odd file and those without say the same; none goes without its links."""
+    """The server with the odd file and the others report the same; none loses its links."""
 
     def story(world: World, leader: Machine) -> None:
         odd, other = others(world, leader)
@@ -111,7 +113,7 @@ def test_address_changed_in_one_file_is_named_by_all_that_are_linked() -> None:
 
 
 def test_contradiction_is_a_problem_for_some_minutes() -> None:
-    """The peer may say nothing more, and is faulty all the same."""
+    """The peer may stop contradicting, and is faulty all the same."""
 
     def story(world: World, leader: Machine) -> None:
         server = leader.server
@@ -128,7 +130,7 @@ def test_contradiction_is_a_problem_for_some_minutes() -> None:
 def test_refusal_that_comes_with_each_dial_is_one_line_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With how often it came. Another cause is told at once."""
+    """The line includes the count. Another cause is logged at once."""
 
     def story(world: World, leader: Machine) -> None:
         server = leader.server

@@ -1,5 +1,8 @@
-"""Sets that go over to encrypted links amid all other faults: plain, accepted, preferred and
-required, two neighbours of these at a time (deploy/runbook.md)."""
+"""Clusters that migrate to encrypted links amid all other faults.
+
+The steps are plain, accepted, preferred and required, two neighbours of these at a time
+(deploy/runbook.md).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SEEDS = (2, 3)
 
 
 def test_processes_go_no_further_than_one_step_beyond_any_other() -> None:
-    """Each start is a step, unless another machine is behind; a new one is where that one is."""
+    """Each start is a step, unless another machine is behind. A new one takes the lowest step."""
     going = GoingOver()
     assert [going.begin(name) for name in ("a", "b", "a", "a", "c")] == [
         None, None, LinkEncryption.ACCEPTED, LinkEncryption.ACCEPTED, None,

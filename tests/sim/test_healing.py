@@ -1,4 +1,4 @@
-"""Bits that flip in segments while servers run: found, served around, had from another replica."""
+"""Bits that flip in segments while servers run: found, served around, repaired from a replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER_BYTES = 4_096
 
 
 def segment_files(disk: SimDisk) -> list[Inode]:
-    """All but the newest segment of each log, oldest first."""
+    """Return all but the newest segment of each log, oldest first."""
     found: list[Inode] = []
 
     def walk(directory: Directory) -> Iterator[tuple[str, Inode]]:
@@ -33,14 +33,14 @@ def segment_files(disk: SimDisk) -> list[Inode]:
 
 
 def flip(inode: Inode, rng: Random) -> None:
-    """One bit behind the header, as it is and as it will be."""
+    """Flip one bit after the header, in the volatile and the durable image."""
     at, bit = rng.randrange(HEADER_BYTES, len(inode.data)), 1 << rng.randrange(8)
     inode.data[at] ^= bit
     inode.durable[at] ^= bit
 
 
 def damaged_ranges(world: World) -> int:
-    """Damaged ranges that are known and not healed."""
+    """Return the number of known damaged ranges that are not healed."""
     return sum(
         len(group.log.damaged)
         for machine in world.machines
@@ -50,8 +50,10 @@ def damaged_ranges(world: World) -> int:
 
 
 def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
-    """A reader from the start meets them all on the leader; scrubbing finds the followers'. Nobody
-    is served a wrong byte, and in the end all copies are equal."""
+    """A reader from the start meets them all on the leader; scrubbing finds the followers'.
+
+    No consumer receives a wrong byte, and in the end all copies are equal.
+    """
 
     def story(world: World, leader: Machine) -> None:
         world.run_for(10 * S)
@@ -59,7 +61,7 @@ def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
         flipped = 0
         for number, machine in enumerate(world.machines):
             for place, inode in enumerate(segment_files(machine.disk)):
-                # Replicas cut their segments nearly alike: this way no entry is hit twice.
+                # Replicas cut their segments nearly alike: this way no entry is damaged twice.
                 if place % 9 == 3 * number and len(inode.data) > HEADER_BYTES + 1_000:
                     flip(inode, rng)
                     flipped += 1
@@ -72,8 +74,10 @@ def test_flipped_bits_in_segments_are_healed_from_the_other_replicas() -> None:
 
 
 def test_pages_that_go_bad_are_healed_while_their_server_runs() -> None:
-    """Of segments and of indexes, the newest too: a read meets them, or the scrubber does. The
-    process lives on, and what lay there comes from another replica."""
+    """Pages of segments and indexes, the newest too, are found by a read or the scrubber.
+
+    The process keeps running, and the data comes from another replica.
+    """
 
     def story(world: World, leader: Machine) -> None:
         world.run_for(8 * S)

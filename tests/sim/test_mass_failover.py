@@ -1,5 +1,7 @@
-"""A server that leads a thousand of three thousand groups dies: how long until all are led again,
-and in how many terms. Turns of loops take time here, or the number of groups would cost nothing."""
+"""A server that leads a thousand of three thousand groups fails: time and terms of the failover.
+
+Turns of loops take time here; otherwise the number of groups would cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ S = 1_000 * MS
 GROUPS = 3_000
 TURN_COST_US = 40
 HANDLED = 12
-"""What a server handles for one election: three messages out and three in, commit indexes twice,
-and its part of turns and frames."""
+"""Work of a server for one election: three messages out and three in, commit indexes twice, and its
+part of turns and frames.
+"""
 SYNC_MS = 300
 TERMS = 1.05
-"""For each group, on average: turns may still fall together."""
+"""Limit on the average for each group: turns may still coincide."""
 MANY = Options(
     partitions=GROUPS,
     coordinators=1,
@@ -36,14 +39,14 @@ MANY = Options(
 
 @dataclass(slots=True)
 class Failover:
-    """What one took."""
+    """Cost of one failover."""
 
     groups: int
     ns: int
     terms: list[int]
-    """How many each group went through that the dead server led."""
+    """Terms used by each group that the dead server led."""
     others: int
-    """Groups with another leader that went through a term."""
+    """Number of groups with another leader that went through a term."""
 
 
 def fail_over(world: World, victim: Machine) -> Failover:
@@ -61,7 +64,7 @@ def fail_over(world: World, victim: Machine) -> Failover:
         world.run_for(20 * MS)
         leaderless = {n for n in leaderless if not any(host.groups[n].serving for host in living)}
     after, took_ns = world.watch.terms(others), world.time.now_ns - died_ns
-    # Those that were slow to be told find out now, if at all.
+    # Groups that learn of it late campaign now, if at all.
     world.run_for(ELECTION_TIMEOUT_NS)
     rest = sum(after[number] != before[number] for number in after if number not in led)
     assert world.watch.terms(others) == after, "elections went on"
@@ -69,7 +72,7 @@ def fail_over(world: World, victim: Machine) -> Failover:
 
 
 def world_of(groups: int) -> World:
-    """So many, born in no time; from now on turns take theirs."""
+    """Return a world with that many groups, born at no cost; from now on turns take time."""
     world = World(1, replace(MANY, partitions=groups))
     assert world._birth()
     for machine in world.machines:
@@ -79,7 +82,7 @@ def world_of(groups: int) -> World:
 
 
 def test_groups_of_a_dead_server_are_led_again_in_one_term_each() -> None:
-    """Spread by their number, in line, as fast as the loops handle it."""
+    """Campaigns are staggered by group number and queued, as fast as the loops handle them."""
     world = world_of(GROUPS)
     done = fail_over(world, world.machines[0])
     assert done.groups >= GROUPS // 4
@@ -90,7 +93,7 @@ def test_groups_of_a_dead_server_are_led_again_in_one_term_each() -> None:
 
 
 def test_slow_disks_cost_their_syncs_and_not_those_of_every_batch_in_line() -> None:
-    """Who waits for a disk costs the loop nothing, and makes room for others."""
+    """A campaign that waits for a disk costs the loop nothing, and makes room for others."""
     world = world_of(GROUPS // 2)
     sync_ns = SYNC_MS * MS
     for machine in world.machines:
@@ -100,7 +103,7 @@ def test_slow_disks_cost_their_syncs_and_not_those_of_every_batch_in_line() -> N
     assert done.groups >= GROUPS // 8
     assert mean(done.terms) <= TERMS
     assert max(done.terms) <= 2
-    # The one under way, three in series, and one between those who came first and the rest.
+    # The sync in progress, three in series, and one between the first groups and the rest.
     work_ns = done.groups * HANDLED * TURN_COST_US * 1_000
     assert done.ns <= work_ns + 5 * sync_ns
     assert world.watch.violations == []

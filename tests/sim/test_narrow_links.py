@@ -1,4 +1,4 @@
-"""Links of 100 Mbit/s that a few partitions fill: what is quiet beside them must not notice."""
+"""Links of 100 Mbit/s filled by a few partitions: quiet groups beside them must not be affected."""
 
 from __future__ import annotations
 

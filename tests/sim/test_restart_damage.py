@@ -1,4 +1,4 @@
-"""Damage that meets a restart, and segments that take nothing while the journal goes on."""
+"""Damage found at a restart, and segments whose writes hang while the journal goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def group_of(machine: Machine, group_id: int) -> Group | None:
 
 
 def damage_two(world: World, leader: Machine, group_id: int) -> list[Machine]:
-    """Two machines come down, each with another entry of the group damaged."""
+    """Stop two machines, each with a different damaged entry of the group."""
     chosen = [leader, next(machine for machine in world.machines if machine is not leader)]
     logs = [machine.log_of(group_id) for machine in chosen]
     for place, (machine, log) in enumerate(zip(chosen, logs, strict=True)):
@@ -44,7 +44,7 @@ def settles(world: World, chosen: list[Machine], group_id: int) -> Callable[[], 
 
 
 def test_two_replicas_with_different_damaged_entries_heal_from_each_other() -> None:
-    """Nobody else is there, and neither is lost: every entry is whole on one of them."""
+    """No other server runs, and neither replica is lost: every entry is intact on one of them."""
 
     def story(world: World, leader: Machine) -> None:
         world.run_for(8 * S)
@@ -75,7 +75,7 @@ def test_two_replicas_with_different_damaged_entries_heal_from_each_other() -> N
 
 
 def test_two_servers_with_different_damaged_entries_in_the_catalog_come_back() -> None:
-    """Until the catalog is whole they make nothing of it; then they serve."""
+    """Until the catalog is intact they do not apply it; then they serve."""
 
     def story(world: World, leader: Machine) -> None:
         world.run_for(8 * S)
@@ -94,8 +94,10 @@ def test_two_servers_with_different_damaged_entries_in_the_catalog_come_back() -
 
 
 def test_follower_whose_flush_starves_holds_no_more_than_its_bound() -> None:
-    """It takes no more, its leader goes on with the other follower, and it catches up by itself
-    when its segments take something again."""
+    """It refuses appends, its leader goes on with the other follower.
+
+    It catches up by itself when its segment writes continue.
+    """
 
     def story(world: World, leader: Machine) -> None:
         follower = next(machine for machine in world.machines if machine is not leader)
@@ -106,7 +108,7 @@ def test_follower_whose_flush_starves_holds_no_more_than_its_bound() -> None:
         assert host is not None
         assert store is not None
         assert host.stats.appends_refused, "there was enough to refuse"
-        # One entry may pass the bound, and Raft's own are taken beyond it.
+        # One entry may exceed the bound, and Raft's own entries are accepted beyond it.
         assert store.unflushed_bytes < host.unflushed_bytes_max + (16 << 10)
         follower.starve(is_starved=False)
 

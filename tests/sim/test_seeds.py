@@ -1,4 +1,4 @@
-"""Whole servers on virtual time: a fixed list of seeds, and the proof that a seed is a seed."""
+"""Whole servers on virtual time: a fixed list of seeds, and a test that seeds are reproducible."""
 
 from __future__ import annotations
 
@@ -24,31 +24,34 @@ ONCE_FAILED = (
     1_300_055, 2_895_322_647_123, 2_895_322_647_262, 2_895_336_435_753,
     2_895_336_436_027,
 )  # fmt: skip
-"""What they found is fixed: a checkpoint that was refused once; meta read before it was durable;
-two full servers that refused one another; a header that a flush lost; damage behind damage; damage
-that a log compacted further could not repair; a lost replica that was told of as in sync; full
-links that were encrypted; a member of a share group that nobody followed when it left at the
-end; a follower that took more of small entries in one turn than it may hold; a killed job that
-took back what the sync of another had made durable; readers behind that asked for less than a
-batch; damage that nobody had read before the end; worlds that did not wait at their end for a
-replica to be fed, and for a decision to compact to be repeated; a hand-over that was taken for an
-election, for it began just before a fault; damage of a disk that had been replaced since, looked
-for in another log of the new one."""
+"""Seeds that found a fixed bug: a checkpoint that was refused once; meta read before it was
+durable; two full servers that refused one another; a header that a flush lost; damage behind
+damage; damage that a log compacted further could not repair; a lost replica that was reported as in
+sync; full links that were encrypted; a member of a share group that no member followed when it left
+at the end; a follower that accepted more small entries in one turn than it may hold; a killed job
+that undid data made durable by the sync of another; lagging readers that requested less than a
+batch; damage that had not been read before the end; worlds that did not wait at their end for a
+replica to catch up, and for a compaction decision to be repeated; a transfer that was counted as an
+election, because it began just before a fault; damage of a disk that had been replaced since,
+looked for in another log of the new one.
+"""
 
 _RUN = "import sys; from vdl.sim.run import summarize; print(summarize(int(sys.argv[1])).hash)"
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Summary]:
-    """The worlds of the fixed list, lived once for all tests."""
+    """The worlds of the fixed list, run once for all tests."""
     found = sorted(run_seeds(1, SEEDS, processes=PROCESSES), key=lambda result: result.seed)
     note(result.seed for result in found if result.ok)
     return found
 
 
 def test_no_seed_of_the_fixed_list_violates_anything(results: list[Summary]) -> None:
-    """No acknowledged record lost or moved, no two leaders in a term, replicas equal at the end,
-    and every other invariant, over worlds with crashes, power cuts, pauses and partitions."""
+    """Worlds with crashes, power cuts, pauses and partitions violate no invariant.
+
+    No acknowledged record is lost or moved, no term has two leaders, replicas are equal at the end.
+    """
     # A quiet world proves nothing: each that counts has gone through enough by itself.
     assert sum(result.counts for result in results) == SEEDS
     assert len(results) <= SEEDS * 11 // 10, "more than a tenth of the seeds are too quiet"
@@ -57,7 +60,7 @@ def test_no_seed_of_the_fixed_list_violates_anything(results: list[Summary]) -> 
 
 
 def test_seeds_that_once_failed_do_not_any_more(results: list[Summary]) -> None:
-    """As long as nothing changes what they draw they go where the fault was."""
+    """As long as their draws are unchanged they reach the place of the bug."""
     lived = {result.seed for result in results}
     left = [seed for seed in ONCE_FAILED if seed not in lived]
     context = multiprocessing.get_context("spawn")
@@ -68,18 +71,18 @@ def test_seeds_that_once_failed_do_not_any_more(results: list[Summary]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_world_of_a_kind_violates_anything(kind: str) -> None:
-    """What is turned up there must do no harm either."""
+    """The faults that a kind turns up must do no harm either."""
     found = list(run_seeds(1, OF_EACH_KIND, kind=kind, processes=1))
     bad = [complaint(result) for result in found if not result.ok]
     assert not bad, "\n".join(bad)
 
 
 def test_same_seed_gives_the_same_trace_whatever_the_hash_seed(results: list[Summary]) -> None:
-    """A seed is the whole world: nothing depends on Python's hash seed or on what ran before."""
+    """A seed determines the whole world, whatever Python's hash seed is and whatever ran before."""
     work = [(seed, hash_seed) for seed in AGAIN for hash_seed in ("1", "2")]
     with ThreadPoolExecutor(PROCESSES) as pool:
         again = dict(zip(work, pool.map(lambda one: trace_hash(*one), work), strict=True))
-    # The first hash is of a process that had lived other worlds.
+    # The first hash is from a process that had run other worlds.
     before = {result.seed: result.hash for result in results}
     assert again == {(seed, hash_seed): before[seed] for seed, hash_seed in work}
 
@@ -92,7 +95,7 @@ def complaint(result: Summary) -> str:
 
 
 def trace_hash(seed: int, hash_seed: str) -> str:
-    """The hash of a seed's trace in an interpreter of its own."""
+    """Return the hash of a seed's trace in an interpreter of its own."""
     run = subprocess.run(
         [sys.executable, "-c", _RUN, str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

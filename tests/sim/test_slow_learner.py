@@ -1,4 +1,4 @@
-"""A world in which a replica on a slow disk is made anew under steady load."""
+"""A world in which a replica on a slow disk is rebuilt under steady load."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A server of a set with a thousand groups stands still for longer than its links last. What its
-peers have to say to each of its replicas comes at once when it goes on, and turns of loops take
-time here. It must get through that, and be heard meanwhile."""
+"""A server of a cluster with a thousand groups is paused for longer than its links last.
+
+When it resumes, its peers' messages to all its replicas arrive at once, and turns of loops take
+time. It must handle them while its peers still hear from it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ GROUPS = 1_000
 TURN_COST_US = 1_000
 STOOD_NS = 5 * S
 HANDLED = 48
-"""Messages that all servers send and receive, for each group: whether the logs agree is asked
-twice, and some of the groups are elected and handed over, a few of them again. It takes 19."""
+"""Limit on the messages that all servers send and receive, for each group: log agreement is probed
+twice, and some of the groups are elected and transferred, a few of them again. The actual number is
+19.
+"""
 
 
 def hosts_of(world: World) -> Iterator[Host]:
@@ -29,19 +33,21 @@ def hosts_of(world: World) -> Iterator[Host]:
 
 
 def is_calm(world: World) -> bool:
-    """Whether all replicas are equal, and nobody has more to do than it can."""
+    """Return True if all replicas are equal and no server is overloaded."""
     is_late = any(host.overload.is_overloaded for host in hosts_of(world))
     return not is_late and not world.watch.settled()
 
 
 def handled(world: World) -> int:
-    """Messages that all servers have sent and received."""
+    """Return the number of messages that all servers have sent and received."""
     return sum(host.stats.messages_in + host.stats.messages_out for host in hosts_of(world))
 
 
 def test_server_that_stood_still_is_in_step_again_in_the_time_that_takes() -> None:
-    """It was asked for each group, each time its link was made anew and ten times a second, until
-    it answered; so it never came to answer, and its links were made anew."""
+    """Probes of a group must not be repeated with each new link and ten times a second.
+
+    Otherwise a late server never comes to answer, and its links fail again.
+    """
     world = World(1, replace(MANY, partitions=GROUPS))
     assert world._birth()
     for machine in world.machines:

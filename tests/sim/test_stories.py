@@ -1,4 +1,4 @@
-"""Directed worlds: one thing goes wrong, and what must follow is measured on virtual time.
+"""Directed worlds: one thing goes wrong, and the effect is measured on virtual time.
 
 Every story ends in healing, a drain and all checks, like a seed. The limits are Raft's timers:
 election timeout 600 to 1,200 ms, heartbeats every 100 ms.
@@ -32,7 +32,7 @@ ELECTION_NS = 1_200 * MS
 
 
 def tell(story: Callable[[World, Machine], None], options: Options = CALM, seed: int = 1) -> World:
-    """A world in which `story` happens to the machine that leads; nothing may be violated."""
+    """Run a world in which `story` happens to the leader's machine; nothing may be violated."""
     world = World(seed, options)
 
     def told() -> None:
@@ -47,7 +47,7 @@ def tell(story: Callable[[World, Machine], None], options: Options = CALM, seed:
 
 
 def longest_gap_ns(world: World, since_ns: int, until_ns: int) -> int:
-    """Longest time without an acknowledgement."""
+    """Return the longest time without an acknowledgement."""
     times = [op.t1 for op in world.recorder.ops if op.f == "send" and op.ok]
     inside = [since_ns, *sorted(t for t in times if since_ns < t < until_ns), until_ns]
     return max(later - earlier for earlier, later in pairwise(inside))
@@ -56,8 +56,7 @@ def longest_gap_ns(world: World, since_ns: int, until_ns: int) -> int:
 def test_cluster_is_founded_though_a_server_hears_its_peers_before_it_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It listens before it is told to begin; a peer says only once, when the link comes up, that it
-    is empty too."""
+    """It listens before it starts; a peer reports only once, at link-up, that it is empty too."""
     start = Life.start
 
     def late(life: Life) -> None:
@@ -71,8 +70,11 @@ def test_cluster_is_founded_though_a_server_hears_its_peers_before_it_has_starte
 def test_server_that_has_not_begun_does_not_pass_for_an_empty_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All lose power and the lowest its disk, too. The two others hold the cluster, and are slow to
-    begin: it must not take them for new ones and found a cluster of its own."""
+    """A wiped server must not take the others for new ones and form a cluster of its own.
+
+    All lose power, and the server with the lowest id also its disk. The two others hold the
+    cluster's data, and start late.
+    """
     start = Life.start
 
     def late(life: Life) -> None:
@@ -93,7 +95,7 @@ def test_server_that_has_not_begun_does_not_pass_for_an_empty_one(
 
 
 def test_server_that_is_stopped_before_it_has_begun_does_not_begin() -> None:
-    """A process hears signals before it is told to begin."""
+    """A process receives signals before it starts."""
 
     def story(world: World, leader: Machine) -> None:
         leader.kill()
@@ -112,7 +114,7 @@ def test_server_that_is_stopped_before_it_has_begun_does_not_begin() -> None:
 
 
 def test_killed_leader_is_replaced_within_milliseconds() -> None:
-    """A refused link proves that the process is gone: nobody waits for the election timeout."""
+    """A refused link proves that the process is gone: no election timeout is needed."""
 
     def story(world: World, leader: Machine) -> None:
         began = world.time.now_ns
@@ -126,8 +128,10 @@ def test_killed_leader_is_replaced_within_milliseconds() -> None:
 
 
 def test_no_group_of_a_killed_leader_stays_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ticks of servers of one machine coincide: of many groups some would split their votes,
-    and wait for the election timeout, if those who are left did not take turns."""
+    """The ticks of servers on one machine coincide, so the remaining servers must take turns.
+
+    Otherwise some of many groups would split their votes and wait for the election timeout.
+    """
 
     def in_phase(time: VirtualTime, **given: Any) -> NodeClock:
         return NodeClock(time, **(given | {"offset_ns": S}))
@@ -148,7 +152,7 @@ def test_no_group_of_a_killed_leader_stays_without_one(monkeypatch: pytest.Monke
 
 
 def test_paused_leader_is_replaced_after_the_election_timeout() -> None:
-    """A stall is not proof: followers wait, elect, and the old leader steps back when it wakes."""
+    """A stall is no proof: followers wait, elect, and the old leader steps down when it resumes."""
 
     def story(world: World, leader: Machine) -> None:
         began = world.time.now_ns
@@ -182,7 +186,7 @@ def test_leader_that_does_not_hear_steps_down() -> None:
         for other in world.machines:
             if other is not leader:
                 world.network.cut(other.name, leader.name)
-        # Its links fall silent first (2 s), for as long lists of leaders may keep it in office.
+        # Its links fail first (2 s), for as long leader lists may keep it in its leadership.
         world.run_for(2 * S + 2 * ELECTION_NS)
         assert not world_leads(leader)
 
@@ -190,7 +194,7 @@ def test_leader_that_does_not_hear_steps_down() -> None:
 
 
 def test_partitioned_leader_acknowledges_nothing() -> None:
-    """Without a majority nothing commits, and what it appended alone is not lost silently."""
+    """Without a majority nothing commits, and entries appended alone are not lost silently."""
 
     def story(world: World, leader: Machine) -> None:
         for other in world.machines:
@@ -239,7 +243,7 @@ def test_planned_stop_hands_leadership_over_first() -> None:
 
 
 def test_failed_sync_ends_the_process_and_nothing_is_acknowledged_on_it() -> None:
-    """The pages may be gone though a second sync would succeed: the process reads the disk anew."""
+    """The pages may be lost though a second sync would succeed: the process reads the disk anew."""
 
     def story(world: World, leader: Machine) -> None:
         leader.disk.fail_syncs = 1
@@ -253,8 +257,10 @@ def test_failed_sync_ends_the_process_and_nothing_is_acknowledged_on_it() -> Non
 
 
 def test_full_disks_are_lived_with_and_nobody_has_to_help() -> None:
-    """ENOSPC everywhere, again and again: whoever ends itself by it comes back when there is room
-    again, and everything acknowledged is there."""
+    """ENOSPC everywhere, repeatedly: processes that end come back when there is room again.
+
+    All acknowledged records are there.
+    """
 
     def story(world: World, leader: Machine) -> None:
         for room in (0, 20_000, 300_000):
@@ -275,8 +281,10 @@ def test_full_disks_are_lived_with_and_nobody_has_to_help() -> None:
 
 
 def test_drifting_clocks_depose_nobody() -> None:
-    """A tenth between the fastest and the slowest clock is far from a heartbeat's distance to an
-    election timeout."""
+    """A tenth between the fastest and the slowest clock is small.
+
+    A heartbeat interval is much further from an election timeout.
+    """
 
     def story(world: World, leader: Machine) -> None:
         before = world.watch.elections
@@ -287,7 +295,7 @@ def test_drifting_clocks_depose_nobody() -> None:
 
 
 def test_majority_elects_while_the_rest_is_of_no_use() -> None:
-    """Off, deaf, mute or cut off: whatever the machine outside is, the others do not need it."""
+    """Off, deaf, mute or cut off: the others do not need the machine outside."""
     seen = set[str]()
     for seed in range(1, 9):
         world = World(seed, replace(CALM, majority_first=True))
@@ -298,7 +306,7 @@ def test_majority_elects_while_the_rest_is_of_no_use() -> None:
 
 
 def test_restarted_server_serves_nobody_from_an_old_catalog() -> None:
-    """A topic made while it was down: it lets clients in when it knows of it, not before."""
+    """A topic was created while it was down: it accepts clients only once it knows the topic."""
 
     def story(world: World, leader: Machine) -> None:
         follower = next(other for other in world.machines if other is not leader)
@@ -338,8 +346,10 @@ def test_restarted_server_serves_nobody_from_an_old_catalog() -> None:
 
 
 def test_wiped_server_is_given_new_replicas() -> None:
-    """An empty disk under an old name: its replicas are replaced, and only then may the next disk
-    be lost. Nothing acknowledged goes with it."""
+    """The replicas of a wiped server are replaced, and only then may the next disk be lost.
+
+    No acknowledged record is lost.
+    """
 
     def story(world: World, leader: Machine) -> None:
         for machine in (leader, *(other for other in world.machines if other is not leader)):
@@ -354,8 +364,10 @@ def test_wiped_server_is_given_new_replicas() -> None:
 
 
 def test_replacement_comes_to_its_end_though_frames_are_lost_and_the_world_is_quiet() -> None:
-    """No later entry brings the news that was lost: who is behind must ask, learners too, and must
-    still know whom."""
+    """No later entry repeats a lost message: a replica that is behind must ask, learners too.
+
+    It must also still know which servers to ask.
+    """
     quiet = replace(CALM, sends_per_second=1, raft_loss=0.3, coordinators=2)
     for seed in range(1, 4):
 
@@ -375,7 +387,7 @@ def test_replacement_comes_to_its_end_though_frames_are_lost_and_the_world_is_qu
 
 
 def test_flipped_bit_in_a_durable_block_costs_one_replica_and_no_record() -> None:
-    """Recovery proves the loss, and what it was is fetched from those who have it."""
+    """Recovery proves the loss, and the data is fetched from the other replicas."""
     replaced = 0
 
     for seed in range(1, 5):
@@ -393,9 +405,12 @@ def test_flipped_bit_in_a_durable_block_costs_one_replica_and_no_record() -> Non
 
 
 def test_power_cut_in_the_first_write_of_a_start_loses_nothing_acknowledged() -> None:
-    """The last block before a power cut was acknowledged, and nothing proves it: the next start
-    writes it again, in one write with a new file's header. Of that write the header arrives and the
-    block does not. The start after that must still find the block where it was."""
+    """The last block before a power cut was acknowledged, and no later block proves it.
+
+    The next start rewrites it, in one write with a new file's header. Of that write the header
+    reaches the disk and the block does not. The start after that must still find the block at its
+    old place.
+    """
     torn = 0
 
     def story(world: World, leader: Machine) -> None:
@@ -429,7 +444,7 @@ def test_one_server_alone_is_a_complete_broker() -> None:
 
 
 def groups_served(machine: Machine) -> set[int]:
-    """Groups of which the machine's server leads a term that can be used."""
+    """Return the groups that the machine's server leads and serves."""
     server = machine.server
     if server is None or server.host is None:
         return set()
@@ -437,7 +452,7 @@ def groups_served(machine: Machine) -> set[int]:
 
 
 def world_leads(machine: Machine) -> bool:
-    """Whether the machine's server believes that it leads any partition."""
+    """Return True if the machine's server believes that it leads any partition."""
     server = machine.server
     if server is None or server.host is None:
         return False
@@ -446,7 +461,7 @@ def world_leads(machine: Machine) -> bool:
 
 
 def wait_for_acknowledgement(world: World) -> None:
-    """Let time pass up to the instant in which a client hears its next acknowledgement."""
+    """Let time pass until a client receives its next acknowledgement."""
     before = world.recorder.acknowledged
 
     def heard() -> bool:
@@ -456,7 +471,7 @@ def wait_for_acknowledgement(world: World) -> None:
 
 
 def holds_header_alone(machine: Machine) -> bool:
-    """Whether the machine's newest journal file with a good header lacks the block behind it."""
+    """Return True if the newest journal file with a good header lacks the block after it."""
     fs = SimFileSystem(machine.disk)
     for name in reversed(fs.list("data/journal")):
         file = fs.open(f"data/journal/{name}")
