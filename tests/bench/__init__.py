@@ -1,1 +1,1 @@
-"""How fast a replica set is on this machine, seen through librdkafka: `make bench`."""
+"""Measurements of a replica set on this machine, through librdkafka: `make bench`."""

@@ -45,25 +45,27 @@ MEASUREMENTS = (
     "failover",
     "limit",
 )
-"""Each a module beside this one."""
+"""Measurements; each is a module in this package."""
 
 
 class Measurement(Protocol):
-    """What such a module has."""
+    """Interface of a measurement's module."""
 
     __doc__: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
     def prepared(self, options: argparse.Namespace) -> AbstractContextManager[Comparison]:
-        """What all rounds share, and the runs; undone at the end. `options.fill_memory` does what
-        --memory-in-use asks for, and has been called before each run."""
+        """Yield the runs, with the state that all rounds share; clean up at the end.
+
+        `options.fill_memory` carries out --memory-in-use; it is called before each run.
+        """
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespace]:
-    """(name, measurement, options); the default's options may stand without its name."""
+    """Return (name, measurement, options). Without a name the default measurement is taken."""
     named = arguments[:1] and arguments[0] in MEASUREMENTS
     name = arguments[0] if named else DEFAULT
-    # A module is a `Measurement` by having its functions.
+    # A module is a `Measurement` if it has these functions.
     measurement = cast(Measurement, importlib.import_module(f"tests.bench.{name}"))
     parser = argparse.ArgumentParser(
         prog=f"bench {name}",
@@ -85,10 +87,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespac
 
 def main(arguments: Sequence[str]) -> int:
     name, measurement, options = parse(arguments)
-    # Servers that may keep no bytecode compile their modules at each start, for seconds in a thread
-    # beside what is measured. Who has installed them has it.
+    # Servers that cannot store bytecode compile their modules at each start, for seconds in a
+    # thread beside the measurement. An installed server has its bytecode.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # As ^C does: what was started is stopped, and its data removed.
+    # As for ^C: stop the servers and remove their data.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     around = memory_in_use() if options.memory_in_use else nullcontext(lambda: None)
     with around as fill_memory:
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def as_json(name: str, comparison: Comparison, rounds: Rounds) -> dict[str, object]:
-    """Everything that is told, each round of it, and of what."""
+    """Return everything that is reported, with each round and the settings."""
     columns = medians(rounds)
     return {
         "measurement": name,

@@ -1,9 +1,9 @@
-"""VDL and a peer, each started on no data and measured in two passes.
+"""VDL and a peer, each started without data and measured in two passes.
 
-The first pass runs on servers just started: a JVM has compiled nothing yet. It is told as
-`NAME_cold`; the second, on the same servers, is what is compared. With PEER=NAME in the environment
-each round measures both systems; PEER_COMMAND is the program that starts the peer
-(tests/bench/systems.py says what it must answer).
+The first pass runs on servers just started: a JVM has compiled nothing yet. It is reported as
+`NAME_cold`; the second, on the same servers, is compared. With PEER=NAME in the environment each
+round measures both systems; PEER_COMMAND is the program that starts the peer
+(tests/bench/systems.py describes its interface).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FIRST_TOPIC = "first"
 
 Settings = dict[str, dict[str, str]]
 Row = Callable[[System, argparse.Namespace], Figures]
-"""Measure a running system; what is found is named after the row."""
+"""Measures a running system; the figures are named after the row."""
 
 OnePass = Callable[[System, str], Figures]
-"""Measure a running system; topics are named with the second argument, the pass."""
+"""Measures a running system; the second argument, the pass, is used in names of topics."""
 
 
 def set_peer_defaults(parser: argparse.ArgumentParser) -> None:
-    """Beside a peer, what a comparison needs: several rounds, and memory in the same state."""
+    """Set the defaults of a comparison: several rounds, and memory in the same state."""
     if peer_from_environment() is not None:
         parser.set_defaults(rounds=PEER_ROUNDS, memory_in_use=True)
 
@@ -44,14 +44,14 @@ def comparison(one_pass: OnePass, targets: Targets) -> Comparison:
 
 
 def comparison_of_rows(rows: Mapping[str, Row], options: argparse.Namespace) -> Comparison:
-    """Each system is started once and measured row by row; `options.only`: some of them."""
+    """Start each system once and measure it row by row. `options.only`: some of the rows."""
     return _compared(lambda system, settings: _rows(system, rows, options, settings), {})
 
 
 def _compared(
     measure: Callable[[System, Settings], Figures | Passes], targets: Targets
 ) -> Comparison:
-    """VDL, and the peer if one is named."""
+    """Return a comparison of VDL and the peer, if one is named."""
     peer = peer_from_environment()
     settings = {"machine": machine_settings(), "client": client_settings()}
 
@@ -95,12 +95,12 @@ def _passes(system: System, one_pass: OnePass, settings: Settings) -> Passes:
     finally:
         system.down()
     cold, warm = passes
-    # Of the run and of no pass: beside what is compared.
+    # Figures of the whole run, not of a pass, are reported beside those compared.
     return Passes(cold, start | warm)
 
 
 def _start(system: System) -> Figures:
-    """From the command that starts the servers to the first acknowledged record."""
+    """Measure the time from the servers' start to the first acknowledged record."""
     began = time.monotonic()
     system.up()
     create_topic(system.bootstrap, FIRST_TOPIC, 1)
@@ -111,5 +111,5 @@ def _start(system: System) -> Figures:
 
 
 def say(text: str) -> None:
-    """To whoever watches: figures go to standard output."""
+    """Print progress to standard error; figures go to standard output."""
     print(text, file=sys.stderr, flush=True)

@@ -1,17 +1,17 @@
-"""Consumers that are behind a producer that goes on: whether they catch up, and who pays.
+"""Consumers behind an active producer: do they catch up, and at what cost to others?
 
 Two rows, each on a topic of its own with one partition, which one server leads:
 
-* `behind`: so many gigabytes are there. A producer appends at a steady rate; some seconds later a
-  consumer begins at the first record. `seconds` is the time until it misses less than half a second
-  of producing, `is_caught_up` 0 when that did not come within the time there is.
-* `just_written`: so many megabytes were just written, more than a server's cache holds. Beside a
-  producer at a steady rate a consumer reads them.
+* `behind`: the partition has `--gigabytes`. A producer appends at a steady rate; some seconds later
+  a consumer starts at the first record. `seconds` is the time until it misses less than half a
+  second of producing, `is_caught_up` 0 if that did not happen within the limit.
+* `just_written`: `--megabytes` were just written, more than a server's cache holds. A consumer
+  reads them beside a producer at a steady rate.
 
-What others pay is told by two acknowledgement times, each without the consumer (`alone`) and with
-it (`beside`): of one record in fifty of that producer (`ack`), and of a second producer that sends
-200 single records a second to the same partition (`small`). Producer and consumer are unmodified
-librdkafka, each in a process of its own.
+The cost to others is shown by two acknowledgement times, each without the consumer (`alone`) and
+with it (`beside`): of one record in fifty of that producer (`ack`), and of a second producer that
+sends 200 single records a second to the same partition (`small`). Producer and consumer are
+unmodified librdkafka, each in a process of its own.
 
 With PEER=NAME in the environment each round measures both systems (tests/bench/systems.py).
 """
@@ -46,12 +46,12 @@ from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
 FETCH_RECORDS = 10_000
 POLL_SECONDS = 0.05
 STEP_SECONDS = 0.005
-"""A steady producer sends what is due so often."""
+"""Interval at which a steady producer sends the records due."""
 SAMPLE = 50
 SMALL_RATE = 200
 WARM_UP_SECONDS = 2
 NEAR_SECONDS = 0.5
-"""Of producing: who misses less has caught up."""
+"""Lag, in seconds of producing, below which a consumer has caught up."""
 REST_SECONDS = 1.5
 
 
@@ -154,7 +154,7 @@ def _beside_producer(
 
 
 class Producing:
-    """A producer of so many MB/s in a process of its own. Use in a `with`."""
+    """A producer of `rate` MB/s in a process of its own. Use in a `with`."""
 
     def __init__(self, bootstrap: str, topic: str, rate: float, partitions: int = 1) -> None:
         self._taken = multiprocessing.get_context("spawn").Queue()
@@ -171,7 +171,7 @@ class Producing:
 
     @property
     def acknowledged(self) -> int:
-        """Records, about: they are counted in steps of `SAMPLE`."""
+        """Approximate number of acknowledged records, counted in steps of `SAMPLE`."""
         return self._client.count
 
     def wait_going(self) -> None:
@@ -184,7 +184,7 @@ class Producing:
             self._taken.get()
 
     def taken(self) -> list[float]:
-        """Milliseconds to the acknowledgement of each record sampled since `clear`."""
+        """Return the milliseconds to the acknowledgement of each record sampled since `clear`."""
         found: list[float] = []
         while not self._taken.empty():
             found += self._taken.get()
@@ -200,7 +200,7 @@ def _produce_until(
     acknowledged: Any,
     ends: Any,
 ) -> None:
-    """The producer's process. Round robin over the partitions."""
+    """Run the producer's process. Records go round robin to the partitions."""
     producer = throughput_producer(
         bootstrap, **{"delivery.report.only.error": False, "queue.buffering.max.kbytes": 1 << 20}
     )
@@ -228,7 +228,7 @@ def _produce_until(
                     report = delivered(time.monotonic())
                     producer.produce(topic, value, partition=partition, on_delivery=report)
             except BufferError:
-                break  # it does not keep the rate: `producer_mb_per_second` tells
+                break  # it does not keep the rate; `producer_mb_per_second` shows it
             number += 1
         producer.poll(0)
         time.sleep(STEP_SECONDS)
@@ -240,7 +240,7 @@ def _produce_until(
 
 
 def _read_until(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
-    """The consumer's process."""
+    """Run the consumer's process."""
     consumer = reader(bootstrap)
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])

@@ -1,7 +1,7 @@
-"""A client in a process of its own, which counts what it has done while it goes on.
+"""A client in a process of its own, which counts its work while it runs.
 
-Its work is a function of the module that measures, called with the arguments given, then the counts
-(shared memory that it alone writes) and an event that is set when it is to end.
+Its work is a function of the measuring module, called with the arguments given, then the counts
+(shared memory that only it writes) and an event that is set when it must end.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from tests.bench.topics import CALL_SECONDS_MAX
 
 LOOK_SECONDS = 0.05
-"""How often one that is waited for is looked at."""
+"""Interval at which a waiting caller checks the process."""
 
 
 WEIGHT_NICE = 10
-"""A tenth of a server's share, for all threads of a process together."""
+"""Niceness for a tenth of a server's CPU share, for all threads of a process together."""
 
 
 def weigh_little() -> None:
-    """Have this process, however many threads it starts, weigh a tenth of a server.
+    """Give this process, with all its threads, a tenth of a server's CPU weight.
 
-    A thousand clients of librdkafka have some five thousand threads. On two cores the scheduler
+    A thousand clients of librdkafka have about five thousand threads. On two cores the scheduler
     would give each of them as much as a server: servers would wait for their clients. (Not
-    SCHED_IDLE: a hundred threads of it that spin kept servers from running for whole seconds.)
+    SCHED_IDLE: a hundred spinning threads of it kept servers from running for whole seconds.)
     """
     os.setsid()  # the scheduler weighs sessions, and the threads of one only against each other
     group = Path("/proc/self/autogroup")
@@ -39,7 +39,7 @@ def weigh_little() -> None:
 
 
 class ClientProcess:
-    """One client. Use in a `with`: it is started, and at the end has to end well."""
+    """One client process. Use in a `with`: it starts, and must end without an error."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any, counts: int = 1) -> None:
         context = multiprocessing.get_context("spawn")
@@ -58,7 +58,7 @@ class ClientProcess:
 
     @property
     def count(self) -> int:
-        """Of all that is counted."""
+        """Sum of all counts."""
         return sum(self._counts)
 
     @property
@@ -66,7 +66,7 @@ class ClientProcess:
         return list(self._counts)
 
     def wait_counting(self) -> None:
-        """Return when it has done something."""
+        """Return when it has counted something."""
         deadline = time.monotonic() + CALL_SECONDS_MAX
         while not self.count:
             assert self._process.is_alive(), "a client's process ended"
@@ -74,7 +74,10 @@ class ClientProcess:
             time.sleep(LOOK_SECONDS / 10)
 
     def end(self, drain: Callable[[], None] = lambda: None) -> None:
-        """Have it end, and see that it did well. `drain`: what it has still to say keeps it."""
+        """End the process and check its exit code.
+
+        `drain` takes output that would block its end.
+        """
         self._ends.set()
         deadline = time.monotonic() + CALL_SECONDS_MAX
         while self._process.is_alive() and time.monotonic() < deadline:

@@ -1,15 +1,15 @@
-"""What a consumer far behind does to the acknowledgements of others.
+"""Effect of a consumer far behind on the acknowledgements of others.
 
-Three servers hold one partition with so many gigabytes, of which the tail cache has the last 128 MB
-at most. Producers append to that very partition at a steady rate (linger 0, acks=all), each round:
+Three servers hold one partition with `--gigabytes`, of which the tail cache has at most the last
+128 MB. Producers append to that partition at a steady rate (linger 0, acks=all), each round:
 
-* `alone`: nobody reads;
-* `warm`: a consumer in a process of its own reads from the beginning as fast as it is served, what
-  left the tail cache coming from the page cache: what a reader costs by its use of the CPU;
-* `cold`: the same, the system told to drop the data files' pages first (posix_fadvise).
+* `alone`: without a reader;
+* `warm`: a consumer in a process of its own reads from the beginning at full speed; data that left
+  the tail cache comes from the page cache: the cost of a reader's CPU use;
+* `cold`: the same, after the data files' pages were dropped (posix_fadvise).
 
-A reader that has come to the end begins again, after another drop in `cold`, so that there is one
-for as long as latencies are taken. What the leader had from the disk proves that it was cold.
+A reader that reaches the end starts again, after another drop in `cold`, so that it runs as long as
+latencies are taken. The leader's reads from disk prove that it was cold.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ def _beside_reader(
 
 
 def _read_until(bootstrap: str, count: int, cold: Path | None, read: Any, ends: Any) -> None:
-    """The reader's process: the first `count` records again and again. `cold`: a directory whose
-    pages are dropped before each pass."""
+    """Run the reader's process: read the first `count` records repeatedly.
+
+    `cold`: a directory whose pages are dropped before each pass.
+    """
     while not ends.is_set():
         if cold is not None:
             forget(cold)

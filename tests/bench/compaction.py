@@ -1,18 +1,18 @@
-"""What compaction costs those who produce, and what it leaves.
+"""Cost of compaction for producers, and its result.
 
-A run is three new servers and one partition: so many records over so many keys, three of ten of
-them deletions, at a fixed rate. After a third its leader is killed and started again, after two
-thirds all servers are killed at once (`kill -9`). The topic of the `compacted` run is compacted
-meanwhile, that of the `kept` one is not. Then it is read from the beginning: the newest value of
-every key must be there. At the end the three copies are compared byte by byte.
+A run is three new servers and one partition: `--records` over `--keys`, three of ten of them
+deletions, at a fixed rate. After a third its leader is killed and restarted, after two thirds all
+servers are killed at once (`kill -9`). The topic of the `compacted` run is compacted meanwhile,
+that of the `kept` one is not. Then it is read from the beginning: the newest value of every key
+must exist. At the end the three copies are compared byte by byte.
 
 With PEER=NAME in the environment the same records also go to a compacted topic of the peer, where
-nobody is killed.
+no server is killed.
 
-`ack` are all acknowledgements, `calm` those of records sent when nobody was killed in the seconds
-before or after. `read_records` is what a reader from the beginning gets, `disk_mb` what one copy
-takes, `rss_max_mb` the most that one server ever held, and `settle_seconds` the time until the last
-compaction had ended after the last record.
+`ack` covers all acknowledgements, `calm` those of records sent without a kill in the seconds before
+or after. `read_records` is the number of records for a reader from the beginning, `disk_mb` the
+size of one copy, `rss_max_mb` the most that one server ever held, and `settle_seconds` the time
+from the last record to the end of the last compaction.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ TOPIC = "keyed"
 VALUE_BYTES = 100
 DELETED = 0.3
 QUIET_SECONDS = 25.0
-"""Longer than a leader waits between two looks at what is to be compacted."""
+"""Longer than a leader waits between two checks for logs to compact."""
 PATIENCE_SECONDS = 1_800.0
 SAMPLED = 50
-"""Of so many records the latency of one is kept."""
+"""One record of this many has its latency recorded."""
 AROUND_STRIKE_SECONDS = (2.0, 20.0)
-"""Before and after a strike: not calm."""
+"""Seconds before and after a kill that are not calm."""
 RUNS = ("kept", "compacted", "peer")
 COMPACTED = {
     "cleanup.policy": "compact",
@@ -153,12 +153,12 @@ def create(bootstrap: str, configs: dict[str, str]) -> None:
 
 @dataclass(slots=True)
 class Produced:
-    """What was written, and how long its acknowledgements took."""
+    """The records written, and the times of their acknowledgements."""
 
     newest: dict[bytes, bytes] = field(default_factory=dict)
     """Value of each key that was not deleted."""
     latencies: list[tuple[float, float]] = field(default_factory=list)
-    """A sample: (when it was sent, ms)."""
+    """A sample: (time of sending, ms)."""
     strikes: list[float] = field(default_factory=list)
 
     def figures(self) -> Figures:
@@ -173,7 +173,7 @@ class Produced:
         )
 
     def check(self, bootstrap: str) -> int:
-        """How many records a reader from the beginning gets."""
+        """Check the values that a reader from the beginning gets; return the number of records."""
         found, count = read(bootstrap)
         wrong = [key for key, value in self.newest.items() if found.get(key) != value]
         assert not wrong, f"{len(wrong)} of {len(self.newest)} keys have another value: {wrong[:3]}"
@@ -185,7 +185,7 @@ class Produced:
 def produce(
     bootstrap: str, records: int, keys: int, rate: int, strikes: dict[int, Callable[[], None]]
 ) -> Produced:
-    """Write it all; `strikes`: what is done to the servers, by the record before which it is."""
+    """Write all records. `strikes`: actions on the servers, by the record after which they run."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
     )
@@ -226,7 +226,7 @@ def produce(
 
 
 def settle(changes: Callable[[], int], since: float) -> float:
-    """Seconds until what `changes` counts did not change any more, counted from `since`."""
+    """Return the seconds from `since` until the value of `changes` last changed."""
     known, changed = -1, time.monotonic()
     deadline = changed + PATIENCE_SECONDS
     while time.monotonic() - changed < QUIET_SECONDS:
@@ -239,13 +239,13 @@ def settle(changes: Callable[[], int], since: float) -> float:
 
 
 def compactions(servers: Servers) -> int:
-    """How often a server has said that it compacted a log."""
+    """Return the number of compactions in the servers' logs."""
     logs = [servers.store(server_id).parent / "server.log" for server_id in servers.ids]
     return sum(log.read_text(encoding="utf-8").count("event=log_compacted") for log in logs)
 
 
 def read(bootstrap: str) -> tuple[dict[bytes, bytes], int]:
-    """(the newest value of each key, records) that a reader from the beginning gets."""
+    """Read from the beginning; return (the newest value of each key, number of records)."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True,
          "log_level": 0}
@@ -280,7 +280,7 @@ def rss_max_mb(pid: int) -> float:
 
 
 def disk_mb(store: Path) -> float:
-    """What the log of the topic takes of a server's disk."""
+    """Return the size of the topic's log on a server's disk, in MB."""
     return max(
         sum(file.stat().st_size for file in log.iterdir()) / 1e6
         for log in (store / "logs").iterdir()
@@ -288,5 +288,5 @@ def disk_mb(store: Path) -> float:
 
 
 def segments(store: Path) -> int:
-    """How many segments the log of the topic has."""
+    """Return the number of segments of the topic's log."""
     return max(len(list(log.glob("*.log"))) for log in (store / "logs").iterdir())

@@ -1,9 +1,9 @@
-"""What connections cost: the same load over one client's connections, and over those of 500.
+"""Cost of connections: the same load over one client's connections, and over those of 500.
 
-A run is three new servers and one topic of 30 partitions; a client is one connection to each of
-the leaders. First 1,000 produce requests of one record a second in all, as they are due, over the
-clients in turn: milliseconds to the answer, and CPU time of the servers. Then as many requests as
-the servers take while always the same number is on its way. Ratios are to one client.
+A run is three new servers and one topic of 30 partitions; a client is one connection to each of the
+leaders. First 1,000 produce requests of one record a second in all, sent when due, over the clients
+in turn: milliseconds to the answer, and CPU time of the servers. Then as many requests as the
+servers take with a constant number in flight. Ratios are to one client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.bench.topics import create_led_topic
 RATE = 1_000
 PARTITIONS = 30
 IN_FLIGHT = 500
-"""Whatever the number of clients: they differ in nothing but their connections."""
+"""The same for any number of clients, so that only their connections differ."""
 WARM_UP_SECONDS = 3
 FILES_SPARE = 200
 LEADERS_MAX = 3
@@ -45,7 +45,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
 
 
 def allow_files(count: int) -> None:
-    """Of this process, and of the servers, which are started from here and have the same limit."""
+    """Raise the limit of open files of this process, and of the servers started from it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 

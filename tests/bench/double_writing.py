@@ -1,15 +1,15 @@
-"""What writing twice costs: this build, one that writes all of it twice, and two that leave out.
+"""Cost of writing twice: this build, one that always writes twice, and two without a part.
 
 Small appends are written to the journal and later to a segment, large ones to their segment alone;
-`twice` is the same servers with `storage.place_bytes` 0. Beside them stand two variants of these
-(tests/bench/variants.py says what each leaves out): `journal_only` is the most that could be won if
-segments cost nothing; `segments_only` is the design without a journal, at its best.
+`twice` is the same servers with `storage.place_bytes` 0. Two variants are measured beside them
+(tests/bench/variants.py describes what each leaves out): `journal_only` is the most that could be
+gained if segments cost nothing; `segments_only` is the design without a journal, at its best.
 
 A run is three new servers, a topic, a warm-up, then records of 1,000 bytes as fast as librdkafka
-sends them, acks=all. Bytes written are what the servers' processes made dirty, divided by three
-times the payload: one is the least that three replicas can write. Up to a checkpoint's worth is
-written after the last acknowledgement, or before the first. CPU time of the kernel's own threads,
-which write pages back, is nobody's here.
+sends them, acks=all. Bytes written are those that the servers' processes made dirty, divided by
+three times the payload: one is the least that three replicas can write. Up to a checkpoint's worth
+is written after the last acknowledgement, or before the first. CPU time of the kernel's own
+threads, which write pages back, is not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIANTS = ("journal_only", "segments_only")
 RUNS = (BASELINE, TWICE, *VARIANTS)
 NONE_PLACED = "[storage]\nplace_bytes = 0\n"
 WARM_UP_MB = 300
-"""Until the journal goes round in the files it has, instead of filling new ones with zeros."""
+"""Until the journal reuses its files instead of filling new ones with zeros."""
 TOPIC = "written"
 
 

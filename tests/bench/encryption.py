@@ -1,13 +1,13 @@
-"""What encryption costs: the same servers with TLS between all and logins, beside plain ones.
+"""Cost of encryption: servers with TLS on all links and logins, beside plain ones.
 
 A run is three new servers as `vdl up` makes them, with or without `--secure`, and a topic. Records
 of 1,000 bytes are produced as fast as librdkafka sends them, acks=all, then all are consumed from
-memory. With `--secure` servers encrypt each record once to clients on each way and once to each
-follower, and ask ACLs about each request.
+memory. With `--secure` servers encrypt each record once for clients in each direction and once for
+each follower, and check ACLs for each request.
 
-With PEER=kafka the same is done to Kafka, plain and with TLS between all, logins and its
-StandardAuthorizer (tests/differential/kafka_cluster.py), with the heap and collector it is measured
-with elsewhere. Then all run warm: a JVM that has just started is slow.
+With PEER=kafka the same is done to Kafka, plain and with TLS on all links, logins and its
+StandardAuthorizer (tests/differential/kafka_cluster.py), with the heap and collector of the other
+measurements. Then all runs are warmed up: a JVM that has just started is slow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PEER_JVM = ("-Xms512m", "-Xmx512m", "-server", "-XX:+UseG1GC")
 PEER_SETTINGS: Mapping[str, object] = {"min.insync.replicas": 2}
 AUTHORIZER: Mapping[str, object] = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Servers are known to each other by no certificate.
+    # Servers do not identify each other by certificates.
     "super.users": f"User:{USER};User:ANONYMOUS",
 }
 
@@ -71,7 +71,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Of payload."""
+    """Amount of payload."""
 
     warm_up_megabytes: int
     megabytes: int
@@ -79,7 +79,7 @@ class Amount:
 
 
 def run(variant: str, amount: Amount) -> Figures:
-    """On servers of ours."""
+    """Measure VDL servers."""
     servers = ReplicaSet(3)
     try:
         client = _start(servers, variant)
@@ -89,7 +89,7 @@ def run(variant: str, amount: Amount) -> Figures:
 
 
 def run_peer(variant: str, amount: Amount) -> Figures:
-    """On Kafka's."""
+    """Measure Kafka servers."""
     with tempfile.TemporaryDirectory(prefix="vdl-bench-tls-") as name:
         tls = Path(name)
         if variant == "secure":
@@ -116,7 +116,7 @@ def run_peer(variant: str, amount: Amount) -> Figures:
 
 
 def _peer_certificate(tls: Path) -> dict[str, object]:
-    """Settings of one certificate for all three, as ours make it: its key is as expensive."""
+    """Return the settings for one certificate for all three, with a key like those of VDL."""
     pem = write_server(tls, open_authority(tls, PEER), PEER, 1, ())
     pair = tls / "pair.pem"
     pair.write_text(pem.with_suffix(".key").read_text() + pem.read_text(), encoding="ascii")
@@ -147,7 +147,7 @@ def _measured(client: dict[str, Any], pids: list[int], amount: Amount) -> Figure
 
 
 def _start(servers: ReplicaSet, variant: str) -> dict[str, Any]:
-    """Start them; how a client connects."""
+    """Start the servers; return the client's configuration."""
     client: dict[str, Any] = {"bootstrap.servers": servers.bootstrap, "log_level": 0}
     if variant == "secure":
         made = make_replica_set(
@@ -168,7 +168,7 @@ def _start(servers: ReplicaSet, variant: str) -> dict[str, Any]:
 
 def _create_topic(client: dict[str, Any], partitions: int) -> None:
     wanted = NewTopic(TOPIC, num_partitions=partitions, replication_factor=REPLICATION)
-    admin = AdminClient(client)  # kept until the answer is here
+    admin = AdminClient(client)  # kept until the answer has arrived
     admin.create_topics([wanted])[TOPIC].result(timeout=CALL_SECONDS_MAX)
 
 

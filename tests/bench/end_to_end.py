@@ -1,4 +1,4 @@
-"""From `produce` to a record's arrival at a consumer, both of librdkafka.
+"""Time from `produce` to a record's arrival at a consumer, both of librdkafka.
 
 The time of sending travels in the record; both ends are in this process and share its clock. The
 consumer polls in a thread of its own, with the library's defaults.
@@ -23,7 +23,7 @@ _TIME = Struct(">d")
 
 
 def end_to_end(bootstrap: str, topic: str, *, rate: int, count: int) -> list[float]:
-    """Milliseconds of `count` records at `rate`, behind a second's worth for warming up."""
+    """Return the milliseconds of `count` records at `rate`, after one second of warm-up."""
     taken: list[float] = []
     padding = os.urandom(RECORD_BYTES - _TIME.size)
     with _reading(bootstrap, topic, taken, rate + count) as all_came:
@@ -42,7 +42,7 @@ def end_to_end(bootstrap: str, topic: str, *, rate: int, count: int) -> list[flo
 def _reading(
     bootstrap: str, topic: str, taken: list[float], count: int
 ) -> Iterator[threading.Event]:
-    """A consumer at work; the event is set when it has `count` records."""
+    """Run a consumer; the event is set when it has `count` records."""
     all_came, is_over = threading.Event(), threading.Event()
     consumer = reader(bootstrap)
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -68,7 +68,7 @@ def _reading(
 
 
 def reader(bootstrap: str) -> Consumer:
-    """A consumer that is told what to read, and keeps no positions."""
+    """Return a consumer for explicitly assigned partitions, without committed offsets."""
     return Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -1,16 +1,17 @@
-"""How long a producer of librdkafka gets no acknowledgement when a partition's leader goes away.
+"""Time without acknowledgements for a producer of librdkafka when a partition's leader fails.
 
 A run is three new servers and one partition on all of them. An idempotent producer sends 200
-records a second. The partition's leader is struck again and again: healed when half a second's
-records have been acknowledged since, and struck anew when all replicas have everything. Each
-strike's gap is the longest time between two acknowledgements around it. Nothing acknowledged may be
-lost at the end.
+records a second. The partition's leader is struck repeatedly: healed when half a second's records
+have been acknowledged since, and struck anew when all replicas have everything. Each strike's gap
+is the longest time between two acknowledgements around it. At the end no acknowledged record may be
+lost.
 
-* `kill`: SIGKILL of the leader's server, and a new start. The producer is at its defaults.
-* `pause`: SIGSTOP, and SIGCONT. Connections stay up and say nothing. When a client leaves one is
-  its own decision, so this producer waits for an answer for one second instead of a minute.
-* `silence`: the other servers hear nothing of the leader's, which hears them and is heard by
-  clients; `deafen`: it hears nothing of them (`tests/chaos/harness/wires.py`). At its defaults.
+* `kill`: SIGKILL of the leader's server, and a restart. The producer is at its defaults.
+* `pause`: SIGSTOP, and SIGCONT. Connections stay up and silent. The time until a client leaves one
+  is its own setting, so this producer waits for an answer for one second instead of a minute.
+* `silence`: the other servers receive nothing from the leader's, which receives from them and is
+  reached by clients; `deafen`: it receives nothing from them (`tests/chaos/harness/wires.py`). The
+  producer is at its defaults.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from tests.chaos.harness.strikes import Strike, strike_leader
 from tests.chaos.harness.wires import Wires
 
 IMPATIENT = {"socket.timeout.ms": 1_000, "request.timeout.ms": 1_000}
-"""Of a producer whose connections may go silent."""
+"""Settings of a producer whose connections may go silent."""
 LONG_MS = {"kill": 300.0, "pause": 2_000.0, "silence": 2_000.0, "deafen": 2_000.0}
-"""Gaps above this are counted, and told one by one."""
+"""Gaps above this are counted, and marked in the output."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
 
 
 def run(kills: int, pauses: int, cuts: int) -> Figures:
-    """At least two of each, or none."""
+    """Run the strikes: at least two of each kind, or none."""
     figures: Figures = {}
     if kills or pauses:
         servers = ReplicaSet(3)

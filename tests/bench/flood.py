@@ -1,8 +1,9 @@
-"""As many records as librdkafka sends when its queue is always full, over a stretch of time.
+"""As many records as librdkafka sends when its queue is always full, for a given time.
 
-By time, not by amount: systems that differ tenfold are each watched for as long. What counts is
-what was acknowledged within the stretch: taken by the client, less what it still holds. Records go
-to librdkafka a thousand a call, since one a call costs the client more than some servers take.
+The limit is a time, not an amount, so that systems that differ tenfold are each measured for as
+long. The records acknowledged within that time count: those taken by the client, less those it
+still holds. Records go to librdkafka a thousand a call, since one a call costs the client more than
+some servers take.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.bench.topics import CALL_SECONDS_MAX
 
 
 class Flood:
-    """One producer and its full queue. `close` drops what has not been sent."""
+    """One producer with a full queue. `close` drops records that have not been sent."""
 
     def __init__(
         self, bootstrap: str, topic: str, lists: list[Messages], **settings: object
@@ -36,17 +37,19 @@ class Flood:
 
     @property
     def acknowledged(self) -> int:
-        """Records so far."""
+        """Number of acknowledged records so far."""
         return self._taken - len(self._producer)
 
     def meet(self) -> None:
-        """Have some records acknowledged in every partition: a server may still be making what a
-        partition needs when it already leads it."""
+        """Have some records acknowledged in every partition.
+
+        A server may still be creating a partition's structures when it already leads it.
+        """
         self._taken += self._producer.produce_batch(self._topic, next(self._lists))
         assert self._producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
 
     def run(self, seconds: float) -> None:
-        """Keep the queue full for so long."""
+        """Keep the queue full for `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             messages = next(self._lists)
@@ -56,10 +59,10 @@ class Flood:
                 self._producer.poll(QUEUE_POLL_SECONDS)
 
     def measured(self, pids: list[int], seconds: float) -> Figures:
-        """Rates of acknowledged records, and the CPU time that the servers `pids` spent on them."""
+        """Return the rates of acknowledged records, and the CPU time of the servers `pids`."""
         before, cpu_before, began = self.acknowledged, cpu_seconds(pids), time.monotonic()
         self.run(seconds)
-        # With a thousand partitions whole queues may be answered at once, and nothing in between.
+        # With a thousand partitions whole queues may be answered at once, with nothing in between.
         while self.acknowledged == before and time.monotonic() - began < CALL_SECONDS_MAX:
             self.run(QUEUE_POLL_SECONDS)
         count, elapsed = self.acknowledged - before, time.monotonic() - began
@@ -73,13 +76,13 @@ class Flood:
         }
 
     def close(self) -> None:
-        """Return when nothing is on its way."""
+        """Drop unsent records; return when nothing is in flight."""
         self._producer.purge(in_flight=False)
         assert self._producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
 
 
 def _raise_unless_purged(error: KafkaError | None, message: Any) -> None:
-    """A delivery report: nothing may fail but what we gave up ourselves."""
+    """Delivery report that raises KafkaException for any failure except a purge."""
     del message
     if error is not None and error.code() != KafkaError._PURGE_QUEUE:
         raise KafkaException(error)

@@ -1,4 +1,4 @@
-"""A connection that sends whole Kafka requests and gathers whole answers, for a selector's loop."""
+"""Connection that sends whole Kafka requests and collects whole answers, for a selector loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = Struct(">i")
 
 
 class Connection:
-    """To one server, as a user of the protocol."""
+    """One connection to a server."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
@@ -30,7 +30,7 @@ class Connection:
         self.socket.sendall(frame)
 
     def answers(self) -> list[bytes]:
-        """The answers that have come in, correlation id first."""
+        """Return the answers that have arrived, correlation id first."""
         piece = self.socket.recv(RECEIVE_BYTES)
         assert piece, "a server closed the connection"
         received = self._received
@@ -49,7 +49,7 @@ class Connection:
 
 
 def frame(api_key: int, version: int, request: Any) -> bytes:
-    """A request as it goes over the wire. The correlation id is 0: answers come in order."""
+    """Return a request in wire format. The correlation id is 0: answers come in order."""
     module = codec(api_key)
     head = header.encode_request_header(
         header.RequestHeader(api_key, version, 0, "bench", 0),
@@ -60,7 +60,7 @@ def frame(api_key: int, version: int, request: Any) -> bytes:
 
 
 def leaders(bootstrap: str, topic: str) -> Sequence[tuple[str, int]]:
-    """The address of each partition's leader, by partition."""
+    """Return the address of each partition's leader, by partition."""
     first = parse_address(bootstrap.partition(",")[0])
     with AnyApiClient(first.host, first.port) as client:
         asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])

@@ -1,9 +1,9 @@
-"""Reading a partition from its first record to its last, cached and cold.
+"""Read a partition from its first record to its last, cached and cold.
 
-Cached: right after it was written, by now longer than any cache of a server's own, so out of the
-page cache for the most part. Cold: more than such a cache holds has been written to another topic,
-everything is on disk, and the system has dropped the pages of all servers' files with either. How
-much then came from the disk is told beside it.
+Cached: right after it was written; it is longer than any cache of a server, so it comes mostly from
+the page cache. Cold: more data than such a cache holds has been written to another topic,
+everything is on disk, and the system has dropped the pages of all servers' files with either. The
+share that came from the disk is reported, too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
 
 CALL_RECORDS = 10_000
 REST_SECONDS = 1.5
-"""Between the last record's acknowledgement and the first read: nobody produces any more."""
+"""Pause without producers between the last record's acknowledgement and the first read."""
 PUSHED_OUT_MB = 200.0
 """Half as much again as a server keeps in memory (`storage.cache_bytes`)."""
 
 
 def from_beginning(system: System, topic: str, megabytes: float) -> Figures:
-    """Rates of both reads, of a topic with so many megabytes made for it."""
+    """Return the rates of both reads, of a new topic with `megabytes`."""
     bootstrap = system.bootstrap
     began = time.time()
     _fill(bootstrap, topic, megabytes)
     cached = _measured(system, topic)
     _fill(bootstrap, f"{topic}_other", PUSHED_OUT_MB)
-    # The system drops only what is on disk, which Kafka leaves to its own time.
+    # The system drops only pages that are on disk; Kafka leaves writing them to the system.
     os.sync()
     for directory in system.data_directories():
         forget(directory, changed_since=began)

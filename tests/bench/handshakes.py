@@ -1,10 +1,10 @@
-"""What encrypted connections cost that do nothing, and what others notice of many handshakes.
+"""Cost of idle encrypted connections, and the effect of many handshakes on other clients.
 
-A run is three new servers, whose links are encrypted. At 200 requests a second of one record a
-producer, not encrypted itself, is measured three times: alone; beside `--idle` connections with TLS
-to one server, which are open and say nothing; and while a client of that server makes handshakes
-and ends them, as fast as it can with `--at-once` of them under way. Memory is that server's, over
-what it was before. Ratios of the producer's times are within the run.
+A run is three new servers, whose links are encrypted. At 200 requests a second of one record an
+unencrypted producer is measured three times: alone; beside `--idle` open but silent connections
+with TLS to one server; and while a client of that server makes and ends handshakes at full speed
+with `--at-once` of them in progress. Memory is that server's increase. Ratios of the producer's
+times are within the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTITIONS = 6
 WARM_UP_SECONDS = 3
 TOPIC = "handshakes"
 PLAIN_STEP, TLS_STEP = 4, 7
-"""Ports of these listeners, above those for logins."""
+"""Offsets of these listeners' ports from those for logins."""
 LISTENERS = """
 [[listeners]]
 name = "PLAINTEXT"
@@ -46,7 +46,7 @@ listen = "127.0.0.1:{tls}"
 """
 OPEN_TO_ALL = "[kafka]\nallow.everyone.if.no.acl.found = true\n"
 CROWD_HOST = "127.0.0.2"
-"""So that bounds of an address are not the producer's."""
+"""A separate address, so that limits per address do not affect the producer."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,10 @@ def run(options: argparse.Namespace) -> Figures:
 
 
 def configure(servers: ReplicaSet) -> None:
-    """Before they are started: encrypted links, and a listener of each kind that asks nobody."""
+    """Configure servers before their start: encrypted links, and one listener of each kind.
+
+    The listeners require no login.
+    """
     made = make_replica_set(servers.directory, count=3, base_port=servers.base_port, is_secure=True)
     secure_replica_set(made)
     write_configs(made)
@@ -116,9 +119,12 @@ def configure(servers: ReplicaSet) -> None:
 # --- the crowd, in a process of its own ---------------------------------------------------------
 @contextmanager
 def crowd(port: int, ca: Path, at_once: int, count: int) -> Iterator[Pipe]:
-    """So many connections that stay until the block ends; their pipe tells the seconds in which
-    they were opened. With a count of 0: connections that end as soon as they are there, from when
-    the pipe says so until something is sent through it; then it tells how many there were."""
+    """Run a crowd of clients in a process of its own until the block ends.
+
+    With `count` > 0: that many connections that stay open; the pipe sends the seconds in which they
+    were opened. With 0: connections that end as soon as they are open, from the pipe's message
+    until something is sent through it; then it sends their number.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_crowd, args=(theirs, port, ca, at_once, count))
@@ -153,7 +159,7 @@ class _Clients:
         return writer
 
     async def stand(self, pipe: Pipe, at_once: int, count: int) -> None:
-        """Open them all, and wait."""
+        """Open all connections, and wait."""
         began = time.monotonic()
 
         async def some() -> None:
@@ -167,7 +173,7 @@ class _Clients:
         await asyncio.to_thread(_wait, pipe)
 
     async def shake(self, pipe: Pipe, at_once: int) -> None:
-        """Again and again."""
+        """Open and end connections repeatedly."""
 
         async def some() -> None:
             while True:
@@ -184,6 +190,6 @@ class _Clients:
 
 
 def _wait(pipe: Pipe) -> None:
-    """For a word, or the end."""
+    """Wait for a message, or the end of the pipe."""
     with suppress(EOFError):
         pipe.recv()

@@ -1,8 +1,8 @@
-"""What partitions cost that nobody uses, and how soon they are led after a start.
+"""Cost of unused partitions, and the time until they have leaders after a start.
 
 A run is three new servers, one topic with 1,000 partitions and no clients: seconds until all have
 leaders, CPU time of each server as a percentage of one core, its resident memory; then all three
-are stopped and started again, and every group (partitions, catalog, coordinators) must be led.
+are stopped and restarted, and every group (partitions, catalog, coordinators) must have a leader.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def _idleness(servers: Servers, seconds: float) -> Figures:
 
 
 def restart(servers: Servers) -> Figures:
-    """Stop all as planned and start them again."""
+    """Stop all servers as planned and restart them."""
     groups = servers.groups()
     servers.stop()
     return led_after_start(servers, groups)
 
 
 def led_after_start(servers: Servers, groups: int) -> Figures:
-    """Start all three; seconds from each one's start until every group is led."""
+    """Start all three; return the seconds from each one's start until every group has a leader."""
     started = servers.start()
     led = servers.wait_led(groups)
     figures = {

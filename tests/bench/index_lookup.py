@@ -1,10 +1,9 @@
-"""What a look-up in a large index costs: `python -m tests.bench.index_lookup --entries 100000000`.
+"""Cost of a look-up in a large index: `python -m tests.bench.index_lookup --entries 100000000`.
 
 Writes a synthetic log's index (40 bytes an entry, so 4 GB for a hundred million), with batches of
 one to nine records, in a directory of its own that is removed afterwards; then looks up random
-offsets, warm, and prints CPU and wall time for each; and the same for times: which segment has the
-first, among segments whose times come in no order, and which of its Idx. Not a test: machines
-differ.
+offsets, warm, and prints CPU and wall time for each; and the same for timestamps: the first segment
+with one, among segments in no time order, and the Idx within it. Not a test: machines differ.
 """
 
 import argparse
@@ -26,11 +25,11 @@ SEGMENT_BYTES = 64 << 20
 INDEX_ENTRIES = 102_400
 LOOKUPS = 20_000
 SEGMENTS = 160_000
-"""Ten terabytes of them."""
+"""Ten terabytes of segments."""
 
 
 def build(directory, entries):
-    """(files, segments, first offset of every thousandth entry, end offset)."""
+    """Return (files, segments, first offset of every thousandth entry, end offset)."""
     files = LogFiles(RealFileSystem(), directory, 1, 9, INDEX_ENTRIES)
     per_segment = SEGMENT_BYTES // FRAME_BYTES
     segments, marks, offset, index = [], [], 0, 1
@@ -79,8 +78,11 @@ def main():
 
 
 def look_up_times(files, segments, entries, rng):
-    """By time. The index says that an entry's is its number; which of 160,000 segments it is, whose
-    times have no order, is found in memory."""
+    """Measure look-ups by timestamp.
+
+    In the index an entry's timestamp is its number. The segment, of 160,000 without a time order,
+    is found in memory.
+    """
     ends = [*(segment.first_index for segment in segments[1:]), entries + 1]
     maxima = LargestTimestamps([rng.randrange(entries) for _ in range(SEGMENTS)])
     asked = [(rng.randrange(SEGMENTS), rng.randrange(entries)) for _ in range(LOOKUPS)]

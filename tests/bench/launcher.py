@@ -2,7 +2,7 @@
 
     python -m tests.bench.launcher VARIANT serve --config FILE --pid-file FILE
 
-The words behind VARIANT are those of a server's own command line.
+The words after VARIANT are those of a server's own command line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How far from the least that moving the data takes: a program that does no more, and the servers.
+"""Distance from the least work that moves the data: a minimal program, and the servers.
 
 `limit` moves chunks of a megabyte from a client to three durable files, two of which must have each
 (tests/bench/mover.py). `vdl` takes the same bytes as records of 1,000 bytes through librdkafka,
 acks=all, one partition: with an index, segments, a leader that can be replaced, and a client that
-has to put batches together. The last column is VDL's part of the limit.
+has to form batches. The last column is VDL's share of the limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.bench.topics import create_topic
 LIMIT = "limit"
 CHUNK_BYTES = 1_000_000
 WARM_UP_MB = 300
-"""Until the journal goes round in the files it has."""
+"""Until the journal reuses its files."""
 TOPIC = "moved"
 
 

@@ -1,7 +1,7 @@
-"""What the servers are given to do: records through an unmodified librdkafka, with acks=all.
+"""Load for the servers: records through an unmodified librdkafka, with acks=all.
 
-Records are of 1,000 bytes that do not compress, spread round robin over the partitions. Nothing
-here is tuned for whoever is measured.
+Records have 1,000 bytes that do not compress, round robin over the partitions. Nothing here is
+tuned for one of the systems.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.1
 
 
 def throughput_producer(bootstrap: str, **settings: Any) -> Producer:
-    """One that fills its batches as it comes, librdkafka's defaults, and fails loudly."""
+    """Return a producer with librdkafka's default batching that raises on failures."""
     return Producer(
         {
             **_client(bootstrap),
@@ -37,17 +37,17 @@ def throughput_producer(bootstrap: str, **settings: Any) -> Producer:
 
 
 def latency_producer(bootstrap: str) -> Producer:
-    """One that sends each record at once."""
+    """Return a producer that sends each record at once."""
     return Producer({**_client(bootstrap), "linger.ms": 0})
 
 
 def _client(bootstrap: str) -> dict[str, Any]:
-    # Servers go before their clients do; what fails before that is raised by its report.
+    # Servers stop before their clients do; failures before that are raised by the delivery report.
     return {"bootstrap.servers": bootstrap, "acks": "all", "log_level": 0}
 
 
 def send(producer: Producer, topic: str, partitions: int, megabytes: float) -> None:
-    """As fast as it goes, the queue always full; returns when all is acknowledged."""
+    """Send at full speed with a full queue; return when all is acknowledged."""
     value = os.urandom(RECORD_BYTES)
     produce = producer.produce
     for number in range(int(megabytes * 1_000_000) // RECORD_BYTES):
@@ -69,8 +69,10 @@ def paced(
     partitions: int = 1,
     value: Callable[[], bytes] | None = None,
 ) -> list[float]:
-    """Milliseconds from `produce` to the acknowledgement, of `count` records sent at `rate`;
-    `value` makes each, or all are the same."""
+    """Return the milliseconds from `produce` to the acknowledgement of `count` records at `rate`.
+
+    `value` makes each record's value; without it all are the same.
+    """
     same = os.urandom(RECORD_BYTES)
     value = value or (lambda: same)
     taken: list[float] = []
@@ -100,9 +102,11 @@ def paced(
 
 @contextmanager
 def _polled(producer: Producer) -> Iterator[None]:
-    """Have reports delivered as they come. Not by the thread that sends: `poll` counts in whole
-    milliseconds, so one that waits for less turns round at once, and takes a core from the servers
-    for nothing."""
+    """Deliver reports as they come, in a thread of their own.
+
+    The sending thread cannot do it: `poll` counts in whole milliseconds, so a shorter wait returns
+    at once, and the loop would take a core from the servers for nothing.
+    """
     is_over = threading.Event()
 
     def poll() -> None:
@@ -119,7 +123,7 @@ def _polled(producer: Producer) -> Iterator[None]:
 
 
 def throughput(pids: list[int], megabytes: float, work: Callable[[], None]) -> Figures:
-    """Of `work`, which moves so many megabytes; and the CPU time the servers spend on it."""
+    """Return the throughput of `work`, which moves `megabytes`, and the servers' CPU time."""
     cpu_before, began = cpu_seconds(pids), time.monotonic()
     work()
     elapsed = time.monotonic() - began
@@ -131,7 +135,7 @@ def throughput(pids: list[int], megabytes: float, work: Callable[[], None]) -> F
 
 
 def raise_failed(error: KafkaError | None, message: Any) -> None:
-    """A delivery report: nothing may fail here."""
+    """Delivery report that raises KafkaException for any failure."""
     del message
     if error is not None:
         raise KafkaException(error)

@@ -1,9 +1,9 @@
-"""What a long log costs: start, throughput and acknowledgements with 1 GB and with 10 GB in it.
+"""Cost of a long log: start, throughput and acknowledgements with 1 GB and with 10 GB in it.
 
-A run is three new servers and one partition that is filled with so much payload. Then all three are
-stopped as planned and started again: seconds until every group is led. Then records are appended to
-that partition: as many as librdkafka's full queue gives, and 200 a second, linger 0. Ratios are to
-the shortest log. Ten gigabytes of payload are thirty on disk.
+A run is three new servers and one partition that is filled with the given payload. Then all three
+are stopped as planned and restarted: seconds until every group has a leader. Then records are
+appended to that partition: as many as librdkafka's full queue gives, and 200 a second, linger 0.
+Ratios are to the shortest log. Ten gigabytes of payload are thirty on disk.
 """
 
 from __future__ import annotations

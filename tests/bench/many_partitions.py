@@ -1,15 +1,15 @@
-"""Whether a replica set with as many partitions as it may have lives, and comes back.
+"""A replica set with the largest permitted number of partitions: operation and recovery.
 
-A run is three new servers. Topics are made one after the other, until there are as many partitions
-as `cluster.replicas_per_server` allows (each has a replica on every server): seconds for each step,
-the longest of them, and until all are led. A further topic must be refused. Then seconds until each
-partition has acknowledged a record; what the servers use when nobody asks them for anything; and,
-each time until every group is led again, seconds from: the SIGKILL of one server (the other two
-lead); its next start (until it has all its replicas); a planned stop of all and their next start;
-the SIGKILL of all and their next start. `..._elections_per_group` counts the elections that were
-won meanwhile, for each group, or for each of the third that the killed server led, about: one is
-what a group needs, more were for nothing. With PEER=NAME in the environment each round measures
-that system too (tests/bench/peer_partitions.py).
+A run is three new servers. Topics are created one after the other, up to the number of partitions
+that `cluster.replicas_per_server` allows (each has a replica on every server): seconds for each
+step, the longest of them, and until all have leaders. A further topic must be refused. Then seconds
+until each partition has acknowledged a record; the servers' idle use of CPU and memory; and, each
+time until every group has a leader again, seconds from: the SIGKILL of one server (the other two
+lead); its restart (until it has all its replicas); a planned stop and restart of all; the SIGKILL
+and restart of all. `..._elections_per_group` counts the elections won meanwhile, for each group, or
+for each of the approximate third that the killed server led: a group needs one, more were
+unnecessary. With PEER=NAME in the environment each round measures that system too
+(tests/bench/peer_partitions.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tests.bench.topics import CALL_SECONDS_MAX
 from vdl.kafka.configs.options import KafkaOptions
 
 POLL_SECONDS = 0.1
-"""Between two looks at the servers; a look costs them a millisecond for some thousand groups."""
+"""Interval between two checks of the servers; a check costs them a millisecond for some thousand
+groups.
+"""
 WAIT_SECONDS_MAX = 180.0
 KILLED = 1
 
@@ -88,7 +90,7 @@ def _make(servers: Servers, partitions: int, step: int, groups: int) -> Figures:
 
 
 def _refused(servers: Servers) -> float:
-    """1 when a topic beyond the limit is refused as it should be."""
+    """Return 1 if a topic beyond the limit is refused with the right error, else 0."""
     admin = AdminClient({"bootstrap.servers": servers.bootstrap, "log_level": 0})
     topic = NewTopic("beyond", num_partitions=1, replication_factor=3)
     try:
@@ -138,14 +140,14 @@ def _until_led(servers: Servers, groups: int, name: str, act: Callable[[], objec
 
 
 def _start_all(servers: Servers, groups: int, name: str) -> Figures:
-    """Counters of a process begin with it."""
+    """Start all and wait for leaders. Counters of a process start at 0."""
     figures = _until_led(servers, groups, name, servers.start)
     elections = _elections(servers, servers.ids) / groups
     return figures | {f"{name}_elections_per_group": elections}
 
 
 def _wait_led(servers: Servers, groups: int) -> float:
-    """When the servers that run lead so many groups between them (monotonic)."""
+    """Return when the running servers lead `groups` groups between them (monotonic)."""
     deadline, told = time.monotonic() + WAIT_SECONDS_MAX, 0.0
     while True:
         states = {number: servers.health(number) for number in servers.running()}

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, from what `--json` kept of a measurement beside a peer:
+"""The table of docs/performance.md, from the `--json` output of a measurement beside a peer:
 
     python -m tests.bench.markdown FILE.json
 
@@ -18,7 +18,7 @@ PERCENTILES = ("_p50_ms", "_p99_ms")
 LEFT_OUT = (
     "_p999_ms",
     "_client_cpu_seconds_per_second",
-    # Of records of 1,000 bytes: a thousand times the megabytes.
+    # For records of 1,000 bytes: a thousand times the megabytes.
     "_1000_bytes_records_per_second",
     "_partitions_records_per_second",
     "_batches_records_per_second",
@@ -33,7 +33,7 @@ UNITS = {
     "_mb": ", MB",
     "_ms": ", ms",
 }
-"""The end of a figure's name, and how it is written; the longest that fit come first."""
+"""Suffix of a figure's name, and its form in the table. Longer suffixes come first."""
 DIGITS = 3
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def lines(figures: Figures) -> list[tuple[str, list[str]]]:
-    """Label and figures of each line."""
+    """Return the label and figures of each line."""
     made: list[tuple[str, list[str]]] = []
     for name in figures:
         first, second = PERCENTILES
@@ -80,7 +80,7 @@ def _cell(column: Figures, figures: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, or all in front of the point."""
+    """Format with three digits, or with all digits before the point."""
     if abs(value) >= 10 ** (DIGITS - 1):
         return f"{value:,.0f}"
     return f"{value:#.{DIGITS}g}"

@@ -1,12 +1,12 @@
-"""What clients can make servers hold, and what others notice of it.
+"""Memory that clients can make servers hold, and the effect on other clients.
 
 A run is three new servers and a topic of 6 partitions with 200 MB in it. First one producer alone,
-at 200 requests a second of one record: milliseconds to the answer, and the servers' memory at its
-most. Then the same beside a crowd: consumers that ask for everything, again and again, and read
-nothing; clients that begin a produce request of 40 MiB and send all but its end; and a consumer
-group whose 12 members say 1 MB each. `beside` is all of that time, `arriving` its first seconds, in
-which the crowd connects and sends what is taken of it, `standing` the rest. With PEER=kafka both
-systems are measured in each round.
+at 200 requests a second of one record: milliseconds to the answer, and the servers' peak memory.
+Then the same beside a crowd: consumers that request everything, repeatedly, and read nothing;
+clients that begin a produce request of 40 MiB and send all but its end; and a consumer group whose
+12 members send 1 MB of metadata each. `beside` covers all of that time, `arriving` its first
+seconds, in which the crowd connects and sends as much as is accepted, `standing` the rest. With
+PEER=kafka both systems are measured in each round.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _measured(system: System, topic: str, options: argparse.Namespace) -> Figure
 
 
 def _watched(system: System, requests: Requests, seconds: int) -> tuple[list[float], float]:
-    """Milliseconds of each request; memory of all servers at its most."""
+    """Return the milliseconds of each request, and the peak memory of the largest server."""
     most = [rss_mb(system.pids())]
     done = threading.Event()
 
@@ -100,8 +100,10 @@ def _watched(system: System, requests: Requests, seconds: int) -> tuple[list[flo
 
 @contextmanager
 def crowd(bootstrap: str, topic: str, *counts: int) -> Iterator[Callable[[], int]]:
-    """A crowd in a process of its own, or its work would hold up the clients that are measured.
-    Call what is yielded for the bytes it has sent."""
+    """Run a crowd in a process of its own, so that it does not delay the measured clients.
+
+    Yields a function that returns the bytes it has sent.
+    """
     context = multiprocessing.get_context("spawn")
     sent, stop = context.Value("q", 0), context.Event()
     process = context.Process(target=_be_crowd, args=(sent, stop, bootstrap, topic, *counts))
@@ -122,7 +124,7 @@ def _be_crowd(
 
 
 class Crowd:
-    """Clients that only send. In a thread of its own, until its `with` block ends."""
+    """Clients that only send, in a thread of their own until the `with` block ends."""
 
     def __init__(self, bootstrap: str, topic: str, consumers: int, beginners: int) -> None:
         self.sent = 0
@@ -170,7 +172,7 @@ class Crowd:
                 continue
             for key, _ in events:
                 self._send(key)
-            time.sleep(0.001)  # not a load of its own
+            time.sleep(0.001)  # so that it is not a load of its own
 
     def _send(self, key: selectors.SelectorKey) -> None:
         data, position = key.data
@@ -181,7 +183,7 @@ class Crowd:
         except BlockingIOError:
             return
         except OSError:
-            # Given up by the server: it comes again, as clients do.
+            # Dropped by the server: it reconnects, as clients do.
             self._selector.unregister(client)
             client.close()
             with suppress(OSError):
@@ -190,7 +192,7 @@ class Crowd:
         position[0] += count
         self.sent += count
         if position[0] >= len(data):
-            # All is said; nothing is read, and the connection stands.
+            # Everything is sent; nothing is read, and the connection stays open.
             self._selector.unregister(client)
             self._standing.append(client)
 

@@ -1,12 +1,12 @@
-"""Bytes from a client to three disks by the least code: what any log on this machine is held to.
+"""Bytes from a client to three disks with the least code: the limit for any log on this machine.
 
-A leader and two followers, a process each. What the client sends comes in chunks: the leader takes
-one, makes its CRC32C, writes it durably into room that is there already, and sends it on; a
-follower does the same and says so; once two of three have a chunk the client is told. Copies, CRC
-and writes are C code, some Python starts them for each chunk. There are no records, no offsets, no
-index, no second copy in a segment, and nobody who could take the leader's place.
+A leader and two followers, a process each. The client's bytes come in chunks: the leader takes one,
+computes its CRC32C, writes it durably into preallocated space, and forwards it; a follower does the
+same and acknowledges it; once two of three have a chunk the client receives an acknowledgement.
+Copies, CRC and writes are C code, some Python starts them for each chunk. There are no records,
+offsets, index or second copy in a segment, and no server that could replace the leader.
 
-Must not know: VDL.
+Does not depend on VDL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from crc32c import crc32c
 
 HOST = "127.0.0.1"
 FILE_BYTES = 64_000_000
-"""Written round and round, as a journal is whose files are used again."""
+"""Written cyclically, like a journal that reuses its files."""
 WINDOW = 5
-"""Chunks that are on their way at one time: what a producer has in flight."""
+"""Chunks in flight at one time, like the requests of a producer."""
 DONE = b"."
 
 
 class Mover:
-    """The three processes. Use in a `with`; `send` as often as wanted."""
+    """The three processes. Use in a `with`; `send` any number of times."""
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
         assert FILE_BYTES % chunk_bytes == 0, chunk_bytes
@@ -62,7 +62,7 @@ class Mover:
         return [process.pid or 0 for process in self._processes]
 
     def send(self, megabytes: float) -> None:
-        """Return when so much is on two disks."""
+        """Send `megabytes`; return when all are on two disks."""
         chunk = os.urandom(self._chunk_bytes)
         count = int(megabytes * 1_000_000) // self._chunk_bytes
         for number in range(count):
@@ -74,7 +74,7 @@ class Mover:
 
 
 def _serve(path: str, chunk_bytes: int, follow: list[int], parent: Connection) -> None:
-    """One process: chunks from the one that dials, to the file and to those that follow."""
+    """Run one process: move chunks from the dialer to the file and to the followers."""
     listener = socket.create_server((HOST, 0))
     followers = [_dial(port) for port in follow]
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -89,7 +89,7 @@ def _serve(path: str, chunk_bytes: int, follow: list[int], parent: Connection) -
     for follower in followers:
         outlets.append(_outlet(follower.sendall, lambda: None))
         threading.Thread(target=_await, args=(follower, acknowledge), daemon=True).start()
-    # As many as are on their way, each used again when all have let go of it.
+    # Twice the chunks in flight, each reused when all outlets are done with it.
     buffers = [memoryview(bytearray(chunk_bytes)) for _ in range(2 * WINDOW)]
     turn = 0
     while _receive(source, buffers[turn]):
@@ -102,7 +102,7 @@ def _serve(path: str, chunk_bytes: int, follow: list[int], parent: Connection) -
 def _outlet(
     take: Callable[[memoryview], object], done: Callable[[], None]
 ) -> SimpleQueue[memoryview]:
-    """Where chunks are put that a thread of its own takes one after another."""
+    """Return a queue whose chunks a thread of its own takes one after another."""
     queue: SimpleQueue[memoryview] = SimpleQueue()
 
     def run() -> None:
@@ -124,8 +124,10 @@ def _write(file: int, chunk: memoryview) -> None:
 
 
 def _counted(needed: int, act: Callable[[], None]) -> Callable[[], None]:
-    """Each party calls once a chunk, in the chunks' order; `act` at the call that makes it enough
-    for the next chunk."""
+    """Return a function that each party calls once for each chunk, in the chunks' order.
+
+    It calls `act` whenever the next chunk has enough calls.
+    """
     lock = threading.Lock()
     calls: dict[int, int] = {}
     at: dict[int, int] = {}
@@ -148,7 +150,7 @@ def _await(follower: socket.socket, done: Callable[[], None]) -> None:
 
 
 def _receive(source: socket.socket, into: memoryview) -> bool:
-    """Fill `into`; False when the other end is gone."""
+    """Fill `into`. Return False if the other end is gone."""
     filled = 0
     while filled < len(into):
         try:

@@ -1,18 +1,18 @@
-"""What is left of a replica set that is asked for more than it can do, and whether it comes back.
+"""Remaining performance of an overloaded replica set, and its recovery.
 
 A run is three new servers, a topic of many partitions, and one load for `--seconds`:
 
 * `producers`: unmodified librdkafka, each in a process of its own, single records to all partitions
   in turn, a batch and a request for each; never more than `--queue` unanswered. Milliseconds are
-  from `produce` to the report, so they have the client's own queue in them.
+  from `produce` to the report, so they include the client's own queue.
 * `requests`: `--rate` small requests a second (ApiVersions and Metadata without topics) over
   `--connections` connections, sent when due, with at most 50 unanswered on each.
-* `fetches`: `--consumers` connections that each ask for all partitions a server leads, from the
-  beginning, as soon as they were answered.
+* `fetches`: `--consumers` connections that each request all partitions a server leads, from the
+  beginning, as soon as the previous answer has arrived.
 
-`elections_won` counts those between the beginning of the load and quiet: each was for nothing.
-Quiet is when all groups are led, no server says that it is overloaded, and health answers within
-half a second. Meanwhile `/health` of each server is asked twice a second, and `vdl status` once.
+`elections_won` counts those between the beginning of the load and quiet: all were unnecessary.
+Quiet means that all groups have leaders, no server reports overload, and health answers within half
+a second. Meanwhile `/health` of each server is queried twice a second, and `vdl status` once.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ from vdl.kafka.wire.metadata import MetadataRequest
 TOPIC = "overloaded"
 LOADS = ("producers", "requests", "fetches")
 UNANSWERED_MAX = 50
-"""Small requests of one connection."""
+"""Unanswered small requests of one connection."""
 FETCHED_MEGABYTES = 4
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS_MAX = 0.5
-"""To a question for health, once all is quiet."""
+"""Limit on a health query's time, for quiet."""
 QUIET_SECONDS_MAX = 90.0
 HOME_SECONDS = 5.0
-"""Without an election: the leaders are where they belong."""
+"""Time without an election after which the leaders are taken to be the preferred ones."""
 STATUS_SECONDS_MAX = 30.0
 REPORT_SECONDS_MAX = 120.0
 
 Answer = tuple[float, list[float], int]
-"""What clients tell: seconds from their beginning to the last answer, milliseconds of each answer,
-how many failed."""
+"""Result of clients: seconds from their start to the last answer, milliseconds of each answer,
+number of failures.
+"""
 Load = Callable[[Servers, argparse.Namespace], Answer]
 
 
@@ -120,10 +121,10 @@ def run(options: argparse.Namespace) -> Figures:
         servers.down()
 
 
-# --- what is looked at --------------------------------------------------------------------------
+# --- observations -------------------------------------------------------------------------------
 @contextmanager
 def _watched(servers: Servers) -> Iterator[list[tuple[float, dict[str, Any]]]]:
-    """(seconds an answer took, health; empty when there was none) of all servers, meanwhile."""
+    """Yield (seconds of a health query, health; empty without an answer) of all servers."""
     looks: list[tuple[float, dict[str, Any]]] = []
     is_over = threading.Event()
 
@@ -146,8 +147,10 @@ def _watched(servers: Servers) -> Iterator[list[tuple[float, dict[str, Any]]]]:
 
 @contextmanager
 def _status(servers: Servers, after_seconds: float) -> Iterator[list[float]]:
-    """Seconds that `vdl status` takes when the load is half over, -1 without an answer; known when
-    the block ends."""
+    """Yield the seconds that `vdl status` takes at half of the load, -1 without an answer.
+
+    Known when the block ends.
+    """
     took = [-1.0]
 
     def ask() -> None:
@@ -174,7 +177,7 @@ def _status(servers: Servers, after_seconds: float) -> Iterator[list[float]]:
 
 
 def _wait_quiet(servers: Servers, groups: int) -> float:
-    """When it was quiet (monotonic)."""
+    """Return the time at which it was quiet (monotonic)."""
     deadline = time.monotonic() + QUIET_SECONDS_MAX
     while True:
         asked = time.monotonic()
@@ -189,8 +192,10 @@ def _wait_quiet(servers: Servers, groups: int) -> float:
 
 
 def _wait_home(servers: Servers) -> None:
-    """Leaders that were elected elsewhere at the beginning are handed back, some each second: they
-    are no elections for the load."""
+    """Wait until leaders elected elsewhere at the beginning are transferred back.
+
+    Some are transferred each second. Those elections are not caused by the load.
+    """
     deadline = time.monotonic() + QUIET_SECONDS_MAX
     won, since = _elections(servers), time.monotonic()
     while (now := time.monotonic()) - since < HOME_SECONDS:
@@ -209,9 +214,9 @@ def _say(text: str) -> None:
     print(f"  {text}", flush=True)
 
 
-# --- the loads ----------------------------------------------------------------------------------
+# --- loads --------------------------------------------------------------------------------------
 def _in_processes(count: int, client: Callable[..., None], *arguments: object) -> Answer:
-    """Let as many clients work, each in a process of its own; what they tell, together."""
+    """Run `count` clients, each in a process of its own; return their combined results."""
     context = multiprocessing.get_context("spawn")
     clients = []
     for number in range(count):
@@ -221,7 +226,7 @@ def _in_processes(count: int, client: Callable[..., None], *arguments: object) -
         theirs.close()
         clients.append((process, ours))
     for _, pipe in clients:
-        pipe.recv()  # it is there
+        pipe.recv()  # it is ready
     for _, pipe in clients:
         pipe.send(None)  # all begin
     seconds, taken, failed = 0.0, list[float](), 0
@@ -273,7 +278,7 @@ def _produce(
 
     pipe.send(None)
     pipe.recv()
-    partition = number * 50  # not all at the same ones
+    partition = number * 50  # each starts at another partition
     began = time.monotonic()
     end = began + seconds
     while (now := time.monotonic()) < end:

@@ -1,4 +1,4 @@
-"""The page cache as a measurement wants it: without its data files, or in all of memory."""
+"""The page cache as a measurement needs it: without its data files, or filling all memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ _LEFT_FREE_KB = 512 << 10
 _READ_BYTES = 4 << 20
 _STEP_BYTES = 256 << 20
 _FUTILE_STEPS_MAX = 4
-"""In a row: the system frees cached pages as fast as they are filled."""
+"""Limit on consecutive steps in which the system frees cached pages as fast as they are filled."""
 
 
 def forget(directory: Path, *, changed_since: float = 0.0) -> None:
-    """Have the system drop the pages of all files below `directory`, as somebody meets them who
-    comes a day later; those not yet written stay. Files last changed before that time (of the
-    epoch) are left alone."""
-    # `os.walk` passes over folders that go meanwhile, which `Path.rglob` does not.
+    """Drop the cached pages of all files below `directory`, as if they had not been used for a day.
+
+    Pages not yet written stay. Files last changed before `changed_since` (seconds since the epoch)
+    are left alone.
+    """
+    # `os.walk` skips folders that are removed meanwhile, which `Path.rglob` does not.
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
                 file = os.open(Path(folder) / name, os.O_RDONLY)
             except FileNotFoundError:
-                continue  # retired meanwhile
+                continue  # removed meanwhile
             try:
                 if os.fstat(file).st_mtime >= changed_since:
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -35,12 +37,11 @@ def forget(directory: Path, *, changed_since: float = 0.0) -> None:
 
 @contextmanager
 def memory_in_use() -> Iterator[Callable[[], None]]:
-    """A function that fills free memory with cached pages, as on a machine that has been up for a
-    while; called again, it fills what has become free since.
+    """Yield a function that fills free memory with cached pages, as on a long-running machine.
 
-    The host of a virtual machine may take back what is free; a page's first use then costs many
-    times what its later ones do, and a new file is made of such pages. Filling costs as much, so
-    the pages are kept until the end.
+    Called again, it fills the memory that has become free since. The host of a virtual machine may
+    take back free pages; a page's first use then costs many times as much as later ones, and a new
+    file consists of such pages. Filling costs as much, so the pages are kept until the end.
     """
     size = _kb("MemTotal") << 10
     with tempfile.TemporaryFile() as hole:
@@ -60,7 +61,7 @@ def memory_in_use() -> Iterator[Callable[[], None]]:
 
 
 def _kb(name: str) -> int:
-    """A line of /proc/meminfo; MemFree is what nothing uses, not even as a cache."""
+    """Return a value of /proc/meminfo in kB. MemFree excludes caches."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         found, _, value = line.partition(":")
         if found == name:

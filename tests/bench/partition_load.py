@@ -1,4 +1,4 @@
-"""Topics of many partitions, one after the other, and a record to each partition."""
+"""Topics of many partitions, created one after the other, and a record for each partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD_BYTES = 100
 
 
 def create_topics(bootstrap: str, partitions: int, step: int) -> Figures:
-    """`partitions` in topics of `step`, the last one smaller."""
+    """Create `partitions` in topics of `step`, the last one smaller."""
     longest, began = 0.0, time.monotonic()
     for topic, count in _topics(partitions, step):
         before = time.monotonic()

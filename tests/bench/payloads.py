@@ -1,4 +1,4 @@
-"""What records hold, as lists for librdkafka's `produce_batch`: made once, sent again and again."""
+"""Contents of records, as lists for librdkafka's `produce_batch`: made once, sent repeatedly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import random
 from typing import Any
 
 Messages = list[dict[str, Any]]
-"""One call's worth."""
+"""Records of one call."""
 
 CALL_RECORDS = 1_000
-"""At least, in one call: fewer, and the client's part in each record grows."""
+"""Least number of records of one call: with fewer, the client's cost of each record grows."""
 LOG_LINE_LISTS = 10
-"""So that no line comes twice within a batch, of which a megabyte is the most."""
+"""Enough that no line occurs twice within a batch of at most a megabyte."""
 
 _LEVELS = ("debug", "info", "info", "info", "warning", "error")
 _ROUTES = tuple(f"/api/v{version}/{noun}" for version in (1, 2) for noun in (
@@ -29,14 +29,14 @@ _WORDS = (
 
 
 def incompressible(record_bytes: int, partitions: int = 1) -> list[Messages]:
-    """Random bytes, the records round robin over the partitions."""
+    """Return random bytes, as records round robin over the partitions."""
     value = os.urandom(record_bytes)
     count = -(-CALL_RECORDS // partitions) * partitions
     return [[{"value": value, "partition": number % partitions} for number in range(count)]]
 
 
 def log_lines(record_bytes: int) -> list[Messages]:
-    """JSON as services log it, which zstd makes 4.5 times smaller; the same in every run."""
+    """Return JSON as services log it, which zstd makes 4.5 times smaller; the same in every run."""
     rng = random.Random(4)
     return [
         [{"value": _line(rng, record_bytes), "partition": 0} for _ in range(CALL_RECORDS)]

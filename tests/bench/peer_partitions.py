@@ -1,9 +1,8 @@
-"""What `many_partitions` measures, of a peer, by what any client sees.
+"""The `many_partitions` measurement for a peer, through client interfaces only.
 
-A partition is led when Metadata names a server that runs as its leader. Servers are ended by their
-process ids and started again by the command line they were started with; what they print then is in
-a file. Where not all are led after `WAIT_SECONDS_MAX` seconds, that figure is `inf`, and the run
-goes on.
+A partition has a leader if Metadata names a running server. Servers are ended by their process ids
+and restarted with their original command line; their later output goes to a file. If not all have
+leaders after `WAIT_SECONDS_MAX` seconds, that figure is `inf`, and the run continues.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ STOP_SECONDS_MAX = 120.0
 
 
 class _Processes:
-    """The servers of a peer that is up, in the order of its bootstrap addresses."""
+    """The servers of a running peer, in the order of its bootstrap addresses."""
 
     def __init__(self, peer: Peer) -> None:
         self._addresses = peer.bootstrap.split(",")
@@ -45,7 +44,7 @@ class _Processes:
         self._pids: list[int | None] = [*pids]
         self._started: list[subprocess.Popen[bytes]] = []
         self.printed = Path(tempfile.gettempdir()) / f"vdl-bench-{peer.name}-restarted.log"
-        """What servers print that were started again."""
+        """Output of restarted servers."""
         self.printed.unlink(missing_ok=True)
 
     @property
@@ -54,17 +53,17 @@ class _Processes:
 
     @property
     def bootstrap(self) -> str:
-        """Of those that run."""
+        """Bootstrap addresses of the running servers."""
         pairs = zip(self._addresses, self._pids, strict=True)
         return ",".join(address for address, pid in pairs if pid is not None)
 
     @property
     def running(self) -> int:
-        """How many of those that should."""
+        """Number of servers that run and should."""
         return sum(self._runs(pid) for pid in self.pids)
 
     def end(self, places: Sequence[int], number: signal.Signals) -> None:
-        """Return when they are gone; who does not go is killed."""
+        """Signal the servers; return when they are gone. Kill those that do not end in time."""
         for place in places:
             with suppress(ProcessLookupError):  # it ended by itself
                 os.kill(self._pid(place), number)
@@ -92,7 +91,7 @@ class _Processes:
             self._pids[place] = process.pid
 
     def end_all(self) -> None:
-        """Whatever state they are in."""
+        """Kill all restarted servers, whatever state they are in."""
         for process in self._started:
             process.kill()
             process.wait()
@@ -104,12 +103,12 @@ class _Processes:
 
     def _runs(self, pid: int) -> bool:
         for process in self._started:
-            process.poll()  # one of ours would stay as a zombie
+            process.poll()  # reaps ours, which would stay as zombies
         return Path(f"/proc/{pid}").exists()
 
 
 def run_peer(peer: Peer, partitions: int, step: int, seconds: float) -> Figures:
-    """The figures that a client can find, under the names of `many_partitions`."""
+    """Return the figures that a client can measure, under the names of `many_partitions`."""
     peer.up()
     servers = _Processes(peer)
     everyone = range(len(servers.pids))
@@ -154,7 +153,7 @@ def _idleness(servers: _Processes, partitions: int, seconds: float) -> Figures:
 
 
 def _wait_led(servers: _Processes, partitions: int) -> float:
-    """When Metadata says that all are led (monotonic); `inf`: not in time."""
+    """Return when Metadata shows leaders for all partitions (monotonic); `inf`: not in time."""
     admin = AdminClient({"bootstrap.servers": servers.bootstrap, "log_level": 0})
     deadline, told = time.monotonic() + WAIT_SECONDS_MAX, 0.0
     while True:
@@ -171,7 +170,7 @@ def _wait_led(servers: _Processes, partitions: int) -> float:
 
 
 def _led(admin: AdminClient) -> int:
-    """How many partitions of our topics have a leader among the servers that are there."""
+    """Return the number of our topics' partitions with a leader among the running servers."""
     try:
         found = admin.list_topics(timeout=LOOK_SECONDS_MAX)
     except KafkaException:

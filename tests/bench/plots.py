@@ -1,9 +1,9 @@
-"""Pictures of a measurement beside a peer, from what `--json` kept:
+"""Pictures of a measurement beside a peer, from its `--json` output:
 
     python -m tests.bench.plots FILE.json FOLDER
 
-Of `workloads`: ratios.svg, throughput.svg, cpu.svg and latency.svg; of `sarama`: sarama.svg. Bars
-are medians over the rounds, the thin lines on them the least and the most of any round.
+From `workloads`: ratios.svg, throughput.svg, cpu.svg and latency.svg; from `sarama`: sarama.svg.
+Bars are medians over the rounds, the thin lines on them the least and the most of any round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter
 
 SUBJECT = "vdl"
 COLOURS = ("#1f6f8b", "#d98e3f")
-"""The subject's and the peer's."""
+"""Colours of the subject and the peer."""
 WORSE_COLOUR = "#b0413e"
 BAR_HEIGHT = 0.38
 INCHES_WIDE = 8.0
@@ -35,7 +35,7 @@ LATENCY_ROWS = ("ack_", "end_to_end_", "sync_producer_", "tailing_")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a file holds: by column, every round's figures and their medians."""
+    """Contents of a file: by column, every round's figures and their medians."""
 
     measurement: str
     peer: str
@@ -54,7 +54,7 @@ class Measured:
         return SUBJECT, self.peer
 
     def figures(self, *ends: str) -> list[str]:
-        """The names with one of these ends that both sides have, in the order of the table."""
+        """Return the figures with one of these suffixes that both sides have, in table order."""
         both = self.medians[self.peer].keys() & self.medians[SUBJECT].keys()
         return [name for name in self.medians[SUBJECT] if name in both and name.endswith(ends)]
 
@@ -62,7 +62,7 @@ class Measured:
         return self.medians[SUBJECT][figure] / self.medians[self.peer][figure]
 
     def extremes(self, column: str, figure: str) -> tuple[float, float]:
-        """How far the least and the most of all rounds are from the median."""
+        """Return the distances of the least and the most of all rounds from the median."""
         median = self.medians[column][figure]
         values = [figures[figure] for figures in self.rounds[column]]
         return median - min(values), max(values) - median
@@ -75,14 +75,14 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in DRAWN[measured.measurement].items():
         figure = draw(measured)
-        # Without a date and random names, the same figures make the same file.
+        # Without a date and random names, so that the same figures make the same file.
         with rc_context({"svg.hashsalt": name}):
             figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
     return 0
 
 
 def _ratios(measured: Measured) -> Figure:
-    """How many times better each figure is: more throughput, less of everything else."""
+    """Draw how many times better each figure is: more throughput, less of everything else."""
     rows: dict[str, float] = {}
     for figure in measured.figures(THROUGHPUT, CPU, *LATENCIES, "start_seconds", "_mb"):
         ratio = measured.ratio(figure)
@@ -97,7 +97,7 @@ def _ratios(measured: Measured) -> Figure:
 
 
 def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], Figure]:
-    """Both sides of every figure with one of these ends."""
+    """Return a function that draws both sides of every figure with one of these suffixes."""
 
     def draw(measured: Measured) -> Figure:
         names = measured.figures(*ends)
@@ -127,7 +127,7 @@ def _bars(*ends: str, unit: str, is_log: bool = False) -> Callable[[Measured], F
 
 
 def _axes(bars: int) -> tuple[Figure, Any]:
-    """Horizontal bars, the first on top."""
+    """Return a figure and its axes for horizontal bars, the first on top."""
     figure = Figure(figsize=(INCHES_WIDE, INCHES_AROUND + bars * INCHES_A_ROW * BAR_HEIGHT))
     axes = figure.subplots()
     axes.invert_yaxis()
@@ -140,7 +140,7 @@ def _axes(bars: int) -> tuple[Figure, Any]:
 
 def _logarithmic(axes: Any) -> None:
     axes.set_xscale("log")
-    # Plain numbers, also at what lies between powers of ten.
+    # Plain numbers, also between powers of ten.
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(
         FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
@@ -148,7 +148,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def _words(figure: str) -> str:
-    """A figure's name as one reads it, without its unit."""
+    """Return a figure's name as readable words, without its unit."""
     for end in (THROUGHPUT, "_ms", "_seconds", "_mb"):
         figure = figure.removesuffix(end)
     return figure.replace(CPU, " CPU").replace("rss", "memory").replace("_", " ")
@@ -163,7 +163,7 @@ DRAWN: dict[str, dict[str, Callable[[Measured], Figure]]] = {
     },
     "sarama": {"sarama": _bars(THROUGHPUT, unit="MB/s", is_log=True)},
 }
-"""Measurement → the pictures of it."""
+"""Measurement → its pictures."""
 
 
 if __name__ == "__main__":

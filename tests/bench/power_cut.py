@@ -1,10 +1,11 @@
-"""How long a start takes after a power cut, when many logs have a half-full newest segment:
-`python -m tests.bench.power_cut --logs 1000`.
+"""Time of a start after a power cut, when many logs have a half-full newest segment.
+
+    python -m tests.bench.power_cut --logs 1000
 
 Fills logs of a store in a directory of its own, all of them in turn, and ends without a close. Then
-it takes from each log what a power cut may take: the Idx that no flush has synced, as many as there
-can be. A start builds them anew from frames. Prints wall and CPU time of the start, with nothing in
-the page cache, and what it read. Not a test: machines differ.
+it removes from each log the largest number of Idx that a power cut may lose: those that no flush
+has synced. A start rebuilds them from frames. Prints wall and CPU time of the start, with nothing
+in the page cache, and the bytes it read. Not a test: machines differ.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def opened(directory: Path) -> tuple[DiskStore, InlineWorkers]:
 
 
 def fill(directory: Path, logs: int, log_bytes: int, entry_bytes: int) -> None:
-    """Make the logs, and fill them with as many bytes each."""
+    """Create the logs, and write `log_bytes` to each."""
     store, workers = opened(directory)
     for number in range(logs):
         store.create_log(GroupId(9 + number), ReplicaNumber(1), on_created=lambda _: None)
@@ -69,7 +70,7 @@ def _flush(store: DiskStore, workers: InlineWorkers) -> None:
 
 
 def cut_power(directory: Path, entry_bytes: int) -> int:
-    """Take the Idx that no flush has synced; how many of one log."""
+    """Remove the Idx that no flush has synced; return their number for one log."""
     store, _ = opened(directory)
     logs = [log for log in store.logs.values() if isinstance(log, DiskLog)]
     store.abandon()
@@ -108,7 +109,7 @@ def main() -> None:
 
 
 def _read_bytes() -> int:
-    """By this process, from files, whether they were in the page cache or not."""
+    """Return the bytes that this process read from files, in the page cache or not."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("rchar")))
 

@@ -1,17 +1,17 @@
-"""Many consumers behind, and many that are not: whether each gains, and who pays.
+"""Many consumers behind, and many that are not: does each gain, and at what cost to others?
 
-* `ten`: ten partitions with so many gigabytes in all, and a producer that goes on, round robin.
-  Some seconds later a consumer of each begins at the first record. `seconds` is the time until each
-  misses less than half a second of producing; `slowest_gain` how many times as fast as its
-  partition was written to the slowest one was fed.
+* `ten`: ten partitions with `--gigabytes` in all, and a producer that continues, round robin. Some
+  seconds later a consumer of each starts at the first record. `seconds` is the time until each
+  misses less than half a second of producing; `slowest_gain` the ratio of the slowest one's rate to
+  the write rate of its partition.
 * `tail`: fifty consumers wait at the end of a partition at a steady rate (tests/bench/tailing.py),
   without others (`alone`), and `beside` five that read partitions of the same server from their
-  first record, again and again, while a producer writes to these as well. Both in turn, several
-  times: the p99 of a single stretch of ten seconds differs by more than those five make.
+  first record, repeatedly, while a producer writes to these as well. Both in turn, several times:
+  the p99 of a single stretch of ten seconds varies by more than the effect of those five.
 
-Consumers are bare connections, in one process and one selector's loop: ten client libraries would
-take more of the machine than the servers do. Each asks for the next mebibyte of its partition when
-it has the one before, as librdkafka does at its defaults.
+Consumers are bare connections, in one process and one selector loop: ten client libraries would
+take more of the machine than the servers do. Each requests the next mebibyte of its partition when
+it has the previous one, as librdkafka does at its defaults.
 
 With PEER=NAME in the environment each round measures both systems (tests/bench/systems.py).
 """
@@ -77,7 +77,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
 
 
 def _ten(system: System, options: argparse.Namespace) -> Figures:
-    """One consumer of each of ten partitions, all behind, beside their producer."""
+    """Measure one consumer for each of ten partitions, all behind, beside their producer."""
     topic = "ten"
     create_led_topic(system.bootstrap, topic, TEN)
     send(throughput_producer(system.bootstrap), topic, TEN, options.gigabytes * 1_000)
@@ -95,7 +95,7 @@ def _ten(system: System, options: argparse.Namespace) -> Figures:
             used = cpu_seconds(system.pids())
             near = options.rate * 1e6 * NEAR_SECONDS / RECORD_BYTES / TEN
             met: dict[int, float] = {}
-            """How many records a second each had read when it met its partition's end."""
+            """Records a second that each had read when it reached its partition's end."""
             while len(met) < TEN and time.monotonic() - began < options.seconds_max:
                 time.sleep(POLL_SECONDS)
                 end = (before + producing.acknowledged) / TEN - near
@@ -120,7 +120,7 @@ def _ten(system: System, options: argparse.Namespace) -> Figures:
 
 
 def _tail(system: System, options: argparse.Namespace) -> Figures:
-    """Consumers at the end of a partition, without and with some that are far behind."""
+    """Measure consumers at the end of a partition, without and with some that are far behind."""
     topic, far = "tail", "far"
     create_led_topic(system.bootstrap, topic)
     partitions = BEHIND * SERVERS
@@ -166,9 +166,11 @@ def _tail(system: System, options: argparse.Namespace) -> Figures:
 def behind_in(
     bootstrap: str, topic: str, partitions: Sequence[int], *, again: bool = False
 ) -> Iterator[ClientProcess]:
-    """Consumers that read from the first record of their partitions, in a process of their own. It
-    counts the records that each has read, over all passes. `again`: who meets the end begins
-    anew."""
+    """Run consumers that read their partitions from the first record, in a process of their own.
+
+    It counts the records that each has read, over all passes. `again`: a consumer that reaches the
+    end starts again.
+    """
     work = ClientProcess(
         _read_until, bootstrap, topic, list(partitions), again, counts=len(partitions)
     )
@@ -179,7 +181,7 @@ def behind_in(
 
 @dataclass(slots=True)
 class _Reader:
-    """One of them."""
+    """One such consumer."""
 
     connection: Connection
     topic: str
@@ -200,15 +202,15 @@ class _Reader:
         self.connection.send(frame(FETCH_KEY, FETCH_VERSION, request))
 
     def take(self, answer: bytes, *, again: bool) -> int:
-        """How many records came; the next ones are asked for."""
-        # Behind the correlation id and a flexible header's empty tags.
+        """Take in an answer and request the next records. Return the number of records."""
+        # After the correlation id and a flexible header's empty tags.
         found = codec_of(fetch).decode_response(memoryview(answer)[5:], FETCH_VERSION)
         partition = found.responses[0].partitions[0]
         assert partition.error_code == 0, f"a fetch was answered with error {partition.error_code}"
         assert not isinstance(partition.records, list), "decoded"
         records = memoryview(partition.records or b"")
         before, position = self.offset, 0
-        # What is cut off at the end comes again, whole.
+        # A batch cut off at the end comes again, whole.
         while len(records) - position >= HEADER_BYTES:
             first, length = _OFFSET_AND_LENGTH.unpack_from(records, position)
             if position + LENGTH_FROM + length > len(records):
@@ -227,7 +229,7 @@ class _Reader:
 def _read_until(
     bootstrap: str, topic: str, partitions: list[int], again: bool, read: Any, ends: Any
 ) -> None:
-    """The consumers' process."""
+    """Run the consumers' process."""
     where = leaders(bootstrap, topic)
     selector = selectors.DefaultSelector()
     readers = [_Reader(Connection(where[number]), topic, number) for number in partitions]

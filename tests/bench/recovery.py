@@ -1,14 +1,14 @@
-"""How long servers take to recover: 1,000 partitions, a full journal, SIGKILL to all three.
+"""Recovery time of servers: 1,000 partitions, a full journal, SIGKILL of all three.
 
 The journal is filled under its default limits: single records go to all partitions in turn until
-one server's journal has more files than it keeps without cause, just before the oldest tails are
-written again at its head. That is as much as a start ever finds. Then all servers are killed at
-once, while the last records are on their way, and started again.
+one server's journal has more files than it keeps without need, just before the oldest tails are
+rewritten at its head. A start never finds more. Then all servers are killed at once, while the last
+records are in flight, and restarted.
 
-Each server's own word (its log, its metrics): wall and CPU seconds in which its store was opened,
+Each server reports (in its log and metrics): wall and CPU seconds in which its store was opened,
 that is identity, journal, segments and meta read back and the first block of a new journal file
-written; the journal blocks and bytes it read; the CPU its process had used when all groups were
-led. And from outside: seconds from its process's start until every group was led.
+written; the journal blocks and bytes it read; the CPU time its process had used when all groups had
+leaders. Measured from outside: seconds from its process's start until every group had a leader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOPIC = "recovered"
 STEP_MB = 8.0
 FILL_MB_MAX = 2_000.0
 LAST_RECORDS = 10_000
-"""Sent and not waited for when the servers die."""
+"""Records in flight when the servers are killed."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -108,11 +108,11 @@ def _journal_files(servers: Servers) -> float:
 
 
 def _size_mb(directory: Path) -> float:
-    """Also of files prepared and not yet used."""
+    """Return the size of a directory in MB, including files prepared and not yet used."""
     return sum(path.stat().st_size for path in directory.iterdir()) / 1e6
 
 
 def _opened(log: str) -> tuple[float, float]:
-    """(wall, CPU) seconds of the last time a store was opened."""
+    """Return (wall, CPU) seconds of the last opening of a store."""
     found = re.findall(rf"^{OPENED} seconds=(\S+) cpu_seconds=(\S+)$", log, re.MULTILINE)
     return float(found[-1][0]), float(found[-1][1])

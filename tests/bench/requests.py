@@ -1,7 +1,7 @@
-"""Produce requests without a client library: what the servers take, and no more.
+"""Produce requests without a client library, to measure the cost of the servers alone.
 
-A library puts records together as it sees fit, and has work of its own for every partition. Here a
-request is one record, sent when it is due whatever is still under way.
+A library batches records as it sees fit, and has work of its own for every partition. Here a
+request is one record, sent when it is due whatever is still in flight.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ ANSWER_SECONDS_MAX = 60.0
 
 
 class Requests:
-    """Requests to all partitions of a topic, in turn, and over all connections, of which each
-    client has one to every leader. Use in a `with`."""
+    """Requests to all partitions of a topic in turn, over the connections of all clients.
+
+    Each client has one connection to every leader. Use in a `with`.
+    """
 
     def __init__(
         self, bootstrap: str, topic: str, *, record_bytes: int = RECORD_BYTES, clients: int = 1
@@ -60,7 +62,7 @@ class Requests:
             connection.close()
 
     def paced(self, *, rate: int, count: int) -> list[float]:
-        """Milliseconds from a request's sending to its answer, of `count` at `rate`."""
+        """Return the milliseconds from sending to the answer, of `count` requests at `rate`."""
         taken: list[float] = []
         sent = 0
         due = time.monotonic()
@@ -78,7 +80,7 @@ class Requests:
         return taken
 
     def in_flight(self, requests: int, *, seconds: float) -> list[float]:
-        """Milliseconds of each request while so many are always on their way, for `seconds`."""
+        """Return the milliseconds of each request, with `requests` in flight for `seconds`."""
         taken: list[float] = []
         end = time.monotonic() + seconds
         for _ in range(requests):
@@ -104,7 +106,7 @@ class Requests:
         connection.send(self._frames[partition])
 
     def _answered(self, wait_seconds: float) -> list[float]:
-        """Milliseconds of the requests whose answers come within a wait for the first of them."""
+        """Return the milliseconds of requests answered within one wait for the first answer."""
         taken: list[float] = []
         for key, _ in self._selector.select(wait_seconds):
             connection = key.data
@@ -117,7 +119,7 @@ class Requests:
 
 
 def produce_frame(topic: str, partition: int, batch: memoryview) -> bytes:
-    """The request that has a batch acknowledged by all."""
+    """Return a request to append a batch with acks=all."""
     data = produce.PartitionProduceData(index=partition, records=batch)
     request = produce.ProduceRequest(
         acks=-1,
@@ -128,8 +130,8 @@ def produce_frame(topic: str, partition: int, batch: memoryview) -> bytes:
 
 
 def check_produced(answer: bytes) -> None:
-    """Raises AssertionError unless the record was taken."""
-    # Behind the correlation id and a flexible header's empty tags.
+    """Raise AssertionError unless the record was appended."""
+    # After the correlation id and a flexible header's empty tags.
     found = codec_of(produce).decode_response(memoryview(answer)[5:], VERSION)
     code = found.responses[0].partition_responses[0].error_code
     assert code == 0, f"a request was answered with error {code}"

@@ -1,15 +1,15 @@
-"""A follower that was away comes back while producers go on: whether it catches up, and who pays.
+"""A follower that returns while producers go on: does it catch up, and at what cost to others?
 
 A run is three new servers and one topic with a replica on each, which server 1 leads. A producer
-appends at a steady rate, in a process of its own. Server 3 is killed until so many gigabytes have
-been acknowledged, and started again; what it missed is dropped from the page cache first. Its links
-are reset so many times while it catches up, once a second, by the system (`ss -K`; needs root).
+appends at a steady rate, in a process of its own. Server 3 is killed until `--gigabytes` have been
+acknowledged, and restarted; the data it missed is dropped from the page cache first. Its links are
+reset `--resets` times while it catches up, once a second, by the system (`ss -K`; needs root).
 
-* `seconds` from its start until it misses less than half a second of producing in every partition,
-  `is_back` 0 when that did not come within the time there is;
-* `follower_mb_per_second` of what it missed and what was written meanwhile;
-* `leader_read_per_missed`: what server 1 read from its disk for each byte that server 3 had to get
-  (near 1; more was read for nothing, less was still in memory);
+* `seconds` from its start until it misses less than half a second of producing in all partitions,
+  `is_back` 0 if that did not happen within the limit;
+* `follower_mb_per_second` of the data it missed and the data written meanwhile;
+* `leader_read_per_missed`: bytes that server 1 read from its disk for each byte that server 3 had
+  to get (near 1; more was read in vain, less was still in memory);
 * `alone_ack`, `beside_ack`: acknowledgement times of one record in fifty of that producer while the
   server is away, and while it catches up.
 """
@@ -113,7 +113,7 @@ def _away(servers: Servers, producing: Producing, options: argparse.Namespace) -
 
 
 def _lag(servers: Servers) -> int:
-    """How many records server 3 misses in all partitions; -1 while that is not known."""
+    """Return the number of records server 3 misses in all partitions; -1 while it is unknown."""
     lags = [
         replica.lag
         for partition in partitions(status(servers.replica_set))
@@ -125,13 +125,13 @@ def _lag(servers: Servers) -> int:
 
 
 def _read_bytes(servers: Servers) -> int:
-    """What server 1 has read from files, also those that are in the page cache."""
+    """Return the bytes that server 1 has read from files, also from the page cache."""
     text = Path(f"/proc/{servers.pid(LEADER)}/io").read_text(encoding="ascii")
     return int(text.partition("rchar: ")[2].split()[0])
 
 
 def _reset_links(servers: Servers) -> None:
-    """The others dial server 3: the dial of the lower id is the one that stays."""
+    """Reset the links of server 3. The others dial it: the dial of the lower id is kept."""
     port = servers.replica_set.base_port + PEER_PORT_STEP + AWAY - 1
     ends = ["sport", "=", f":{port}", "or", "dport", "=", f":{port}"]
     subprocess.run(

@@ -1,8 +1,8 @@
-"""Runs that are compared: alternating rounds, their medians, and ratios to one of them.
+"""Compared runs: alternating rounds, their medians, and ratios to one of them.
 
-A machine that others use drifts by a quarter within minutes. So each round has every run once, the
-order turned round from one round to the next; what is told is the median over the rounds, and how
-it stands to the baseline's and to what it has to reach.
+A shared machine drifts by a quarter within minutes. So each round has every run once, in the
+reverse order of the round before. Reported are the medians over the rounds, their ratios to the
+baseline, and whether they reach their targets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from tests.bench.targets import Targets, verdict
 
 Figures = dict[str, float]
-"""What one run measured; every name ends with its unit."""
+"""Figures of one run; every name ends with its unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What a run measured that does everything twice: on servers just started, then once more."""
+    """Figures of a run with two passes: on servers just started, then once more."""
 
     cold: Figures
     warm: Figures
@@ -29,28 +29,30 @@ class Passes:
 Run = Callable[[], Figures | Passes]
 
 COLD = "_cold"
-"""The end of the column that has a run's first pass; it is told, and not compared."""
+"""Suffix of the column with a run's first pass, which is reported and not compared."""
 
 PERCENTILES = (("p50", 499), ("p99", 989), ("p999", 998))
-"""Name, and which of 999 cuts it is."""
+"""Name, and index among the 999 cuts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs by the name of their column. `baseline` is the column the others are divided by; with a
-    single run there is none."""
+    """Runs by the name of their column.
+
+    `baseline` is the column the others are divided by; with a single run there is none.
+    """
 
     runs: Mapping[str, Run]
     baseline: str = ""
     targets: Targets = field(default_factory=dict)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    """What was measured and on what; runs add to it what only a running server can tell."""
+    """Settings of machine, client and systems; runs add those that a running server reports."""
 
 
 _NAME_WIDTH = 52
 
 Rounds = dict[str, list[Figures]]
-"""Column → what each round measured."""
+"""Column → figures of each round."""
 
 
 def alternate(
@@ -58,7 +60,7 @@ def alternate(
     count: int,
     before_each: Callable[[], None] = lambda: None,
 ) -> Rounds:
-    """Run everything `count` times, `before_each` first; says on stderr what is running."""
+    """Run everything `count` times, `before_each` first. Progress goes to stderr."""
     found: Rounds = {name: [] for name in comparison.runs}
     for number in range(count):
         names = list(comparison.runs)
@@ -74,7 +76,7 @@ def alternate(
 
 
 def medians(rounds: Rounds) -> dict[str, Figures]:
-    """Column → each figure's median over the rounds."""
+    """Return column → each figure's median over the rounds."""
     return {name: _fold(figures, statistics.median) for name, figures in rounds.items()}
 
 
@@ -83,8 +85,10 @@ def _fold(rounds: Sequence[Figures], fold: Callable[[list[float]], float]) -> Fi
 
 
 def table(rounds: Rounds, baseline: str, targets: Targets | None = None) -> list[str]:
-    """One line a figure, one column a run, then the ratios and what was to be reached; a single run
-    also has its extremes, if there was more than one round."""
+    """Return the table's lines: a figure a line, a column a run, ratios and targets.
+
+    A single run also has its extremes, if there was more than one round.
+    """
     columns = medians(rounds)
     if len(columns) == 1:
         (only,) = rounds.values()
@@ -105,12 +109,12 @@ def table(rounds: Rounds, baseline: str, targets: Targets | None = None) -> list
 
 
 def is_compared(name: str, baseline: str) -> bool:
-    """Whether a column is held against the baseline."""
+    """Return True if a column is compared with the baseline."""
     return name != baseline and not name.endswith(COLD)
 
 
 def judged(columns: Mapping[str, Figures], baseline: str, targets: Targets) -> dict[str, str]:
-    """Figure → whether the first column that is compared reaches what it has to."""
+    """Return figure → verdict of the first compared column against its targets."""
     subject = next((name for name in columns if is_compared(name, baseline)), baseline)
     bases = columns.get(baseline, {})
     return {
@@ -129,7 +133,7 @@ def _cell(value: float | None) -> str:
 
 
 def percentiles(name: str, taken_ms: Sequence[float]) -> Figures:
-    """`<name>_p50_ms` and so on, without a name `p50_ms`; of at least two times taken."""
+    """Return `<name>_p50_ms` and so on, without a name `p50_ms`, of at least two times."""
     cuts = statistics.quantiles(taken_ms, n=1_000, method="inclusive")
     prefix = f"{name}_" if name else ""
     return {f"{prefix}{percentile}_ms": cuts[at] for percentile, at in PERCENTILES}

@@ -1,8 +1,8 @@
-"""The rows of the table: each a load that one system is given, on a topic of its own.
+"""Rows of the table: loads for one system, each on a topic of its own.
 
-The client is an unmodified librdkafka at its defaults, with acks=all, but for what a row's name
-says; `tailing_50` and `sync_producer` send requests of their own. Client and servers share the
-machine, so the client's work is part of every figure.
+The client is an unmodified librdkafka at its defaults, with acks=all, except where a row's name
+says otherwise; `tailing_50` and `sync_producer` send requests of their own. Client and servers
+share the machine, so the client's work is part of every figure.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from tests.bench.tailing import Tailing
 from tests.bench.topics import create_led_topic, delete_topic
 
 MANY_PARTITIONS = 1_000
-"""Of a topic that is deleted at once: even at rest it is work for the servers, in every later row.
-Others stay as long as the servers, since deleting them would free the memory of their pages, and
-the host take it back (`memory_in_use`)."""
+"""Partitions of a topic that is deleted at once: even at rest it is work for the servers, in every
+later row. Other topics stay as long as the servers, since deleting them would free the memory of
+their pages, and the host would take it back (`memory_in_use`).
+"""
 SYNC_RECORD_BYTES = 1_024
 TAILING_BYTES_PER_SECOND = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done: stretches in seconds, one topic that is read in megabytes. Before a
-    stretch of throughput comes its warm-up, in which a client's queue fills."""
+    """Amount of work: durations in seconds, and the megabytes of the topic that is read.
+
+    A warm-up, in which a client's queue fills, precedes each measurement of throughput.
+    """
 
     warm_up_seconds: float
     throughput_seconds: float
@@ -46,7 +49,7 @@ FULL = Size(warm_up_seconds=1, throughput_seconds=3, latency_seconds=6, consumed
 QUICK = Size(warm_up_seconds=0.5, throughput_seconds=1.5, latency_seconds=2, consumed_mb=150)
 
 Row = Callable[[System, str, Size], Figures]
-"""Measure a system with a new topic of this name; figures without the row's name."""
+"""Measures a system with a new topic of this name; returns figures without the row's name."""
 
 
 def _produce(
@@ -70,7 +73,7 @@ def _produce(
 
 
 def _acknowledgement(system: System, topic: str, size: Size, *, rate: int) -> Figures:
-    """From `produce` to its acknowledgement, one record at a time, no lingering."""
+    """Measure from `produce` to its acknowledgement, one record at a time, without lingering."""
     create_led_topic(system.bootstrap, topic)
     producer = latency_producer(system.bootstrap)
     paced(producer, topic, rate=rate, count=rate)
@@ -99,7 +102,7 @@ def _tailing(system: System, topic: str, size: Size, *, consumers: int) -> Figur
 
 
 def _sync_producer(system: System, topic: str, size: Size) -> Figures:
-    """One request of one record on its way, the next when it is answered."""
+    """Measure one request of one record in flight, the next when it is answered."""
     create_led_topic(system.bootstrap, topic)
     with Requests(system.bootstrap, topic, record_bytes=SYNC_RECORD_BYTES) as requests:
         requests.in_flight(1, seconds=size.warm_up_seconds)
@@ -131,4 +134,4 @@ ROWS: dict[str, Row] = {
         _produce, payload=partial(incompressible, 1_000, 1_000), partitions=1_000
     ),
 }
-"""By the word that begins the names of its figures; run in this order."""
+"""Rows by the prefix of their figures' names, in the order in which they run."""

@@ -1,9 +1,9 @@
 """One synchronous sarama producer: records of four sizes, sent by one, ten, 25 and fifty a call.
 
 The table of the system of 2018, on this machine: acks=all, replication 3, one partition; a call of
-SendMessages is made when the one before is acknowledged. The program is in Go (tests/bench/go).
-Figures: records and megabytes a second, and milliseconds a call. Measured in two passes, as
-tests/bench/beside_peer.py says.
+SendMessages is made when the previous one is acknowledged. The program is in Go (tests/bench/go).
+Figures: records and megabytes a second, and milliseconds a call. Measured in two passes
+(tests/bench/beside_peer.py).
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def _one_pass(system: System, name: str, *, program: Path, seconds: float) -> Fi
 
 
 def _version() -> str:
-    """Of the library, as the sources name it."""
+    """Return the library's version, from go.mod."""
     words = (SOURCES / "go.mod").read_text(encoding="utf-8").split()
     return words[words.index("github.com/IBM/sarama") + 1]

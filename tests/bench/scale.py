@@ -1,10 +1,10 @@
-"""What many partitions cost: the same load spread over 1, 30 and 1,000 of them.
+"""Cost of many partitions: the same load spread over 1, 30 and 1,000 of them.
 
 A run is three new servers and one topic. First 1,000 produce requests of one record a second in
-all, round robin, acks=all, as they are due: milliseconds to the answer. Then 1,000 records a second
-through librdkafka, which puts those of one partition together (linger 0): milliseconds from
-`produce` to the acknowledgement. Then as much as librdkafka sends when its queue is always full.
-Ratios are to one partition.
+all, round robin, acks=all, sent when due: milliseconds to the answer. Then 1,000 records a second
+through librdkafka, which batches those of one partition (linger 0): milliseconds from `produce` to
+the acknowledgement. Then as much as librdkafka sends when its queue is always full. Ratios are to
+one partition.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def _latency(servers: Servers, partitions: int, seconds: int) -> Figures:
 
 
 def _warm_up(partitions: int) -> int:
-    """Every partition is met once before: the client asks for its leader, its tail gets a chunk."""
+    """Return the number of warm-up records: each partition gets one at least.
+
+    The client then knows its leader, and its tail has a chunk.
+    """
     return max(partitions, RATE * WARM_UP_SECONDS)
 
 

@@ -1,5 +1,8 @@
-"""Three servers of this working tree whose processes are ours: started as they are or as a variant,
-stopped, killed and started again on their data, and asked how they are."""
+"""Three servers of this working tree with direct control of their processes.
+
+They can be started as they are or as a variant, stopped, killed, restarted on their data, and
+queried.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,15 @@ LED_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.02
 SETTLE_SECONDS = 12.0
-"""Until a checkpoint by time, and what follows it, have surely ended."""
+"""Time after which a checkpoint by interval, and its follow-up work, have surely ended."""
 
 
 class Servers:
-    """Built stopped, on no data. `variant`: one of tests/bench/variants.py; `settings`: lines that
-    each server's configuration has besides."""
+    """Three servers, initially stopped and without data.
+
+    `variant`: one of tests/bench/variants.py; `settings`: extra lines of each server's
+    configuration.
+    """
 
     name = "vdl"
 
@@ -63,10 +69,10 @@ class Servers:
         return list(self._servers)
 
     def store(self, server_id: int) -> Path:
-        """The server's data directory."""
+        """Return the server's data directory."""
         return self._servers[server_id].directory / "store"
 
-    # --- their processes ------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------
     def up(self) -> None:
         self.start()
         started = wait_until_started(
@@ -76,7 +82,7 @@ class Servers:
             raise ReplicaSetError(f"server {server_id} {why}")
 
     def start(self) -> dict[int, float]:
-        """Server id → when its process was started (monotonic); does not wait."""
+        """Start all; return server id → start time (monotonic), without waiting."""
         started: dict[int, float] = {}
         for server in self._servers.values():
             started[server.id] = time.monotonic()
@@ -104,25 +110,25 @@ class Servers:
         return process.pid
 
     def running(self) -> list[int]:
-        """The ids of the servers whose process was started and not ended by us."""
+        """Return the ids of the servers that were started and not ended by us."""
         return list(self._processes)
 
     def pids(self) -> list[int]:
         return [self.pid(server_id) for server_id in self._servers]
 
     def stop(self) -> None:
-        """A planned stop of the whole set; the data stays."""
+        """Stop all servers as planned. The data stays."""
         stop_servers(list(self._servers.values()), patience_seconds=STOP_SECONDS_MAX)
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL to all, as nearly at once as can be."""
+        """Send SIGKILL to all, as nearly at once as possible."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         self._reap()
 
     def kill_one(self, server_id: int) -> None:
-        """SIGKILL to one; returns when it is gone."""
+        """Send SIGKILL to one; return when it is gone."""
         os.kill(self.pid(server_id), signal.SIGKILL)
         self._processes.pop(server_id).wait(STOP_SECONDS_MAX)
 
@@ -132,15 +138,15 @@ class Servers:
         self._processes.clear()
 
     def down(self) -> None:
-        """Whatever state they are in: gone, with their data."""
+        """Kill all servers, whatever state they are in, and remove their data."""
         for process in self._processes.values():
             process.kill()
         self._reap()
         self.replica_set.close()
 
-    # --- what they say ----------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
     def health(self, server_id: int) -> dict[str, Any]:
-        """What `/health` says; empty when it does not answer."""
+        """Return the contents of `/health`; empty if it does not answer."""
         address = self._servers[server_id].config().http
         assert address is not None
         connection = http.client.HTTPConnection(address.host, address.port, timeout=5)
@@ -160,11 +166,11 @@ class Servers:
         return self.replica_set.log(server_id)
 
     def groups(self) -> int:
-        """How many groups there are: each has a replica everywhere."""
+        """Return the number of groups: each has a replica on every server."""
         return max(int(self.health(server_id).get("groups", 0)) for server_id in self._servers)
 
     def wait_led(self, groups: int) -> float:
-        """Return when the servers lead so many groups between them: at which time (monotonic)."""
+        """Wait until the servers lead `groups` groups between them; return the time (monotonic)."""
         deadline = time.monotonic() + LED_SECONDS_MAX
         while True:
             leading = sum(self.health(server_id).get("leading", 0) for server_id in self._servers)
@@ -181,5 +187,5 @@ class Servers:
         return {number: self.replica_set.rss_bytes(number) / 1e6 for number in self._servers}
 
     def written_bytes(self) -> int:
-        """What the processes have given to the page cache to write, together."""
+        """Return the bytes that the processes have made dirty in the page cache, together."""
         return sum(io_bytes(pid, "write_bytes") for pid in self.pids())

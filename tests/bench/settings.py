@@ -1,4 +1,4 @@
-"""What was measured on what: machine, client, and each system as it says itself."""
+"""Settings of a measurement: machine, client, and each system as it reports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = (
     "num.network.threads",
     "num.io.threads",
 )
-"""Of a broker, where it has them: durability before an acknowledgement, and its threads."""
+"""Settings to query from a broker, if it has them: durability before acknowledgements, threads."""
 _NEVER = str(2**63 - 1)
 
 
@@ -42,7 +42,7 @@ def client_settings() -> dict[str, str]:
 
 
 def system_settings(system: System) -> dict[str, str]:
-    """While it runs: what is known of it, and what its first broker answers."""
+    """Return a running system's known settings, and those that its first broker reports."""
     admin = AdminClient({"bootstrap.servers": system.bootstrap, "log_level": 0})
     brokers = admin.list_topics(timeout=CALL_SECONDS_MAX).brokers
     resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))

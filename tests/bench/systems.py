@@ -1,11 +1,11 @@
-"""What is measured: a VDL replica set, or a peer beside it, each three server processes.
+"""Measured systems: a VDL replica set, or a peer beside it, each three server processes.
 
-The peer is any program that answers
+The peer is any program with these commands:
 
     PEER_COMMAND up DIR      start three servers; print "bootstrap HOST:PORT,... pids PID,..."
     PEER_COMMAND down DIR    stop them
 
-so that both are driven by the same client code on the same machine.
+Both systems are driven by the same client code on the same machine.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from vdl import __version__
 
 PEER_UP_SECONDS_MAX = 180
 PEERS = {"kafka": ROOT.parent / "shared" / "peers" / "kafka" / "kafka3"}
-"""Where the program of a known peer is looked for; PEER_COMMAND names another."""
+"""Default program of a known peer; PEER_COMMAND names another."""
 QUIET_SECONDS_MAX = 8.0
 QUIET_STEP_SECONDS = 0.4
 QUIET_CORES_MAX = 0.25
-"""What three servers at rest use, and a running compiler or collector does not."""
+"""More than three servers at rest use, and less than a running compiler or collector."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class System(Protocol):
-    """Three servers that can be started afresh."""
+    """Three servers that can be started without data."""
 
     name: str
 
     @property
     def bootstrap(self) -> str:
-        """Known before it is started, as a client's configuration is."""
+        """Bootstrap addresses; known before the start, like a client's configuration."""
         ...
 
     def up(self) -> None:
-        """Start it on no data; returns when it says that it runs."""
+        """Start without data; return when the system reports that it runs."""
 
     def pids(self) -> list[int]:
-        """Its processes."""
+        """Return its process ids."""
         ...
 
     def data_directories(self) -> list[Path]:
-        """Where its servers keep their records."""
+        """Return the directories of its servers' records."""
         ...
 
     def settings(self) -> dict[str, str]:
-        """What it is, and what of its set-up matters here; asked while it runs."""
+        """Return its version and the settings that matter here. It must be running."""
         ...
 
     def down(self) -> None:
@@ -65,7 +65,7 @@ class System(Protocol):
 
 
 class Vdl:
-    """This working tree."""
+    """The servers of this working tree."""
 
     name = "vdl"
 
@@ -103,8 +103,10 @@ class Vdl:
 
 @dataclass(slots=True)
 class Peer:
-    """Another system, started by a command of its own. Its folder is kept between runs for what it
-    downloads; it removes its data itself."""
+    """Another system, started by a command of its own.
+
+    Its folder is kept between runs for its downloads; it removes its data itself.
+    """
 
     name: str
     command: str
@@ -133,7 +135,7 @@ class Peer:
         return sorted(self._directory.glob("d[0-9]"))
 
     def settings(self) -> dict[str, str]:
-        """Of a JVM: its jar tells the version, its command line the memory."""
+        """Return settings of a JVM: its jar has the version, its command line the memory."""
         jars = sorted(self._directory.glob(f"lib/{self.name}_*.jar"))
         words = Path(f"/proc/{self._pids[0]}/cmdline").read_text(encoding="utf-8").split("\0")
         memory = [word for word in words if word.startswith(("-Xm", "-XX"))]
@@ -150,8 +152,10 @@ class Peer:
 
 
 def peer_from_environment() -> Peer | None:
-    """The system that PEER names, started by PEER_COMMAND or by the program that is known for it;
-    None without PEER."""
+    """Return the system that PEER names; None without PEER.
+
+    It is started by PEER_COMMAND or by the known program for it.
+    """
     name = os.environ.get("PEER", "")
     if not name:
         return None
@@ -169,7 +173,7 @@ def _java_version() -> str:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time the processes have used, together."""
+    """Return the user and system time the processes have used, together."""
     total = 0
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
@@ -180,8 +184,10 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def wait_quiet(pids: list[int]) -> float:
-    """Return when the servers have done what the last load left them, a topic's removal above all,
-    or after a while whatever they do; with the seconds that took."""
+    """Wait until the servers have finished the work of the last load; return the seconds waited.
+
+    That is mainly the removal of a topic. The wait is limited.
+    """
     began = time.monotonic()
     while time.monotonic() - began < QUIET_SECONDS_MAX:
         before = cpu_seconds(pids)
@@ -192,14 +198,17 @@ def wait_quiet(pids: list[int]) -> float:
 
 
 def rss_mb(pids: list[int]) -> float:
-    """Resident memory of the largest of the processes."""
+    """Return the resident memory of the largest of the processes."""
     pages = (Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in pids)
     return max(int(count) for count in pages) * PAGE_BYTES / 1e6
 
 
 def io_bytes(pid: int, field: str) -> int:
-    """`read_bytes` or `write_bytes` of a process: what it caused to be read from a disk, or made
-    dirty in the page cache, whole pages; a page that is synced and written again counts twice."""
+    """Return `read_bytes` or `write_bytes` of a process.
+
+    These are the bytes it caused to be read from a disk, or made dirty in the page cache, in whole
+    pages; a page that is synced and written again counts twice.
+    """
     for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(": ")
         if name == field:

@@ -1,9 +1,9 @@
-"""Many consumers at the end of one partition, beside one producer, all in one selector's loop.
+"""Many consumers at the end of one partition, beside one producer, all in one selector loop.
 
 Fifty client libraries would take more of the machine than the servers do; here a consumer is a
 connection that always has a Fetch request waiting, with librdkafka's defaults (at least one byte,
-for half a second). Every batch has as many records, so its first offset says which one it is: when
-it was sent is known, and nothing inside is read.
+for half a second). All batches have the same number of records, so a batch's first offset
+identifies it and its time of sending, and its contents are not read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vdl.records.batch import HEADER_BYTES, LENGTH_FROM, Record, build_batch
 
 FETCH_KEY = 1
 FETCH_VERSION = 12
-"""The newest that names topics instead of their ids."""
+"""The newest version that names topics instead of their ids."""
 WAIT_MS_MAX = 500
 PARTITION_BYTES_MAX = 1 << 20
 BATCHES_PER_SECOND = 200
-"""As a producer with linger 5 ms sends them."""
+"""Rate of a producer with linger 5 ms."""
 WARM_UP_SECONDS = 1.0
 
 _OFFSET_AND_LENGTH = Struct(">qi")
@@ -39,7 +39,7 @@ _OFFSET_AND_LENGTH = Struct(">qi")
 
 @dataclass(slots=True)
 class _Consumer:
-    """One reader: where it is, and how old each batch was when it came (ms)."""
+    """One reader: its position, and the age of each batch at its arrival (ms)."""
 
     connection: Connection
     offset: int = 0
@@ -48,17 +48,17 @@ class _Consumer:
 
 @dataclass(slots=True)
 class Taken:
-    """What was measured in one or more stretches."""
+    """Measurements of one or more stretches."""
 
     times: list[list[float]]
-    """Of each consumer: milliseconds from a batch's sending to its arrival."""
+    """For each consumer: milliseconds from a batch's sending to its arrival."""
     seconds: float = 0.0
     server_cpu: float = 0.0
     client_cpu: float = 0.0
-    """Seconds."""
+    """CPU seconds."""
 
     def figures(self) -> Figures:
-        """Over all consumers and for the one worst off."""
+        """Return the figures over all consumers and for the slowest one."""
         return percentiles("", list(chain.from_iterable(self.times))) | {
             "worst_p99_ms": max(statistics.quantiles(one, n=100)[98] for one in self.times),
             "server_cpu_seconds_per_second": self.server_cpu / self.seconds,
@@ -78,7 +78,7 @@ class Tailing:
         records = [Record(value=os.urandom(RECORD_BYTES)) for _ in range(self._batch_records)]
         self._produce = produce_frame(topic, 0, memoryview(build_batch(records)))
         self._sent: list[float] = []
-        """When each batch was sent, in the order of offsets."""
+        """Time of sending of each batch, in the order of offsets."""
         self._producer = Connection(address)
         self._consumers = [_Consumer(Connection(address)) for _ in range(consumers)]
         self._selector = selectors.DefaultSelector()
@@ -98,11 +98,11 @@ class Tailing:
             consumer.connection.close()
 
     def taken(self) -> Taken:
-        """Nothing so far."""
+        """Return an empty measurement."""
         return Taken([[] for _ in self._consumers])
 
     def measure(self, pids: list[int], seconds: float, taken: Taken) -> None:
-        """Add a stretch of so many seconds to what was `taken`; `pids` are the servers'."""
+        """Add a stretch of `seconds` to `taken`. `pids` are the servers'."""
         self._run(WARM_UP_SECONDS)
         for consumer in self._consumers:
             consumer.taken.clear()
@@ -115,7 +115,7 @@ class Tailing:
             times += consumer.taken
 
     def _run(self, seconds: float) -> None:
-        """Send for so long; return when everybody has everything."""
+        """Send for `seconds`; return when every consumer has everything."""
         due = time.monotonic()
         end = due + seconds
         while due < end or self._is_behind():
@@ -135,7 +135,7 @@ class Tailing:
         return any(consumer.offset < last for consumer in self._consumers)
 
     def _take(self, consumer: _Consumer | None) -> None:
-        """What has come on one connection; None is the producer's."""
+        """Take in the data of one connection; None is the producer's."""
         if consumer is None:
             for answer in self._producer.answers():
                 check_produced(answer)
@@ -146,13 +146,13 @@ class Tailing:
 
     def _read(self, consumer: _Consumer, answer: bytes) -> None:
         now = time.monotonic()
-        # Behind the correlation id and a flexible header's empty tags.
+        # After the correlation id and a flexible header's empty tags.
         found = codec_of(fetch).decode_response(memoryview(answer)[5:], FETCH_VERSION)
         partition = found.responses[0].partitions[0]
         assert partition.error_code == 0, f"a fetch was answered with error {partition.error_code}"
         records = memoryview(partition.records or b"")
         position = 0
-        # What is cut off at the end comes again, whole.
+        # A batch cut off at the end comes again, whole.
         while len(records) - position >= HEADER_BYTES:
             first, length = _OFFSET_AND_LENGTH.unpack_from(records, position)
             position += LENGTH_FROM + length

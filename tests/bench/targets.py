@@ -1,4 +1,4 @@
-"""What each figure has to reach: limits of its own, and ratios to the system beside it."""
+"""Targets of the figures: absolute limits, and ratios to the system beside it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What is compared with the limit, and on which side of it is good; the value is how it is
-    written."""
+    """Compared quantity, and the good side of the limit; the value is the written form."""
 
     AT_LEAST = "≥{}"
     AT_MOST = "≤{}"
@@ -19,7 +18,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A limit; `value` is the figure's and `base` the baseline's, None where there is none."""
+    """A limit. `value` is the figure's and `base` the baseline's, None if there is none."""
 
     kind: Kind
     limit: float
@@ -28,7 +27,7 @@ class Target:
         return self.kind.value.format(f"{self.limit:g}")
 
     def is_met(self, value: float | None, base: float | None) -> bool | None:
-        """None: nothing to compare."""
+        """Return True if the target is met; None: nothing to compare."""
         is_ratio = self.kind in {Kind.RATIO_AT_LEAST, Kind.RATIO_AT_MOST}
         if value is None or (is_ratio and not base):
             return None
@@ -39,11 +38,11 @@ class Target:
 
 
 Targets = Mapping[str, Sequence[Target]]
-"""By figure."""
+"""Targets by figure."""
 
 
 def verdict(targets: Sequence[Target], value: float | None, base: float | None) -> str:
-    """Each target with `met`, `missed`, or `-` where there is nothing to compare."""
+    """Return each target with `met`, `missed`, or `-` if there is nothing to compare."""
     words = {True: "met", False: "missed", None: "-"}
     return ", ".join(f"{target} {words[target.is_met(value, base)]}" for target in targets)
 
@@ -96,9 +95,9 @@ TRANSACTIONS: Targets = {
 }
 
 _RECORDS_2018 = 870
-"""A second, of the system of 2018: records sent one by one, the best it told of."""
+"""Records a second of the system of 2018, sent one by one: its best published result."""
 _MB_2018 = 7
-"""A second, likewise: records of 1,024 bytes, 50 at a time."""
+"""MB a second, likewise: records of 1,024 bytes, 50 at a time."""
 
 SARAMA: Targets = {
     **{

@@ -1,4 +1,4 @@
-"""Topics that a measurement uses: made, led, gone again."""
+"""Topics of a measurement: creation, wait for leaders, deletion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LED_POLL_SECONDS = 0.1
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """A topic with replication 3, if there is none. Also asked too early, while servers start."""
+    """Create a topic with replication 3, if it does not exist. Retries while servers start."""
     admin = _admin(bootstrap)
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=REPLICATION)
     deadline = time.monotonic() + CALL_SECONDS_MAX
@@ -32,14 +32,16 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def create_led_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
-    """Returns when all partitions are led, each by its first replica: there leaders stay, which
-    matters to a client that does not look for them again."""
+    """Create a topic; return when each partition is led by its first replica.
+
+    Leaders stay there, which matters to clients that do not look for them again.
+    """
     create_topic(bootstrap, topic, partitions)
     _wait_led(bootstrap, topic, partitions)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
-    # Kept until the answer is here: a client that goes takes its requests with it.
+    # Kept until the answer has arrived: a closed client drops its requests.
     admin = _admin(bootstrap)
     admin.delete_topics([topic])[topic].result(timeout=CALL_SECONDS_MAX)
 

@@ -1,11 +1,11 @@
-"""Many transactional producers at a time: records a second, and how long a transaction takes.
+"""Many concurrent transactional producers: records a second, and the time of a transaction.
 
 Each producer is an unmodified librdkafka at its defaults with a transactional id of its own. It
 begins a transaction, sends its records to one partition after another, commits, and begins the
-next. They share a few processes, a thread each: a client's calls wait. A thousand clients together
-weigh less than a server, as if they ran elsewhere, whichever system is measured. `transaction` is
-the time from the beginning to the answer to the commit, so with N producers that never rest it is
-about N divided by the rate.
+next. They share a few processes, a thread each: a client's calls block. A thousand clients together
+get less CPU weight than a server, as if they ran elsewhere, whichever system is measured.
+`transaction` is the time from the beginning to the answer to the commit, so with N producers that
+never pause it is about N divided by the rate.
 
 With PEER=NAME in the environment each round measures both systems (tests/bench/systems.py).
 """
@@ -34,18 +34,21 @@ from tests.bench.topics import create_led_topic
 
 CALL_SECONDS_MAX = 120.0
 BEGIN_AT_ONCE = 8
-"""Clients of a process that ask for their producer id. A thousand at once would measure nothing but
-their own time-outs."""
+"""Clients of a process that request their producer ids at once.
+
+A thousand at once would measure only their own timeouts.
+"""
 LONGEST_MS = 60_000
-"""What took longer counts as this long."""
+"""Longer times count as this."""
 ABORTED, READY, COUNTS = LONGEST_MS + 1, LONGEST_MS + 2, LONGEST_MS + 3
-"""Of the counts of a process: one for each millisecond that a transaction may take; then the
-transactions that were aborted, and the producers that may begin."""
+"""Layout of a process's counts: one for each millisecond that a transaction may take; then the
+aborted transactions, the ready producers, and the length.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each producer does."""
+    """Work of each producer."""
 
     partitions: int
     records: int
@@ -94,7 +97,7 @@ def _one_pass(system: System, name: str, *, options: argparse.Namespace) -> Figu
 
 
 def _shares(producers: int, processes: int) -> list[range]:
-    """Which producers run in which process."""
+    """Return the numbers of the producers of each process."""
     ends = [producers * number // processes for number in range(processes + 1)]
     return [range(*pair) for pair in pairwise(ends)]
 
@@ -134,7 +137,7 @@ def _percentile(by_ms: Sequence[int], part: float) -> float:
 
 def _transact(bootstrap: str, topic: str, mine: range, load: Load, counts: Any, ends: Any) -> None:
     weigh_little()
-    lock = threading.Lock()  # of the counts
+    lock = threading.Lock()  # protects the counts
     beginning = threading.Semaphore(BEGIN_AT_ONCE)
     all_ready = threading.Barrier(len(mine))
 
@@ -184,7 +187,7 @@ class _Transactional:
         self._retried(self._producer.init_transactions)
 
     def transact(self) -> bool:
-        """Whether it was committed."""
+        """Run one transaction. Return True if it was committed."""
         self._producer.begin_transaction()
         try:
             for partition in self._partitions:

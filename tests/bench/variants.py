@@ -1,8 +1,8 @@
-"""The servers with a part left out or replaced, to measure what that part costs.
+"""Servers with a part left out or replaced, to measure the cost of that part.
 
-No setting of a server leads here: `tests.bench.launcher` makes the changes in the process it
-starts, before anything is built. The first two answer their clients as usual, and their data is
-good for nothing afterwards: it cannot be opened again, and what left the cache cannot be read.
+No setting of a server enables these: `tests.bench.launcher` makes the changes in the process it
+starts, before anything is built. The first two answer their clients as usual, but their data is
+useless afterwards: it cannot be opened again, and data that left the cache cannot be read.
 
 * `journal_only`: entries reach the journal and nothing else. Left out: writing and syncing segments
   and index segments, in the pool. A checkpoint plans as usual, then takes all of it as written.
@@ -10,8 +10,8 @@ good for nothing afterwards: it cannot be opened again, and what left the cache 
   code, one log after the other in the journal's thread, and acknowledged after that; one sync a
   segment, however long the batch; index segments are written and never waited for. Left out: the
   journal's blocks, and with them every durable trace of votes, terms, commit indexes and cuts; a
-  cut suffix ends the process. A design that does without a journal would have to add these.
-* `timed`: nothing is left out; how long a store took to open is written to the log.
+  cut suffix ends the process. A design without a journal would have to add these.
+* `timed`: nothing is left out; the time to open a store is written to the log.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ OPENED = "store_opened"
 
 
 def pretend_flush(plan: FlushPlan) -> FlushResult:
-    """As if the plan had been written."""
+    """Return the result of the plan as if it had been written."""
     return FlushResult(plan.files.log_id, plan, plan.cursor)
 
 
 class SegmentJournal(Journal):
-    """Writes a batch's entries to their segments instead of a block."""
+    """Journal that writes a batch's entries to their segments instead of a block."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._written_to: dict[int, tuple[int, Cursor]] = {}
-        """By log id: the last index written, and where the next frame goes."""
+        """By log id: the last index written, and the position of the next frame."""
 
     def _write(self) -> None:
         if self.state is WriterState.STOPPED:
@@ -98,7 +98,7 @@ class SegmentJournal(Journal):
 
 
 def _joined(spans: list[Span]) -> list[Span]:
-    """One span a log, as spans of one log follow each other."""
+    """Join the spans of each log; they follow each other."""
     by_log: dict[int, Span] = {}
     for span in spans:
         before = by_log.get(span.log.id)
@@ -114,7 +114,7 @@ _open = DiskStore.open
 
 
 def timed_open(*arguments: Any, **named: Any) -> DiskStore:
-    """Open the store, and say on stderr, the server's log, what that took."""
+    """Open the store, and write the time it took to stderr, the server's log."""
     wall, cpu = time.perf_counter(), time.process_time()
     store = _open(*arguments, **named)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -124,7 +124,7 @@ def timed_open(*arguments: Any, **named: Any) -> DiskStore:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`owner.name` becomes `value`."""
+    """Replacement of `owner.name` by `value`."""
 
     owner: Any
     name: str
@@ -139,7 +139,7 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "segments_only": (
         _NO_FLUSH,
         Change(segments.store, "Journal", SegmentJournal),
-        # A batch is synced once, at its end: nothing else waits behind it.
+        # A batch is synced once, at its end: nothing else waits for it.
         Change(segments.checkpoint.flusher, "WRITE_BACK_BYTES", 1 << 40),
     ),
     "timed": (Change(DiskStore, "open", staticmethod(timed_open)),),

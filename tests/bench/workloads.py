@@ -1,8 +1,7 @@
 """Throughput and latency of a replica set, beside a peer if there is one (the default measurement).
 
-Runs the rows of tests/bench/rows.py in two passes, as tests/bench/beside_peer.py says; the last
-column of the table is what VDL has to reach (tests/bench/targets.py). Nothing here is tuned for
-either side.
+Runs the rows of tests/bench/rows.py in two passes (tests/bench/beside_peer.py); the last column of
+the table is VDL's target (tests/bench/targets.py). Nothing here is tuned for either side.
 """
 
 from __future__ import annotations
