@@ -45,7 +45,7 @@ class Target(Protocol):
 
 
 class Bridge:
-    """The fault. `near`: a machine on the side that is cut off; empty for any."""
+    """Fault that sets up a bridge. `near`: a machine on the side that is cut off; empty for any."""
 
     def __init__(self, near: str = "") -> None:
         self._near = near

@@ -17,7 +17,7 @@ It simulates five effects of a real machine:
   turn.
 
 A clock's `watch` is called after each event of its process, and when the same event continues in
-another process. Does not depend on what the events do.
+another process.
 """
 
 from __future__ import annotations

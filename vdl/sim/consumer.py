@@ -5,8 +5,7 @@ It fetches continuously, one request at a time from each leader, and passes the 
 otherwise from the reset strategy by ListOffsets. Every fetch carries leader epochs (KIP-320); an
 epoch error makes the client look for the leader again.
 
-A fetch returns whole batches; only records from the requested position on are passed on. Does not
-depend on the meaning of the records.
+A fetch returns whole batches; only records from the requested position on are passed on.
 """
 
 from __future__ import annotations

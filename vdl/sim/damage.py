@@ -257,7 +257,7 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
     identity = data.entries.get("identity") if isinstance(data, Directory) else None
     if isinstance(identity, Inode):
         pages += [("identity", identity, at) for at in range(0, len(identity.data), PAGE_BYTES)]
-    # Of two pages that back up each other, one must be left.
+    # One of two pages that back up each other must be left.
     if not pages or any((inode, at // PAGE_BYTES) in disk.bad_pages for _, inode, at in pages):
         return ""
     name, inode, at = rng.choice(pages)

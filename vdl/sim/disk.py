@@ -18,8 +18,6 @@ sync made durable had been issued too, and stays.
 
 A failed sync behaves as on Linux: the pages are marked clean though they never reached the disk, so
 a second sync succeeds and the data is lost in a power cut.
-
-Does not depend on what is written or on its writer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A consumer's side of a fetch session (KIP-227): the server's knowledge of its partitions.
-
-Does not depend on when requests are sent or on the meaning of the answers.
-"""
+"""A consumer's side of a fetch session (KIP-227): the server's knowledge of its partitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The simulated disk behind the file-system interface that the store is written against.
 
 Each process has its own `SimFileSystem`: its locks end with it. Paths are '/'-separated; relative
-ones start at the disk's root, like absolute ones. Does not depend on the meaning of the files.
+ones start at the disk's root, like absolute ones.
 """
 
 from __future__ import annotations

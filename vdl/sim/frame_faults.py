@@ -7,7 +7,7 @@ no vote request of another arrives. Raft must survive all of that, and streams a
 test it. Heartbeats, leader lists and forwarded proposals rely on the order of their stream and are
 never touched.
 
-A delayed frame may outlive its link, as a packet may. Does not depend on what messages say.
+A delayed frame may outlive its link, as a packet may.
 """
 
 from __future__ import annotations

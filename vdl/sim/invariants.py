@@ -45,9 +45,7 @@ _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
 REPAIR_NS = 500 * MS
 REPAIRS_MAX = 20
-"""Delay before a replica's log is read again after a read met damage; the next constant limits the
-number of such reads.
-"""
+"""Limit on repeated reads of a replica's log after a read met damage, `REPAIR_NS` apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ world with everything: a fault that helps one failure hinders another (Groce and
 testing*, 2012).
 
 Nothing here is a script: time and place of each fault are drawn as usual, and correct code passes
-every world of every kind without a violation. Does not depend on how any option is carried out or
-on known bugs.
+every world of every kind without a violation.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def _transactions(world: Options, rng: Random) -> Options:
         checkpoint_kib=rng.choice((16, 64, 256)),
     )
     if rng.random() < LATE_CHANCE:
-        # Of many transactions some end between two restarts, so that repeated commands have other
+        # With many transactions some end between two restarts, so that repeated commands have other
         # numbers. Share groups send requests to other servers, too.
         return replace(
             answered_late(world, rng),

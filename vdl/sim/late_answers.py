@@ -35,11 +35,14 @@ KILL_IN_MS = (0, 200)
 GO_ON_IN_MS = (100, 1_500)
 """Time from its last start until the partition that others lead continues."""
 RESERVED_MS = 5_000
-"""A round takes three seconds if the server starts when it should."""
+"""Longest reservation of coordinators for the server.
+
+A round takes three seconds if it restarts at once.
+"""
 
 
 class LateAnswers:
-    """The fault."""
+    """Fault that delays answers until the process that asked has ended."""
 
     def __init__(self) -> None:
         self._still: set[GroupId] = set()

@@ -109,7 +109,7 @@ def _sealed(batch: bytearray) -> bytearray:
 
 
 class Liar:
-    """The client."""
+    """Client that sends batches with false contents."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
         self.name = name

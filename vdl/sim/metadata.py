@@ -1,8 +1,7 @@
 """A client's metadata of a cluster: topics, partitions, leaders and their epochs.
 
 Leader epochs make outdated answers recognisable (KIP-320): an answer with a lower epoch than the
-known one is ignored, unless the topic has another id and so is another topic. Does not depend on
-how the answers are fetched.
+known one is ignored, unless the topic has another id and so is another topic.
 """
 
 from __future__ import annotations

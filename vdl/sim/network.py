@@ -8,7 +8,7 @@ machine without a listener is refused.
 
 Each ordered pair of machines is a `Path`, so that one direction alone can be cut, delayed, clogged
 or limited in bandwidth; bytes above the limit are queued in order. All randomness comes from the
-network's generator; every delivery is traced. Does not depend on the meaning of the bytes.
+network's generator; every delivery is traced.
 """
 
 from __future__ import annotations

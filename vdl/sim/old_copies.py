@@ -30,7 +30,7 @@ class Target(Protocol):
 
 
 class OldCopy:
-    """The fault. Copies are made when it is tried for the first time."""
+    """Fault that rolls back a machine's disk. Copies are made when it is first tried."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         for machine in world.machines:

@@ -68,7 +68,7 @@ QUIET_NS = 3 * S
 LOOKED_NS = 50 * MS
 """Interval at which a world checks a condition."""
 BRIDGED_NS = 4 * S
-"""Duration of a bridge after its second cut: longer than a deposed leader may serve."""
+"""Duration of a bridge once its second cut is healed: longer than a deposed leader may serve."""
 BRIDGE_LED_NS = 12 * S
 
 

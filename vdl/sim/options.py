@@ -1,8 +1,7 @@
 """Options that a seed draws before anything runs: the world's size, network, faults and load.
 
 Every option is drawn, and most are off in a fifth of the seeds, so that faults also occur alone:
-many different worlds find more than one world with everything in it. Does not depend on how any
-option is carried out.
+many different worlds find more than one world with everything in it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ CLOSES = 0.3
 
 LAGS = 0.1
 LEARNER_SYNC_MS = (80, 120)
-"""A few such syncs take less than an election timeout."""
+"""Range of the slow replica's sync time. A few such syncs take less than an election timeout."""
 
 LAGGING_KIB = 4 << 10
 LAGGING_INDEX_ENTRIES = 4 << 10

@@ -55,7 +55,7 @@ RETRIABLE = frozenset(
 
 EXPIRY_PAUSE_NS = 100 * MS
 EXPIRY_MARGIN = 0.9
-"""Share of a server's time that has passed if its clock runs too fast."""
+"""Share of the expiry time after which a server whose clock runs fast may expire a producer."""
 _RESET = frozenset(
     (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.PRODUCER_FENCED)
 )

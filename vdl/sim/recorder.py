@@ -3,7 +3,7 @@
 Operations are numbered when they are invoked and kept when they return; an operation that does not
 return before the end of the run has an unknown outcome. Values are unique over the whole run, and
 the record that carries one can be recognised in any run of bytes: the audit finds it on a disk that
-way. Does not depend on its callers.
+way.
 """
 
 from __future__ import annotations

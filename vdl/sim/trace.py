@@ -1,8 +1,7 @@
 """Trace of a run: a running hash and a tail of notes to print.
 
 Every delivery and every note goes into one hash: runs with equal hashes did the same things in the
-same order at the same times. The tail keeps the last notes for the diagnosis of a failure. Does not
-depend on what is traced.
+same order at the same times. The tail keeps the last notes for the diagnosis of a failure.
 """
 
 from __future__ import annotations

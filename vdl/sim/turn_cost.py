@@ -4,8 +4,6 @@ A simulated loop is otherwise as fast as its events come, so it is never late. H
 and out, each turn and each client request has a cost, and while a turn takes its time nothing else
 runs (`clock.NodeClock.busy`). `vdl.logstream` handles lateness: `loop_time`, `elections`,
 `overload`.
-
-Does not depend on the work handled or on the effects of lateness.
 """
 
 from __future__ import annotations

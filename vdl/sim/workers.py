@@ -8,8 +8,6 @@ A job does its work when it starts and completes when its virtual time is over: 
 effects durable and its caller notified (see `disk`). Callbacks end with their process; the disk
 draws how far its running jobs got. A process that ends before it has opened its store has
 `NoWorkers`.
-
-Does not depend on what the jobs do.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ A world is a set of servers on a network, with clients, on one virtual clock. It
   power cut of all servers.
 * *drain*: a fresh client reads everything.
 
-Then the histories are checked. Does not depend on how any part does its work.
+Then the histories are checked.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ for each group, and all requests and responses about the groups it follows.
 FAILOVER_SYNCS = 20
 FAILOVER_TIMEOUTS = 3
 FAILOVER_TERMS = {3: 2, 5: 5}
-"""Limit on the terms that a failover on slow disks may use, by number of servers.
+"""Limits of a failover on slow disks: syncs, election timeouts, terms by number of servers.
 
 A failover takes at least three syncs after the one in progress. With five servers votes may be
 split, and the next election waits four times as long as a vote took.
@@ -744,7 +744,7 @@ class World:
             return False
         self.note("all segments are joined")
         lost = self._lost_logs()
-        # A spoiled page may hide one entry that nothing else durable records.
+        # After a spoiled page one entry may be recorded by nothing durable.
         chosen = [machine for machine in self.machines if not machine.exposed()]
         for machine in chosen:
             machine.power_cut()
@@ -1031,7 +1031,10 @@ class World:
         return laggard
 
     def _slow_failover(self) -> bool:
-        """Stop a server while all disks are slow: see `Options.failover_sync_ms`."""
+        """Kill the server that leads most groups while all disks are slow.
+
+        See `Options.failover_sync_ms`.
+        """
         sync_ns = self.options.failover_sync_ms * MS
         for machine in self.machines:
             machine.disk.steady_sync_ns = sync_ns

@@ -122,7 +122,7 @@ def test_recovery_and_the_blocks_agree_after_every_power_cut() -> None:
 def test_power_cut_in_a_write_tears_blocks_of_which_the_table_is_there() -> None:
     """Some sectors of the block are on the disk and some are not.
 
-    Whatever recovery makes of that, it made durable itself.
+    Everything that recovery keeps of it has been made durable by then.
     """
     torn = 0
     for seed in range(40):
