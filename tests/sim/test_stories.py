@@ -281,10 +281,7 @@ def test_full_disks_are_lived_with_and_nobody_has_to_help() -> None:
 
 
 def test_drifting_clocks_depose_nobody() -> None:
-    """A tenth between the fastest and the slowest clock is small.
-
-    A heartbeat interval is much further from an election timeout.
-    """
+    """A drift of a tenth is far less than the margin between heartbeats and election timeout."""
 
     def story(world: World, leader: Machine) -> None:
         before = world.watch.elections

@@ -14,7 +14,7 @@ for every group:
 
 A damaged entry does not lose its replica, but each entry needs one good copy. So none is damaged
 twice, and nothing else is destroyed while some are not repaired, or while a power cut could still
-cost a log the rest that a bad page left.
+cost a log what a bad page has left of it.
 
 Does not depend on how anything is damaged or repaired.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 S = 1_000 * MS
 CLOSED_NS = 4 * S
-"""Time that it runs so before the other one restarts; leaderships would have returned by then."""
+"""Time that it serves no clients before the other one restarts; leaderships return within it."""
 ELECTION_TIMEOUTS = 10
 ELECTION_TIMEOUT_NS = 1_200 * MS
 

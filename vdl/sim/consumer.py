@@ -434,8 +434,9 @@ def _is_what_it_says(header: BatchHeader, records: list[Record]) -> bool:
 def list_request(
     client: KafkaClient, timestamps: dict[TopicPartition, int]
 ) -> Callable[[int], list_offsets.ListOffsetsRequest]:
-    """Return a request builder for the first offset at or after a timestamp; -1 latest, -2
-    earliest.
+    """Return a builder of requests for the first offset at or after each timestamp.
+
+    -1: latest, -2: earliest.
     """
 
     def build(_version: int) -> list_offsets.ListOffsetsRequest:

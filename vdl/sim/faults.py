@@ -262,7 +262,7 @@ class Partition:
 
 
 class OneWayCut:
-    """One machine whose traffic in one direction, with one other machine or all, is dropped."""
+    """Cut of one direction between a machine and one other, or all others."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if len(world.machines) < 2:
@@ -284,11 +284,12 @@ class OneWayCut:
 
 
 class LoneLeader:
-    """Leader that is cut off from the other servers while clients reach both sides.
+    """Isolation of a leader from the other servers, while clients reach both sides.
 
-    Its new entries are not replicated. Once the others have elected a leader, that one is killed,
-    and the server with the longer but older log takes part in the next election. A coordinator's
-    leader is only isolated: clients query it for state that may have changed without it.
+    The leader's new entries are not replicated. Once the others have elected a leader, that one is
+    killed, and the server with the longer but older log takes part in the next election. A
+    coordinator's leader is only isolated: clients query it for state that may have changed without
+    it.
     """
 
     def begin(self, world: Target, rng: Random) -> bool:
@@ -381,7 +382,7 @@ class Reset:
 
 
 class Clog:
-    """Path that delivers nothing for a while, then everything."""
+    """Clog of a path, which delivers nothing for a while, then everything."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         one, other = rng.sample(world.hosts, 2)
@@ -395,7 +396,7 @@ class Clog:
 
 
 class Deaf:
-    """Machine that receives no RAFT frames for a while although its links are up."""
+    """Loss of all RAFT frames to a machine for a while, although its links are up."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if len(world.machines) < 2:
@@ -414,7 +415,7 @@ class Deaf:
 
 
 class SlowDisk:
-    """Disk that becomes slower by orders of magnitude."""
+    """Slowdown of a disk by orders of magnitude."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
@@ -462,7 +463,7 @@ class DiskFull:
 
 
 class Wipe:
-    """Machine that comes back with an empty disk."""
+    """Loss of a machine's disk: it restarts with an empty one."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -476,7 +477,7 @@ class Wipe:
 
 
 class Damage:
-    """Machine that comes back with a flipped bit in data its journal had made durable."""
+    """Restart of a machine with a flipped bit in data its journal had made durable."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -490,7 +491,7 @@ class Damage:
 
 
 class BadBlock:
-    """Machine that comes back with an unreadable page that its journal had made durable."""
+    """Restart of a machine with an unreadable page that its journal had made durable."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         if world.why_no_loss():
@@ -504,10 +505,10 @@ class BadBlock:
 
 
 class BadPage:
-    """Page of a segment or its index that becomes unreadable while its server runs.
+    """Loss of a page of a segment or its index while its server runs.
 
-    It stays so until it is rewritten, or for a moment only. Its data is intact elsewhere, so
-    nothing may be lost.
+    The page stays unreadable until it is rewritten, or for a moment only. Its data is intact
+    elsewhere, so nothing may be lost.
     """
 
     def begin(self, world: Target, rng: Random) -> bool:
@@ -554,7 +555,7 @@ class Missing:
 
 
 class OtherDirectory:
-    """Machine that comes back with a copy of another one's directory, or two with each other's.
+    """Restart of a machine with a copy of another's directory, or of two with each other's.
 
     Neither starts until each has its own again.
     """
@@ -604,7 +605,7 @@ class BadHeader:
 
 
 class SecondOpener:
-    """Second process that tries to open a directory in use, while its owner runs or stops."""
+    """Attempt of a second process to open a directory in use, while its owner runs or stops."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         machine = rng.choice(world.machines)
@@ -624,7 +625,7 @@ class SecondOpener:
 
 
 class DamagedEntries:
-    """One or two machines that come back, each with a different damaged entry of one group.
+    """Restart of one or two machines, each with a different damaged entry of one group.
 
     They have to apply those entries. Every entry is intact somewhere, so nothing may be lost, nor
     may the group halt for long.
@@ -671,7 +672,7 @@ class DamagedEntries:
 
 
 class FlushStarve:
-    """Machine whose segment writes hang for a while while its journal writes go on."""
+    """Hang of a machine's segment writes for a while, though its journal writes go on."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)

@@ -345,7 +345,7 @@ class Watch:
                 state_group, stream = host.state_group(group_id), host.stream(group_id)
                 items = state_group.items() if state_group is not None else None
                 if stream is not None:
-                    items = stream.items()  # without deleted records, which cannot be compared
+                    items = stream.items()  # with its log start; deleted records are not compared
                 if items is not None:
                     state = _digest(b"".join(k + v for k, v in items))
                     states.setdefault(group_id, {})[machine.name] = state

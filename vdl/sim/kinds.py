@@ -59,7 +59,7 @@ def _rate(rng: Random, low: float, high: float) -> float:
 
 
 def _elections(world: Options, rng: Random) -> Options:
-    """Partitions of the network long enough to depose a leader that keeps serving.
+    """Turn up network faults that last long enough to depose a leader that keeps serving.
 
     At most two sorts of fault: more would heal one another's cuts.
     """
@@ -76,7 +76,7 @@ def _elections(world: Options, rng: Random) -> Options:
 
 
 def _power(world: Options, rng: Random) -> Options:
-    """Power cuts at every point of small stores, and during starts."""
+    """Turn up power cuts at every point of small stores, and during starts."""
     return replace(
         world,
         power_cuts=_rate(rng, 0.2, 0.6),
@@ -93,7 +93,7 @@ def _power(world: Options, rng: Random) -> Options:
 
 
 def _damage(world: Options, rng: Random) -> Options:
-    """Bit flips and lost pages and parts of disks.
+    """Turn up bit flips and losses of pages and parts of disks.
 
     At most two sorts: each would otherwise wait for the repair of the others.
     """
@@ -111,7 +111,7 @@ def _damage(world: Options, rng: Random) -> Options:
 
 
 def _groups(world: Options, rng: Random) -> Options:
-    """Members of groups of all sorts, and failing coordinators."""
+    """Turn up members of groups of all sorts, and failures of coordinators."""
     return replace(
         world,
         members=rng.randint(2, 4),
@@ -129,7 +129,7 @@ def _groups(world: Options, rng: Random) -> Options:
 
 
 def _compacted(world: Options, rng: Random) -> Options:
-    """A compacted partition, and crashes during its compaction."""
+    """Add a compacted partition, and crashes during its compaction."""
     return replace(
         world,
         keyed=True,
@@ -142,7 +142,7 @@ def _compacted(world: Options, rng: Random) -> Options:
 
 
 def _transactions(world: Options, rng: Random) -> Options:
-    """Many transactions and little else.
+    """Turn up transactions, with little else.
 
     In half of the worlds coordinators restart while their commands are in flight, in the others any
     servers do.
@@ -171,7 +171,7 @@ def _transactions(world: Options, rng: Random) -> Options:
 
 
 def _directories(world: Options, rng: Random) -> Options:
-    """Servers that come back with an older copy of their directory or another server's."""
+    """Let servers restart with an older copy of their directory or with another server's."""
     world = replace(
         _of_three(world), kills=_rate(rng, 0.0, 0.3), other_directories=_rate(rng, 0.2, 0.8)
     )
@@ -179,7 +179,7 @@ def _directories(world: Options, rng: Random) -> Options:
 
 
 def _moves(world: Options, rng: Random) -> Options:
-    """Moving partitions, with more servers than replicas, also to two replicas and to one."""
+    """Move partitions, with more servers than replicas, also to two replicas and to one."""
     least = rng.randint(1, 3)
     return replace(
         moving(world, rng),
@@ -192,12 +192,12 @@ def _moves(world: Options, rng: Random) -> Options:
 
 
 def _intruders(world: Options, rng: Random) -> Options:
-    """Intruders: hosts that pretend to be a server."""
+    """Add intruders: hosts that pretend to be a server."""
     return replace(intruded(_of_three(world), rng), encrypted=True, kills=_rate(rng, 0.1, 0.4))
 
 
 def _clocks(world: Options, rng: Random) -> Options:
-    """Clocks that are wrong by days and decades, and machines that sleep."""
+    """Turn up clock errors of days and decades, and sleeping machines."""
     return replace(
         _of_three(world),
         wrong_clocks=_rate(rng, 0.2, 0.6),

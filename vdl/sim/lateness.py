@@ -37,7 +37,7 @@ STALLED_NS = 2 * WINDOW_NS
 QUIET_NS = 2 * WINDOW_NS
 SETTLE_NS = 10_000 * MS
 ALL_CHANCE = 0.6
-"""Chance that all servers are late, and not one of them: they may share a machine."""
+"""Chance that all servers are late instead of one of them: they may share a machine."""
 
 
 def judge_lateness(world: World, rng: Random) -> bool:

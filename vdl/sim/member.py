@@ -485,7 +485,10 @@ def committed_rows(response: offset_fetch.OffsetFetchResponse) -> dict[TopicPart
 
 
 def assign_range(partitions: Sequence[int], members: Sequence[str]) -> dict[str, list[int]]:
-    """Kafka's range assignor for one topic: contiguous parts, the first members get one more."""
+    """Assign one topic's partitions in contiguous ranges, as Kafka's range assignor does.
+
+    The first members get one more.
+    """
     ordered = sorted(members)
     each, extra = divmod(len(partitions), len(ordered))
     result: dict[str, list[int]] = {}

@@ -133,8 +133,9 @@ BOUNDS = {
 
 
 def election_ns(options: Options, groups: int) -> int:
-    """Return the longest time of an election of all groups, from the first campaign (see the
-    module).
+    """Return the longest time of an election of all groups, counted from the first campaign.
+
+    See the module.
     """
     turns_us = 2 * (options.turn_us + HANDLED * groups * options.turn_cost_us)
     random_us = MEANS * (options.jitter_us + options.sync_us)
@@ -207,7 +208,7 @@ def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
 
 
 def judge_bridge(world: World, rng: Random) -> None:
-    """Set up a bridge that deposes the server that leads most, with no other fault.
+    """Set up a bridge, with no other fault, that deposes the server that leads most groups.
 
     `stale_watch` checks how long it serves on. A majority can communicate all the time, and must
     have leaders before the bridge is gone.

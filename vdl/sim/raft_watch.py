@@ -390,7 +390,7 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _is_needed(self, raft: Raft) -> bool:
-        """Return True if a voter on a serving server lacked entries of this replica at its
+        """Return True if a voter whose server serves lacked entries of this replica at its
         election.
         """
         last = Index(raft.term_start - 1)

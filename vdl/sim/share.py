@@ -159,7 +159,7 @@ class ShareMember:
 
     # --- fetching ----------------------------------------------------------------------------
     def _look(self) -> None:
-        """Request from every server with partitions, acknowledgements or a session to update."""
+        """Send a request to each idle server with partitions, acknowledgements or a session."""
         wanted: dict[int, set[TopicPartition]] = {}
         for tp in self.partitions if self.is_settling else sorted(self._assigned):
             leader = self.client.metadata.leader(tp)
@@ -359,7 +359,7 @@ def _fate(code: int) -> int:
 
 
 class ShareLoad:
-    """Members one after the other. First it sets where the group begins."""
+    """Members one after the other. First it configures the group."""
 
     def __init__(self, env: Env, name: str, host: str, rng: Random, *, limit: int) -> None:
         self.name = name

@@ -146,7 +146,7 @@ class ProducerLoad:
             self.producer.who_forgot = env.who_forgot
         env.producers.append(self.producer)
         self.refused: list[str] = []
-        """Batches sent after the return that were certainly not appended."""
+        """Batches sent after `come_back` that were certainly not appended."""
         self._is_back = False
         self._sending = True
         self._schedule()
@@ -155,7 +155,10 @@ class ProducerLoad:
         self._sending = False
 
     def come_back(self) -> None:
-        """Send one batch to each partition. A forgotten producer must be able to."""
+        """Send one batch to each partition.
+
+        All must be appended, even if the producer was forgotten.
+        """
         if self.producer.options.idempotent:
             self._is_back = True
             for tp in self._env.partitions:
@@ -209,8 +212,9 @@ def note_poll(
 ) -> None:
     """Record one partition's part of a fetch.
 
-    An empty part below the high watermark is not recorded: it means only that the response had no
-    room or, for a READ_COMMITTED reader (`iso`), that nothing more is stable.
+    An empty part below the high watermark means only that the response had no room or, for a
+    READ_COMMITTED reader (`iso`), that nothing more is stable. It is recorded for the latter only,
+    without records.
     """
     if not fetched.records and fetched.position < fetched.high_watermark and not iso:
         return
