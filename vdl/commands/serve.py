@@ -27,7 +27,9 @@ EXIT_USAGE = 2
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number."""
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""A thread that returns from an fsync otherwise waits up to 5 ms for a busy loop."""
+"""Longest time that a computing thread keeps the interpreter from a waiting one. With Python's own
+5 ms the journal's thread would lose that much after each fsync, and the loop at each poll while a
+long request is decoded."""
 ARENAS_MAX = 2
 """Arenas of the C library's allocator: one for the loop, one for all other threads, which rarely
 allocate at the same time. One for each thread would keep some 13 MB in fragments."""

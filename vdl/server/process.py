@@ -96,10 +96,6 @@ GC_THRESHOLDS = (2_000, 5, 1_000_000)
 of thousands of cache entries: a full collection stops it for a tenth of a second and finds nothing,
 because the path of a record creates no cycles."""
 GC_FULL_SECONDS = 600
-SWITCH_SECONDS = 0.001
-"""Longest time that a computing Python thread keeps the interpreter from a waiting one. With
-Python's own 5 ms the loop loses that much at each poll, and the journal's thread after each fsync,
-while a long request is decoded."""
 
 
 class NoDialer:
@@ -142,7 +138,6 @@ class Process:
     async def run(self) -> int:
         """Serve until stopped. Return the exit code."""
         self._loop.set_exception_handler(self._loop_failed)
-        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             await self._start()
         except DataMissing as error:

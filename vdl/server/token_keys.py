@@ -28,6 +28,7 @@ class TokenKeys:
         self._run = run
         self._clock = clock
         self._log = log
+        self._is_loaded = False
         self._seen_unknown = 0
         self._fetched_ns = 0
         self._problem = ""
@@ -52,9 +53,10 @@ class TokenKeys:
             self._log.warning(
                 "token_keys_unavailable", url=self._validator.options.jwks_url, problem=result
             )
-        elif not result and (self._problem or not self._seen_unknown):
+        elif not result and (self._problem or not self._is_loaded):
             url, left_out = self._validator.options.jwks_url, self._validator.left_out
             self._log.info("token_keys_loaded", url=url, left_out=left_out)
+        self._is_loaded = self._is_loaded or not result
         self._problem = result
         self._seen_unknown = self._validator.unknown_keys
         self._clock.call_later(RETRY_MS * MS, self._look)
