@@ -1,22 +1,23 @@
-"""The storage contract: what a server asks of its disk, whichever backend stands behind it.
+"""The storage contract: the interface between a server and its disk, for every backend.
 
-A data directory holds one `Store`. The store has one journal for all logs, so one sync makes every
-log durable, and one `Log` per replica. Durability is a value: whatever was staged since the last
-`submit` becomes part of one journal block, `submit` returns that block's token, and only when
-`on_durable` reports a token at or above it may anyone be told that the data is safe.
+A data directory holds one `Store`. The store has one `Log` per replica and one journal for all
+logs, so that one sync makes every log durable. Durability is a value: everything staged since the
+last `submit` becomes part of one journal block, `submit` returns that block's token, and the data
+may be acknowledged only after `on_durable` has reported a token at or above it.
 
-Rules every backend keeps:
+Rules for every backend:
 
-* All methods are called from the loop that owns the store, and return without blocking. What
-  blocks runs through `Workers`; its completions come back on the loop.
+* All methods are called from the loop that owns the store, and return without blocking. Blocking
+  work runs through `Workers`, and its completions come back on the loop.
 * Payloads are opaque. The store knows kind, term, index, base offset, record count, timestamp.
-* Only committed entries count in log and index segments. The uncommitted suffix lives in the
-  journal and in the cache. A large append may lie in a segment before it is committed, behind what
-  counts there, and nobody reads it from there but a start.
+* Only committed entries count in log and index segments. The uncommitted suffix is in the
+  journal and in the cache. A large append may be written to a segment before it is committed,
+  behind the part that counts. Only recovery reads it from there.
 * Every byte read from disk is checked against its CRC before it is returned.
-* A failed journal write or sync is fatal: `on_fatal` is called once, nothing is acknowledged after.
+* A failed journal write or sync is fatal: `on_fatal` is called once, and nothing is acknowledged
+  afterwards.
 
-Must not know: Raft roles, Kafka, the network, wall-clock time.
+Does not depend on Raft roles, Kafka, the network or wall-clock time.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 INSTALLED_STATE_BYTES_MAX = 160 << 20
 ENTRY_FRAME_BYTES = 48
-"""What each entry takes besides its data, in memory and on disk."""
+"""Bytes per entry besides its data, in memory and on disk."""
 
 
 class StorageError(Exception):
-    """The root of everything this package raises."""
+    """Base class of all exceptions of this package."""
 
 
 class NotInMemory(StorageError):
-    """The range is on disk only; ask `Store.read_cold` or `read_entries_cold` for it."""
+    """The range is on disk only; read it with `Store.read_cold` or `Store.entries_cold`."""
 
     def __init__(self, first: Index, end: Index) -> None:
         super().__init__(f"entries [{first}, {end}) are not in memory")
@@ -61,19 +62,19 @@ class NotInMemory(StorageError):
 
 
 class Compacted(StorageError):
-    """The index lies below the log's first index."""
+    """The index is below the log's first index."""
 
 
 class Unavailable(StorageError):
-    """The index lies above the log's last index."""
+    """The index is above the log's last index."""
 
 
 class OffsetOutOfRange(StorageError):
-    """The offset lies below the log start offset or above the end that was asked for."""
+    """The offset is below the log start offset or above the requested end."""
 
 
 class CorruptRecord(StorageError):
-    """Bytes on disk do not match their CRC, or do not have the shape they must have."""
+    """Bytes on disk do not match their CRC or are malformed."""
 
     def __init__(self, what: str, position: int, *, expected: int = 0, actual: int = 0) -> None:
         super().__init__(f"{what} at {position}: expected {expected:#x}, found {actual:#x}")
@@ -84,7 +85,7 @@ class CorruptRecord(StorageError):
 
 
 class EntriesDamaged(CorruptRecord):
-    """Entries [first, end) cannot be read from their segment. `Store.repair` writes them again."""
+    """Entries [first, end) cannot be read from their segment. `Store.repair` can rewrite them."""
 
     def __init__(self, first: Index, end: Index, position: int) -> None:
         super().__init__(f"entries [{first}, {end})", position)
@@ -93,17 +94,21 @@ class EntriesDamaged(CorruptRecord):
 
 
 class ReadRefused(StorageError):
-    """There was no descriptor or no memory for a read. Nothing is wrong with what was to be read: a
-    later try may succeed."""
+    """No descriptor or memory was available for a read.
+
+    The data itself is not at fault; a later attempt may succeed.
+    """
 
 
 class WriteRefused(StorageError):
-    """There was no room, no descriptor or no memory for what was to be written. Nothing is wrong
-    with it: a later try may succeed."""
+    """No disk space, descriptor or memory was available for a write.
+
+    The data itself is not at fault; a later attempt may succeed.
+    """
 
 
 class DataMissing(StorageError):
-    """Something that was in the data directory is not there. Nothing was changed."""
+    """A file that the data directory must contain is missing. Nothing was changed."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -116,7 +121,7 @@ class DataMissing(StorageError):
 
 
 class ForeignFile(StorageError):
-    """A journal file in the data directory is another directory's. Nothing was changed."""
+    """A journal file in the data directory belongs to another directory. Nothing was changed."""
 
     def __init__(self, path: str, owner: DirectoryId) -> None:
         super().__init__(
@@ -130,7 +135,7 @@ class ForeignFile(StorageError):
 
 
 class UnknownFormat(StorageError):
-    """A later version wrote something that this one does not know. Nothing was changed."""
+    """A later version wrote data that this version does not know. Nothing was changed."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -143,7 +148,7 @@ class UnknownFormat(StorageError):
 
 
 class ForeignDirectory(StorageError):
-    """The data directory is another server's. Nothing was changed."""
+    """The data directory belongs to another server. Nothing was changed."""
 
     def __init__(self, directory: str, *, server_id: ServerId, owner: ServerId) -> None:
         super().__init__(
@@ -158,17 +163,17 @@ class ForeignDirectory(StorageError):
 
 
 class DirectoryInUse(StorageError):
-    """Another process holds the data directory."""
+    """Another process holds the lock on the data directory."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"another process holds {path}; each server has a directory of its own")
 
 
 class EntryLike(Protocol):
-    """The shape of an entry; `raft.types.Entry` and `StoredEntry` both have it.
+    """Protocol of an entry; `raft.types.Entry` and `StoredEntry` implement it.
 
     `append` copies `data` once, into the log's cache chunk, and replaces the attribute by a view of
-    that copy, so that the caller's request buffer is free and peers are sent the copy.
+    that copy. This frees the caller's request buffer, and peers are sent the copy.
     """
 
     data: Buffer
@@ -189,7 +194,7 @@ class EntryLike(Protocol):
 
 @dataclass(slots=True)
 class StoredEntry:
-    """An entry as it comes back from the store."""
+    """An entry as read from the store."""
 
     term: Term
     index: Index
@@ -202,7 +207,7 @@ class StoredEntry:
 
 @dataclass(slots=True)
 class HardState:
-    """Term, vote and commit of one replica (Raft §5.1). `vote` 0 is none."""
+    """Term, vote and commit index of one replica (Raft §5.1). `vote` 0 means no vote."""
 
     term: Term = NO_TERM
     vote: NodeId = NodeId(0)
@@ -211,19 +216,20 @@ class HardState:
 
 @dataclass(slots=True)
 class MetaBatch:
-    """Applied state of one log's state machine: the keys that changed up to `applied`.
+    """Changes to the applied state of one log's state machine: the keys that changed up to
+    `applied`.
 
-    A value of None deletes the key. `clear` drops everything stored for the log first.
+    A value of None deletes the key. `clear` first drops everything stored for the log.
     """
 
     log_id: LogId
     applied: Index
     items: Collection[tuple[bytes, bytes | None]]
-    """Not changed any more."""
+    """Not modified after construction."""
     clear: bool = False
 
     def then(self, later: MetaBatch) -> MetaBatch:
-        """This batch and a later one of the same log, as one."""
+        """Return this batch and a later one of the same log merged into one."""
         if later.clear:
             return later
         items = list(dict([*self.items, *later.items]).items())
@@ -232,7 +238,7 @@ class MetaBatch:
 
 @dataclass(slots=True)
 class Slices:
-    """Batches found by `read`: `buffers` lie end to end, [first_offset, end_offset)."""
+    """Result of `read`: `buffers` hold consecutive batches covering [first_offset, end_offset)."""
 
     buffers: list[Buffer] = field(default_factory=list)
     bytes: int = 0
@@ -242,63 +248,66 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """When a log begins a new segment."""
+    """Conditions under which a log begins a new segment."""
 
     bytes: int
-    """Before a segment grows beyond this."""
+    """Maximum size of a segment; a new one begins before an entry that would exceed it."""
     span_ms: int = -1
-    """Before an entry whose timestamp is later than the segment's first by more; -1: whatever."""
+    """Maximum timestamp distance from a segment's first entry (ms); -1: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What compaction does to a log: of the entries up to `upto` only what `RecordCleaner` keeps
-    stays. (0, 0): nothing was done yet."""
+    """Extent of a log's compaction: of the entries up to `upto`, only the records that
+    `RecordCleaner` keeps remain. (0, 0): never compacted."""
 
     upto: Index = NO_INDEX
-    """Index of the last entry that it looks at."""
+    """Index of the last entry considered."""
     markers_upto: Index = NO_INDEX
-    """Deletion markers in entries up to here go as well; never above `upto`."""
+    """Deletion markers in entries up to this index are removed too; never above `upto`."""
 
 
 class RecordCleaner(Protocol):
-    """What compaction has to know of the inside of entries. Called in threads of the pool, by one
-    job at a time; one object serves one compaction.
+    """Compaction's knowledge of the contents of entries. Called in threads of the pool, by one job
+    at a time; one object serves one compaction.
 
-    All entries of which something is left are shown to `scan` and then to `clean`, oldest first;
-    others may be. What comes of them must be a
-    function of the entries alone: every replica gets the same. Memory for keys is bounded: those
-    that found no room are the next pass's.
+    All entries that still have data are passed to `scan` and then to `clean`, oldest first; other
+    entries may be passed too. The result must be a function of the entries alone, so that every
+    replica gets the same. Memory for keys is bounded: keys that did not fit are left to the next
+    pass.
     """
 
     def scan(self, entries: Sequence[StoredEntry], *, keys_from: Index) -> Index:
-        """Learn of entries, and the keys of those from `keys_from` on, which supersede records
-        before them. The index of the first entry whose keys found no room, or the one behind the
-        last. What was shown before may be shown again."""
+        """Read entries, and collect the keys of those from `keys_from` on; these keys supersede
+        earlier records.
+
+        Return the index of the first entry whose keys did not fit, or the index after the last
+        entry. Entries may be passed again.
+        """
 
     def clean(self, entry: StoredEntry, *, markers_upto: Index) -> Buffer | None:
-        """What is left of an entry's payload; None: all of it. Nothing has length 0."""
+        """Return what remains of an entry's payload (length 0 if nothing); None: all of it."""
 
     def next_pass(self) -> None:
-        """All entries were cleaned. Forget the keys: others come."""
+        """All entries were cleaned: forget the keys, because other keys follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """What one log segment holds, as far as it is committed; or the tail that is in none yet."""
+    """Committed part of one log segment, or of the tail that is in no segment yet."""
 
     end_offset: Offset
-    """Offset after its last record."""
+    """Offset after the last record."""
     bytes: int
     max_timestamp: int
-    """Largest timestamp of its records (ms); -1 when they have none."""
+    """Largest timestamp of the records (ms); -1 if none has one."""
     last_index: Index = NO_INDEX
-    """Of its last entry."""
+    """Index of the last entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Sizes of everything that is bounded. Bytes unless the name says otherwise."""
+    """Limits of the store. Units are bytes unless the name says otherwise."""
 
     journal_file_bytes: int = 64 << 20
     journal_first_file_bytes: int = 8 << 20
@@ -310,17 +319,18 @@ class StoreOptions:
     checkpoint_interval_ms: int = 10_000
     idle_block_ms: int = 50
     place_bytes_min: int = 256 << 10
-    """An append of at least so many bytes is written to its segment at once, and only told of in
-    the journal; 0: none is."""
+    """Minimum size of an append that is written directly to its segment and only referenced in the
+    journal; 0: never."""
     large_bytes_min: int = 16 << 20
-    """An entry of at least so many bytes is not copied into the cache. It counts in none of its
-    bounds, and leaves memory as soon as a segment holds it."""
+    """Minimum size of an entry that is not copied into the cache. Such an entry counts in none of
+    the cache's bounds, and leaves memory as soon as a segment holds it."""
     meta_map_bytes: int = 1 << 30
-    """Mapped at first for the applied state; more where more is stored."""
+    """Initial size of the memory map for applied state; it grows with the data."""
     scrub_bytes_per_second: int = 4 << 20
-    """How fast segments are read through, again and again; 0: never."""
+    """Rate at which the scrubber continuously reads segments; 0: never."""
     accept_empty: bool = True
-    """An empty directory is a new one; False: it is refused, for it may be a mount point."""
+    """If True, an empty directory is initialised. If False, it is refused: it may be an unmounted
+    mount point."""
 
 
 class Timer(Protocol):
@@ -328,10 +338,10 @@ class Timer(Protocol):
 
 
 class Workers(Protocol):
-    """Where blocking work runs. `done` is called on the loop with the result or the exception.
+    """Executor of blocking work. `done` is called on the loop with the result or the exception.
 
     A real server has one journal thread, one for what the journal needs, one for the segments and a
-    small pool; a simulated one runs the same jobs on virtual time. Jobs touch files only through
+    small pool. A simulated one runs the same jobs on virtual time. Jobs touch files only through
     `segments.io.fs.FileSystem`.
     """
 
@@ -339,28 +349,31 @@ class Workers(Protocol):
         """Run in order with all other journal jobs, one at a time."""
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run what a journal block refers to, beside its journal job, one at a time."""
+        """Run a payload write that a journal block refers to, beside its journal job, one at a
+        time."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in a bounded pool, in no particular order."""
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run what only computes, in no particular order, and not behind what waits for a disk."""
+        """Run pure computation, in no particular order, never queued behind disk work."""
 
     def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run what durability waits for beside the journal's own writes, its next file and the list
-        of logs: in order, behind neither reads that bad sectors hold up nor a long checkpoint."""
+        """Run work that durability depends on besides the journal's own writes: the journal's next
+        file and the list of logs. Runs in order, and is delayed neither by reads of bad sectors nor
+        by a long checkpoint."""
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run a checkpoint or a removal. There is one at a time. Reads that a bad sector holds up
-        must not hold it up too: nothing would become free in memory then."""
+        """Run a checkpoint or a removal; there is one at a time. Separate from the pool, so that
+        reads of bad sectors cannot delay it and keep memory from being freed."""
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ms`."""
 
 
 class Log(Protocol):
-    """One replica's log: `[first_index, last_index]`, dense, of which `commit` are committed."""
+    """One replica's log: dense entries `[first_index, last_index]`, committed up to
+    `commit_index`."""
 
     @property
     def log_id(self) -> LogId: ...
@@ -370,7 +383,7 @@ class Log(Protocol):
     def replica_number(self) -> ReplicaNumber: ...
     @property
     def first_index(self) -> Index:
-        """Index of the oldest entry held; `last_index + 1` when the log is empty."""
+        """Index of the oldest entry; `last_index + 1` when the log is empty."""
 
     @property
     def last_index(self) -> Index: ...
@@ -378,20 +391,25 @@ class Log(Protocol):
     def commit_index(self) -> Index: ...
     @property
     def hard_state(self) -> HardState:
-        """As last staged; after `open`, as recovered: commit is not above the last entry, and the
-        term not below the last entry's (a crash may have kept the entry without the term; then
-        no vote was given in it)."""
+        """Hard state as last staged.
+
+        After `open`, as recovered: commit is not above the last entry, and the term is not below
+        the last entry's. A crash may have kept the entry but not the term; no vote was given in
+        that term then.
+        """
 
     @property
     def applied_index(self) -> Index:
-        """The applied index of the last meta checkpoint."""
+        """Applied index of the last meta checkpoint."""
 
     @property
     def installed_state(self) -> bytes:
-        """What came with the last `reset_log`, until a checkpoint covers it: one that made a
-        `MetaBatch` with `clear`, collected after the reset and applied at least up to it,
-        durable. Empty when there is nothing to cover. A crash in between loses nothing: `open`
-        finds it again, and the owner installs it instead of what `load_meta` has."""
+        """State passed to the last `reset_log`, until a checkpoint covers it; empty otherwise.
+
+        A checkpoint covers it once a `MetaBatch` is durable that has `clear`, was collected after
+        the reset, and is applied at least up to it. After a crash before that, `open` recovers the
+        state, and the owner installs it instead of the result of `load_meta`.
+        """
 
     @property
     def log_start_offset(self) -> Offset: ...
@@ -401,21 +419,21 @@ class Log(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True when recovery proved that this replica lost entries or votes it may have
-        acknowledged: it must never vote, acknowledge or serve again."""
+        """True if recovery proved that this replica lost entries or votes it may have acknowledged.
+        It must never vote, acknowledge or serve again."""
 
     @property
     def is_meta_lost(self) -> bool:
-        """Whether nothing is stored of this log's state any more: the disk damaged it. Batches are
-        dropped until one with `clear` says all of it again."""
+        """True if the disk damaged this log's stored state and none of it is left. Batches are
+        dropped until one with `clear` writes the complete state again."""
 
     @property
     def compaction(self) -> Compaction:
-        """The last one that was done to all of the log; as much of a later one may be done."""
+        """Last compaction completed for the whole log; a later one may be partly done."""
 
     @property
     def large_bytes(self) -> int:
-        """Of this log, see `Store.large_bytes`."""
+        """Bytes of this log's large entries that no segment holds yet; see `Store.large_bytes`."""
 
     @property
     def damaged(self) -> Sequence[tuple[Index, Index]]:
@@ -424,87 +442,99 @@ class Log(Protocol):
         `EntriesDamaged`. Not durable: a read after a restart finds them again."""
 
     def term(self, index: Index) -> Term:
-        """Term of the entry at `index`, or of the one before `first_index`. From memory, always.
-        Raises Compacted, Unavailable."""
+        """Return the term of the entry at `index`, or of the one before `first_index`.
+
+        Always from memory. Raises Compacted or Unavailable.
+        """
 
     def offset_after(self, index: Index) -> Offset:
-        """Offset that follows the entry at `index` (also for `first_index - 1`). From memory where
-        a term ends and from the entry before the oldest in the cache on; else one Idx is read.
-        Raises CorruptRecord, whose position is the entry, when that is damaged: reading the entry
-        from disk rebuilds it; and ReadRefused."""
+        """Return the offset after the entry at `index` (also for `first_index - 1`).
+
+        From memory at the end of each term, and from the entry before the oldest cached one on;
+        else one Idx is read. Raises CorruptRecord, with the entry as its position, if that Idx is
+        damaged (reading the entry from disk rebuilds it), and ReadRefused.
+        """
 
     def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
-        """Entries [first, end), at least one, then ≤ `bytes_max` of payload, from the cache.
-        Raises Compacted, Unavailable, NotInMemory."""
+        """Return entries of [first, end) from the cache: at least one, then ≤ `bytes_max` of
+        payload.
+
+        Raises Compacted, Unavailable or NotInMemory.
+        """
 
     def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
-        """Batches from the one holding `offset`, from the cache, none beyond entry `end_index`
-        (inclusive, never above commit); ≤ `bytes_max` unless the first batch alone is larger
-        (KIP-74). Entries without records are passed over. Empty when `offset` is the end.
-        Raises OffsetOutOfRange, NotInMemory."""
+        """Return batches from the cache, beginning with the one that contains `offset`.
+
+        None lies beyond entry `end_index` (inclusive, limited to commit). The total is ≤
+        `bytes_max` unless the first batch alone is larger (KIP-74). Entries without records are
+        skipped. Empty if `offset` is the end. Raises OffsetOutOfRange or NotInMemory.
+        """
 
 
 class Store(Protocol):
     """All logs of one data directory."""
 
     workers: Workers
-    """Where its blocking work runs. Who reads from it may use the pool for what takes long, too."""
+    """Executor of the store's blocking work. Readers may use its pool for long work too."""
 
     @property
     def directory_id(self) -> DirectoryId:
-        """16 random bytes given to this directory when it was created."""
+        """16 random bytes assigned when the directory was created."""
 
     @property
     def logs(self) -> Mapping[LogId, Log]:
-        """The logs that exist here, by log id."""
+        """Existing logs by log id."""
 
     @property
     def durable_token(self) -> int: ...
 
     @property
     def unflushed_bytes(self) -> int:
-        """Bytes in the cache that no segment holds yet, without large entries: above half the
-        cache's budget, producers should be made to wait."""
+        """Bytes in the cache that no segment holds yet, without large entries. Above half the
+        cache's budget, producers should be delayed."""
 
     @property
     def large_bytes(self) -> int:
-        """Bytes of large entries that no segment holds yet. While there are any, who sends another
-        should be made to wait."""
+        """Bytes of large entries that no segment holds yet. While this is not 0, senders of further
+        large entries should be delayed."""
 
     @property
     def flushable_bytes(self) -> int:
-        """Of the unflushed bytes those that a flush would free: their entries are committed. Takes
-        a look at each log that has some."""
+        """Unflushed bytes that a flush would free, because their entries are committed. Visits each
+        log that has any."""
 
     @property
     def writing_bytes(self) -> int:
-        """Bytes of the journal's write that is under way, 0 while there is none."""
+        """Bytes of the journal write in progress; 0 if none."""
 
     @property
     def file_work(self) -> int:
-        """0 while neither a checkpoint nor a removal runs; else a number that changes with each
-        step of it. A number that stays the same for long is the sign of a disk that hangs."""
+        """0 if neither a checkpoint nor a removal runs; else a number that changes with each step.
+        A number that stays the same for long indicates a disk that hangs."""
 
     @property
     def disk_full(self) -> bool:
-        """The disk has refused a write for want of room. What was staged is safe in the journal or
-        waits to be; refused writes are tried again each second, and the state ends by itself.
-        A reserve is kept for votes and the notes of a checkpoint."""
+        """True if the disk refused a write for lack of space.
+
+        Staged data is safe in the journal or waits to be written. Refused writes are retried each
+        second, and the state ends by itself. A reserve is kept for votes and the notes of a
+        checkpoint.
+        """
 
     @property
     def accepts_appends(self) -> bool:
-        """False while new entries should be refused: what is appended nevertheless is staged, and
-        may have to wait until there is room, with everything behind it."""
+        """False while new entries should be refused. Entries appended nevertheless are staged, but
+        may wait until there is space, with everything behind them."""
 
     def entry_room(self, *, is_essential: bool) -> int:
-        """Bytes of entries that a full disk still takes, where they cannot be refused without
-        harm. A part of the reserve is kept from them for votes and notes, and a part of the rest
-        for those that are essential."""
+        """Return the bytes of entries that a full disk still accepts, for entries that cannot be
+        refused without harm. A part of the reserve is kept for votes and notes, and a further part
+        for essential entries."""
 
     def has_room_for(self, size: int) -> bool:
-        """Whether there is room for one more entry of so many bytes, which may be more than a file
-        of the journal takes. What was staged and refused for want of room would hold up all that
-        comes behind it, votes too. Asks the file system where the files at hand do not do."""
+        """Return True if there is space for one more entry of `size` bytes, which may be larger
+        than a journal file. A staged write refused for lack of space would delay everything behind
+        it, votes too. Queries the file system if the files at hand do not suffice."""
 
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""
@@ -513,46 +543,50 @@ class Store(Protocol):
     """Called once when the disk can no longer be trusted."""
 
     collect_meta: Callable[[Sequence[Log]], list[MetaBatch]]
-    """Called on the loop when a checkpoint or a part of one begins: what the machines of these logs
-    changed since they were asked last."""
+    """Called on the loop when a checkpoint or a part of one begins. Returns the changes of these
+    logs' state machines since the last call."""
 
     # --- identity -------------------------------------------------------------------------
     @property
     def server_id(self) -> ServerId:
-        """Whose directory this is; `NO_SERVER` while that is not known."""
+        """Server that owns this directory; `NO_SERVER` if not known."""
 
     def adopt_server(self, server_id: ServerId) -> None:
-        """Have the directory, whose server is not known, be that server's for ever; durable in the
-        background."""
+        """Assign the directory, whose server is not known, to that server permanently. Durable in
+        the background."""
 
     @property
     def boots(self) -> Sequence[Boot]:
-        """The last starts of this directory, oldest first. The newest one is the present start,
-        unless it has ended: then the disk had no room to note this one, and peers must not
+        """Last starts of this directory, oldest first. The newest one is the present start unless
+        it has ended: then the disk had no space to note the present one, and peers must not
         remember it."""
 
     @property
     def durable_lsn(self) -> int:
-        """The LSN behind the last record that is durable in the journal: a start finds the
-        journal's end there or behind, or a record is lost. It never sinks."""
+        """LSN after the last record known durable in the journal. If a start finds the journal's
+        end before it, a record was lost. Never decreases."""
 
     def give_up(self, done: Callable[[], None]) -> None:
-        """Mark every log of now as lost, because the directory lacks what it once had, and have it
-        be another directory: it does not know either which logs it made since. `done` on the loop
-        when that is durable; the logs are lost at once."""
+        """Retire the data directory, because it lacks data that it once had.
+
+        Marks all existing logs as lost and gives the directory a new id: the logs it created
+        meanwhile are not known either. The logs are lost at once; `done` is called on the loop when
+        this is durable.
+        """
 
     def peers_note(self) -> bytes:
-        """The last durable note of when the store was opened; empty when there is none."""
+        """Return the last durable note at the time the store was opened; empty if there was
+        none."""
 
     def note_peers(self, note: bytes) -> None:
-        """Note something about peers (at most `NOTE_BYTES_MAX`), durable in the background. It may
-        be lost in a crash, or for want of room: the owner notes again."""
+        """Store a note about peers (at most `NOTE_BYTES_MAX`), durable in the background. A crash
+        or a full disk may lose it; the owner writes it again."""
 
     def cluster_record(self) -> bytes:
-        """The birth record this directory adopted, empty before. Opaque here."""
+        """Return the cluster's birth record that this directory adopted; empty if none. Opaque."""
 
     def adopt_cluster(self, record: bytes) -> None:
-        """Write the birth record durably (blocking; only at birth)."""
+        """Write the birth record durably. Blocks; used only at the cluster's birth."""
 
     def create_log(
         self,
@@ -564,21 +598,21 @@ class Store(Protocol):
         next_offset: Offset = Offset(0),
         on_created: Callable[[Log], None],
     ) -> None:
-        """Make an empty log whose first entry will have `first_index`; durable in `identity`
-        before `on_created` runs on the loop. Several calls of one loop turn share one write."""
+        """Create an empty log whose first entry will have `first_index`. It is durable in
+        `identity` before `on_created` runs on the loop. Calls in one loop turn share one write."""
 
     def delete_log(self, log_id: LogId) -> None:
-        """Forget the log: gone from `logs` at once, from `identity` durably in the background,
-        its files moved to `deleted/` and then removed. Journal replay ignores it from then on."""
+        """Delete the log. It leaves `logs` at once and `identity` durably in the background; its
+        files are moved to `deleted/` and then removed. Journal replay ignores it from then on."""
 
     # --- staging; nothing is durable until its token is -------------------------------------
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
-        """Stage entries, consecutive, starting at or below `last_index + 1`: what the log held
-        from there on is truncated (never at or below commit)."""
+        """Stage consecutive entries that start at or below `last_index + 1`. The log is first
+        truncated from there on (never at or below commit)."""
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
-        """Stage term, vote and commit. A commit index that moves also lets entries flow to
-        segments; commit alone never forces a sync."""
+        """Stage term, vote and commit index. An advanced commit index also lets entries flow to
+        segments; a commit index alone never forces a sync."""
 
     def reset_log(
         self,
@@ -589,23 +623,28 @@ class Store(Protocol):
         next_offset: Offset,
         state: Buffer = b"",
     ) -> None:
-        """Stage the installation of a snapshot: drop every entry, continue at `first_index`
-        (> commit). `state` (≤ `INSTALLED_STATE_BYTES_MAX`) is opaque to the store; it travels in
-        the same journal record and is what `Log.installed_state` returns until a checkpoint has
-        stored what the owner made of it."""
+        """Stage the installation of a snapshot: drop every entry and continue at `first_index`
+        (> commit).
+
+        `state` (≤ `INSTALLED_STATE_BYTES_MAX`) is opaque to the store. It is written in the same
+        journal record, and `Log.installed_state` returns it until a checkpoint has stored the state
+        that the owner built from it.
+        """
 
     def trim_log(self, log: Log, *, first_index: Index) -> None:
-        """Stage the removal of every entry below `first_index` (≤ commit + 1): retention. Whole
-        segments that fall below it are deleted once the record is durable. Not while
-        `installed_state` waits for its checkpoint: the entries behind it are what it is followed
-        by after a crash. Raises CorruptRecord and ReadRefused as `offset_after` does; then nothing
-        is staged."""
+        """Stage the removal of every entry below `first_index` (≤ commit + 1), for retention.
+
+        Segments that lie wholly below it are deleted once the record is durable. Not allowed while
+        `installed_state` waits for its checkpoint: a crash would need the entries behind it. Raises
+        CorruptRecord and ReadRefused as `offset_after` does; nothing is staged then.
+        """
 
     def submit(self, *, urgent: bool = True) -> int:
-        """Close what was staged into the next block and hand it to the journal writer; blocks
-        staged while a write is in progress are merged into one. Returns the token. With
-        `urgent=False` (only commit indexes moved) the write may wait for the next urgent one
-        or the idle block."""
+        """Close the staged batch and hand it to the journal writer; return its token.
+
+        Batches closed while a write is in progress are merged into one block. With `urgent=False`
+        (only commit indexes moved) the write may wait for the next urgent one or the idle block.
+        """
 
     # --- cold reads, in the pool -------------------------------------------------------------
     def read_cold(
@@ -616,8 +655,8 @@ class Store(Protocol):
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
-        """As `Log.read`, from disk. `done` may be called before this returns: what was read ahead
-        is in memory."""
+        """Read from disk as `Log.read` does from the cache. `done` may be called before this
+        returns, if the data was read ahead."""
 
     def entries_cold(
         self,
@@ -627,12 +666,12 @@ class Store(Protocol):
         bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
-        """As `Log.entries`, from disk."""
+        """Read from disk as `Log.entries` does from the cache."""
 
     def index_of_offset(
         self, log: Log, offset: Offset, done: Callable[[Index | StorageError], None]
     ) -> None:
-        """The index of the entry that holds `offset`, or OffsetOutOfRange."""
+        """Find the index of the entry that contains `offset`, or OffsetOutOfRange."""
 
     def index_of_timestamp(
         self,
@@ -643,27 +682,27 @@ class Store(Protocol):
         *,
         first_index: Index = NO_INDEX,
     ) -> None:
-        """The first index, not below `first_index`, whose entry's largest timestamp is ≥
-        `timestamp_ms`, or `end_index + 1` when there is none up to `end_index`."""
+        """Find the first index in [first_index, end_index] whose entry's largest timestamp is ≥
+        `timestamp_ms`; `end_index + 1` if there is none."""
 
     def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
-        """When the log begins a new segment, from the next flush on. Not kept: `open` begins with
-        the store's own size."""
+        """Set the conditions under which the log begins a new segment, from the next flush on. Not
+        stored: after `open` the store's own segment size applies."""
 
     def expect_reads(self, log: Log, expected: bool) -> None:
-        """Whether consumers are likely to read the log here, as they do at first. Where they are
-        not, the system's page cache is not filled with what is written; a `read_cold` says that
-        there are some after all."""
+        """Set if consumers are expected to read the log here; initially they are. If not, written
+        data is not kept in the page cache. A `read_cold` sets this to expected again."""
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
-        """The log's segments, oldest first, and last what no segment holds yet; for retention,
-        which deletes them whole. They hold everything up to the commit index."""
+        """Return the log's segments, oldest first, then the part that no segment holds yet.
+        Together they hold everything up to the commit index. For retention, which deletes whole
+        segments."""
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
-        """(size, bytes that can still be written) of the file system that holds the directory;
-        (-1, -1) where there is none. From the pool."""
+        """Return (size, writable bytes) of the directory's file system; (-1, -1) if there is none.
+        Runs in the pool."""
 
     def compact(
         self,
@@ -674,13 +713,15 @@ class Store(Protocol):
         pace: Callable[[int], int],
         done: Callable[[bool], None],
     ) -> None:
-        """Remove from the log's segments what is superseded; one log at a time. Indexes, terms,
-        base offsets and the number of offsets of entries stay: an entry of which nothing is left
-        has an empty payload. The newest segment is never touched: the log is made to begin another
-        when entries up to `upto` are in it. `done(False)` when it was not done to the end (no room,
-        damage, entries that are in no segment yet) and may be tried again. `pace(n)` says how many
-        milliseconds to wait after `n` bytes. The caller's checkpoint holds the state of what is
-        compacted: `upto` is not above `applied_index`."""
+        """Remove superseded records from the log's segments; one log at a time.
+
+        Indexes, terms, base offsets and the number of offsets of entries stay: an entry of which
+        nothing is left has an empty payload. The newest segment is never touched: if entries up to
+        `upto` are in it, the log is made to begin another. `done(False)` means it did not finish
+        (no space, damage, entries that are in no segment yet) and may be tried again. `pace(n)`
+        returns the milliseconds to wait after `n` bytes. The caller's checkpoint holds the state of
+        the compacted entries: `upto` is not above `applied_index`.
+        """
 
     def repair(
         self,
@@ -690,28 +731,33 @@ class Store(Protocol):
         *,
         compacted_upto: Index = NO_INDEX,
     ) -> None:
-        """Write copies of entries, from a replica that has them, over damaged ones. Each must have
-        the index and the term that the log knows, and the place and length that its index segment
-        or its neighbours say; it is read back before it counts as good. Those up to
-        `compacted_upto` may be of a log that was compacted further, and smaller; how far that is
-        will be decided here, too. `done` runs on the loop when all are durable, with what speaks
-        against them, or with WriteRefused. Entries in no damaged range are left alone."""
+        """Overwrite damaged entries with copies from a replica that has them.
+
+        Each copy must have the index and the term that the log knows, and the position and length
+        given by its index segment or its neighbours. It is read back before it counts as good.
+        Entries up to `compacted_upto` may come from a log that was compacted further, and be
+        smaller; how far that is will be decided here, too. `done` runs on the loop when all are
+        durable, or with the error that rules the copies out, or with WriteRefused. Entries in no
+        damaged range are ignored.
+        """
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
-        """(applied index, items in key order) of the last checkpoint; (0, []) when none.
-        Outdated while the log's `installed_state` is not empty: begin with that instead.
-        Raises CorruptRecord when a value cannot be trusted: the state must then come from a
-        snapshot or from the log, never from a default; and ReadRefused."""
+        """Return (applied index, items in key order) of the last checkpoint; (0, []) if none.
+
+        Outdated while the log's `installed_state` is not empty: start from that instead. Raises
+        CorruptRecord if a value cannot be trusted: the state must then come from a snapshot or from
+        the log, never from a default. Raises ReadRefused.
+        """
 
     # --- life --------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
-        """Begin a checkpoint now, if none is running; without `done` only if the last one's notes
-        are durable, so that removals have their turn."""
+        """Begin a checkpoint now, if none is running. Without `done`, only if the last one's notes
+        are durable, so that removals get their turn."""
 
     def close(self, done: Callable[[], None]) -> None:
         """Write the closing block, sync, release the directory; `done` runs on the loop."""
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges for metrics: cache bytes and hits, journal blocks and bytes, sync
-        latency, pending bytes, segments."""
+        """Return counters and gauges for metrics: cache bytes and hits, journal blocks and bytes,
+        sync latency, pending bytes, segments."""

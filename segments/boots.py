@@ -1,17 +1,16 @@
-"""The starts of a data directory, by which one that went back in time is told from what its peers
-have heard of it.
+"""Starts of a data directory, by which peers detect that it was restored from an older copy.
 
-Each start is a *boot*: a number, one above that of the boot before, and a random id. The identity
-file lists the last ones, and of each that has ended the LSN at which the start after it found the
-journal's end. A process tells its peers this list and how far its journal is durable. A peer keeps
-the newest such *mark* of each directory. A directory whose list does not hold the boot of the mark
-was restored from a copy made before that boot, or is another process's copy. One whose journal
-ended below the mark was restored, too, or its disk lost what it had said was durable.
+Each start is a *boot*: a number, one above that of the previous boot, and a random id. The identity
+file lists the last boots, and for each that has ended, the LSN at which the next start found the
+journal's end. A process sends this list and its durable LSN to its peers. A peer keeps the newest
+such *mark* of each directory. A directory whose list lacks the boot of the mark was restored from a
+copy made before that boot, or is another process's copy. If its journal ended below the mark, the
+directory was restored too, or its disk lost data that it had reported as durable.
 
-Only what a directory itself knew to be durable is ever in a mark, and a start finds all of that. So
-a tail that was cut because nothing proved it durable is never mistaken for the past.
+A mark contains only what the directory itself knew to be durable, and a start finds all of that. So
+a tail that was cut because nothing proved it durable is never mistaken for an older copy.
 
-Must not know: files, peers.
+Does not depend on files or peers.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 BOOTS_MAX = 32
-"""Boots that are listed. A directory that was started more often since a peer heard of it last
-cannot be judged by that peer."""
+"""Maximum number of listed boots. A peer whose mark is older than the list cannot judge the
+directory."""
 GOES_ON = (1 << 64) - 1
-"""As the end of the boot that has not ended."""
+"""`end_lsn` of a boot that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,12 @@ class Boot:
     boot_id: int
     """64 random bits."""
     end_lsn: int = GOES_ON
-    """Where the next start found the journal's end."""
+    """LSN at which the next start found the journal's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalMark:
-    """In that boot of a directory its journal was durable up to this LSN."""
+    """In that boot, the directory's journal was durable up to this LSN."""
 
     number: int
     boot_id: int
@@ -47,14 +46,15 @@ class JournalMark:
 
 
 def next_boot(boots: Sequence[Boot], *, end_lsn: int, boot_id: int) -> list[Boot]:
-    """The list with one more boot, at whose start the journal ended at `end_lsn`."""
+    """Return the list with one more boot, at whose start the journal ended at `end_lsn`."""
     past = ended(boots, end_lsn=end_lsn)
     number = past[-1].number + 1 if past else 1
     return [*past, Boot(number, boot_id)][-BOOTS_MAX:]
 
 
 def ended(boots: Sequence[Boot], *, end_lsn: int) -> list[Boot]:
-    """The list, its last boot over: the next start found the journal's end there."""
+    """Return the list with its last boot ended: the next start found the journal's end at
+    `end_lsn`."""
     past = list(boots)
     if past and past[-1].end_lsn == GOES_ON:
         past[-1] = replace(past[-1], end_lsn=end_lsn)
@@ -62,8 +62,8 @@ def ended(boots: Sequence[Boot], *, end_lsn: int) -> list[Boot]:
 
 
 def is_behind(boots: Sequence[Boot], mark: JournalMark) -> bool:
-    """Whether a directory with these boots lacks what the mark says it once had. False also when
-    its list does not reach back so far."""
+    """Return True if a directory with these boots lacks data that the mark proves it had. False
+    also if its list does not reach back that far."""
     if not boots:
         return True
     if mark.number < boots[0].number:

@@ -1,12 +1,12 @@
-"""The reference model of the disk engine, in memory.
+"""In-memory reference model of the disk engine.
 
-`MemoryStore` keeps the storage contract with plain lists. It is written to be obviously right: the
-contract suite runs the disk engine beside it and compares. It keeps two states: what the owner
-sees, and a durable image to which the journal job applies the staged records. `crash()` throws the
-first away and gives a store opened over the second, exactly as a process killed at that moment
-would find its disk.
+`MemoryStore` implements the storage contract with plain lists and is kept simple enough to be
+obviously correct: the contract suite runs the disk engine beside it and compares. It has two
+states: the live one, seen by the owner, and a durable image to which the journal job applies the
+staged records. `crash()` discards the first and returns a store opened over the second, exactly as
+a process killed at that moment would find its disk.
 
-Must not know: files, formats, threads, time.
+Does not depend on files, formats, threads or time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _base_offset = attrgetter("base_offset")
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Applied state, and how many resets its log had seen when it was collected."""
+    """Collected applied state, and the number of resets of its log at that time."""
 
     batch: MetaBatch
     resets: int
@@ -68,7 +68,8 @@ class Collected:
 
 @dataclass(slots=True)
 class LogState:
-    """One log, as a list of entries. The same operations feed the live state and the image."""
+    """One log, as a list of entries. The same operations are applied to the live state and the
+    image."""
 
     log_id: LogId
     group_id: GroupId
@@ -83,7 +84,7 @@ class LogState:
     limits: SegmentLimits | None = None
     compacted: Compaction = field(default_factory=Compaction)
     lost: bool = False
-    """Set in an image by whoever plays the disk that lost something."""
+    """Set in an image by tests that simulate a disk that lost data."""
 
     @property
     def last_index(self) -> Index:
@@ -108,7 +109,7 @@ class LogState:
         self.resets += 1
 
     def compact(self, compaction: Compaction, left: Mapping[Index, Buffer]) -> None:
-        """Payloads of entries, by index, of which something went."""
+        """Replace the payloads of reduced entries by those in `left`, by index."""
         for n, entry in enumerate(self.entries):
             if entry.index in left:
                 self.entries[n] = StoredEntry(
@@ -118,7 +119,7 @@ class LogState:
         self.compacted = compaction
 
     def cover(self, found: Collected) -> None:
-        """`found` is in the meta: it was made of the installed state, or it was not."""
+        """Clear the installed state if `found`, now in the meta, was made from it."""
         is_later = found.batch.clear and found.batch.applied >= self.first_index - 1
         if found.resets == self.resets and is_later:
             self.installed = b""
@@ -136,7 +137,7 @@ class LogState:
 
 @dataclass(slots=True)
 class MemoryImage:
-    """What survives a crash."""
+    """Durable state, which survives a crash."""
 
     directory_id: DirectoryId
     cluster_record: bytes = b""
@@ -147,12 +148,12 @@ class MemoryImage:
     server_id: ServerId = NO_SERVER
     boots: list[Boot] = field(default_factory=list)
     lsn: int = 0
-    """How many records were written."""
+    """Number of records written."""
     peers_note: bytes = b""
 
 
 class MemoryLog:
-    """`Log` over a `LogState`. Everything is always in memory, so NotInMemory is never raised."""
+    """`Log` over a `LogState`. All entries are in memory, so NotInMemory is never raised."""
 
     __slots__ = ("_applied", "state")
 
@@ -249,7 +250,7 @@ class MemoryLog:
         found: list[EntryLike] = []
         total = 0
         for entry in state.entries[first - state.first_index : end - state.first_index]:
-            total += len(entry.data)  # a disk also counts entries without any
+            total += len(entry.data)  # the disk engine also charges entries without data
             if found and total > bytes_max:
                 break
             found.append(entry)
@@ -299,7 +300,7 @@ Record = Callable[[MemoryImage], None]
 
 
 class MemoryStore:
-    """`Store` in memory. `image` is what a crash leaves."""
+    """`Store` in memory. `image` is what remains after a crash."""
 
     def __init__(
         self,
@@ -358,7 +359,7 @@ class MemoryStore:
 
     @property
     def unflushed_bytes(self) -> int:
-        return 0  # nothing is kept from what would be a segment
+        return 0  # the model keeps no separate segments
 
     @property
     def large_bytes(self) -> int:
@@ -605,12 +606,12 @@ class MemoryStore:
         self._state(log).limits = limits
 
     def expect_reads(self, log: Log, expected: bool) -> None:
-        """Everything is always in memory."""
+        """Do nothing: all entries are in memory."""
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
-        """There are no segments here; the log is cut where a disk would begin a new one."""
+        """Split the log where a disk would begin a new segment; the model has no segments."""
         state = self._state(log)
         limits = state.limits or SegmentLimits(self._options.segment_bytes)
 
@@ -644,7 +645,7 @@ class MemoryStore:
         pace: Callable[[int], int],
         done: Callable[[bool], None],
     ) -> None:
-        """All at once, and the newest entries too: there are no segments here."""
+        """Compact everything at once, the newest entries too: the model has no segments."""
         state = self._state(log)
         assert compaction.upto <= log.applied_index, (compaction, log.applied_index)
         left = _cleaned(state.entries, state.compacted.upto + 1, compaction, make_cleaner())
@@ -660,7 +661,7 @@ class MemoryStore:
         *,
         compacted_upto: Index = NO_INDEX,
     ) -> None:
-        """Nothing in memory is ever damaged."""
+        """Do nothing: entries in memory are never damaged."""
         self._cold(lambda: None, done)
 
     def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
@@ -677,7 +678,7 @@ class MemoryStore:
             if batch.log_id in self._logs:
                 resets = self._logs[batch.log_id].state.resets
                 self._collected.append(Collected(batch, resets))
-        # State of a log whose reset is not durable yet waits for it.
+        # State of a log whose reset is not durable yet must wait for it.
         ready = [found for found in self._collected if self._is_reset_durable(found.batch.log_id)]
         self._collected = [found for found in self._collected if found not in ready]
 
@@ -719,7 +720,7 @@ class MemoryStore:
 
     # --- crash ------------------------------------------------------------------------------
     def crash(self, workers: Workers) -> MemoryStore:
-        """The store a restart finds: only what journal and pool jobs have written."""
+        """Return the store that a restart finds: only what journal and pool jobs have written."""
         self._dead = True
         return MemoryStore(workers, self._options, image=self.image)
 
@@ -783,7 +784,7 @@ class MemoryStore:
 def _cleaned(
     entries: Sequence[EntryLike], keys_from: Index, compaction: Compaction, cleaner: RecordCleaner
 ) -> dict[Index, Buffer]:
-    """What is left of entries of which something goes, by index."""
+    """Return what remains of the entries that were reduced, by index."""
     shown = [
         StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
         for e in entries
@@ -807,7 +808,8 @@ def _cleaned(
 
 
 def _live(image: LogState, applied: Index) -> LogState:
-    """A state of its own for the owner, as the contract says of `hard_state` after `open`."""
+    """Return a separate live state, adjusted as the contract of `hard_state` requires after
+    `open`."""
     hard = image.hard
     term, vote = hard.term, hard.vote
     last_term = image.entries[-1].term if image.entries else image.prev_term

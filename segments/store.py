@@ -1,11 +1,11 @@
-"""The disk engine: one journal for all logs, segments behind it, the tail cache before it.
+"""The disk engine: one journal for all logs, segments behind it, the tail cache in front.
 
-`DiskStore` keeps the contract of `segments.api` by joining the rooms: a staged batch goes to the
-journal; committed entries go to segments at a checkpoint; journal files that nothing needs are
-released; the registry has the logs that exist. One checkpoint or one removal runs at a time, so
-that no two touch the same files.
+`DiskStore` implements the contract of `segments.api` by joining the subpackages. A staged batch
+goes to the journal. A checkpoint writes committed entries to segments and releases journal files
+that nothing needs. The registry lists the existing logs. One checkpoint or one removal runs at a
+time, so that no two touch the same files.
 
-Must not know: Raft, Kafka, wall-clock time; formats are the other modules' business.
+Does not depend on Raft, Kafka, wall-clock time or disk formats.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ from segments.recovery.tail import CARRIED
 
 
 class Life(Enum):
-    """Of a store. It goes one way."""
+    """State of a store; transitions go one way."""
 
     OPEN = auto()
     CLOSING = auto()
-    """What was begun is ended, and the closing block written. Nothing else begins."""
+    """Work that has begun is finished, and the closing block is written. Nothing else begins."""
     STOPPED = auto()
-    """The disk has failed, or the directory was let go. Nobody is told that anything is durable."""
+    """The disk has failed, or the directory was released. No durability is reported any more."""
 
 
 class DiskStore:
@@ -105,12 +105,13 @@ class DiskStore:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_fatal: Callable[[BaseException], None] = _ignore
         self.on_read_refused: Callable[[OSError], None] = _ignore
-        """Told of each read that had to be given up for want of descriptors or memory."""
+        """Called for each read that failed for lack of descriptors or memory."""
         self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self.strays: Sequence[str] = ()
-        """Paths that the start found in the directory and that are not the store's."""
+        """Paths found at start in the directory that are not the store's."""
         self.writes_in_place = True
-        """False: the file system does not, or it is not known, and so nothing is placed."""
+        """False if the file system does not write in place or this is unknown; nothing is placed
+        then."""
         self._fs = fs
         self._directory = directory
         workers: Workers = jobs
@@ -144,7 +145,7 @@ class DiskStore:
             spread=recovered.identity.directory_id[0], has_places=has_places,
         )  # fmt: skip
         self._pulse = self._checkpoints.pulse
-        """Of removals too: one of either runs at a time."""
+        """Shared with removals: either a checkpoint or a removal runs, never both."""
         self._parts = Parts(fs, directory, recovered.form, meta, self)
         self._scrubber = Scrubber(
             workers, logs, self._parts, options.scrub_bytes_per_second, now_ns, self._fail
@@ -155,7 +156,7 @@ class DiskStore:
         self._compactor = Compactor(workers, removals, self)
         self._deletions = Deletions(fs, directory, meta, registry, removals, self._pulse)
         self._uncovered: deque[tuple[LogIdentity, DiskLog, Callable[[Log], None]]] = deque()
-        """Logs that are created once the reserve is large enough for their votes."""
+        """Logs to be created once the reserve is large enough for their votes."""
 
     # --- opening ------------------------------------------------------------------------------
     @classmethod
@@ -171,16 +172,18 @@ class DiskStore:
         now_ns: Callable[[], int] = lambda: 0,
         progress: Progress = no_progress,
     ) -> DiskStore:
-        """Recover the directory, or make one; blocks. `server_id` opens it: a new one is its own
-        for ever; `NO_SERVER` opens any. `now_ns` is only for sync latencies; `progress` is told how
-        far recovery is.
+        """Recover the directory, or create one. Blocks.
 
-        Raises DirectoryInUse, CorruptRecord (identity, format), OSError, DataMissing when something
-        is not there that has been, ForeignFile, UnknownFormat, and ForeignDirectory when it is
+        `server_id` is the server that opens the directory; a new directory is assigned to it
+        permanently. `NO_SERVER` opens any directory. `now_ns` is used only for sync latencies.
+        `progress` receives recovery's progress.
+
+        Raises DirectoryInUse, CorruptRecord (identity, format), OSError, DataMissing if a file that
+        existed is missing, ForeignFile, UnknownFormat, and ForeignDirectory if the directory is
         another server's: nothing on disk is changed then.
         """
         if not fs.exists(f"{directory}/lock"):
-            # Before even a lock is made.
+            # Checked before even a lock file is created.
             found = find_identity(fs, directory, may_be_new=options.accept_empty)
             if found is not None:
                 start.check_server(directory, found, server_id)
@@ -190,7 +193,7 @@ class DiskStore:
         jobs = Jobs(workers)
         writes_in_place = fs.writes_in_place(directory)
         if not writes_in_place:
-            # A payload could meet a full disk where it has room.
+            # A payload could hit a full disk even where space is preallocated.
             options = replace(options, place_bytes_min=0)
         meta: Meta | None = None
         journal: Journal | None = None
@@ -206,13 +209,13 @@ class DiskStore:
             store._checkpoints.opened()
             failpoint.hit("open.done")
         except BaseException:
-            # What was handed over before it failed may be at the files still.
+            # Jobs submitted before the failure may still use the files.
             jobs.over(partial(_let_go, journal, meta, lock))
             raise
         return store
 
     def _open_journal(self) -> None:
-        """Write the journal's first block, and give back what it makes superfluous. Blocks."""
+        """Write the journal's first block, and release the files it makes superfluous. Blocks."""
         journal, replay = self._journal, self._recovered.replay
         journal.allocation.files.cover(len(self._logs))
         journal.allocation.files.make_room(replay.unproved, replay.scrap)
@@ -221,11 +224,11 @@ class DiskStore:
         )
         failpoint.hit("open.carried")
         self._settle_carried()
-        # First the reserve, which a start that is cut here again and again would use up.
+        # The reserve first: repeated crashes at this point would use it up.
         journal.allocation.take_back(replay.scrap)
 
     def _settle_carried(self) -> None:
-        """What was carried over now lies in the file just opened."""
+        """Record that the carried-over data now lies in the journal file just opened."""
         sequence = self._journal.current_sequence
         for log in self._logs.values():
             for run in log.runs:
@@ -354,7 +357,7 @@ class DiskStore:
         self._create_covered()
 
     def _create_covered(self) -> None:
-        """Create the logs whose votes a full disk would take, too."""
+        """Create the logs whose votes fit in the reserve of a full disk."""
         while self._uncovered and self._journal.covers(self._registry.count + 1):
             self._registry.add(*self._uncovered.popleft())
 
@@ -407,14 +410,14 @@ class DiskStore:
         batch = self._queue.batch
         log.reset(first_index, prev_term, next_offset, bytes(state), batch)
         self._checkpoints.hold_files()
-        self._checkpoints.arm()  # its state is to be covered
+        self._checkpoints.arm()  # to cover the installed state
         failpoint.hit("reset.staged")
         self._checkpoints.dirty.pop(log.id, None)
         self._remove_files(log, batch.token)
 
     def _remove_files(self, log: DiskLog, token: int) -> None:
-        """All that the log has, once the write with that token is durable; then it is flushed to
-        new ones."""
+        """Remove all files of the log once the write with that token is durable, then let it flush
+        to new ones."""
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
 
@@ -442,20 +445,20 @@ class DiskStore:
         generation = log.generation
 
         def begin() -> Job | None:
-            # This record's index: a later one may not be durable yet.
+            # The index of this record: a later one may not be durable yet.
             gone = log.drop_segments(first_index) if log.generation == generation else ()
             return RemoveBelow(log.files, gone, first_index, self._pulse) if gone else None
 
         self._removals.add(Removal(batch.token, begin))
 
     def _clear(self, log: DiskLog, first_index: Index) -> None:
-        """Trim all that segments hold, and what only the journal has of it: a disk that is full of
-        either has room again. The newest segment would stay until another follows it, and a full
-        disk has no room for another."""
+        """Trim all entries that segments hold, and those before `first_index` that only the journal
+        holds, to free space on a full disk. An ordinary trim would keep the newest segment until
+        another follows it, and a full disk has no space for another."""
         batch = self._queue.batch
         log.clear(first_index, batch)
         self._checkpoints.hold_files()
-        self._checkpoints.arm()  # journal files go behind its notes
+        self._checkpoints.arm()  # its notes let journal files go
         failpoint.hit("trim.staged")
         if log.hard.commit <= log.flushed_index:
             self._checkpoints.dirty.pop(log.id, None)
@@ -464,12 +467,12 @@ class DiskStore:
     def submit(self, *, urgent: bool = True) -> int:
         return self._journal.submit(urgent=urgent)
 
-    # --- what the rooms ask and tell: JournalOwner ----------------------------------------------
+    # --- callbacks of the subpackages: JournalOwner ---------------------------------------------
     def journal_written(self, batch: Batch | None) -> None:
         self._checkpoints.journaled(0 if batch is None else batch.entries)
         if batch is not None:
             self.on_durable(self._queue.durable_token)
-        # Before the next checkpoint: under load there is always one that could begin.
+        # Before the next checkpoint: under load one could always begin.
         self._next_removal()
         if batch is not None:
             self._checkpoints.begin_if_pressed()
@@ -498,7 +501,7 @@ class DiskStore:
     # files ------------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
         if done is None and not self._checkpoints.is_noted:
-            return  # it is asked again and again: removals wait for the notes of the one before
+            return  # called repeatedly: removals wait for the notes of the one before
         self._checkpoints.begin(done)
 
     def checkpoint_may_begin(self) -> bool:
@@ -514,9 +517,12 @@ class DiskStore:
         self._fail(error)
 
     def removal_may_run(self, token: int) -> bool:
-        """Not while a checkpoint's notes are not durable: a crash would fall back to the segments
-        from before it, so none of those may go yet. Not while the store closes: the next start
-        finishes what the records say."""
+        """Return True if a removal may run.
+
+        Not while a checkpoint's notes are not durable: after a crash the segments from before the
+        checkpoint are needed again. Not while the store closes: the next start finishes the
+        removals that the records require.
+        """
         if self._life is not Life.OPEN or self._checkpoints.is_running:
             return False
         if token > self._queue.durable_token:
@@ -538,7 +544,7 @@ class DiskStore:
             self._try_close()
 
     def _freed(self) -> None:
-        """A checkpoint or a removal has ended."""
+        """React to the end of a checkpoint or a removal."""
         self._next_removal()
         self._checkpoints.begin_for_waiters()
 
@@ -572,7 +578,7 @@ class DiskStore:
         assert isinstance(log, DiskLog), type(log)
         assert compaction.markers_upto <= compaction.upto, compaction
         assert compaction.upto <= log.applied, (compaction, log.applied)
-        # Segments count as sealed, and entries as in them, once the journal says so durably.
+        # Segments count as sealed, and entries as flushed, once the journal says so durably.
         is_ready = self._compactor.may_begin(log) and self._life is Life.OPEN and not log.is_lost
         is_noted = self._checkpoints.is_noted and not self._checkpoints.is_running
         if is_ready and is_noted:
@@ -587,9 +593,9 @@ class DiskStore:
         self.workers.call_later(0, lambda: done(False))
 
     def _roll_above(self, log: DiskLog, index: Index) -> None:
-        """Have the newest segment end, at this entry or as soon as it may behind it."""
+        """Have the newest segment end at this entry, or as soon after it as allowed."""
         log.roll_above = max(log.roll_above, index)
-        log.rewritten = True  # its tail is due, however small
+        log.rewritten = True  # flush its tail, however small
         if log.hard.commit > log.flushed_index:
             self._checkpoints.committed(log)
 
@@ -660,7 +666,7 @@ class DiskStore:
 
         def found(space: tuple[int, int] | BaseException) -> None:
             if isinstance(space, OSError):
-                # No page was read: what is wrong with the disk shows where it is read or written.
+                # No page was read: a fault of the disk shows in reads and writes.
                 space = StorageError(str(space))
             if isinstance(space, BaseException) and not isinstance(space, StorageError):
                 raise space
@@ -669,7 +675,7 @@ class DiskStore:
         self.workers.pool(lambda: fs.space(directory), found)
 
     def _read_refused(self, error: OSError) -> None:
-        """As the owner has it now: it sets the callback after the store is open."""
+        """Forward to the current callback: the owner sets it after the store is open."""
         self.on_read_refused(error)
 
     def repair(
@@ -689,7 +695,7 @@ class DiskStore:
         if log.segments and any(
             log.segments[-1].first_index <= index <= compacted_upto for index in work.indexes
         ):
-            # It may have to be written anew, as the newest never is.
+            # The segment may have to be rewritten, which the newest never is.
             self._roll_above(log, min(compacted_upto, log.last_index))
         self._removals.add(Removal(0, work.begin, work.written))
         self._removals.next()
@@ -708,7 +714,7 @@ class DiskStore:
         self._journal.close()
 
     def _try_close(self) -> None:
-        """Let the directory go, if nothing is left to be done."""
+        """Release the directory if no work is left."""
         if not self._journal.closed or self._checkpoints.is_running or self._removals.is_running:
             return
         if self._registry.is_writing or not self._jobs.is_idle:
@@ -717,13 +723,13 @@ class DiskStore:
         self._closed()
 
     def _rested(self) -> None:
-        """No job is under way, of whatever kind."""
+        """Called when no job of any kind is running."""
         if self._life is Life.CLOSING:
             self._try_close()
 
     def abandon(self) -> None:
-        """Let go of the directory without writing: what a killed process leaves behind. No job
-        goes on; one that runs is waited for."""
+        """Release the directory without writing, as a killed process does. No further job begins; a
+        running one is awaited."""
         self._stop()
         self._jobs.over(partial(_let_go, self._journal, self._meta, self._lock))
 
@@ -733,7 +739,7 @@ class DiskStore:
             self.on_fatal(error)
 
     def _stop(self) -> None:
-        """Whatever is still under way, nobody is told that it is durable."""
+        """Stop. Work in progress is no longer reported as durable."""
         self._life = Life.STOPPED
         self._registry.is_closed = self._scrubber.is_stopped = True
         self._journal.stop()
@@ -789,7 +795,7 @@ class DiskStore:
 
 
 def _let_go(journal: Journal | None, meta: Meta | None, lock: Lock) -> None:
-    """Nothing of this store is at the files any more: another one may have them."""
+    """Release the files: this store no longer uses them, and another may open them."""
     if journal is not None:
         journal.abandon()
     if meta is not None:
@@ -798,8 +804,8 @@ def _let_go(journal: Journal | None, meta: Meta | None, lock: Lock) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to do afterwards."""
+    """Do nothing."""
 
 
 def _ignore(_: object) -> None:
-    """Nobody listens yet."""
+    """Default callback: do nothing."""
