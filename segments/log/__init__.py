@@ -1,1 +1,1 @@
-"""One log: its tail in memory, its segments and indexes, and what is wrong with them."""
+"""One log: its tail in memory, its segments and indexes, and their damage."""

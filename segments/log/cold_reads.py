@@ -1,10 +1,10 @@
-"""Reads that need the disk, as jobs for the pool.
+"""Jobs for the pool that read a log from disk.
 
-What a job needs of the log is taken on the loop when it is made: the segments there are, and where
-the durable end lies. It then touches only files, so the loop may go on appending and flushing. What
-it reads never enters the cache: a slow consumer must not evict what tailing ones read.
+A job takes what it needs from the log when it is created on the loop: the present segments and the
+durable end. It then touches only files, so the loop may continue to append and flush. Data read
+here never enters the cache, because a slow consumer must not evict what tailing consumers read.
 
-Must not know: the journal, who asks.
+Does not depend on the journal or on who reads.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from segments.log.segment_header import Sealed, SegmentInfo, TimeFound
 T = TypeVar("T")
 
 SKIP_BYTES = 256 << 10
-"""So much is read at a time to get past entries of which nothing is left: each time costs as much
-as some hundred of them."""
+"""Bytes read at a time to skip entries that have no data left: each read costs as much as some
+hundred of these entries."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What a job read: entries from `index` on, of which a reader gets the first `count`."""
+    """Result of a job: entries from `index` on, of which the reader gets the first `count`."""
 
     index: Index
     entries: list[StoredEntry]
@@ -50,8 +50,8 @@ class Found:
 def read(
     log: DiskLog, offset: Offset, end_index: Index, bytes_max: int, index: Index, ahead: int
 ) -> Callable[[], Found]:
-    """A job that finds what `Log.read` gives, and `ahead` bytes more. `index` is that of the entry
-    that holds `offset`, if it is known, else 0."""
+    """Return a job that reads what `Log.read` returns, and `ahead` bytes more. `index` is that of
+    the entry that holds `offset`, or 0 if unknown."""
     files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
 
@@ -60,14 +60,14 @@ def read(
         found = Found(start, files.entries(start, end, bytes_max + ahead))
         for entry in found.entries[:1]:
             if entry.base_offset > offset:
-                # The index led behind the entry that holds it: to answer would pass over records.
+                # The index is after the entry that holds the offset: this would skip records.
                 raise IndexDamaged("base offset", start, expected=offset, actual=entry.base_offset)
             after = entry.base_offset + entry.records
             if entry.records and entry.index == end - 1 and after == offset:
                 return Found(end, [])
             if entry.records and after <= offset:
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
-        # One with records at least, however many without come before it: those are let go.
+        # At least one entry with records; entries without any that precede it are dropped.
         while not any(map(_has_records, found.entries)) and start + len(found.entries) < end:
             start = files.skip_emptied(segments, start + len(found.entries), end)
             found = Found(start, files.entries(start, end, max(SKIP_BYTES, bytes_max + ahead)))
@@ -79,7 +79,8 @@ def read(
 def entries(
     log: DiskLog, first: Index, end: Index, bytes_max: int, ahead: int
 ) -> Callable[[], Found]:
-    """A job that reads as `Log.entries` does, as far as segments reach, and `ahead` bytes more."""
+    """Return a job that reads as `Log.entries` does, limited to flushed entries, and `ahead` bytes
+    more."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
 
     def look(end: Index) -> Found:
@@ -95,8 +96,9 @@ def _up_to_damage(
     end: Index,
     look: Callable[[Index], Found],
 ) -> Found:
-    """`look(end)`. When damage without Idx takes more of its segment along, what lies before it,
-    and before other damage on the way to it. Raises EntriesDamaged when nothing does."""
+    """Return `look(end)`. If damage makes later entries of a segment unreachable, return only the
+    entries before it, and before other damage on the way to it. Raises EntriesDamaged if there are
+    none."""
     damage: EntriesDamaged | None = None
     while True:
         limit = end
@@ -117,9 +119,9 @@ def _up_to_damage(
 
 
 def slices(found: Found, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
-    """The first batches of what was found, as `Log.read` gives them; counts them in `found`. Its
-    reader goes on at the offset behind the last batch, and so must what is left of `found`: entries
-    behind that batch which were compacted away are not counted."""
+    """Return the first batches found, as `Log.read` does, and count them in `found`. The reader
+    continues at the offset after the last batch, and so must the rest of `found`: compacted-away
+    entries after that batch are not counted."""
     made = Slices(first_offset=offset, end_offset=offset)
     count = 0
     for n, entry in enumerate(found.entries):
@@ -142,12 +144,12 @@ def slices(found: Found, offset: Offset, end_index: Index, bytes_max: int) -> Sl
 
 
 def _has_records(entry: StoredEntry) -> bool:
-    """Whether it is a batch, and not compacted away."""
+    """Return True if the entry is a batch that was not compacted away."""
     return bool(entry.records and len(entry.data))
 
 
 def first_entries(found: Found, end: Index, bytes_max: int) -> list[StoredEntry]:
-    """The first of what was found, as `Log.entries` gives them; counts them in `found`."""
+    """Return the first entries found, as `Log.entries` does, and count them in `found`."""
     taken: list[StoredEntry] = []
     total = 0
     for entry in found.entries:
@@ -160,7 +162,7 @@ def first_entries(found: Found, end: Index, bytes_max: int) -> list[StoredEntry]
 
 
 def index_of_offset(log: DiskLog, offset: Offset) -> Callable[[], Index]:
-    """A job that finds the entry which holds `offset`. Raises OffsetOutOfRange."""
+    """Return a job that finds the entry which holds `offset`. The job raises OffsetOutOfRange."""
     files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     return lambda: files.healing(
         segments, stop, lambda: files.index_of(segments, offset, first, stop)
@@ -170,8 +172,8 @@ def index_of_offset(log: DiskLog, offset: Offset) -> Callable[[], Index]:
 def index_of_timestamp(
     log: DiskLog, timestamp_ms: int, first: Index, end: Index
 ) -> tuple[Callable[[], TimeFound], Index]:
-    """(job that looks for the first of entries [first, end), which segments hold, with a timestamp
-    ≥ `timestamp_ms`; index of the entry to go on with when it finds none)."""
+    """Return (job that finds the first of entries [first, end) in segments with a timestamp ≥
+    `timestamp_ms`; index of the entry to continue with if it finds none)."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
     places, following = log.places_of_time(timestamp_ms, first, end)
     return (
@@ -184,8 +186,8 @@ def index_of_timestamp(
 
 
 def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Sealed]]]:
-    """A job that says what each segment holds, and last the committed part of the tail; and what
-    it had to learn for that."""
+    """Return a job that returns the span of each segment, then of the committed part of the tail;
+    and the totals of sealed segments that it had to determine."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
     newest = [] if not segments else [
         SegmentSpan(
@@ -224,8 +226,8 @@ def _tail_span(log: DiskLog) -> SegmentSpan:
 
 
 def index_in_tail(log: DiskLog, timestamp_ms: int, first: Index, end: Index) -> Index:
-    """The first of [first, end), which are all in memory, with a timestamp ≥ `timestamp_ms`, or
-    `end`."""
+    """Return the first of entries [first, end), all in memory, with a timestamp ≥ `timestamp_ms`,
+    or `end`."""
     for chunk, start, stop in log.tail.spans(max(first, log.first), min(end, log.last + 1)):
         for n in range(start, stop):
             if chunk.entries[n].timestamp >= timestamp_ms:
@@ -234,7 +236,7 @@ def index_in_tail(log: DiskLog, timestamp_ms: int, first: Index, end: Index) -> 
 
 
 def outcome(look: Callable[[], T]) -> Callable[[], T]:
-    """A job that hands over what `look`, run here and now on the loop, gave or raised."""
+    """Run `look` now, on the loop, and return a job that returns or raises its outcome."""
     try:
         found = look()
     except StorageError as error:

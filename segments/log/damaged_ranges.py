@@ -1,6 +1,6 @@
 """Ranges of a log's entries that are known to be damaged.
 
-Must not know: how they are found or repaired.
+Does not depend on how damage is found or repaired.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ids import NO_INDEX, Index
 
 
 class DamagedRanges:
-    """Ranges [first, end), ascending, apart from each other. A bad medium may bring many thousands:
-    each change and each look-up is a search."""
+    """Ascending, disjoint ranges [first, end). A bad medium may cause many thousands, so each
+    change and each look-up is a binary search."""
 
     __slots__ = ("_ends", "_firsts", "_ranges", "repairs")
 
@@ -22,9 +22,9 @@ class DamagedRanges:
         self._ends: list[Index] = []
         """Invariant: range n is [`_firsts[n]`, `_ends[n]`), and `_ends[n]` < `_firsts[n + 1]`."""
         self._ranges: tuple[tuple[Index, Index], ...] | None = ()
-        """As they were last asked for; None: something has changed."""
+        """Cached result of `ranges`; None after a change."""
         self.repairs = 0
-        """What was read before a repair says nothing about what is there after it."""
+        """Number of repairs. Data read before a repair may differ from what is there after it."""
 
     @property
     def ranges(self) -> tuple[tuple[Index, Index], ...]:
@@ -39,7 +39,7 @@ class DamagedRanges:
         return self.covers(index, index + 1)
 
     def covers(self, first: Index, end: Index) -> bool:
-        """Every entry of [first, end), which is not empty, is known to be damaged."""
+        """Return True if every entry of the non-empty range [first, end) is known to be damaged."""
         assert first < end, (first, end)
         place = bisect_right(self._firsts, first) - 1
         return place >= 0 and end <= self._ends[place]
@@ -48,32 +48,32 @@ class DamagedRanges:
         if first >= end:
             return
         low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
-        if low < high:  # those that it touches
+        if low < high:  # ranges that overlap or touch
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
         self._put(low, high, [(first, end)])
 
     def repaired(self, indexes: Iterable[Index]) -> None:
-        """These entries are good again."""
+        """Remove entries that were repaired."""
         self.repairs += 1
         for index in indexes:
             self.cut(index, index + 1)
 
     def trim(self, first_index: Index) -> None:
-        """Entries below are gone."""
+        """Remove entries below `first_index`, which no longer exist."""
         self.cut(NO_INDEX, first_index)
 
     def clear(self) -> None:
         self._put(0, len(self._firsts), [])
 
     def cut(self, first: Index, end: Index) -> None:
-        """Of the entries of [first, end) none is damaged."""
+        """Remove the entries of [first, end)."""
         low, high = bisect_right(self._ends, first), bisect_left(self._firsts, end)
         if low < high:
             left = [(self._firsts[low], first), (end, self._ends[high - 1])]
             self._put(low, high, [(a, b) for a, b in left if a < b])
 
     def _put(self, low: int, high: int, ranges: list[tuple[Index, Index]]) -> None:
-        """Let `ranges` take the place of those from number `low` on, up to `high`."""
+        """Replace the ranges from number `low` up to `high` by `ranges`."""
         self._firsts[low:high] = [first for first, _ in ranges]
         self._ends[low:high] = [end for _, end in ranges]
         self._ranges = None

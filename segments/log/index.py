@@ -1,7 +1,7 @@
-"""Index segments: one fixed-length Idx for every entry, found by arithmetic.
+"""Index segments: one fixed-length Idx for every entry, located by arithmetic.
 
-Entry X lies in index file `X // M` at position `64 + X % M * 40`, where M is the number of entries
-an index file holds: no search, no sparse blocks. Offsets and timestamps are found by binary search
+Entry X is in index file `X // M` at position `64 + X % M * 40`, where M is the number of entries
+per index file, without search or sparse blocks. Offsets and timestamps are found by binary search
 over Idx, because both are ordered (timestamps as "largest so far in this log segment").
 
 Index file header (64 bytes): magic "VDLIDX01" 8, CRC32C of bytes [12, 32) 4, zero 4, log id 8,
@@ -18,9 +18,9 @@ number 8, zero 32. Idx (40 bytes, little-endian):
     37 zero           1
     38 check          2  of bytes [0, 38), seeded by entry and log, never zero: zeros fail
 
-An index holds nothing that its log segments do not: whatever fails its check is rebuilt from them.
+All data of an index is also in its log segments: an Idx that fails its check is rebuilt from them.
 
-Must not know: files, caches.
+Does not depend on files or caches.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ assert INDEX_HEADER.size == INDEX_HEADER_BYTES, INDEX_HEADER.size
 
 
 class IndexDamaged(CorruptRecord):
-    """An Idx is missing or wrong. `position` is the entry; the log segments can tell."""
+    """An Idx is missing or wrong. `position` is the entry's index; log segments have the data."""
 
 
 class Idx(NamedTuple):
-    """Where an entry lies, and what is needed to find it."""
+    """Location of an entry, and the fields needed to find it."""
 
     base_offset: Offset
     max_timestamp: int
@@ -61,13 +61,13 @@ class Idx(NamedTuple):
 
 
 def place(index: Index, entries_per_file: int) -> tuple[int, int]:
-    """(index file, position in it) of an entry."""
+    """Return (index file, position in it) of an entry's Idx."""
     number, slot = divmod(index, entries_per_file)
     return number, INDEX_HEADER_BYTES + slot * IDX_BYTES
 
 
 def seed(log_id: LogId, index: Index) -> int:
-    """Seed of an Idx's check: an Idx in a wrong place fails."""
+    """Return the seed of an Idx's check, which makes an Idx in a wrong position fail."""
     return (index * 0x9E3779B1 + log_id + 1) & 0xFFFFFFFF
 
 
@@ -75,7 +75,7 @@ def pack_idx(
     out: bytearray, at: int, log_id: LogId, index: Index, base_offset: Offset, max_timestamp: int,
     position: int, length: int, segment: int, term: Term, records: int, kind: int,
 ) -> None:  # fmt: skip
-    """Write one Idx at `at`. Plain arguments: this runs once for every entry."""
+    """Write one Idx at `at`. Takes plain arguments because it runs once per entry."""
     IDX.pack_into(
         out, at, base_offset, max_timestamp, position, length, segment, term, records, kind, 0, 0
     )
@@ -84,7 +84,7 @@ def pack_idx(
 
 
 def read_idx(data: bytes, at: int, log_id: LogId, index: Index) -> Idx:
-    """The Idx of entry `index` at `at`. Raises IndexDamaged."""
+    """Return the Idx of entry `index` at `at`. Raises IndexDamaged."""
     row = data[at : at + IDX_BYTES]
     if len(row) < IDX_BYTES:
         raise IndexDamaged("index cut short", index, expected=IDX_BYTES, actual=len(row))
@@ -96,6 +96,6 @@ def read_idx(data: bytes, at: int, log_id: LogId, index: Index) -> Idx:
 
 
 def encode_index_header(log_id: LogId, number: int) -> bytes:
-    """The header of an index file."""
+    """Return the header of an index file."""
     crc = crc32c(struct.pack("<IQQ", 0, log_id, number))
     return INDEX_HEADER.pack(INDEX_MAGIC, crc, 0, log_id, number)

@@ -1,9 +1,9 @@
-"""The index segments of one log: an Idx for each entry, looked up and written.
+"""The index segments of one log: look-up and writing of one Idx per entry.
 
-Everything here blocks and runs in the pool (small look-ups also on the loop). No state but names:
-files are opened, read and closed, so nothing is shared between threads.
+All functions block and run in the pool; small look-ups also run on the loop. The only state is
+names: files are opened, read and closed, so threads share nothing.
 
-Must not know: what lies in log segments, the cache, the journal.
+Does not depend on the contents of log segments, the cache or the journal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_BACK = 64
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """Names and shape of one log's files; its Idx, looked up."""
+    """Names and layout of one log's files, and look-up of its Idx."""
 
     fs: FileSystem
     directory: str
@@ -43,18 +43,17 @@ class IndexFiles:
         return f"{self.directory}/{number:010d}.index"
 
     def open_index(self, number: int, index: Index) -> File:
-        """Raises IndexDamaged when there is no such file."""
+        """Open an index file. Raises IndexDamaged if it does not exist."""
         try:
             return self.fs.open(self.index_path(number))
         except FileNotFoundError:
             raise IndexDamaged("index missing", index) from None
 
     def block(self, first: Index, end: Index) -> IdxBlock:
-        """Idx of entries [first, end) that lie in one index file; fewer at that file's end. They
-        are not looked at yet: of a thousand that one `pread` gives a read of large entries needs
-        two.
+        """Return the Idx of entries [first, end) that lie in one index file; fewer at its end.
 
-        Raises IndexDamaged when there is no such file.
+        They are not checked yet: one `pread` may return a thousand, and a read of large entries
+        needs two of them. Raises IndexDamaged if the file does not exist.
         """
         number, position = place(first, self.index_entries)
         count = min(end - first, self.index_entries - first % self.index_entries)
@@ -69,7 +68,7 @@ class IndexFiles:
         return self.block(index, index + 1).idx(0)
 
     def search(self, first: Index, end: Index, is_after: Callable[[Idx], bool]) -> Index:
-        """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
+        """Return the first index of [first, end) for whose Idx `is_after` is true, or `end`."""
         with IndexReader(self) as reader:
             while first < end:
                 middle = (first + end) // 2
@@ -80,7 +79,8 @@ class IndexFiles:
         return first
 
     def good_before(self, first: Index, end: Index) -> tuple[Index, Idx] | None:
-        """The last entry of [first, end) whose Idx is good, with that; None: there is none."""
+        """Return the last entry of [first, end) whose Idx is good, with the Idx; None if there is
+        none."""
         with IndexReader(self) as reader:
             while first < end:
                 start = Index(max(first, (end - 1) // self.index_entries * self.index_entries))
@@ -95,7 +95,7 @@ class IndexFiles:
 
 
 class IndexReader:
-    """Keeps the index file of the last look-up open, for searches."""
+    """Look-ups that keep the last index file open, for searches."""
 
     __slots__ = ("_file", "_files", "_number")
 
@@ -115,14 +115,14 @@ class IndexReader:
         return self.block(index, index + 1).idx(0)
 
     def sealed(self, segment: SegmentInfo, end: Index) -> Sealed:
-        """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
+        """Return the totals of a segment whose entries end at `end`. Raises IndexDamaged."""
         last = self.idx(end - 1)
         if last.segment != segment.number:
             raise IndexDamaged("index names another segment", end - 1, actual=last.segment)
         return Sealed(segment.number, last.position + last.length, last.max_timestamp)
 
     def block(self, first: Index, end: Index) -> IdxBlock:
-        """Idx of entries from `first`, up to `end` or the end of their index file."""
+        """Return the Idx of entries from `first` up to `end` or the end of their index file."""
         files = self._files
         number, position = place(first, files.index_entries)
         if self._file is None or number != self._number:
@@ -138,7 +138,7 @@ class IndexReader:
 
 @dataclass(frozen=True, slots=True)
 class IdxBlock:
-    """Consecutive Idx as they were read, each checked when it is looked at."""
+    """Consecutive Idx as read, each checked on access."""
 
     data: bytes
     log_id: LogId
@@ -149,7 +149,7 @@ class IdxBlock:
         return read_idx(self.data, n * IDX_BYTES, self.log_id, self.first + n)
 
     def first_after(self, offset: Offset) -> int:
-        """Number of the first Idx whose base offset is above `offset`, or `count`."""
+        """Return the number of the first Idx whose base offset is above `offset`, or `count`."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -162,12 +162,12 @@ class IdxBlock:
 
 @dataclass(slots=True)
 class IndexWriter:
-    """Appends consecutive Idx, file by file. Written, not synced, until `sync`.
+    """Appends consecutive Idx, file by file. Data is written but not synced until `sync`.
 
-    Several may be at one file, a flush and rebuilds: each writes what is its own and never what it
-    has read, so nothing that another has cut off comes back. Where a page cannot be read, the last
-    one to write it leaves zeros in place of the others' Idx, which are rebuilt when they are
-    missed.
+    A flush and rebuilds may write the same file at once. Each writes only its own Idx and never
+    data it has read, so Idx that another has truncated do not come back. In a page that cannot be
+    read, the last writer leaves zeros in place of other writers' Idx, which are rebuilt when
+    needed.
     """
 
     files: IndexFiles
@@ -176,7 +176,7 @@ class IndexWriter:
     _file: File | None = None
     _number: int = -1
     has_new_name: bool = False
-    """A file was made, and its name is not durable."""
+    """True if a file was created whose name is not durable yet."""
 
     def add(
         self, index: Index, base_offset: Offset, max_timestamp: int, position: int, length: int,
@@ -195,7 +195,7 @@ class IndexWriter:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write the added Idx."""
         if not self._rows:
             return
         files = self.files
@@ -212,7 +212,7 @@ class IndexWriter:
         self._rows = bytearray()
 
     def sync(self) -> None:
-        """Make durable what was written, and the names of the files that were made for it."""
+        """Make the written Idx and the names of new files durable."""
         if self._file is not None:
             self._file.sync()
         if self.has_new_name:
@@ -226,8 +226,8 @@ class IndexWriter:
 
 
 def _open_or_create(fs: FileSystem, path: str) -> tuple[File, bool]:
-    """(an index file, which another thread may create or remove at the same time; it was made
-    here)."""
+    """Return (index file, True if it was created here). Other threads may create or remove the file
+    at the same time."""
     while True:
         try:
             return fs.open(path), False
@@ -242,8 +242,8 @@ def _open_or_create(fs: FileSystem, path: str) -> tuple[File, bool]:
 
 
 def _read_rows(file: File, count: int, position: int) -> bytes:
-    """Idx as they lie there; zeros, which fail every check, for those that the medium cannot give:
-    each is then met as a damaged one, and only its segment is looked at for it."""
+    """Return the Idx at `position`. Those that the medium cannot read are replaced by zeros, which
+    fail every check: each counts as damaged, and only its own segment is read to rebuild it."""
     data, bad = read_around(file, count * IDX_BYTES, position)
     if not bad:
         return data

@@ -1,15 +1,15 @@
-"""The largest timestamps of a log's sealed segments, so that a look-up by time need not ask each.
+"""Largest timestamps of a log's sealed segments, so that a look-up by time need not read each.
 
-Clients set timestamps, so they come in any order, and no list of them can be bisected. What can be
-is a tree: a level holds the larger of each two neighbours of the level below. "The first segment
-from here on that has a time at or after this one" goes up until a block has it and down again into
-the first half that does: twice the logarithm of the number of segments. A new segment changes one
-number a level. Those that are trimmed away stay until they are half of all, and then the rest moves
-up; what they held is never looked at, because a look-up says where it begins.
+Clients set timestamps, so they come in any order and a list of them cannot be bisected. A tree can:
+each level holds the larger of every two neighbours of the level below. The search for the first
+segment from some position on with at least a given time goes up until a block has it, and down
+again into the first half that does: twice the logarithm of the number of segments. A new segment
+changes one number per level. Trimmed segments stay in the tree until they are half of it; then the
+rest moves up. Their values are never read, because a look-up gives its start position.
 
-A segment of an earlier life may hold any time until somebody has looked: UNKNOWN is later than all.
+The timestamp of a segment from an earlier run is UNKNOWN, later than all, until it is looked up.
 
-Must not know: files, entries, who asks.
+Does not depend on files, entries or who reads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNKNOWN = 1 << 63
 
 
 class LargestTimestamps:
-    """By position: 0 is the oldest segment there is."""
+    """Tree of timestamps by position; 0 is the oldest existing segment."""
 
     __slots__ = ("_gone", "_levels")
 
     def __init__(self, values: Sequence[int] = ()) -> None:
         self._gone = 0
-        """So many of the first were dropped and are still there."""
+        """Number of dropped values that are still at the beginning of the tree."""
         self._levels: list[list[int]] = [[]]
         self._build(list(values))
 
@@ -47,7 +47,7 @@ class LargestTimestamps:
         self._settle(len(self._levels[0]) - 1)
 
     def drop(self, count: int) -> None:
-        """The oldest `count` are gone."""
+        """Drop the oldest `count` values."""
         assert 0 <= count <= len(self), (count, len(self))
         self._gone += count
         if 2 * self._gone > len(self._levels[0]):
@@ -56,7 +56,7 @@ class LargestTimestamps:
             self._build(left)
 
     def join(self, position: int, count: int) -> None:
-        """The `count` from there on are one from now on."""
+        """Replace `count` values from `position` on by their maximum."""
         assert 0 < count <= len(self) - position, (position, count, len(self))
         if count > 1:
             left = self._levels[0][self._gone :]
@@ -65,7 +65,7 @@ class LargestTimestamps:
             self._build(left)
 
     def first(self, start: int, least: int) -> int:
-        """The first position from `start` on whose value is ≥ `least`, or the length."""
+        """Return the first position from `start` on whose value is ≥ `least`, or the length."""
         levels = self._levels
         level, place = 0, self._gone + start
         while place >= len(levels[level]) or levels[level][place] < least:
@@ -89,7 +89,7 @@ class LargestTimestamps:
             self._levels.append(values)
 
     def _settle(self, place: int) -> None:
-        """The value there has changed, or is new and the last: so do those above it."""
+        """Update the levels above a value that has changed, or was appended."""
         below = self._levels[0]
         level = 0
         while len(below) > 1:

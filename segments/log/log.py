@@ -1,9 +1,9 @@
-"""One log of the disk engine, as the loop sees it: its state, its tail, its place in the files.
+"""In-memory state of one log of the disk engine: its tail and the location of its data in files.
 
-Everything here is memory; `store` decides what is written and when. Staging appends frames to the
-tail and records to the batch that becomes the next journal block.
+All code here runs on the loop; `store` decides what is written and when. Staging appends frames to
+the tail and records to the batch that becomes the next journal block.
 
-Must not know: threads, how a flush or a recovery is done.
+Does not depend on threads or on how flushes and recovery work.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _sequence(segment: SegmentInfo) -> int:
 
 
 def large_payload(data: Buffer) -> memoryview:
-    """A large entry's payload to be kept as it is; a copy where it would keep much beside it."""
+    """Return a view of a large entry's payload; a copy if the view would pin a much larger
+    buffer."""
     view = memoryview(data)
     if 2 * len(view) < memoryview(view.obj).nbytes:
         view = memoryview(bytes(view))
@@ -77,7 +78,8 @@ def large_payload(data: Buffer) -> memoryview:
 
 
 LOOKS_MAX = 1024
-"""So many segments of earlier lives one job of a look-up by time asks: others want the thread."""
+"""Maximum number of segments from earlier runs that one job of a look-up by time reads: other jobs
+share the thread."""
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Span:
 
 @dataclass(slots=True)
 class Run:
-    """Entries [first, last] of one log that journal file `sequence` holds, durably."""
+    """Entries [first, last] of one log that journal file `sequence` holds durably."""
 
     sequence: int
     first: Index
@@ -100,7 +102,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """A reset, and the state that came with it. `number` tells it from other resets of the log."""
+    """A reset and the state installed with it. `number` distinguishes the log's resets."""
 
     number: int
     first_index: Index
@@ -110,7 +112,7 @@ class Install:
 
 
 class Batch:
-    """What was staged since the last block: records, and the frames they speak of."""
+    """Everything staged since the last block: records and the frames they refer to."""
 
     __slots__ = (
         "before", "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start",
@@ -122,44 +124,45 @@ class Batch:
         self.token = token
         self.records: list[bytes] = []
         """Use: the block's table.
-        Invariant: those of one log in the order of their sequences, without a gap."""
+        Invariant: the records of one log are in the order of their sequences, without a gap."""
         self.buffers: list[memoryview] = []
         """Use: the block's frames.
-        Invariant: end to end they are the frames of `records`, in order; `bytes` long."""
+        Invariant: concatenated they are the frames of `records`, in order; `bytes` long."""
         self.bytes = 0
         self.entries = 0
         self.spans: list[Span] = []
         """Use: entries to be noted as journaled once the batch is durable."""
         self.installs: list[tuple[DiskLog, int]] = []
-        """Use: resets to be noted then: (log, its generation)."""
+        """Use: resets to be noted once the batch is durable: (log, its generation)."""
         self.hard: dict[LogId, tuple[int, int]] = {}
-        """Use: by log id, where in `records` its newest hard state is, and that record's sequence.
-        A newer one takes its place as long as nothing else of the log follows it."""
+        """Use: by log id, the position in `records` of its newest hard state, and that record's
+        sequence. A newer hard state replaces it as long as no other record of the log follows
+        it."""
         self.before: dict[LogId, Mark] = {}
-        """Use: the header of a file that takes only a part of the batch is made from it.
+        """Use: source of the header of a journal file that takes only a part of the batch.
         Invariant: by log id, the state before the batch of every log that was staged into it."""
         self.marks: list[Mark] | None = None
         """Use: the marks of the file that begins with this batch; None: not known to begin one.
-        Invariant: the state of all logs behind this batch, and nothing of a later one."""
+        Invariant: the state of all logs after this batch, without any later batch."""
         self.needs_proof = False
-        """Use: a block must follow that proves this one durable.
+        """Use: a following block must prove this one durable.
         Invariant: False only as long as nothing but commit indexes moved."""
         self.sequence = 0
-        """Use: the journal file in which the batch begins; 0: it is in none yet."""
+        """Use: the journal file in which the batch begins; 0: none yet."""
         self.stands_for = 0
-        """Use: the oldest of the journal files whose place the file takes that begins with this
-        batch; 0: it takes none."""
+        """Use: the oldest of the journal files that the file beginning with this batch replaces; 0:
+        it replaces none."""
         self.payloads: list[Payload] = []
         """Use: written beside the batch's first block, which counts only with them."""
         self.placed: list[tuple[DiskLog, int, Index]] = []
         """Use: to be noted once the batch is durable: (log, its generation, last entry placed)."""
         self.rewound: list[DiskLog] = []
-        """Use: logs of which it cuts off entries that had a place."""
+        """Use: logs for which the batch truncates placed entries."""
         self.last_chunk: Chunk | None = None
         self.last_start = 0
 
     def add_run(self, chunk: Chunk, start: int, end: int) -> None:
-        """Frames [start, end) of `chunk`; joined with the run before when they touch."""
+        """Add frames [start, end) of `chunk`; extend the previous run if they are adjacent."""
         if self.last_chunk is chunk and self.last_start + len(self.buffers[-1]) == start:
             self.buffers[-1] = chunk.readonly[self.last_start : end]
         else:
@@ -169,20 +172,20 @@ class Batch:
         self.bytes += end - start
 
     def add_large(self, chunk: Chunk) -> None:
-        """The frame of a large entry, which is not in one piece."""
+        """Add the frame of a large entry, which consists of several buffers."""
         self.buffers += chunk.slices(0, chunk.used)
         self.last_chunk = None
         self.bytes += chunk.used
 
     def add_frame(self, parts: Sequence[bytes]) -> None:
-        """A frame that lies in no chunk."""
+        """Add a frame that lies in no chunk."""
         for part in parts:
             self.buffers.append(memoryview(part))
             self.bytes += len(part)
         self.last_chunk = None
 
     def note_placed(self) -> None:
-        """All of it is durable, in the journal files from `sequence` on."""
+        """Record that the whole batch is durable, in the journal files from `sequence` on."""
         for span in self.spans:
             span.log.note_journaled(self.sequence, span.first, span.last)
         for log, generation in self.installs:
@@ -256,8 +259,8 @@ class DiskLog:
         self.number = replica_number
         self.files = files
         self.hard = HardState(NO_TERM, NodeId(0), first_index - 1)
-        """As last staged, durable or not.
-        Invariant: neither term nor commit index ever sinks."""
+        """Hard state as last staged, durable or not.
+        Invariant: neither term nor commit index ever decreases."""
         self.first = first_index
         self.last = first_index - 1
         self.offset = next_offset
@@ -270,61 +273,61 @@ class DiskLog:
         self.flushed_offset = next_offset
         """Offset after `flushed_index`."""
         self.applied = NO_INDEX
-        """Use: a mark says it, and retention trims behind it.
-        Invariant: meta holds the state up to here durably; 0 while that is lost."""
+        """Use: written in marks; retention trims up to it.
+        Invariant: meta holds the state up to here durably; 0 while that state is lost."""
         self.terms = TermRuns(first_index - 1, prev_term)
         self.tail = Tail(cache, first_index - 1)
         self.segments: tuple[SegmentInfo, ...] = ()
-        """Oldest first, their numbers without a gap. Replaced and never changed: jobs keep the one
-        they were made with."""
+        """Segments, oldest first, numbered without a gap. Replaced and never modified: a job keeps
+        the tuple it was created with."""
         self.maxima = LargestTimestamps()
-        """Of all segments but the newest."""
+        """Largest timestamps of all segments but the newest."""
         self.cursor = Cursor()
-        """Where the frame after `flushed_index` goes."""
+        """Position of the frame after `flushed_index`."""
         self.placement = Placement(first_index - 1, first_index - 1)
-        """Of entries that segments hold before they are flushed."""
+        """Entries written to segments before they are flushed."""
         self.is_meta_lost = False
         self.is_read = True
-        """What is written to segments is to stay in the system's page cache."""
+        """True if data written to segments should stay in the page cache."""
         self.limits: SegmentLimits | None = None
-        """When a new segment begins, if not as the store's options say."""
+        """Limits of a segment, if they differ from the store's options."""
         self.sequence = 0
-        """Use: of the next record.
-        Invariant: a record that is missing shows by it, so none is used twice or passed over."""
+        """Use: sequence of the next record.
+        Invariant: never reused or skipped, so that a missing record shows as a gap."""
         self.runs: list[Run] = []
-        """Use: the journal files that hold entries which no segment holds; those may not go.
-        Invariant: ascending and apart from each other; only what is durable in the journal."""
+        """Use: the journal files that hold entries which no segment holds; these must be kept.
+        Invariant: ascending and disjoint; only entries that are durable in the journal."""
         self.unflushed = 0
-        """Bytes of the tail behind `flushed_index`."""
+        """Bytes of the tail after `flushed_index`."""
         self.install: Install | None = None
-        """Use: the state of the last reset; its journal file may not go.
-        Invariant: kept until a checkpoint made of it is in the meta, or a reset follows."""
+        """Use: the state of the last reset; its journal file must be kept.
+        Invariant: kept until a checkpoint made from it is in the meta, or another reset follows."""
         self.install_sequence = 0
         """Use: the journal file that holds the installed state. Until a reset is durable it is
-        still that of the state before it. 0: none is needed."""
+        still the file of the previous state. 0: none is needed."""
         self.reset_token = 0
         """Use: state collected after a reset goes to the meta once this token is durable."""
         self.damaged_ranges = DamagedRanges()
         self.rewritten = False
-        """The tail was written again at the journal's head: it is due, whatever its size."""
+        """The tail was rewritten at the journal's head, so a flush is due whatever its size."""
         self.flush_blocked = False
-        """Use: nothing is flushed until the files of what a reset or a trim dropped are gone."""
+        """Use: flushes wait until the files dropped by a reset or a trim are gone."""
         self.generation = 0
-        """Resets so far, and how often all files were trimmed. Use: a job that began before one
-        changes nothing after it."""
+        """Number of resets and trims of all files. Use: a job that began before one of them changes
+        nothing after it."""
         self.is_void = True
-        """Nothing was flushed since the log was made, reset or cleared."""
+        """True if nothing was flushed since the log was created, reset or cleared."""
         self.is_lost = False
         """Invariant: once True never False again. Such a log never votes, acknowledges or
         serves."""
         self.deleted = False
         self.has_scrap = True
-        """Behind the cursor there may be what a flush has left that does not count."""
+        """True if leftover bytes of a flush may lie after the cursor; they do not count."""
         self.compacted = Compaction()
-        """Invariant: the note in the log's directory says it."""
+        """Invariant: equals the durable note in the log's directory."""
         self.roll_above = NO_INDEX
-        """A new segment begins behind this entry, or as soon as it may: the newest is never
-        compacted."""
+        """A new segment begins after this entry, or as soon as allowed, because the newest segment
+        is never compacted."""
 
     # --- the contract ------------------------------------------------------------------------
     @property
@@ -381,7 +384,7 @@ class DiskLog:
 
     @property
     def large_bytes(self) -> int:
-        # Those that a segment holds are no part of the tail.
+        # Large entries that a segment holds are no longer in the tail.
         return sum([chunk.used for chunk in self.tail.chunks if chunk.payload is not None])
 
     @property
@@ -406,8 +409,8 @@ class DiskLog:
         ends_run_at = self.terms.offset_at(index + 1)
         if ends_run_at >= 0:
             return ends_run_at
-        # A damaged Idx is told to whoever asks: to rebuild it reads a segment, which is no work for
-        # the loop. So is want of a descriptor: nothing is wrong with the disk.
+        # Rebuilding a damaged Idx means reading a segment, too much work for the loop: the error
+        # goes to the caller. So does a lack of descriptors, which is no fault of the disk.
         try:
             idx = self.files.idx(index)
         except OSError as error:
@@ -435,7 +438,7 @@ class DiskLog:
         try:
             end_offset = self.offset_after(end_index)
         except (CorruptRecord, ReadRefused):
-            # Of the Idx of the last entry: a read from disk finds it, or rebuilds it.
+            # The Idx of the last entry is unreadable: a read from disk finds or rebuilds it.
             raise NotInMemory(self.first, end_index + 1) from None
         if offset > end_offset:
             raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {end_offset}]")
@@ -475,10 +478,10 @@ class DiskLog:
         place_bytes_min: int = 0,
         limits: SegmentLimits | None = None,
     ) -> None:
-        """Copy the entries into the tail and their records into `batch`. From `place_bytes_min`
-        bytes on, unless that is 0, they are placed, if they can be.
+        """Copy the entries into the tail and their records into `batch`.
 
-        The hottest loop of the engine: one copy, one CRC and two packs for each entry.
+        Appends of at least `place_bytes_min` bytes (0: none) are placed if possible. This is the
+        engine's hottest loop: one copy, one CRC and two packs per entry.
         """
         self.touch(batch)
         first = entries[0].index
@@ -492,14 +495,14 @@ class DiskLog:
     def _layout(
         self, entries: Sequence[EntryLike], bytes_min: int, limits: SegmentLimits | None
     ) -> Layout | None:
-        """Where the entries are placed; None: they are not."""
+        """Return the layout by which the entries are placed; None: they are not placed."""
         if sum([len(entry.data) for entry in entries]) < bytes_min:
             return None
         limits = self.limits or limits
         assert limits is not None, "no limits for a segment"
         longest = max([len(entry.data) for entry in entries])
         if SEGMENT_HEADER_BYTES + FRAME_BYTES + longest > limits.bytes:
-            return None  # no room that there will be takes it
+            return None  # larger than any space that will be allocated
         placement = self.placement
         placement.is_wanted = True
         placement.wishes += 1
@@ -511,7 +514,7 @@ class DiskLog:
         return placement.lay_out(self.tail, limits, entries, roll_at)
 
     def _stage_placed(self, entries: Sequence[EntryLike], batch: Batch, layout: Layout) -> None:
-        """Stage entries whose frames go to their place in segments."""
+        """Stage entries whose frames are written directly to segments."""
         placement, first, sequence = self.placement, entries[0].index, self.sequence
         self._stage(entries, Batch(batch.token))
         self.sequence = sequence
@@ -520,10 +523,11 @@ class DiskLog:
         )
         batch.placed.append((self, self.generation, self.last))
         if placement.begun:
-            # What said where these segments begin may have been cut off, and its file replaced.
+            # The records that gave the start of these segments may be truncated, and their file
+            # replaced.
             self._stage_places_before(layout.runs[0][0], batch)
         for begins, segment, position in layout.runs:
-            if begins < first:  # among those that go along; the others follow with their places
+            if begins < first:  # entries that go along; the others follow with their places
                 self.stage_state(batch, PLACE, segment, begins, position)
         self._stage_places(first, self.last, batch)
         batch.spans.append(Span(self, first, self.last))
@@ -531,15 +535,16 @@ class DiskLog:
         batch.needs_proof = True
 
     def _stage_places_before(self, first: Index, batch: Batch) -> None:
-        """Stage records that say where entries before `first` lie that no flush has come to. They
-        went along with others, and stay in older files than the block that said it."""
+        """Stage records that give the positions of unflushed entries before `first`. These were
+        placed along with other entries, and are still in older files than the block that said
+        so."""
         begins = [self.flushed_index + 1, *(info.first_index for info in self.placement.begun)]
         for index in [n for n in begins if n < first]:
             segment, position = self.placement.place_of(index, self.cursor, self.tail)
             self.stage_state(batch, PLACE, segment, index, position)
 
     def _stage_places(self, first: Index, last: Index, batch: Batch) -> None:
-        """Stage records that say where the frames of entries [first, last] lie."""
+        """Stage records that give the positions of the frames of entries [first, last]."""
         segment, position = self.placement.place_of(first, self.cursor, self.tail)
         begun = {info.first_index: info.number for info in self.placement.begun}
         log_id, sequence, mask = self.id, self.sequence, SEQUENCE_MASK
@@ -604,7 +609,7 @@ class DiskLog:
                     tail.discard_last()
                 if length >= large_bytes_min:
                     chunk = tail.grow_large(large_payload(data), index)
-                    capacity = 0  # nothing follows in it
+                    capacity = 0  # the chunk takes nothing else
                 else:
                     chunk = tail.grow(FRAME_BYTES + length, index)
                     capacity = chunk.capacity
@@ -654,13 +659,13 @@ class DiskLog:
         batch.needs_proof = True
 
     def touch(self, batch: Batch) -> None:
-        """The batch is about to say something of this log: keep what was true before, for the
-        header of a file that takes only a part of it."""
+        """Keep the log's state before the batch changes it, for the header of a file that takes
+        only a part of the batch."""
         if self.id not in batch.before:
             batch.before[self.id] = self.mark()
 
     def truncate(self, index: Index, batch: Batch) -> None:
-        """Cut the suffix from `index` on."""
+        """Remove the entries from `index` on."""
         assert index > self.hard.commit, (index, self.hard.commit)
         assert index > self.flushed_index, (index, self.flushed_index)
         assert index >= self.first, (index, self.first)
@@ -678,7 +683,7 @@ class DiskLog:
         self.stage_state(batch, TRUNCATE, 0, index, 0)
 
     def restage(self, sequence: int, batch: Batch, *, with_tail: bool) -> None:
-        """Stage once more what journal file `sequence` is needed for, so that it may go."""
+        """Stage again everything for which journal file `sequence` is needed, so that it may go."""
         if self.install is not None and self.install_sequence == sequence:
             self._stage_install(STATE, self.install, batch)
         if with_tail and self.oldest_run() == sequence and self.last > self.flushed_index:
@@ -686,7 +691,7 @@ class DiskLog:
             self.rewritten = True
 
     def carried_bytes(self, sequence: int) -> int:
-        """How much `carry_over` stages."""
+        """Return the number of bytes that `carry_over` stages."""
         size = 0
         if self.install is not None and self.install_sequence >= sequence:
             size += RECORD_BYTES + FRAME_BYTES + len(self.install.state)
@@ -701,7 +706,7 @@ class DiskLog:
         return size
 
     def carry_over(self, sequence: int, batch: Batch) -> None:
-        """Stage once more what the journal files from `sequence` on are needed for."""
+        """Stage again everything for which the journal files from `sequence` on are needed."""
         if self.install is not None and self.install_sequence >= sequence:
             self._stage_install(STATE, self.install, batch)
         first = self._first_from(sequence)
@@ -709,15 +714,16 @@ class DiskLog:
             self._restage_entries(first, batch)
 
     def _first_from(self, sequence: int) -> Index:
-        """The first entry that no segment holds, nor a journal file before `sequence`; 0: none."""
+        """Return the first entry that neither a segment nor a journal file before `sequence` holds;
+        0: none."""
         for run in self.runs:
             if run.sequence >= sequence and run.last > self.flushed_index:
                 return max(run.first, self.flushed_index + 1)
         return NO_INDEX
 
     def _restage_entries(self, first: Index, batch: Batch) -> None:
-        """Stage everything from `first` on once more. The frames are those in the tail: nothing is
-        copied or summed again. Of those that are placed only the records."""
+        """Stage everything from `first` on again. The frames are those in the tail: nothing is
+        copied and no CRC is computed. Placed entries get only their records."""
         self.touch(batch)
         batch.spans.append(Span(self, first, self.last))
         batch.needs_proof = True
@@ -751,9 +757,12 @@ class DiskLog:
         assert index == self.last + 1, (index, self.last)
 
     def stage_hard(self, state: HardState, batch: Batch) -> None:
-        """Stage term, vote and commit. A second change replaces the first as long as nothing else
-        of this log was staged between: a commit index must never become durable before the
-        truncation or the entries that it presumes, also when a batch is written in parts."""
+        """Stage term, vote and commit index.
+
+        A second change replaces the first as long as no other record of this log was staged
+        between: a commit index must never become durable before the truncation or the entries that
+        it presumes, even if a batch is written in parts.
+        """
         hard = self.hard
         assert state.commit <= self.last, (state.commit, self.last)
         assert state.commit >= hard.commit, (state.commit, hard.commit)
@@ -814,8 +823,8 @@ class DiskLog:
     def reset(
         self, first_index: Index, prev_term: Term, next_offset: Offset, state: bytes, batch: Batch
     ) -> None:
-        """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
-        there are belong to what was dropped."""
+        """Drop every entry and continue at `first_index`. Flushes wait for `allow_flush`, because
+        the existing files belong to the dropped entries."""
         self.touch(batch)
         tail = self.tail
         tail.cache.unflushed -= self.unflushed
@@ -842,21 +851,22 @@ class DiskLog:
         batch.spans.append(Span(self, first_index, first_index - 1))
 
     def allow_flush(self, generation: int) -> None:
-        """The files of the generations before are gone."""
+        """Allow flushes again: the files of earlier generations are gone."""
         if generation == self.generation:
             self.flush_blocked = False
 
     def trims_all_files(self, first_index: Index) -> bool:
-        """Whether nothing from `first_index` on lies in a segment, and something before it does, or
-        only in the journal."""
+        """Return True if no entry from `first_index` on lies in a segment, and some entry before it
+        lies in a segment or only in the journal."""
         placement = self.placement
         is_placed = placement.index >= first_index or placement.rewind_token
         least = self.flushed_index + (1 if self.segments else 2)
         return first_index >= least and not (is_placed or self.is_lost)
 
     def clear(self, first_index: Index, batch: Batch) -> None:
-        """Drop entries below `first_index`, which all that segments hold are, and go on without
-        any. No flush until `allow_flush`: there may be files, also of a flush under way."""
+        """Drop the entries below `first_index`, which include all that segments hold, and continue
+        without segments. Flushes wait for `allow_flush`: files may remain, also of a flush in
+        progress."""
         self.touch(batch)
         self.trim(first_index)
         tail, flushed_index = self.tail, first_index - 1
@@ -873,7 +883,7 @@ class DiskLog:
         self.stage_state(batch, CLEAR, self.terms.terms[0], first_index, self.start_offset)
 
     def _forget_files(self, flushed_index: Index) -> None:
-        """Those that are there belong to what was dropped."""
+        """Forget the segments: their files belong to dropped entries."""
         self.segments = ()
         self.maxima = LargestTimestamps()
         self.cursor = Cursor()
@@ -884,7 +894,7 @@ class DiskLog:
         self.is_void = True
 
     def trim(self, first_index: Index) -> None:
-        """Drop entries below `first_index`; what is in memory goes with its chunk."""
+        """Drop entries below `first_index`; their memory is freed with its chunk."""
         self.start_offset = self.offset_after(first_index - 1)
         self.terms.trim(first_index - 1)
         self.damaged_ranges.trim(first_index)
@@ -892,9 +902,12 @@ class DiskLog:
 
     @property
     def flush_last(self) -> Index:
-        """The last entry that a flush takes: committed, and no payload that is not durable here,
-        nor what lies behind one. None where all of that is trimmed: a flush ends at an entry of the
-        log, or right before its first."""
+        """Last entry that a flush takes: committed, and before any payload that is not durable
+        here.
+
+        If all such entries are trimmed, `flushed_index`: a flush ends at an entry of the log, or
+        right before its first.
+        """
         placement = self.placement
         commit = self.hard.commit
         if placement.is_settled:
@@ -904,12 +917,12 @@ class DiskLog:
 
     # --- segments ------------------------------------------------------------------------------
     def recovered(self, segments: Sequence[SegmentInfo]) -> None:
-        """The segments that a start found."""
+        """Set the segments that recovery found."""
         self.segments = tuple(segments)
         self.maxima = LargestTimestamps([UNKNOWN] * (len(segments) - 1))
 
     def add_segments(self, opened: Sequence[SegmentInfo], sealed: Sequence[Sealed]) -> None:
-        """A flush has begun some, and sealed the one before each."""
+        """Add the segments that a flush began, and note those it sealed, one before each."""
         if opened:
             self.segments = (*self.segments, *opened)
             while len(self.maxima) < len(self.segments) - 1:
@@ -917,14 +930,14 @@ class DiskLog:
         self.note_sealed(sealed)
 
     def drop_segments(self, first_index: Index) -> Sequence[SegmentInfo]:
-        """Those whose entries are all below `first_index`, which are no longer the log's."""
+        """Remove and return the segments whose entries are all below `first_index`."""
         count = max(bisect_right(self.segments, first_index, key=_first_index) - 1, 0)
         gone, self.segments = self.segments[:count], self.segments[count:]
         self.maxima.drop(count)
         return gone
 
     def note_sealed(self, found: Sequence[Sealed]) -> None:
-        """What was learned of sealed segments; some may be gone, or rewritten."""
+        """Note what was learned of sealed segments; some may be gone or rewritten."""
         for sealed in found:
             place = bisect_right(self.segments, sequence_of(sealed.number), key=_sequence) - 1
             if place >= 0 and self.segments[place].number == sealed.number:
@@ -932,15 +945,18 @@ class DiskLog:
                 self.maxima[place] = sealed.max_timestamp
 
     def roll_at(self, first: Index) -> Index:
-        """The entry with which a flush from `first` on begins a segment in any case; 0: none."""
+        """Return the entry at which a flush from `first` on must begin a segment; 0: none."""
         if not self.segments or self.segments[-1].first_index > self.roll_above:
             return NO_INDEX
         return max(first, self.roll_above + 1)
 
     def replace_segments(self, old: Sequence[SegmentInfo], new: SegmentInfo, end: Index) -> bool:
-        """A sealed segment was rewritten, or several were joined, whose entries end at `end`;
-        False: some are gone. Where less is left, what was read of it, and what is in memory, says
-        nothing of what is there now."""
+        """Replace a sealed segment by its rewritten form, or several by one joined segment; their
+        entries end at `end`. Return False if some are gone.
+
+        After a rewrite that removed data, earlier reads of the segment and cached entries no longer
+        match its contents, so neither is used any more.
+        """
         known = self.segments
         place = bisect_right(known, old[0].first_index, key=_first_index) - 1
         if place < 0 or known[place : place + len(old)] != tuple(old):
@@ -957,8 +973,8 @@ class DiskLog:
         return True
 
     def note_timestamp(self, index: Index, timestamp: int) -> None:
-        """An entry that segments hold has that timestamp. It was damaged: what is known of its
-        segment may have been learned without it."""
+        """Account for the timestamp of an entry that was damaged: its segment's largest timestamp
+        may have been determined without it."""
         if index < self.segments[0].first_index:
             return
         place = bisect_right(self.segments, index, key=_first_index) - 1
@@ -970,8 +986,8 @@ class DiskLog:
             self.note_sealed([sealed._replace(max_timestamp=timestamp)])
 
     def places_of_time(self, timestamp: int, first: Index, end: Index) -> tuple[list[int], Index]:
-        """(which segments may hold the first of entries [first, end) whose timestamp is ≥
-        `timestamp`, up to the first that is known to; index of the entry behind all of them)."""
+        """Return (positions of segments that may hold the first of entries [first, end) whose
+        timestamp is ≥ `timestamp`, up to the first segment known to; index after all of them)."""
         segments, maxima = self.segments, self.maxima
         places: list[int] = []
         place = max(bisect_right(segments, first, key=_first_index) - 1, 0)
@@ -990,8 +1006,8 @@ class DiskLog:
 
     # --- where the log lies in the journal -----------------------------------------------------
     def note_journaled(self, sequence: int, first: Index, last: Index) -> None:
-        """Entries [first, last] are durable in journal file `sequence`, and whatever the log had
-        from `first` on in older ones no longer counts."""
+        """Record that entries [first, last] are durable in journal file `sequence`. Older entries
+        of the log from `first` on no longer count."""
         runs = self.runs
         while runs and runs[-1].first >= first:
             runs.pop()
@@ -1005,29 +1021,30 @@ class DiskLog:
             runs.append(Run(sequence, first, last))
 
     def note_installed(self, sequence: int, generation: int) -> None:
-        """A reset, or its state again, is durable in journal file `sequence`. It takes the place
-        of what an earlier reset had brought only now."""
+        """Record that a reset, or its state staged again, is durable in journal file `sequence`.
+        Only now it replaces the state of an earlier reset."""
         is_empty = self.install is None and generation == self.generation
         self.install_sequence = 0 if is_empty else sequence
 
     def note_covered(self) -> None:
-        """A checkpoint has what the owner made of the installed state."""
+        """Forget the installed state: a checkpoint has the state that the owner built from it."""
         self.install = None
         self.install_sequence = 0
 
     def oldest_needed(self) -> int:
-        """Sequence of the oldest journal file with an entry that no segment holds, or an installed
-        state that no checkpoint covers; 0: none."""
+        """Return the sequence of the oldest journal file with an entry that no segment holds, or
+        with an installed state that no checkpoint covers; 0: none."""
         run, install = self.oldest_run(), self.install_sequence
         return min(run, install) if run and install else run or install
 
     def oldest_run(self) -> int:
-        """The same for entries only."""
+        """Return the sequence of the oldest journal file with an entry that no segment holds; 0:
+        none."""
         self.runs = [run for run in self.runs if run.last > self.flushed_index]
         return min((run.sequence for run in self.runs), default=0)
 
     def mark(self) -> Mark:
-        """What a new journal file's header says about this log."""
+        """Return this log's mark for the header of a new journal file."""
         hard = self.hard
         return Mark(
             self.id, self.sequence & SEQUENCE_MASK, hard.term, self.terms.terms[0],
@@ -1036,8 +1053,9 @@ class DiskLog:
         )  # fmt: skip
 
     def mark_before(self, sequence: int) -> Mark:
-        """What the header of a journal file says that takes the place of those from `sequence` on:
-        the state as it is, and which of the entries the files before them hold."""
+        """Return this log's mark for the header of a journal file that replaces those from
+        `sequence` on: the present state, with the last entry that segments and earlier files
+        hold."""
         mark = self.mark()
         before = [run.last for run in self.runs if run.sequence < sequence]
         first = self._first_from(sequence)

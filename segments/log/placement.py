@@ -1,17 +1,20 @@
-"""Entries of one log that are written to their place in a segment at once.
+"""Placed entries of one log: entries written directly to their position in a segment.
 
-A large append is not written to the journal. Its frames go where a flush would put them, beside the
-journal's block that tells of them, and the block counts when both are on disk. They are committed
-later, or cut off: so segments may hold frames behind what is flushed, which nobody reads there.
+A large append is not written to the journal. Its frames go where a flush would put them, while the
+journal block contains only records that refer to them; the block counts when both are on disk. The
+entries are committed or truncated later, so segments may hold frames after the flushed part. Reads
+do not use these.
 
-Whatever of the log lies before them and in no segment goes along, so that frames stay end to end.
-They go only where there is room: space in the files, and the next file, that a flush has allocated
-and made durable. So a payload meets no full disk, and changes neither a file's length nor a name.
+Entries before them that are in no segment yet go along, so that frames stay consecutive. Entries
+are placed only in a `Room`: space in the files, and the next file, that a flush has allocated and
+made durable. A payload therefore meets no full disk, and changes neither a file's length nor a
+name.
 
-A cut takes back the place of what it removes. Nothing is written there until the cut is durable: a
-crash before that would find another's frames where the journal says they are.
+A truncation takes back the positions of the entries it removes. Nothing is written there until the
+truncation is durable: after a crash before that, recovery would find other frames where the journal
+says the old ones are.
 
-Must not know: the journal, threads, what is committed.
+Does not depend on the journal, threads, or the commit index.
 """
 
 from __future__ import annotations
@@ -38,16 +41,16 @@ from segments.log.tail_cache import Tail
 NO_TIMESTAMP = -1
 GAP_BYTES_MAX = 32 << 20
 GAP_ENTRIES_MAX = 4096
-"""Of what lies before an append and in no segment: with more, a flush comes first. So much comes
-together while one flush runs; with less a log would not begin, because what comes then is not
-placed."""
+"""Limits on the unplaced entries that go along with an append; above them, a flush comes first.
+They cover what accumulates during one flush. With lower limits a log would never start placing,
+because its appends during the flush are not placed."""
 _PAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
 class Room:
-    """Space in a segment file up to `end`, allocated durably. The file is closed with the last use
-    of it: a thread may be writing when the log has given it up."""
+    """Durably allocated space in a segment file up to `end`. The file is closed when the last
+    reference goes: a thread may still write when the log has released the room."""
 
     file: File
     end: int
@@ -55,30 +58,34 @@ class Room:
 
 @dataclass(slots=True)
 class Payload:
-    """Frames for one place in one file."""
+    """Frames for one position in one file."""
 
     file: File
     position: int
     buffers: list[Buffer]
     files: LogFiles
     info: SegmentInfo
-    """What the header of the file says."""
+    """Contents of the file's header."""
     flushed_index: Index
-    """Of the log."""
+    """Flushed index of the log."""
     is_read: bool = True
-    """The system's page cache is to keep it."""
+    """True if the page cache should keep the data."""
 
     @property
     def bytes(self) -> int:
         return sum(map(len, self.buffers))
 
     def write(self, *, durable: bool = True) -> None:
-        """Write, and sync unless the caller does. Blocks. Raises OSError. To be written again as a
-        whole where that is a refusal; a sync that failed is none."""
+        """Write the frames, and sync them if `durable`. Blocks.
+
+        Raises OSError. After a refused write the whole payload may be written again; a failed sync
+        is not such a refusal.
+        """
         start, end = self.position, self.position + self.bytes
         first, last = start - start % _PAGE_BYTES, end - end % _PAGE_BYTES
-        # Of these two pages a part is written: one that the medium cannot read can only be written
-        # as a whole. What is lost behind the end is of no worth: it was cut off, or never counted.
+        # The first and last page are written partially. A page that the medium cannot read can only
+        # be written as a whole. Data lost after the end does not matter: it was truncated or never
+        # counted.
         if first < start:
             self._write_head(self._part(start, first + _PAGE_BYTES))
         if last < end and last >= start:
@@ -87,7 +94,7 @@ class Payload:
         self.file.pwrite(self.buffers, start, durable=durable)
 
     def _part(self, start: int, stop: int) -> Buffer:
-        """The bytes for [start, stop) of the file; fewer where the frames end before."""
+        """Return the bytes for [start, stop) of the file; fewer if the frames end before."""
         parts: list[Buffer] = []
         at = self.position
         for buffer in self.buffers:
@@ -96,8 +103,9 @@ class Payload:
         return b"".join(parts)
 
     def _write_head(self, data: Buffer) -> None:
-        """Write what lies in the page with others. If it cannot be read, what lay there before
-        becomes zeros: Idx are durable first, for nothing can walk over such frames."""
+        """Write the part that shares its page with earlier data. If the page cannot be read, the
+        earlier data becomes zeros; Idx are made durable first, because such frames cannot be walked
+        over."""
         try:
             self.file.pwrite([data], self.position)
         except OSError as error:
@@ -112,19 +120,19 @@ class Payload:
         self.file.sync()
 
     def _sync_index(self) -> None:
-        """Have the Idx of what is flushed durable."""
+        """Make the Idx of flushed entries durable."""
         number, _ = place(self.flushed_index, self.files.index_entries)
         try:
             index = self.files.open_index(number, self.flushed_index)
         except IndexDamaged:
-            return  # the log was reset or deleted meanwhile, or they are rebuilt when missed
+            return  # the log was reset or deleted meanwhile, or they are rebuilt when needed
         try:
             index.sync()
         finally:
             index.close()
 
     def _mend_header(self) -> None:
-        """Write the segment's header again if it became zeros."""
+        """Write the segment's header again if it was zeroed."""
         files = self.files
         try:
             decode_segment_header(read_whole(self.file, SEGMENT_HEADER_BYTES, 0), files.log_id)
@@ -135,8 +143,8 @@ class Payload:
 
 @dataclass(slots=True)
 class Layout:
-    """Where entries go. `runs` are (first entry, segment, position of its frame), one a segment;
-    the rest is where the frame behind them goes."""
+    """Positions for a list of entries. `runs` has (first entry, segment, position of its frame) for
+    each segment; the other fields give the position of the frame after them."""
 
     runs: list[tuple[Index, int, int]]
     segment: int
@@ -146,44 +154,45 @@ class Layout:
 
 @dataclass(slots=True)
 class Placement:
-    """How far the log's entries have a place."""
+    """Extent of a log's placed entries."""
 
     index: Index
-    """Use: what follows goes behind it.
-    Invariant: entries up to here lie in segments, or a payload under way has them. Not below what
-    is flushed."""
+    """Use: the next entry is placed after it.
+    Invariant: entries up to here are in segments, or in a payload in progress. Not below the
+    flushed index."""
     durable: Index
-    """Use: a flush has nothing to write up to here but Idx.
+    """Use: a flush writes only Idx for entries up to here.
     Invariant: entries up to here are in segments durably; not above `index`."""
     segment: int = 0
     position: int = 0
-    """Where the frame after `index` goes."""
+    """Position, in `segment`, of the frame after `index`."""
     first_timestamp: int | None = None
-    """As `Cursor.first_timestamp`, of `segment`."""
+    """`Cursor.first_timestamp` of `segment`."""
     begun: list[SegmentInfo] = field(default_factory=list)
-    """Segments that payloads have begun and no flush has come to, ascending."""
+    """Segments that payloads have begun and no flush has reached, ascending."""
     rooms: dict[int, Room] = field(default_factory=dict)
-    """By segment: this one, and perhaps the next."""
+    """Rooms by segment: the present one, and perhaps the next."""
     is_wanted: bool = False
-    """Something came since the last flush that would be placed if there is room."""
+    """True if an append since the last flush would have been placed had there been room."""
     wishes: int = 0
-    """How often so far. Use: who had none during a round of checkpoints gives its room back."""
+    """Number of appends large enough to be placed. Use: a log without any during a round of
+    checkpoints gives its room back."""
     rewind_token: int = 0
-    """Use: until that token is durable nothing is written behind `index`; 0: it is.
-    Invariant: not below the token of a cut that has taken a place back."""
+    """Use: until that token is durable nothing is written after `index`; 0: it is.
+    Invariant: not below the token of a truncation that has taken positions back."""
     rewinds: int = 0
-    """So far. Use: what a flush began before one is not to be built on."""
+    """Number of rewinds. Use: work that a flush began before one is discarded."""
 
     @property
     def is_settled(self) -> bool:
-        """No payload is under way, and no cut that has taken a place back."""
+        """True if no payload and no truncation of placed entries is in progress."""
         return self.index == self.durable and not self.rewind_token
 
     def lay_out(
         self, tail: Tail, limits: SegmentLimits, entries: Sequence[EntryLike], roll_at: int
     ) -> Layout | None:
-        """Where these entries go, which follow those of `tail`. A segment begins with entry
-        `roll_at` in any case, unless that is 0. None: there is no room."""
+        """Return the layout of these entries, which follow those of `tail`; None if there is no
+        room. Entry `roll_at` (0: none) always begins a segment."""
         segment, position, timestamp = self.segment, self.position, self.first_timestamp
         room = self.rooms.get(segment)
         span_ms = limits.span_ms
@@ -230,8 +239,8 @@ class Placement:
         *,
         is_read: bool = True,
     ) -> list[Payload]:
-        """Take the place of the entries up to `last`, which are in `tail` now; what is to be
-        written. `info` is the newest segment's that a flush has begun."""
+        """Take the positions of the entries up to `last`, which are in `tail` now; return the
+        payloads to be written. `info` is the newest segment that a flush has begun."""
         assert not self.rewind_token, self.rewind_token
         made: list[Payload] = []
         info = self.begun[-1] if self.begun else info
@@ -258,13 +267,13 @@ class Placement:
         return made
 
     def note_durable(self, last: Index) -> None:
-        """A payload up to entry `last` is on disk, and the block that tells of it. Some of it may
-        have been cut off meanwhile."""
+        """Note that a payload up to entry `last` and the block that refers to it are durable. Some
+        of its entries may have been truncated meanwhile."""
         self.durable = max(self.durable, min(last, self.index))
 
     def place_of(self, index: Index, flushed: Cursor, tail: Tail) -> tuple[int, int]:
-        """(segment, position) of an entry's frame that is behind what is flushed, or of the one
-        that follows `self.index`. `flushed` is where the first of these lies."""
+        """Return (segment, position) of the frame of an unflushed entry, or of the one that follows
+        `self.index`. `flushed` is the position of the first unflushed one."""
         segment, position, first = flushed.segment, flushed.position, tail.flushed_index + 1
         for info in self.begun:
             if info.first_index <= index:
@@ -274,11 +283,12 @@ class Placement:
         return segment, position
 
     def rewind(self, index: Index, flushed: Cursor, tail: Tail, token: int) -> None:
-        """Entries from `index` on are about to be cut off `tail`, by the batch with that token."""
-        # First: where nothing is left of a segment, what follows goes behind the one before.
+        """Take back the positions of entries from `index` on, which the batch with that token
+        truncates from `tail`."""
+        # First: if a segment has no entries left, later ones go to the segment before it.
         self.begun = [info for info in self.begun if info.first_index < index]
         self.segment, self.position = self.place_of(index, flushed, tail)
-        self.first_timestamp = None  # a flush comes first, and knows
+        self.first_timestamp = None  # a flush comes first and sets it
         self.index = index - 1
         self.durable = min(self.durable, self.index)
         self.rooms.clear()
@@ -286,7 +296,7 @@ class Placement:
         self.rewinds += 1
 
     def flushed(self, last: Index, cursor: Cursor) -> None:
-        """A flush up to entry `last` has ended at `cursor`."""
+        """Note that a flush up to entry `last` has ended at `cursor`."""
         self.begun = [info for info in self.begun if info.first_index > last]
         if last >= self.index:
             self.index = self.durable = last
@@ -294,17 +304,17 @@ class Placement:
             self.first_timestamp = cursor.first_timestamp
 
     def give_room(self, rooms: dict[int, Room]) -> None:
-        """A flush has made room."""
+        """Add room that a flush has allocated."""
         self.rooms.update(rooms)
         for segment in [n for n in self.rooms if n < self.segment]:
             del self.rooms[segment]
 
 
 def write_payloads(payloads: Sequence[Payload]) -> int:
-    """Write and sync them all; how many bytes. Blocks. Raises OSError.
+    """Write and sync all payloads; return the number of bytes. Blocks. Raises OSError.
 
-    Of several, all are on their way before the first sync waits. The medium works on them side by
-    side then, and the file system commits for many at once.
+    Write-back of all is started before the first sync waits, so that the medium works on them in
+    parallel and the file system commits many at once.
     """
     failpoint.hit("payload.before_sync")
     is_one = len(payloads) == 1
@@ -325,7 +335,7 @@ def write_payloads(payloads: Sequence[Payload]) -> int:
 
 
 def is_later(entry: EntryLike, first_timestamp: int | None, span_ms: int) -> bool:
-    """Whether the entry is too late for a segment that begins with this timestamp."""
+    """Return True if the entry is too late for a segment that begins with this timestamp."""
     if first_timestamp is None or first_timestamp < 0:
         return False
     return entry.timestamp - first_timestamp > span_ms

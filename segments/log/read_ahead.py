@@ -1,16 +1,16 @@
-"""Read-ahead: what a reader that goes through cold entries will ask for next.
+"""Read-ahead: data that a sequential reader of cold entries will request next.
 
-A reader is known by where its last read ended: a read that begins exactly there is its next. The
-second read brings more than was asked for, in the same `pread`, and the following ones are served
-from memory. The windows have a budget of their own, which readers share: the more there are, the
-less is read ahead for each. The oldest are dropped first, and so are those whose readers stay away.
-The tail cache, which tailing readers share, never holds any of this. Readers at one place share a
-window.
+A reader is recognised by the end of its last read: a read that begins exactly there is its next.
+The second read fetches more than requested in the same `pread`, and later ones are served from
+memory. The windows have their own budget, shared by readers: the more there are, the less is read
+ahead for each. The oldest windows are dropped first, and so are those whose readers do not return.
+The tail cache, which tailing readers share, never holds this data. Readers at the same position
+share a window.
 
-Entries are views. One that is left keeps all the memory that was read with it, so a window is
-charged with that. What is left of a window is copied when it has become little.
+Entries are views. A single remaining entry keeps all the memory that was read with it, so a window
+is charged with that memory. A small rest of a window is copied.
 
-Must not know: files, who reads.
+Does not depend on files or on who reads.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from segments.log.cold_reads import Found
 from segments.log.tail_cache import ENTRY_OVERHEAD_BYTES
 
 AHEAD_BYTES = 2 << 20
-"""What a read that goes on brings beside what was asked for, at most."""
+"""Maximum number of bytes that a continuing read fetches beyond the requested ones."""
 WINDOWS_BYTES_MAX = 32 << 20
 SHARE = 4
-"""A window is at most such a part of a reader's part of the budget: while one is taken the next is
-read, and what was asked for stays with it."""
+"""A window is at most 1/SHARE of a reader's share of the budget: the next window is read while one
+is being consumed, and requested data stays in memory with it."""
 READERS_MAX = 256
 IDLE_MS = 10_000
-"""What nobody comes for in this time, or in twice this, goes."""
+"""Windows that no reader takes in this time, or at most twice this, are dropped."""
 LITTLE = 4
-"""What is less than such a part of the memory that it keeps is copied."""
+"""A rest that is less than 1/LITTLE of the memory it keeps is copied."""
 
 Key = tuple[int, int, str, int]
-"""(log id, age of the log, "offset" or "index", where the reader goes on)"""
+"""(log id, age of the log, "offset" or "index", position at which the reader continues)"""
 
 
 class ReadAhead:
-    """Windows by the place where their readers go on; an empty one only says that one does.
+    """Windows by the position where their readers continue; an empty one only records a reader.
 
-    Readers that are at one place share its window, and it stays until the last of them took it.
+    Readers at the same position share its window, which stays until the last of them took it.
     """
 
     __slots__ = ("_charges", "_idle", "_readers", "_windows", "bytes", "hits")
@@ -52,7 +52,7 @@ class ReadAhead:
         self._charges: dict[Key, int] = {}
         self._readers: dict[Key, int] = {}
         self._idle: set[Key] = set()
-        """Those there were at the last `expire`, and not kept again since."""
+        """Windows that existed at the last `expire` and were not kept again since."""
         self.bytes = 0
         self.hits = 0
 
@@ -60,7 +60,7 @@ class ReadAhead:
         return len(self._windows)
 
     def take(self, key: Key) -> Found | None:
-        """The window of a reader that goes on at `key`; None when nobody does."""
+        """Return the window of a reader that continues at `key`; None if there is none."""
         found = self._windows.get(key)
         if found is not None:
             self._readers[key] -= 1
@@ -69,19 +69,19 @@ class ReadAhead:
         return found
 
     def ahead_bytes(self, bytes_max: int) -> int:
-        """What to read ahead for a reader, at most `bytes_max`; 0 where there are so many that it
-        would be dropped before it is taken."""
+        """Return the number of bytes to read ahead for a reader, at most `bytes_max`; 0 if there
+        are so many readers that the window would be dropped before it is taken."""
         share = WINDOWS_BYTES_MAX // (SHARE * max(1, len(self._windows)))
         return min(bytes_max, share) if share >= bytes_max // SHARE else 0
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a reader that goes on at `key` finds anything."""
+        """Return True if there is data for a reader that continues at `key`."""
         found = self._windows.get(key)
         return found is not None and bool(found.entries)
 
     def keep(self, key: Key, found: Found, *, readers: int = 1) -> None:
-        """A reader will go on at `key`, behind the entries it was given. `readers` 0: none has come
-        so far yet, but one will."""
+        """Keep the entries after those given to a reader, which will continue at `key`. `readers` 0
+        means that no reader has arrived yet, but one is expected."""
         entries = found.entries[found.count :]
         old = self._windows.get(key)
         if old is not None and len(old.entries) >= len(entries):
@@ -105,7 +105,7 @@ class ReadAhead:
             self._drop(next(iter(self._windows)))
 
     def expire(self) -> None:
-        """Drop what nobody came for since the last call: its readers have gone."""
+        """Drop windows that no reader took since the last call."""
         for key in sorted(self._idle):
             self._drop(key)
         self._idle = set(self._windows)
@@ -117,7 +117,7 @@ class ReadAhead:
 
 
 def _kept_bytes(entries: Sequence[StoredEntry]) -> int:
-    """Bytes of memory that cannot go as long as the entries are here."""
+    """Return the bytes of memory that the entries keep allocated."""
     whole: dict[int, int] = {}
     for entry in entries:
         data = entry.data
@@ -128,7 +128,7 @@ def _kept_bytes(entries: Sequence[StoredEntry]) -> int:
 
 
 def _copies(entries: Sequence[StoredEntry], size: int) -> list[StoredEntry]:
-    """The same entries in memory of their own, `size` bytes end to end."""
+    """Return the same entries in memory of their own, `size` consecutive bytes."""
     memory = memoryview(b"".join(entry.data for entry in entries))
     assert len(memory) == size, (len(memory), size)
     copies: list[StoredEntry] = []

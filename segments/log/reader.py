@@ -1,10 +1,10 @@
-"""Reads behind the tail, as the loop sees them: started, shared, kept for who reads on.
+"""Cold reads, as seen by the loop: started, shared between readers, and kept for continued reading.
 
-Readers that wait for the same place share one read. What follows a window is read before its reader
-is there (`read_ahead.py`). What a thread found is checked against what has happened to the log
-meanwhile: entries that were removed are `Compacted`, damaged ones are noted.
+Readers waiting for the same position share one read. The data after a window is read ahead of its
+reader (`read_ahead.py`). The result of a thread is checked against changes of the log meanwhile:
+removed entries are reported as `Compacted`, and damaged ones are noted.
 
-Must not know: the journal, who asks.
+Does not depend on the journal or on who reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Reader:
-    """The cold reads of `segments.api.Store`, which says what each gives."""
+    """Implementation of the cold reads of `segments.api.Store`, where each is documented."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Reader:
         refused: Callable[[OSError], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`refused` is called for each read that found no descriptor or no memory, `fail` for an
-        error of the disk. Both are the owner's business, whoever asked."""
+        """`refused` is called for each read that lacked a descriptor or memory, `fail` for an error
+        of the disk. Both concern the store's owner, not only the caller."""
         self._workers = workers
         self._refused = refused
         self._fail = fail
         self.read_ahead = ReadAhead()
         self._timer: Timer | None = None
-        """Use: what nobody comes for is dropped then.
+        """Use: windows that no reader takes are dropped when it fires.
         Invariant: runs while there are windows, until `stop`."""
         self._reading: dict[Key, list[Callable[[cold.Found | StorageError], None]]] = {}
-        """Use: reads for consumers under way, and who waits for each; more than one where several
-        go on at one place."""
+        """Use: reads for consumers in progress, and the callbacks waiting for each; several if
+        readers continue at the same position."""
         self._is_stopped = False
         self.refusals = 0
 
@@ -80,7 +80,7 @@ class Reader:
         def give(found: cold.Found | StorageError, *, is_joined: bool = False) -> None:
             is_trimmed = isinstance(found, Compacted) and not log.deleted and first < log.first
             if is_trimmed or _is_replaced(log, before, found):
-                # It began in what is gone now.
+                # It began in a part that was removed.
                 self.read(log, offset, end_index, bytes_max, done)
                 return
             if isinstance(found, StorageError):
@@ -89,7 +89,7 @@ class Reader:
             slices = cold.slices(found, offset, end_index, bytes_max)
             following = found.index + len(found.entries)
             if is_joined and not slices.buffers and following <= min(end_index, log.flushed_index):
-                # Whoever asked first may read less far, and nothing is left up to there.
+                # The first caller may have a lower end, up to which nothing is left.
                 self.read(log, offset, end_index, bytes_max, done)
                 return
             self._keep((log.id, age, "offset", slices.end_offset), found)
@@ -99,9 +99,9 @@ class Reader:
         key = (log.id, age, "offset", offset)
         window = self.read_ahead.take(key)
         if window is not None and window.entries and window.entries[0].base_offset > offset:
-            window = None  # it would pass over records, and so would what its index leads to
+            window = None  # it would skip records, and so would a read from its index
         if window is not None and _holds_records(window, end_index):
-            # At once: on a busy loop each turn more would cost a reader as much as the disk.
+            # Immediately: on a busy loop each further turn would cost as much as the disk.
             self.read_ahead.hits += 1
             give(window)
             return
@@ -113,14 +113,14 @@ class Reader:
         index, ahead = NO_INDEX, 0
         if window is not None:
             ahead = self.read_ahead.ahead_bytes(AHEAD_BYTES)
-            if window.index >= log.first:  # else it is that of an entry which is trimmed now
+            if window.index >= log.first:  # else its entry has been trimmed
                 index = window.index
         look = cold.read(log, offset, end_index, bytes_max, index, ahead)
         self._run(log, look, lambda result: self._found(key, result))
 
     def _read_on(self, log: DiskLog, age: int, end_index: Index, window: cold.Found) -> None:
-        """Have what follows a window read before its reader is there, once little is left of it:
-        a reader then waits for the disk only where that is slower."""
+        """Read the data after a window ahead of its reader, once little of the window is left. A
+        reader then waits for the disk only if the disk is slower."""
         rest = window.entries[window.count :]
         ahead = self.read_ahead.ahead_bytes(AHEAD_BYTES)
         if not rest or not ahead or sum(len(entry.data) for entry in rest) > ahead // 2:
@@ -137,7 +137,7 @@ class Reader:
         self._run(log, look, lambda result: self._found(key, result))
 
     def _found(self, key: Key, result: cold.Found | StorageError) -> None:
-        """A read for consumers has ended. Whoever waits gets it; else it is kept."""
+        """Finish a read for consumers: give the result to those waiting, or keep it for later."""
         waiting = self._reading.pop(key)
         for give in waiting:
             give(result)
@@ -238,8 +238,8 @@ class Reader:
             if result.entry >= 0:
                 done(result.entry)
             elif following <= min(log.flushed_index, end_index):
-                # There are more segments, or what was in memory then has gone to them, and perhaps
-                # left memory.
+                # There are more segments, or entries that were in memory have been flushed since,
+                # and perhaps evicted.
                 self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=following)
             else:
                 done(in_memory())
@@ -270,7 +270,7 @@ class Reader:
 
         def finished(result: T | BaseException) -> None:
             if isinstance(result, EntriesDamaged) and first == log.first < result.end:
-                # Nothing was trimmed meanwhile. The range may begin in what was before.
+                # Nothing was trimmed meanwhile. The range may begin in a part trimmed earlier.
                 result = EntriesDamaged(max(result.first, first), result.end, result.position)
             is_gone = isinstance(result, EntriesDamaged) and result.first < log.first
             if isinstance(result, EntriesDamaged | FileNotFoundError) and (
@@ -278,7 +278,7 @@ class Reader:
             ):
                 done(Compacted("the segment was deleted meanwhile"))
             elif isinstance(result, OSError) and is_disk_full(result):
-                # Who asks again finds room, perhaps.
+                # A retry may find space.
                 done(CorruptRecord("index, which there is no room to rebuild", 0))
             elif isinstance(result, OSError) and is_passing(result):
                 self.refusals += 1
@@ -297,7 +297,7 @@ class Reader:
         self._workers.pool(job, finished)
 
     def stop(self) -> None:
-        """No timer runs any more."""
+        """Stop the timer for good."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -309,19 +309,21 @@ def _holds_records(window: cold.Found, end_index: Index) -> bool:
 
 
 def _reading_age(log: DiskLog) -> int:
-    """Of windows: those from before a reset, a repair or a compaction are no more."""
+    """Return the version of the log for windows: it changes with a reset, a repair or a
+    compaction."""
     return log.generation + log.damaged_ranges.repairs
 
 
 def _age(log: DiskLog) -> tuple[int, int]:
-    """What was found damaged counts as long as neither a reset nor a repair came between."""
+    """Return the version of the log for damage: a result counts only if neither a reset nor a
+    repair came between."""
     return log.generation, log.damaged_ranges.repairs
 
 
 def _is_replaced(log: DiskLog, before: tuple[int, int], found: object) -> bool:
-    """Whether what a read that began at that age says of damage may be said of a segment that was
-    rewritten since. Its file stays for some seconds only, and a disk may be slower: it is gone, and
-    what took its place was not looked at."""
+    """Return True if damage found by a read that began at version `before` may concern a segment
+    rewritten since. The old file is kept only for some seconds, and a slow read may find it gone
+    without looking at its replacement."""
     generation, repairs = _age(log)
     is_older = repairs != before[1] and generation == before[0] and not log.deleted
     return is_older and isinstance(found, EntriesDamaged)

@@ -1,19 +1,19 @@
-"""Repairing damaged ranges: frames are written where damaged ones lie, from copies that another
-replica has.
+"""Repair of damaged ranges: damaged frames are overwritten with copies from another replica.
 
-An entry of a damaged range that can be read after all is left as it is. What could not be read once
-may be readable a moment later, and a range without Idx has good entries in it, too.
+An entry of a damaged range that turns out to be readable is left as it is: a failed read may
+succeed later, and a range without Idx contains good entries, too.
 
-A frame's place is what its Idx says. Where the Idx is damaged too, the segment is walked: the
-frames before the place are good, or are among those to be written. An entry that does not fit its
-place, its term or its neighbours is refused: it is not what stood there. A damaged neighbour says
-nothing until its own copy comes, which has to fit this one. A crash in between leaves the range
-damaged. A repair waits in the queue of removals, so that no flush writes to the same file.
+The position of a frame comes from its Idx. If the Idx is damaged too, the segment is walked: the
+frames before the position are good, or are among those to be written. A copy that does not fit its
+position, its term or its neighbours is refused, because it is not the original entry. A damaged
+neighbour cannot confirm anything until its own copy arrives, which must then fit this one. A crash
+in between leaves the range damaged. A repair waits in the queue of removals, so that no flush
+writes to the same file.
 
-A copy from a log that was compacted further is smaller than what stood there: where the caller says
-that it may be, a sealed segment is written anew with it.
+A copy from a log that was compacted further is smaller than the original frame. If the caller
+allows that, the sealed segment is rewritten with the copy.
 
-Must not know: where the entries come from.
+Does not depend on where the copies come from.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from segments.log.segment_header import (
 )
 
 _LOOK_AHEAD = 1024
-"""Entries among which one is looked for that has an Idx."""
+"""Number of following entries searched for one that has an Idx."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An entry of a damaged range, and the term the log knows for it."""
+    """Copy of an entry of a damaged range, and the term that the log knows for it."""
 
     entry: StoredEntry
     term: Term
 
 
 def copy_of(entry: EntryLike, term: Term) -> Copy:
-    """A copy that does not depend on the caller's buffer. Raises CorruptRecord."""
+    """Return a copy that does not depend on the caller's buffer. Raises CorruptRecord."""
     if entry.term != term:
         raise CorruptRecord("term of a copy", entry.index, expected=term, actual=entry.term)
     return Copy(
@@ -78,17 +78,17 @@ def copy_of(entry: EntryLike, term: Term) -> Copy:
 
 
 class SegmentWriter(Protocol):
-    """Who writes segments anew."""
+    """Component that rewrites segments."""
 
     def hold(self, log: DiskLog) -> bool:
-        """Begin nothing else with the log's segments until `release`; False: something else is
-        under way, or a segment's old file is still there."""
+        """Reserve the log's segments until `release`: no other rewrite of them begins. Return False
+        if other work is in progress, or if a segment's old file still exists."""
 
     def write(
         self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> SegmentInfo:
-        """The segment with the copies in place of damaged entries. Blocks. Raises CorruptRecord,
-        OSError."""
+        """Rewrite the segment with the copies in place of damaged entries. Blocks. Raises
+        CorruptRecord or OSError."""
 
     def release(
         self,
@@ -96,11 +96,12 @@ class SegmentWriter(Protocol):
         generation: int,
         written: Sequence[tuple[SegmentInfo, SegmentInfo, Index]],
     ) -> None:
-        """The work is done: (old segment, new one, index behind the last entry) for each."""
+        """Finish the work. `written` has (old segment, new one, index after the last entry) of
+        each."""
 
 
 class Repair:
-    """One call of `Store.repair`, which waits until nothing else is at the log's files. `begin` and
+    """One call of `Store.repair`, which waits until no other work uses the log's files. `begin` and
     `written` are called on the loop, before and after the job."""
 
     __slots__ = (
@@ -117,8 +118,8 @@ class Repair:
         *,
         compacted_upto: Index = NO_INDEX,
     ) -> None:
-        """Only the damaged ones of the entries are written. Raises StorageError when one of those
-        cannot be what the log had."""
+        """Keep only the copies of damaged entries. Raises StorageError if one of them cannot be the
+        original entry."""
         self._copies = {
             entry.index: copy_of(entry, log.term(entry.index))
             for entry in entries
@@ -135,11 +136,11 @@ class Repair:
 
     @property
     def indexes(self) -> Iterable[Index]:
-        """Of the damaged entries that copies were given of."""
+        """Indexes of the damaged entries for which copies were given."""
         return self._copies
 
     def begin(self) -> Callable[[], None] | None:
-        """The job; None: the log was reset meanwhile."""
+        """Return the job; None if the log was reset meanwhile."""
         log = self._log
         if log.generation != self._generation:
             self._done(None)
@@ -166,11 +167,12 @@ class Repair:
         except OSError as error:
             if not is_refused(error):
                 raise
-            # Whoever asks again may find room. What makes it stands in the same queue behind this.
+            # A retry may find space. The removals that free it wait in the same queue behind this.
             self._failure = WriteRefused(str(error))
 
     def _is_other(self, segment: SegmentInfo, copies: Mapping[Index, Copy]) -> bool:
-        """Whether one of the copies may not have what stood there, but what compaction left."""
+        """Return True if one of the copies may differ from the original frame because compaction
+        reduced the entry."""
         files = self._log.files
         for index, copy in copies.items():
             if index > self._compacted_upto:
@@ -186,7 +188,7 @@ class Repair:
         return False
 
     def _write_anew(self, segment: SegmentInfo, end: Index, copies: Mapping[Index, Copy]) -> None:
-        """Raises CorruptRecord."""
+        """Rewrite the segment with the copies and check them. Raises CorruptRecord."""
         files = self._log.files
         for index, copy in copies.items():
             _check_known(files, index, copy.entry, self._compacted_upto)
@@ -197,18 +199,18 @@ class Repair:
             _check_back(files, index, copies[index])
 
     def written(self) -> None:
-        """The job has ended: what is good again is no longer damaged."""
+        """Finish the job on the loop: repaired entries are no longer damaged."""
         log, copies, failure = self._log, self._copies, self._failure
         if self._holds:
             self._writer.release(log, self._generation, self._written)
         if log.generation == self._generation:
-            for index, copy in copies.items():  # of some it is true, though others failed
+            for index, copy in copies.items():  # correct for each, even if others failed
                 log.note_timestamp(index, copy.entry.timestamp)
             log.damaged_ranges.repaired(() if failure is not None else copies)
             for old, _, end in self._written if failure is None else ():
                 log.damaged_ranges.cut(old.first_index, end)  # all of it was read and written
             if isinstance(failure, EntriesDamaged):
-                # Other damage stands before these: it has to be repaired first.
+                # Other damage precedes these entries and must be repaired first.
                 log.damaged_ranges.add(failure.first, failure.end)
                 log.damaged_ranges.trim(log.first)
         self._done(failure)
@@ -217,7 +219,7 @@ class Repair:
 def _by_segment(
     segments: Sequence[SegmentInfo], end: Index, copies: Mapping[Index, Copy]
 ) -> Iterator[tuple[SegmentInfo, Index, dict[Index, Copy]]]:
-    """(segment, index behind its last entry, its copies), where `end` is behind the last of all."""
+    """Yield (segment, index after its last entry, its copies); `end` is after the last entry."""
     for n, segment in enumerate(segments):
         stop = segments[n + 1].first_index if n + 1 < len(segments) else end
         mine = {i: c for i, c in copies.items() if segment.first_index <= i < stop}
@@ -226,14 +228,14 @@ def _by_segment(
 
 
 def _read_entry(files: LogFiles, index: Index) -> StoredEntry:
-    """Raises CorruptRecord."""
+    """Read one entry. Raises CorruptRecord."""
     (entry,) = files.entries(index, index + 1, 0)
     return entry
 
 
 def _is_there(files: LogFiles, index: Index, copy: Copy) -> bool:
-    """Whether the entry can be read after all, and is the one that the copy is of. What is in it
-    may differ: one of the two may be compacted further."""
+    """Return True if the entry is readable after all and is the one copied. Its data may differ,
+    because one of the two may be compacted further."""
     try:
         found = _read_entry(files, index)
     except CorruptRecord:
@@ -242,7 +244,7 @@ def _is_there(files: LogFiles, index: Index, copy: Copy) -> bool:
 
 
 def _is_same_entry(found: StoredEntry, copy: StoredEntry) -> bool:
-    """Whether both are the same entry, whatever compaction has left of it."""
+    """Return True if both are the same entry, regardless of compaction."""
     return (
         found.term, found.base_offset, found.records, int(found.kind), found.timestamp,
     ) == (
@@ -251,16 +253,16 @@ def _is_same_entry(found: StoredEntry, copy: StoredEntry) -> bool:
 
 
 def _check_back(files: LogFiles, index: Index, copy: Copy) -> None:
-    """What is read must be what was written. Raises CorruptRecord: the medium gives something
-    else, and the range stays damaged."""
+    """Read the entry back and compare it with the copy. Raises CorruptRecord if the medium returns
+    other data; the range stays damaged."""
     found = _read_entry(files, index)
     if not _is_same_entry(found, copy.entry) or found.data != copy.entry.data:
         raise CorruptRecord("copy of an entry that was written", index)
 
 
 def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: Index) -> None:
-    """What the entry's Idx says must be so, but for the length of one that compaction may have
-    made smaller. Raises CorruptRecord."""
+    """Check the entry against its Idx; the length may differ if compaction may have reduced the
+    entry. Raises CorruptRecord."""
     try:
         idx = files.idx(index)
     except IndexDamaged:
@@ -278,12 +280,12 @@ def _repair_segment(
 ) -> None:
     """Write the copies into a segment, whose entries end at `end`; durable on return.
 
-    Raises CorruptRecord when a copy cannot be what stood there. Blocks.
+    Blocks. Raises CorruptRecord if a copy cannot be the original entry.
     """
     try:
         file = files.fs.open(files.segment_path(segment.number))
     except FileNotFoundError:
-        # The next start finds that the log is lost; until then the others' copies serve.
+        # The next start finds that the log is lost; until then other replicas' copies serve reads.
         raise CorruptRecord("segment file missing", segment.number) from None
     try:
         size = file.size()
@@ -294,7 +296,7 @@ def _repair_segment(
             position = _place(files, segment, end, file, index, frame, copies)
             _write(file, frame, position)
             size = max(size, position + len(frame))
-        if file.size() > size:  # by what was written of a page
+        if file.size() > size:  # extended by writing a whole page
             file.truncate(size)
         file.sync()
     finally:
@@ -309,9 +311,9 @@ def _repair_segment(
 
 
 def _sync_index(files: LogFiles, segment: SegmentInfo, end: Index) -> None:
-    """Make durable where the segment's entries lie: beside what was written there may be frames
-    that nobody needs any more and that cannot be walked over. A flush leaves that to the next
-    segment's beginning, because it could be told from whole frames."""
+    """Make the segment's Idx durable: beside the written data there may be frames that are no
+    longer needed and that cannot be walked over. A flush leaves this to the beginning of the next
+    segment, because whole frames suffice to rebuild Idx."""
     for number in range(
         segment.first_index // files.index_entries, (end - 1) // files.index_entries + 1
     ):
@@ -326,7 +328,7 @@ def _sync_index(files: LogFiles, segment: SegmentInfo, end: Index) -> None:
 
 
 def _rebuild(files: LogFiles, segment: SegmentInfo, end: Index, index: Index) -> None:
-    """Idx of the segment's entries, up to `index` at least. Raises EntriesDamaged."""
+    """Rebuild the Idx of the segment's entries, at least up to `index`. Raises EntriesDamaged."""
     try:
         files.rebuild(segment, end)
     except EntriesDamaged as damage:
@@ -335,10 +337,11 @@ def _rebuild(files: LogFiles, segment: SegmentInfo, end: Index, index: Index) ->
 
 
 def _write(file: File, data: bytes, position: int) -> None:
-    """Raises CorruptRecord when the medium does not even take whole pages: the range stays damaged.
+    """Write over a damaged location.
 
-    In a page that cannot be read what lies beside `data` cannot be read either: it is
-    damaged too, found or not yet, which the CRC tells from then on."""
+    Raises CorruptRecord if the medium does not accept even whole pages; the range stays damaged. In
+    an unreadable page the bytes beside `data` are lost too; their CRC shows it from then on.
+    """
     try:
         write_over(file, data, position)
     except OSError as error:
@@ -348,7 +351,7 @@ def _write(file: File, data: bytes, position: int) -> None:
 
 
 def _write_header(files: LogFiles, segment: SegmentInfo, file: File) -> None:
-    """A damaged header is written again."""
+    """Write the segment's header again if it is damaged."""
     try:
         decode_segment_header(read_whole(file, SEGMENT_HEADER_BYTES, 0), files.log_id)
     except CorruptRecord:
@@ -359,7 +362,8 @@ def _place(
     files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, frame: bytes,
     copies: Mapping[Index, Copy],
 ) -> int:  # fmt: skip
-    """Where the frame of entry `index` lies. Raises CorruptRecord when `frame` is not the one."""
+    """Return the position of the frame of entry `index`. Raises CorruptRecord if `frame` cannot be
+    the original one."""
     entry = copies[index].entry
     try:
         idx = files.idx(index)
@@ -377,7 +381,7 @@ def _place(
 def _walk_to(
     files: LogFiles, segment: SegmentInfo, file: File, index: Index, copies: Mapping[Index, Copy]
 ) -> int:
-    """The position behind the frames before `index`. Raises EntriesDamaged."""
+    """Return the position after the frames before `index`. Raises EntriesDamaged."""
     position, offset = SEGMENT_HEADER_BYTES, segment.base_offset
     for before, entry in _entries_to(files, segment, file, index, copies):
         position = before
@@ -393,7 +397,7 @@ def _walk_to(
 def _entries_to(
     files: LogFiles, segment: SegmentInfo, file: File, index: Index, copies: Mapping[Index, Copy]
 ) -> Iterator[tuple[int, StoredEntry]]:
-    """(position behind it, entry) of the segment's entries below `index`."""
+    """Yield (position after it, entry) of the segment's entries below `index`."""
     position = SEGMENT_HEADER_BYTES
     for number in indexes(segment.first_index, index):
         entry = _read(files, file, number, position)
@@ -409,7 +413,8 @@ def _check_next(
     files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, position: int,
     copies: Mapping[Index, Copy],
 ) -> None:  # fmt: skip
-    """What follows must follow: the next entry, unless it is itself a copy, or the end."""
+    """Check that the copy is followed by the next entry, unless that is a copy itself, or by the
+    end."""
     if index + 1 >= end or index + 1 in copies:
         return
     entry = copies[index].entry
@@ -428,8 +433,8 @@ def _check_next(
 
 
 def _ends_elsewhere(files: LogFiles, file: File, index: Index, position: int, behind: int) -> bool:
-    """Whether the damaged frame's own length leads to one that names the next entry, good or not,
-    elsewhere than where the copy ends: then it is the copy that is wrong."""
+    """Return True if the damaged frame's own length leads to a header of the next entry, good or
+    not, elsewhere than at the copy's end: then the copy is wrong."""
     end = position + frame_length(memoryview(read_whole(file, FRAME_BYTES, position)), 0)
     if end in {position, behind}:
         return False
@@ -443,8 +448,8 @@ def _ends_elsewhere(files: LogFiles, file: File, index: Index, position: int, be
 def _fits_before(
     files: LogFiles, segment: SegmentInfo, later: Sequence[Index], behind: int, next_offset: Offset
 ) -> bool:
-    """Whether a frame that ends at `behind`, and its entry at `next_offset`, leave room for those
-    up to the nearest of `later` that has an Idx."""
+    """Return True if a frame that ends at `behind`, with the next entry at `next_offset`, leaves
+    enough space for the entries up to the nearest of `later` that has an Idx."""
     with IndexReader(files) as reader:
         for between, index in enumerate(later):
             try:

@@ -1,13 +1,12 @@
-"""The scrubber: it reads what no client reads, so that damage is found while other replicas have
-copies.
+"""The scrubber: reads data that no client reads, to find damage while other replicas have copies.
 
-It goes through the segments of all logs in order, entry by entry through their Idx, and checks
-every CRC. A step is a mebibyte in the pool; a rate in bytes a second is kept; some time behind the
-last log it begins again. The newest segment is read as far as it was durable when the pass came to
-its log, because some logs never fill one. What it finds is added to the log's damaged ranges. To
-repair them is the owner's business. Between its steps other parts of the directory are looked at.
+It reads the segments of all logs in order, entry by entry through their Idx, and checks every CRC.
+A step reads a mebibyte in the pool, limited to a rate in bytes per second. Some time after the last
+log it begins again. The newest segment is read as far as it was durable when the pass reached its
+log, because some logs never fill one. Damage is added to the log's damaged ranges; the owner
+repairs them. Between its steps, other parts of the directory are checked.
 
-Must not know: the tail, who repairs.
+Does not depend on the tail or on how damage is repaired.
 """
 
 from __future__ import annotations
@@ -23,44 +22,43 @@ from segments.log.log import DiskLog
 
 STEP_BYTES = 1 << 20
 PARTS_EVERY = 4
-"""Within a pass one step in so many is for other parts, as long as some are to be looked at."""
+"""Within a pass, one of this many steps checks other parts while some are left to check."""
 PARTS_MS = 3_600_000
-"""They are looked at once in so long: the journal of a busy server has become another one by then,
-and that of a server at rest is as long, and would be most of what is read there."""
+"""Interval at which other parts are checked. In an hour the journal of a busy server is replaced by
+a new one, while that of an idle server, equally long, would be most of what is read there."""
 PAUSE_MS = 10_000
-"""Between two passes, at least."""
+"""Minimum time between two passes."""
 LOG_MS = 100
-"""What each log takes of the time from one pass to the next, at least. A small one is read in a
-moment, and costs a millisecond all the same: with a thousand of them a server at rest would do
-little else."""
+"""Minimum time per log from one pass to the next. Reading a small log still costs a millisecond;
+with a thousand of them an idle server would do little else."""
 NS_PER_MS = 1_000_000
 
 
 class Look(Protocol):
-    """At a part of the directory that is no log's."""
+    """Check of one part of the directory that belongs to no log."""
 
     def step(self) -> int:
-        """Read on; how many bytes. Blocks. Raises OSError: to be called again."""
+        """Read on; return the number of bytes. Blocks. Raises OSError; may then be called again."""
 
 
 class Parts(Protocol):
-    """What is looked at beside logs."""
+    """Parts of the directory that are checked besides logs."""
 
     def begin(self) -> None:
-        """A round of all of them. What is left of the last one is dropped."""
+        """Begin a round of all parts. Remaining work of the last round is dropped."""
 
     def next(self) -> Look | None:
-        """Whose step is next; None: the round has ended."""
+        """Return the part whose step is next; None if the round has ended."""
 
     def stepped(self) -> None:
-        """Its step has ended."""
+        """Note that the part's step has ended."""
 
     def refused(self) -> None:
-        """Its step was refused: the others come first."""
+        """Note that the part's step was refused; other parts go first."""
 
 
 class Scrubber:
-    """Counts what it does. `bytes_per_second` 0: never."""
+    """Reads continuously and counts its work. With `bytes_per_second` 0 it does nothing."""
 
     def __init__(
         self,
@@ -75,25 +73,26 @@ class Scrubber:
         self._logs = logs
         self._parts = parts
         self._parts_at_ns = now_ns()
-        """When they were begun last, or could have been."""
+        """Time at which the last round of parts began or could have begun."""
         self._has_begun_parts = False
         self._has_refused = False
-        """A look of this round was refused: the next round does not wait for it."""
+        """True if a step of this round was refused; the next round does not wait for it."""
         self._waits_for_pass = False
-        """No look before the end of a pass: the last one was refused, and logs are to be read."""
+        """True if no part is checked before the end of this pass, because the last step was refused
+        and logs are left to read."""
         self._steps = 0
         self._rate = bytes_per_second
         self._now_ns = now_ns
         self._fail = fail
         self._ids: deque[LogId] = deque()
-        """Logs of this pass that are not read yet: sorted once a pass, and not once a step."""
+        """Logs of this pass that are not read yet, sorted once per pass rather than per step."""
         self._log_id = LogId(0)
         self._index = NO_INDEX
         self._end = NO_INDEX
-        """Where the log that is read ended when its turn came."""
+        """End of the present log when the pass reached it."""
         self._pass_bytes = 0
         self._pass_logs = 0
-        """Of this pass, those that have segments."""
+        """Number of logs with segments in this pass."""
         self._pass_began_ns = 0
         self.is_stopped = False
         self.bytes = 0
@@ -108,7 +107,7 @@ class Scrubber:
         self._workers.call_later(delay_ms, self._step)
 
     def _step(self) -> None:
-        """Read on from where the last step ended."""
+        """Continue after the last step."""
         if self.is_stopped:
             return
         self._steps += 1
@@ -124,7 +123,8 @@ class Scrubber:
             self._end_pass()
 
     def _next_look(self, *, is_between: bool) -> Look | None:
-        """At other parts, behind the first pass and once an hour, also within a long pass."""
+        """Return the next step of another part: after the first pass and once an hour, also during
+        a long pass."""
         now_ns = self._now_ns()
         look = self._parts.next()
         is_due = now_ns - self._parts_at_ns >= PARTS_MS * NS_PER_MS
@@ -171,7 +171,7 @@ class Scrubber:
                 self._index = end
                 self._wait(0)
             elif isinstance(result, OSError) and is_refused(result):
-                self._wait(PAUSE_MS)  # no room to rebuild an index, or no descriptor to read
+                self._wait(PAUSE_MS)  # no space to rebuild an index, or no descriptor to read
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:
@@ -183,7 +183,8 @@ class Scrubber:
         self._workers.pool(job, done)
 
     def _next_log(self) -> DiskLog | None:
-        """The log to read on in, with `_index` set to its first entry not read in this pass."""
+        """Return the log to continue with; set `_index` to its first entry not read in this
+        pass."""
         if not self._log_id:
             self._ids.extend(sorted(self._logs))
             self._pass_logs, self._pass_began_ns = 0, self._now_ns()

@@ -1,15 +1,13 @@
-"""The segment files of one log, read: by index, by offset, by timestamp; and rebuilt indexes.
+"""Reads of one log's segment files by index, offset and timestamp, and rebuilding of its Idx.
 
-A log segment is a 64-byte header and frames, end to end. Which bytes of it count is not the file's
-business: entries up to the log's durable end do, as the journal says; what lies behind is scrap of
-an unfinished flush.
+A log segment is a 64-byte header (`segment_header.py`) followed by consecutive frames. The file
+itself does not say how many of its bytes count: entries up to the log's durable end, known from the
+journal, do. Anything after them is left over from an unfinished flush.
 
-The header: `segment_header.py`.
+All functions block and run in the pool; small index look-ups also run on the loop. The only state
+is names: files are opened, read and closed, so threads share nothing.
 
-Everything here blocks and runs in the pool (small index look-ups also on the loop). No state but
-names: files are opened, read and closed, so nothing is shared between threads.
-
-Must not know: the cache, the journal.
+Does not depend on the cache or the journal.
 """
 
 from __future__ import annotations
@@ -75,13 +73,13 @@ _WALK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogFiles(IndexFiles):
-    """One log's files: its index segments, and its log segments read by way of them."""
+    """One log's files: its index segments, and its log segments read through them."""
 
     def segment_path(self, number: int) -> str:
         return segment_path(self.directory, number)
 
     def indexes_below(self, first_index: Index) -> list[str]:
-        """Paths of the index files that only describe entries below that one."""
+        """Return the paths of index files that describe only entries below `first_index`."""
         return [
             path for name in self.fs.list(self.directory)
             if (found := segment_number(name)) is not None
@@ -90,9 +88,9 @@ class LogFiles(IndexFiles):
         ]  # fmt: skip
 
     def remove_scrap(self, segment: int, first: Index) -> None:
-        """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
-        from entry `first` on. Entries may be laid out differently next time, and what is left of an
-        earlier layout could pass for this one."""
+        """Remove, durably, leftovers of a flush that do not count: files after `segment` and Idx
+        from entry `first` on. The next flush may lay out entries differently, and remains of the
+        earlier layout could be mistaken for it."""
         fs = self.fs
         index_number, position = place(first, self.index_entries)
         last = {"log": segment, "index": index_number}
@@ -102,7 +100,7 @@ class LogFiles(IndexFiles):
             and (sequence_of(found[1]) if found[0] == "log" else found[1]) > last[found[0]]
             and not fs.is_directory(f"{self.directory}/{name}")
         ]  # fmt: skip
-        for name in reversed(scrap):  # newest first: a crash leaves no gap before what is left
+        for name in reversed(scrap):  # newest first: a crash leaves no gap among the rest
             fs.unlink(f"{self.directory}/{name}")
         if fs.exists(self.index_path(index_number)):
             file = self.open_index(index_number, first)
@@ -117,7 +115,7 @@ class LogFiles(IndexFiles):
 
     # --- entries ---------------------------------------------------------------------------------
     def entries(self, first: Index, end: Index, bytes_max: int) -> list[StoredEntry]:
-        """Entries [first, end), at least one, then ≤ `bytes_max` of payload.
+        """Return entries of [first, end): at least one, then ≤ `bytes_max` of payload.
 
         Raises CorruptRecord.
         """
@@ -139,9 +137,11 @@ class LogFiles(IndexFiles):
         return found
 
     def skip_emptied(self, segments: Sequence[SegmentInfo], index: Index, end: Index) -> Index:
-        """`index`, or where to read on instead, below `end`: nothing is left of any entry before
-        that. Most of an old log may be segments like that, of millions of entries each. Raises
-        IndexDamaged."""
+        """Return `index`, or a later index below `end` before which no entry has data left.
+
+        Most of an old log may be such emptied segments, of millions of entries each. Raises
+        IndexDamaged.
+        """
         place = max(bisect_right(segments, index, key=_first_index) - 1, 0)
         with IndexReader(self) as reader:
             for segment, following in pairwise(segments[place:]):
@@ -155,10 +155,11 @@ class LogFiles(IndexFiles):
     def index_of(
         self, segments: Sequence[SegmentInfo], offset: Offset, first: Index, end: Index
     ) -> Index:
-        """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange.
+        """Return the index of the entry in [first, end) that holds `offset`.
 
-        Offsets grow about evenly within a segment: the place is guessed from its ends, and a block
-        of rows looked at, which holds it as a rule; after some guesses the range is halved instead.
+        Offsets grow about evenly within a segment. The position is therefore interpolated from the
+        segment's ends, and a block of rows around it usually contains the entry. After some
+        guesses, bisection takes over. Raises OffsetOutOfRange.
         """
         at = bisect_right(segments, offset, key=_base_offset) - 1
         low_offset, high_offset = offset, 0
@@ -195,9 +196,9 @@ class LogFiles(IndexFiles):
         first: Index,
         end: Index,
     ) -> TimeFound:
-        """The first entry of [first, end) whose timestamp is ≥ `timestamp` in those of `segments`
-        that are at `places`. All but the last of `segments` are sealed: what they come to is
-        learned where it is not known."""
+        """Find the first entry of [first, end) whose timestamp is ≥ `timestamp` in the `segments`
+        at positions `places`. All but the last of `segments` are sealed; unknown totals of sealed
+        ones are determined."""
         learned: list[Sealed] = []
         with IndexReader(self) as reader:
             for n in places:
@@ -215,12 +216,12 @@ class LogFiles(IndexFiles):
         return TimeFound(Index(-1), learned)
 
     def _timed(self, low: Index, high: Index, timestamp: int) -> Index:
-        """The first entry of [low, high), all of one segment, whose timestamp is ≥ `timestamp`, or
-        `high`.
+        """Return the first entry of [low, high), all of one segment, whose timestamp is ≥
+        `timestamp`, or `high`.
 
-        "Largest so far" starts anew with each segment, so within one it is ordered: some twenty Idx
-        are read, and the entry. Where what is larger lies before `low`, it says nothing of what
-        follows, and entries are read on from there, of this one segment.
+        An Idx has the largest timestamp so far in its segment, which is ascending, so about twenty
+        Idx are read by bisection, and the entry. If the larger timestamp belongs to an entry before
+        `low`, the Idx are no help, and the entries of this one segment are read on from there.
         """
         found = self.search(low, high, lambda idx: idx.max_timestamp >= timestamp)
         bytes_max = 0
@@ -234,7 +235,8 @@ class LogFiles(IndexFiles):
         return high
 
     def term_runs(self, first: Index, end: Index) -> list[tuple[Index, Term, Offset]]:
-        """(first index, term, offset) of each run of equal terms in [first, end), by search."""
+        """Return (first index, term, offset) of each run of equal terms in [first, end), found by
+        bisection."""
         runs: list[tuple[Index, Term, Offset]] = []
         with IndexReader(self) as reader:
             while first < end:
@@ -251,8 +253,8 @@ class LogFiles(IndexFiles):
         return runs
 
     def _term(self, reader: IndexReader, index: Index, end: Index) -> Term:
-        """Term of an entry. Where both frame and Idx are damaged, its neighbours tell, if they
-        agree. Raises IndexDamaged."""
+        """Return the term of an entry. If both its frame and its Idx are damaged, use the
+        neighbours' term if they agree. Raises IndexDamaged."""
         try:
             return reader.idx(index).term
         except IndexDamaged:
@@ -263,9 +265,10 @@ class LogFiles(IndexFiles):
             raise
 
     def _frames(self, rows: Sequence[Idx], first: Index) -> list[StoredEntry]:
-        """The entries of `rows`, which lie end to end in one segment, up to the first damaged one.
+        """Return the entries of `rows`, which are consecutive in one segment, up to the first
+        damaged one.
 
-        Raises EntriesDamaged when that is the first of all.
+        Raises EntriesDamaged if the first of them is damaged.
         """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
@@ -289,9 +292,11 @@ class LogFiles(IndexFiles):
     def _stretch(
         self, number: int, start: int, length: int, index: Index, *, from_medium: bool = False
     ) -> Stretch:
-        """Bytes of a log segment, nothing where there is none; with `from_medium` not those that
-        the system has in memory. Raises IndexDamaged when the Idx of entry `index` names one that
-        was rewritten since."""
+        """Return bytes of a log segment, none if the file does not exist.
+
+        With `from_medium` the page cache is bypassed. Raises IndexDamaged if the Idx of entry
+        `index` names a segment that was rewritten since.
+        """
         try:
             file = self.fs.open(self.segment_path(number))
         except FileNotFoundError:
@@ -306,9 +311,9 @@ class LogFiles(IndexFiles):
             file.close()
 
     def _is_rewritten(self, number: int) -> bool:
-        """Whether there may be another file with the entries of a segment that is gone: another
-        one of the same, or an older one in which it may be joined with others. Who believes it
-        looks there, and finds them or not."""
+        """Return True if another file may hold the entries of a missing segment: a rewritten form
+        of it, or an older segment into which it was joined. Callers look there, and may find
+        nothing."""
         if number != sequence_of(number):
             return True
         nearest = 0
@@ -321,10 +326,12 @@ class LogFiles(IndexFiles):
     def check(
         self, first: Index, end: Index, bytes_max: int
     ) -> tuple[Index, int, list[tuple[Index, Index]]]:
-        """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go on
-        with, bytes read, ranges [first, end) that are damaged). They are read from the medium: in
-        the system's page cache they are whole long after that has lost them. Raises IndexDamaged,
-        also where a frame and its Idx disagree."""
+        """Read and check entries from `first`, about `bytes_max` bytes, none from `end` on.
+
+        Return (index to continue with, bytes read, damaged ranges [first, end)). Reads come from
+        the medium: the page cache may hold good copies long after the medium has lost the data.
+        Raises IndexDamaged, also if a frame and its Idx disagree.
+        """
         block = self.block(first, min(end, first + _READ_ROWS_MAX))
         rows, _ = _run(block, 0, bytes_max, any_yet=False)
         start = rows[0].position
@@ -344,12 +351,13 @@ class LogFiles(IndexFiles):
     def segments(
         self, flushed_index: Index, strays: list[str] | None = None
     ) -> tuple[list[SegmentInfo], list[str]]:
-        """(log segments by number, files that do not count: begun, and cut short by a crash; or
-        rewritten since). A header that is damaged is told by the first frame, or by the index. What
-        is not ours is added to `strays`.
+        """Return (log segments by number, paths of files that do not count: begun but cut short by
+        a crash, or replaced by a rewritten form).
 
-        Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
-        file."""
+        A damaged header is recovered from the first frame or from the index. Foreign files are
+        added to `strays`. Raises CorruptRecord if a segment that holds entries up to
+        `flushed_index` is behind a file that was cut short.
+        """
         found: list[SegmentInfo] = []
         begun: list[int] = []
         replaced: list[str] = []
@@ -404,8 +412,8 @@ class LogFiles(IndexFiles):
         return found, [*map(self.segment_path, begun), *replaced]
 
     def _stands_for(self, info: SegmentInfo, number: int) -> bool:
-        """Whether a segment takes the place of a file that says nothing of itself: it is older, or
-        was joined, or no Idx speaks of it yet."""
+        """Return True if segment `info` replaces the unreadable file `number`: `info` is older and
+        joined it, or is its rewritten form or its original to which an Idx still points."""
         if sequence_of(info.number) != sequence_of(number):
             return sequence_of(info.number) < sequence_of(number) <= info.through
         if rewritten(number) == info.number:
@@ -416,8 +424,9 @@ class LogFiles(IndexFiles):
             return False
 
     def _is_joined_in(self, info: SegmentInfo, other: SegmentInfo) -> bool:
-        """Whether the entries of a segment, which is not `info`'s own of before, are in that. Where
-        the header does not say it any more: Idx were written before any other file went."""
+        """Return True if the entries of segment `other`, which is not an earlier form of `info`,
+        were joined into `info`. If the header no longer shows it, Idx decide: they were written
+        before any other file was removed."""
         if sequence_of(info.number) == sequence_of(other.number):
             return False
         if info.through != UNKNOWN_THROUGH:
@@ -428,7 +437,7 @@ class LogFiles(IndexFiles):
             return False
 
     def _reaches(self, info: SegmentInfo, end: Index) -> bool:
-        """Whether the segment has all entries below `end`."""
+        """Return True if the segment has all entries below `end`."""
         try:
             return self.idx(end - 1).segment == info.number
         except IndexDamaged:
@@ -440,7 +449,8 @@ class LogFiles(IndexFiles):
         return last == end - 1
 
     def _look(self, file: File, number: int) -> SegmentInfo:
-        """What a log segment says of itself. Raises CorruptRecord."""
+        """Return a log segment's description from its header, or from its first frame. Raises
+        CorruptRecord."""
         header = b""
         try:
             header = read_whole(file, SEGMENT_HEADER_BYTES, 0)
@@ -454,14 +464,15 @@ class LogFiles(IndexFiles):
             return SegmentInfo(number, first.index, first.base_offset, through=through)
 
     def _told_by_index(self, number: int, low: Index, end: Index) -> SegmentInfo | None:
-        """What Idx of entries [low, end), all of which count, say of a segment that says nothing of
-        itself: its first entry is the one that lies behind the header. None: there is no such."""
+        """Describe a segment with unreadable header and first frame by the Idx of entries
+        [low, end), all of which count: its first entry is the one right after the header. None if
+        there is no such entry."""
         stop = end
         while low < stop:
             middle = (low + stop) // 2
             try:
                 is_after = sequence_of(self.idx(middle).segment) >= sequence_of(number)
-            except IndexDamaged:  # below the oldest there are none
+            except IndexDamaged:  # below the oldest entry there are none
                 is_after = False
             if is_after:
                 stop = middle
@@ -485,13 +496,13 @@ class LogFiles(IndexFiles):
         position: int = SEGMENT_HEADER_BYTES,
         damaged: list[Index] | None = None,
     ) -> Generator[tuple[StoredEntry, int, int]]:
-        """(entry, position, length) of a segment's frames below index `end`, in order; from entry
-        `index` at `position` when that is given.
+        """Yield (entry, position, length) of a segment's frames below index `end`, in order; from
+        entry `index` at `position` if given.
 
-        With `damaged`, a damaged frame is passed over and noted there, if its Idx is good and says
-        that it lies here, or if its own length, but for one bit, leads to a good one of the next
-        entry. Raises EntriesDamaged where the frames break off
-        before `end`.
+        With `damaged`, a damaged frame is skipped and its index added there, if its length is
+        known: from a good Idx that points to it, or from its own length field, with up to one bit
+        flipped, if that leads to a good frame of the next entry. Raises EntriesDamaged if the
+        frames break off before `end`.
         """
         index = index or segment.first_index
         try:
@@ -526,7 +537,7 @@ class LogFiles(IndexFiles):
             file.close()
 
     def _length_by_idx(self, segment: SegmentInfo, index: Index, position: int) -> int:
-        """Length of the frame of entry `index`, which lies there; 0 where no Idx says so."""
+        """Return the length of the frame of entry `index` at `position`; 0 if no Idx says so."""
         try:
             idx = self.idx(index)
         except IndexDamaged:
@@ -535,8 +546,8 @@ class LogFiles(IndexFiles):
         return idx.length if lies_here else 0
 
     def _damaged_length(self, file: File, index: Index, end: int, position: int) -> int:
-        """Length of the damaged frame of entry `index`: behind it lies the good one of the next,
-        which is below `end`. 0: that cannot be told."""
+        """Return the length of the damaged frame of entry `index`, if it leads to the good frame of
+        the next entry, which is below `end`; 0 if unknown."""
         says = frame_length(read_stretch(file, FRAME_BYTES, position).view, 0) - FRAME_BYTES
         if index + 1 >= end or says < 0:
             return 0
@@ -546,7 +557,7 @@ class LogFiles(IndexFiles):
         return 0
 
     def _begins(self, file: File, index: Index, position: int) -> bool:
-        """Whether the good frame of entry `index` lies there."""
+        """Return True if the good frame of entry `index` is at `position`."""
         room = file.size() - position
         if room < FRAME_BYTES:
             return False
@@ -559,8 +570,11 @@ class LogFiles(IndexFiles):
     def find(
         self, segment: SegmentInfo, index: Index, base_offset: Offset, position: int
     ) -> list[int]:
-        """Positions from `position` on of good frames of that entry: what it says of itself is
-        looked for, byte by byte. More than one: the others are in payloads."""
+        """Return the positions from `position` on of good frames of that entry.
+
+        Searches byte by byte for the entry's index and offset. If there are several, all but one
+        are inside payloads.
+        """
         mark = INDEX_AND_OFFSET.pack(index, base_offset)
         found: list[int] = []
         with contextlib.closing(self.fs.open(self.segment_path(segment.number))) as file:
@@ -576,7 +590,7 @@ class LogFiles(IndexFiles):
         return sorted(set(found))
 
     def healing(self, segments: Sequence[SegmentInfo], end: Index, look: Callable[[], T]) -> T:
-        """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""
+        """Return `look()`; rebuild damaged Idx that it encounters from entries below `end`."""
         healed: set[int] = set()
         while True:
             try:
@@ -601,8 +615,8 @@ class LogFiles(IndexFiles):
         *,
         whole: bool = False,
     ) -> None:
-        """Where that can be told from what lies around it, only what is missing; else, and with
-        `whole`, all Idx of the segment."""
+        """Rebuild only the missing Idx if the surrounding ones allow it; else, and with `whole`,
+        all Idx of the segment."""
         for n, segment in enumerate(segments):
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
@@ -621,11 +635,13 @@ class LogFiles(IndexFiles):
         raise damage
 
     def _fill_gap(self, segment: SegmentInfo, end: Index, missing: Index) -> bool:
-        """Write the Idx of entry `missing` again and of those beside it that cannot be read: from
-        the nearest good one before it, up to the next that agrees with its frame. A power cut takes
-        the newest Idx of a log, and to read all of a segment for them would take a start with many
-        logs minutes. False: there is no such good one, something is damaged, or the Idx can be read
-        and misleads: others may, too."""
+        """Write the Idx of entry `missing` again, and unreadable ones beside it: from the nearest
+        good Idx before it up to the next one that agrees with its frame.
+
+        A power cut loses the newest Idx of a log; reading whole segments for them would delay a
+        start with many logs by minutes. Return False if there is no such good Idx, if something is
+        damaged, or if the Idx of `missing` can be read but is wrong: others may be wrong too.
+        """
         with contextlib.suppress(IndexDamaged):
             self.idx(missing)
             return False
@@ -661,11 +677,12 @@ class LogFiles(IndexFiles):
         return True
 
     def rebuild(self, segment: SegmentInfo, end: Index) -> list[Index]:
-        """Write the Idx of a segment's entries below `end` again from its frames; those that are
-        damaged, whose Idx are left as they are. The largest timestamp so far may be too small
-        behind one of them that has no Idx: when that is repaired, all are written again.
+        """Write the Idx of a segment's entries below `end` again from its frames. Return the
+        indexes of damaged entries, whose Idx are left as they are.
 
-        Raises EntriesDamaged behind what could be read.
+        After a damaged entry without an Idx, the largest timestamp so far may be too small; when
+        that entry is repaired, all Idx are written again. Raises EntriesDamaged for the part that
+        could not be read.
         """
         damaged: list[Index] = []
         max_timestamp, following = -1, segment.first_index
@@ -673,7 +690,7 @@ class LogFiles(IndexFiles):
         try:
             for entry, position, length in self.walk(segment, end, damaged=damaged):
                 if entry.index != following:
-                    writer.flush()  # what is added next begins behind a damaged entry
+                    writer.flush()  # the next Idx added follows a damaged entry
                     known = self._max_timestamp(segment, following, entry.index)
                     max_timestamp = max(max_timestamp, known)
                 following = entry.index + 1
@@ -694,7 +711,7 @@ class LogFiles(IndexFiles):
         return damaged
 
     def _max_timestamp(self, segment: SegmentInfo, first: Index, end: Index) -> int:
-        """The largest timestamp that Idx of damaged entries [first, end) know, or -1."""
+        """Return the largest timestamp in the Idx of damaged entries [first, end), or -1."""
         largest = -1
         for index in indexes(first, end):
             try:
@@ -709,7 +726,7 @@ class LogFiles(IndexFiles):
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Bytes of a log segment from `start` on; `bad` are ranges of the file that the medium cannot
-    give."""
+    read."""
 
     view: memoryview
     start: int
@@ -718,7 +735,7 @@ class Stretch:
     def frame(
         self, position: int, length: int, group_id: GroupId, index: Index
     ) -> StoredEntry | None:
-        """The entry `index` whose frame is this, or None when it is not there or damaged."""
+        """Return entry `index` whose frame is at `position`, or None if it is absent or damaged."""
         for first, end in self.bad:
             if first < position + length and position < end:
                 return None
@@ -726,14 +743,15 @@ class Stretch:
 
 
 def read_stretch(file: File, length: int, position: int) -> Stretch:
-    """Up to `length` bytes from `position` on."""
+    """Read up to `length` bytes from `position` on."""
     data, bad = read_around(file, length, position)
     return Stretch(memoryview(data), position, bad)
 
 
 def _compare(row: Idx, entry: StoredEntry) -> None:
-    """Idx have a check of 16 bits, frames one of 32: what they both say must be the same, and the
-    largest timestamp so far no less than this one. Raises IndexDamaged."""
+    """Check that an Idx and its entry agree, and that the Idx's largest timestamp is not below the
+    entry's. Needed because an Idx has a check of only 16 bits, a frame one of 32. Raises
+    IndexDamaged."""
     says = row.term, row.base_offset, row.records, row.kind
     is_same = says == (entry.term, entry.base_offset, entry.records, entry.kind)
     if not is_same or row.max_timestamp < entry.timestamp:
@@ -751,7 +769,7 @@ def _agrees(
     length: int,
     max_timestamp: int,
 ) -> bool:
-    """Whether the Idx of an entry is good and says that it lies there."""
+    """Return True if the Idx of an entry is good and points to that location."""
     try:
         idx = reader.idx(entry.index)
         _compare(idx, entry)
@@ -762,12 +780,12 @@ def _agrees(
 
 
 def _run(block: IdxBlock, start: int, left: int, *, any_yet: bool) -> tuple[list[Idx], int]:
-    """(Idx from number `start` on that are in one segment and come to `left` payload bytes, what is
-    left). Raises IndexDamaged."""
+    """Return (Idx from number `start` on that lie in one segment and total at most `left` payload
+    bytes, bytes left). Raises IndexDamaged."""
     rows: list[Idx] = []
     for n in range(start, block.count):
         row = block.idx(n)
-        size = row.length - FRAME_BYTES or FRAME_BYTES  # many of nothing are much, too
+        size = row.length - FRAME_BYTES or FRAME_BYTES  # empty entries have a cost, too
         if rows and row.segment != rows[0].segment:
             break
         if size > left and (any_yet or rows):

@@ -1,13 +1,13 @@
-"""A log segment: its header in the file, and what is known of it.
+"""Log segments: the header in the file, and the in-memory description.
 
 Header: magic "VDLSEG01" 8, CRC32C of bytes [12, 64) 4, segment number 4, log id 8, group 8,
 first index 8, base offset 8 (of the first entry), through 4, check of that 4, zero 8.
 
-A segment that stands for several, because compaction joined them, has the number of the first of
-them and says in `through` which one was the last; others have zero there. It is said twice, because
-nothing else in the file tells it: the check is a CRC32C of its own.
+A segment that compaction joined from several has the number of the first of them, and `through` is
+the number of the last; in other segments it is zero. `through` has a CRC32C of its own, because it
+cannot be derived from the rest of the file.
 
-Must not know: entries, indexes.
+Does not depend on entries or indexes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CRC = struct.Struct("<I")
 _THROUGH = struct.Struct("<II")
 _THROUGH_AT = 48
 UNKNOWN_THROUGH = -1
-"""Of `through`: the header does not say it any more, Idx have to."""
+"""Value of `through` if the header is damaged there; Idx decide then."""
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
 
 
 class Sealed(NamedTuple):
-    """What a segment comes to that no flush adds to any more."""
+    """Totals of a segment to which no flush adds any more."""
 
     number: int
     bytes: int
@@ -45,50 +45,49 @@ class Sealed(NamedTuple):
 
 
 class TimeFound(NamedTuple):
-    """What a look-up by time found: the entry's index, or -1; and what it had to learn of
-    segments."""
+    """Result of a look-up by time: the entry's index, or -1; and totals of sealed segments that had
+    to be determined."""
 
     entry: Index
     learned: list[Sealed]
 
 
 def is_emptied(sealed: Sealed, first: Index, end: Index) -> bool:
-    """Whether nothing is left of any of a segment's entries [first, end)."""
+    """Return True if none of a segment's entries [first, end) has data left."""
     return sealed.bytes <= SEGMENT_HEADER_BYTES + FRAME_BYTES * (end - first)
 
 
 @dataclass(slots=True)
 class SegmentInfo:
-    """One log segment. `sealed` is known once it is sealed; of one that an earlier life sealed,
-    once somebody has looked."""
+    """One log segment. `sealed` is known once the segment is sealed; for one sealed in an earlier
+    run, once it was looked up."""
 
     number: int
     first_index: Index
     base_offset: Offset
     sealed: Sealed | None = None
     through: int = 0
-    """Which of the log's segments was the last of those that are joined in it; 0: it is one by
-    itself."""
+    """Sequence of the last segment that was joined into this one; 0: nothing was joined."""
 
     @property
     def last_sequence(self) -> int:
-        """Of the last segment that it stands for: the one behind it has the next."""
+        """Sequence of the last segment that this one covers; the following segment has the next."""
         return max(self.through, sequence_of(self.number))
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the next frame of a log goes. `segment` 0: there is no segment yet."""
+    """Position of the next frame of a log. `segment` 0: there is no segment yet."""
 
     segment: int = 0
     position: int = 0
     max_timestamp: int = -1
     first_timestamp: int | None = None
-    """Of the segment's first entry; None when it is not known and has to be looked up."""
+    """Timestamp of the segment's first entry; None if it has to be looked up."""
 
 
 def encode_segment_header(info: SegmentInfo, log_id: LogId, group_id: GroupId) -> bytes:
-    """The header of a log segment."""
+    """Return the header of a log segment."""
     header = bytearray(
         SEGMENT_HEADER.pack(
             SEGMENT_MAGIC, 0, info.number, log_id, group_id, info.first_index, info.base_offset,
@@ -100,7 +99,7 @@ def encode_segment_header(info: SegmentInfo, log_id: LogId, group_id: GroupId) -
 
 
 def decode_segment_header(data: bytes, log_id: LogId) -> SegmentInfo:
-    """Raises CorruptRecord."""
+    """Decode a segment header. Raises CorruptRecord."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptRecord("segment header", 0, expected=SEGMENT_HEADER_BYTES, actual=len(data))
     magic, crc, number, owner, _, first_index, base_offset, through, _ = SEGMENT_HEADER.unpack_from(
@@ -119,9 +118,9 @@ def _through_check(through: int, log_id: LogId) -> int:
 
 
 def through_of(data: bytes, number: int, log_id: LogId) -> int:
-    """What a header that is damaged elsewhere says of the segments that are joined in it."""
+    """Return `through` from a header that is damaged elsewhere, or UNKNOWN_THROUGH."""
     if number == sequence_of(number):
-        return 0  # what was joined has been rewritten
+        return 0  # a joined segment is always a rewritten one
     if len(data) < SEGMENT_HEADER_BYTES:
         return UNKNOWN_THROUGH
     through, check = _THROUGH.unpack_from(data, _THROUGH_AT)

@@ -1,20 +1,21 @@
-"""The tail cache: each log's newest entries, as the byte image of its segments.
+"""The tail cache: each log's newest entries, laid out as in its segments.
 
-A log's tail is a list of chunks. A chunk is one run of memory with frames end to end, and the
-entries whose payloads are views of it: a flush writes the run as it lies, a journal block gathers
-from it, a peer and a consumer are sent the views. Chunks grow from 4 KiB to 1 MiB as their log
-does, so that a thousand quiet logs cost little.
+A log's tail is a list of chunks. A chunk is one block of memory with consecutive frames, and the
+entries whose payloads are views of it. A flush writes the block as it is, a journal block gathers
+from it, and peers and consumers are sent the views. Chunks grow from 4 KiB to 1 MiB with their log,
+so that a thousand quiet logs cost little.
 
-A large entry is a chunk by itself: a frame's header, and beside it the payload where it came in,
-which is not copied. Such a chunk counts in no budget of the cache, for it would push out what all
-others have; it leaves memory as soon as a segment holds it, and `large_bytes` says how much waits
-for that.
+A large entry is a chunk by itself: the frame's header, and the payload in the buffer in which it
+arrived, not copied. Such a chunk counts in no budget of the cache, because it would evict the data
+of all others. It leaves memory as soon as a segment holds it; `large_bytes` is the amount that
+waits for that.
 
-Rules: memory that was handed out as a view is never written again: truncation closes the chunk
-and what follows starts a new one. Only chunks whose entries are all in segments may go, oldest
-first over all logs, and only for memory that would be above the budget. Cold reads never enter.
+Rules: memory that was handed out as a view is never written again, so truncation closes the chunk
+and later entries start a new one. Only chunks whose entries are all in segments may be evicted,
+oldest first over all logs, and only for memory that would exceed the budget. Cold reads never
+enter the cache.
 
-Must not know: the journal, files.
+Does not depend on the journal or files.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from segments.format.frame import FRAME_BYTES
 
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = (1 << 20) + (4 << 10)
-"""A mebibyte, and room for the header of a batch that is one."""
+"""A mebibyte, plus the header of a batch of that size."""
 SPARE_CHUNKS_MAX = 8
-"""Evicted and not used again yet: beyond the budget."""
+"""Maximum number of evicted chunks kept for reuse, beyond the budget."""
 LARGE_BYTES_MIN = 16 << 20
-"""A payload of so many bytes is not copied."""
+"""Minimum size of a payload that is not copied."""
 ENTRY_OVERHEAD_BYTES = 400
-"""What an entry costs beside its frame: the entry, its view, its numbers."""
+"""Memory of an entry besides its frame: the entry object, its view, its numbers."""
 
 base_offset_of = attrgetter("base_offset")
 
 
 class Chunk:
-    """Frames end to end. Entry n lies in [ends[n - 1], ends[n]).
+    """A block of consecutive frames. Entry n lies in [ends[n - 1], ends[n]).
 
     Invariant: bytes below `used` never change.
     """
@@ -64,7 +65,7 @@ class Chunk:
     def __init__(self, memory: bytearray, first: Index, payload: memoryview | None = None) -> None:
         capacity = len(memory)
         self.payload = payload
-        """Of a large entry: `memory` is its frame's header."""
+        """Payload of a large entry; `memory` is then its frame's header. None for other chunks."""
         self.memory = memory
         self.buffer = memoryview(memory)
         self.readonly = self.buffer.toreadonly()
@@ -81,19 +82,19 @@ class Chunk:
         return self.first + len(self.entries)
 
     def slices(self, start: int, end: int) -> list[memoryview]:
-        """Frames [start, end), as they lie."""
+        """Return frames [start, end) without copying."""
         if self.payload is None:
             return [self.readonly[start:end]]
         assert (start, end) == (0, self.used), (start, end, self.used)
         return [self.readonly, self.payload]
 
     def start_of(self, n: int) -> int:
-        """Position of the frame of entry number `n` of this chunk."""
+        """Return the position of the frame of entry number `n` of this chunk."""
         return self.ends[n - 1] if n else 0
 
 
 class Tail:
-    """The chunks of one log, oldest first, their entries consecutive, none without entries.
+    """Chunks of one log, oldest first. Their entries are consecutive, and no chunk is empty.
 
     Entries up to `flushed_index` are in segments.
     """
@@ -106,17 +107,17 @@ class Tail:
         self.firsts: list[Index] = []
         self.flushed_index = flushed_index
         self.floor = NO_INDEX
-        """Use: entries below it are read from segments, though their chunk may still be here.
+        """Use: entries below it are read from segments, even if their chunk is still here.
         Invariant: not above the entry after `flushed_index`."""
         self.next_bytes = CHUNK_BYTES_MIN
 
     @property
     def first(self) -> Index:
-        """Index of the oldest entry that is read from memory; 0 when there is none."""
+        """Index of the oldest entry that is read from memory; 0 if there is none."""
         return max(self.firsts[0], self.floor) if self.firsts else NO_INDEX
 
     def grow(self, frame_bytes: int, index: Index) -> Chunk:
-        """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
+        """Append a chunk with space for a frame of `frame_bytes`, beginning with entry `index`."""
         size = self.next_bytes
         while size < frame_bytes and size < CHUNK_BYTES_MAX:
             size = min(size * 2, CHUNK_BYTES_MAX)
@@ -128,7 +129,7 @@ class Tail:
         return chunk
 
     def grow_large(self, payload: memoryview, index: Index) -> Chunk:
-        """A new last chunk that is the entry `index`, and nothing else."""
+        """Append a chunk that holds only the large entry `index`."""
         chunk = Chunk(bytearray(FRAME_BYTES), index, payload)
         chunk.charge = 0
         chunk.used = FRAME_BYTES + len(payload)
@@ -138,13 +139,13 @@ class Tail:
         return chunk
 
     def discard_last(self) -> None:
-        """Drop a last chunk that stayed empty."""
+        """Drop the last chunk, which stayed empty."""
         chunk = self.chunks.pop()
         self.firsts.pop()
         self.cache.bytes -= chunk.charge
 
     def truncate(self, index: Index) -> int:
-        """Forget entries from `index` on; returns their frames' bytes."""
+        """Remove entries from `index` on; return their frames' bytes."""
         removed = 0
         while self.chunks and self.firsts[-1] >= index:
             chunk = self.chunks.pop()
@@ -154,23 +155,23 @@ class Tail:
         if self.chunks and self.chunks[-1].end > index:
             chunk = self.chunks[-1]
             n = index - chunk.first
-            # Not `used`, which stays where it was when a chunk is cut once more.
+            # Not `used`, which does not move back if a chunk is truncated again.
             removed += chunk.ends[-1] - chunk.start_of(n)
             del chunk.entries[n:]
             del chunk.ends[n:]
-            # Views of what was cut may still be on their way to a peer or to the journal.
-            chunk.capacity = chunk.used  # the memory behind it stays: it is still charged for
+            # Views of truncated entries may still be on their way to a peer or to the journal.
+            chunk.capacity = chunk.used  # the memory after it stays allocated and charged
             if chunk.end - 1 <= self.flushed_index:
-                self.cache.may_go(self, chunk)  # what is left of it no flush will touch
+                self.cache.may_go(self, chunk)  # no flush will touch the rest of it
         self.next_bytes = CHUNK_BYTES_MIN
         return removed
 
     def chunk_at(self, index: Index) -> int:
-        """Number of the chunk that holds `index`."""
+        """Return the number of the chunk that holds `index`."""
         return bisect_right(self.firsts, index) - 1
 
     def slice(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
-        """Entries [first, end), at least one, then ≤ `bytes_max` of frames."""
+        """Return entries of [first, end): at least one, then ≤ `bytes_max` of frames."""
         number = self.chunk_at(first)
         chunk = self.chunks[number]
         n = first - chunk.first
@@ -188,7 +189,8 @@ class Tail:
         return found
 
     def spans(self, first: Index, end: Index) -> list[tuple[Chunk, int, int]]:
-        """(chunk, number of the first entry, number after the last) that make up [first, end)."""
+        """Return (chunk, number of the first entry, number after the last) covering [first,
+        end)."""
         found: list[tuple[Chunk, int, int]] = []
         if first >= end:
             return found
@@ -207,7 +209,8 @@ class Tail:
         return chunk.entries[index - chunk.first]
 
     def find_offset(self, offset: Offset) -> Index:
-        """Index of the last entry in memory whose base offset is ≤ `offset`; 0 when none is."""
+        """Return the index of the last entry in memory whose base offset is ≤ `offset`; 0 if
+        none."""
         number = bisect_right(self.chunks, offset, key=_chunk_offset) - 1
         if number < 0:
             return NO_INDEX
@@ -217,7 +220,7 @@ class Tail:
 
 
 class TailCache:
-    """The budget of all tails. Counts hits and what no segment holds yet."""
+    """Budget of all tails. Counts hits, and bytes that no segment holds yet."""
 
     __slots__ = (
         "_evictable", "_large", "_spare", "bytes", "bytes_max", "evicted", "hits", "large_bytes",
@@ -235,40 +238,42 @@ class TailCache:
         self._large: set[Chunk] = set()
         """Large entries that no segment holds yet."""
         self.large_bytes = 0
-        """Of them all."""
+        """Total bytes of `_large`."""
         self._evictable: OrderedDict[Chunk, Tail] = OrderedDict()
-        """Chunks whose entries were all in segments when they came here, oldest first; of each tail
-        in order. None that its tail has dropped."""
+        """Chunks whose entries were all in segments when added, oldest first, and in order within
+        each tail. Excludes chunks that their tail has dropped."""
         self._spare: deque[bytearray] = deque()
 
     def holds_large(self, chunk: Chunk) -> None:
-        """There is another large entry, which no segment holds yet."""
+        """Account for a new large entry, which no segment holds yet."""
         self._large.add(chunk)
         self.large_bytes += chunk.used
 
     def _no_longer_waits(self, chunk: Chunk) -> None:
-        """A segment holds it, or it is gone."""
+        """Stop counting a large entry: a segment holds it, or it was removed."""
         if chunk in self._large:
             self._large.remove(chunk)
             self.large_bytes -= chunk.used
 
     @property
     def crowding(self) -> int:
-        """Bytes that no segment holds yet and that are in others' way: large entries are not."""
+        """Bytes that no segment holds yet and that take cache space from others; excludes large
+        entries."""
         return self.unflushed - self.large_bytes
 
     def memory(self, capacity: int) -> bytearray:
-        """Memory for a chunk. When the budget is used up, the oldest chunks that segments hold go
-        for it, and theirs is used again, once nobody holds a view of it any more.
+        """Return memory for a chunk.
 
-        A fresh mebibyte costs 256 page faults, ten times what copying a batch into it does.
+        If the budget is used up, the oldest flushed chunks are evicted, and their memory is reused
+        once no view of it exists any more. A fresh mebibyte costs 256 page faults, ten times the
+        cost of copying a batch into it.
         """
         self.evict(capacity)
         if capacity == CHUNK_BYTES_MAX:
             for _ in range(min(4, len(self._spare))):
                 memory = self._spare.popleft()
                 try:
-                    # A bytearray refuses to change its length while a view of it exists.
+                    # A bytearray cannot change its length while a view of it exists.
                     memory.pop()
                 except BufferError:
                     self._spare.append(memory)
@@ -278,7 +283,7 @@ class TailCache:
         return bytearray(capacity)
 
     def flushed(self, tail: Tail, flushed_index: Index) -> None:
-        """Entries up to `flushed_index` are in segments now."""
+        """Note that entries up to `flushed_index` are in segments now."""
         already, tail.flushed_index = tail.flushed_index, flushed_index
         for number in range(max(0, tail.chunk_at(already + 1)), len(tail.chunks)):
             chunk = tail.chunks[number]
@@ -289,7 +294,7 @@ class TailCache:
         self._let_large_go(tail, flushed_index)
 
     def _let_large_go(self, tail: Tail, flushed_index: Index) -> None:
-        """Let the large entries go that a segment holds, and what lies before them."""
+        """Drop large entries that a segment holds, and everything before them."""
         chunks = tail.chunks
         for number in range(len(chunks) - 1, -1, -1):
             if chunks[number].payload is not None and chunks[number].end - 1 <= flushed_index:
@@ -301,7 +306,8 @@ class TailCache:
                 break
 
     def may_go(self, tail: Tail, chunk: Chunk) -> None:
-        """All entries of the chunk are in segments; from now on they are charged for, too."""
+        """Make the chunk evictable: all its entries are in segments. From now on its entries'
+        overhead is charged too."""
         self._no_longer_waits(chunk)
         charge = len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
         self.bytes += charge - chunk.charge
@@ -310,18 +316,18 @@ class TailCache:
         self._evictable.move_to_end(chunk)
 
     def drop(self, chunk: Chunk) -> None:
-        """Its tail has no more of it; neither has the cache."""
+        """Stop accounting for a chunk that its tail has dropped."""
         self.bytes -= chunk.charge
         self._no_longer_waits(chunk)
         self._evictable.pop(chunk, None)
 
     def evict(self, room: int = 0) -> None:
-        """Let the oldest flushed chunks go while `room` more bytes are above the budget."""
+        """Evict the oldest flushed chunks while `room` more bytes would exceed the budget."""
         limit = self.bytes_max - room
         while self.bytes > limit and self._evictable:
             chunk, tail = self._evictable.popitem(last=False)
             if chunk.end - 1 > tail.flushed_index:
-                continue  # has grown since; the flush of the rest will bring it here again
+                continue  # it has grown since; the flush of the rest adds it again
             assert tail.chunks[0] is chunk, (tail.firsts[0], chunk.first)
             del tail.chunks[0]
             del tail.firsts[0]
@@ -335,7 +341,7 @@ class TailCache:
                 tail.next_bytes = CHUNK_BYTES_MIN
 
     def release(self, tail: Tail) -> None:
-        """A log drops its whole tail."""
+        """Drop the whole tail of a log."""
         for chunk in tail.chunks:
             self.drop(chunk)
         tail.chunks.clear()
@@ -344,7 +350,8 @@ class TailCache:
 
 
 def _stop(chunk: Chunk, start: int, end: int, position_max: int) -> int:
-    """Number of the entry to stop before: at least one from `start`, then by position."""
+    """Return the number of the entry to stop before: after at least one from `start`, and by
+    position."""
     end = min(end, len(chunk.entries))
     if chunk.ends[end - 1] <= position_max:
         return end

@@ -1,6 +1,6 @@
-"""Terms of a log, as runs: few numbers, always in memory.
+"""Terms of a log as runs of equal terms, always in memory.
 
-Must not know: entries.
+Does not depend on entries.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from ids import NO_OFFSET, Index, Offset, Term
 
 
 class TermRuns:
-    """`starts[n]` is the first index of run n, `terms[n]` its term, `offsets[n]` the offset it
-    begins at: where the term before it ended is asked often (KIP-101), and of old entries.
+    """Runs of equal terms: `starts[n]` is the first index of run n, `terms[n]` its term,
+    `offsets[n]` its first offset. The offset where a term ended is requested often (KIP-101), also
+    of old entries.
 
     Invariant: the first run begins at the index before the log's first entry; it has no offset.
     """
@@ -25,7 +26,7 @@ class TermRuns:
         self.offsets = [NO_OFFSET]
 
     def add(self, index: Index, term: Term, offset: Offset) -> None:
-        """The entry at `index`, the next one, has `term` and begins at `offset`."""
+        """Add the next entry: it is at `index`, has `term` and begins at `offset`."""
         if term != self.terms[-1]:
             assert index > self.starts[-1], (index, self.starts[-1])
             self.starts.append(index)
@@ -33,7 +34,7 @@ class TermRuns:
             self.offsets.append(offset)
 
     def offset_at(self, index: Index) -> Offset:
-        """The offset at which the entry `index` begins when a run begins with it, else -1."""
+        """Return the first offset of entry `index` if a run begins with it, else -1."""
         at = bisect_left(self.starts, index)
         if at == len(self.starts) or self.starts[at] != index:
             return NO_OFFSET
@@ -45,14 +46,14 @@ class TermRuns:
         return self.terms[bisect_right(self.starts, index) - 1]
 
     def truncate(self, index: Index) -> None:
-        """Entries from `index` on are gone."""
+        """Remove entries from `index` on."""
         at = max(1, bisect_left(self.starts, index))
         del self.starts[at:]
         del self.terms[at:]
         del self.offsets[at:]
 
     def trim(self, prev_index: Index) -> None:
-        """Entries below and at `prev_index` are gone; its term is kept."""
+        """Remove entries up to and including `prev_index`, but keep that entry's term."""
         at = bisect_right(self.starts, prev_index) - 1
         del self.starts[:at]
         del self.terms[:at]
