@@ -1,1 +1,1 @@
-"""From the journal to segments and meta, and what may be deleted after it."""
+"""Checkpoints: from the journal to segments and meta, and removal of what they make superfluous."""

@@ -1,12 +1,12 @@
-"""Moving committed entries from the tails into segments: the checkpoint's work.
+"""Writing of committed entries from the tails to segments: the work of a checkpoint.
 
-On the loop a `FlushPlan` is made: which chunks, from where to where. In the pool `run_flush` writes
-it: long runs straight from the chunks, Idx beside them, a new segment whenever the next frame would
-pass the size limit, written back in steps so that the journal's writes never wait behind a large
-sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a
-crash or a full disk before that leaves scrap, which the next flush removes before it begins.
+On the loop a `FlushPlan` is made, which lists the chunks to write. In the pool `run_flush` executes
+it: long runs straight from the chunks, Idx beside them, and a new segment before a frame that would
+exceed the size limit. Data is written back in steps, so that the journal's writes never wait behind
+a large sync, and synced at the end. Nothing counts until the journal has a FLUSHED record; a crash
+or a full disk before that leaves bytes that the next flush removes before it begins.
 
-Must not know: the journal, when to flush.
+Does not depend on the journal or on when to flush.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ from segments.log.segment_header import (
 )
 
 WRITE_BACK_BYTES = 2 << 20
-"""Written back, not synced: a sync has the file system commit its own journal, too, and the writes
-of ours wait for that. Half of it costs a quarter more CPU time; of more the journal's writes would
-wait for too much."""
+"""Bytes written back at a time. Write-back is not a sync, which makes the file system commit its
+own journal and delays the writes of ours. Half of this costs a quarter more CPU time; a larger step
+delays the journal's writes too much."""
 INDEX_SYNC_BYTES = 1 << 20
 INDEX_SYNC_ENTRIES = 1024
-"""Idx are synced by the flush that passes a multiple of either, of a segment's bytes or of entries.
-After a power cut a start reads no more than that of each log, to rebuild what was not."""
+"""Idx are synced by a flush that passes a multiple of either, of a segment's bytes or of entries.
+After a power cut a start reads at most this much of each log, to rebuild Idx that were not
+synced."""
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Counts what a flush gets done, in its thread; whoever looks from another one sees whether it
-    still does anything."""
+    """Progress counter of a flush, incremented in its thread. Other threads read it to see if the
+    flush still progresses."""
 
     beats: int = 0
 
@@ -70,10 +71,10 @@ class FlushSpan:
     ends: Sequence[int]
     start: int
     payload: memoryview | None = None
-    """Of a large entry: `view` is its frame's header."""
+    """Payload of a large entry; `view` is then its frame's header."""
 
     def slices(self, start: int, end: int) -> Sequence[memoryview]:
-        """What lies between these positions."""
+        """Return the bytes between these positions."""
         if self.payload is None or start == end:
             return (self.view[start:end],)
         return (self.view, self.payload)
@@ -81,7 +82,8 @@ class FlushSpan:
 
 @dataclass(slots=True)
 class FlushPlan:
-    """Entries [first, last] of one log. `generation` tells whether the log was reset meanwhile."""
+    """Flush of entries [first, last] of one log. `generation` shows if the log was reset
+    meanwhile."""
 
     files: LogFiles
     generation: int
@@ -93,33 +95,33 @@ class FlushPlan:
     spans: list[FlushSpan]
     limits: SegmentLimits
     segment_first: Index
-    """First index of the segment that is being written; 0: there is none."""
+    """First index of the segment being written; 0 if there is none."""
     has_scrap: bool
-    """Behind the cursor there may be what another flush has left."""
+    """True if another flush may have left bytes after the cursor."""
     pulse: Pulse = field(default_factory=Pulse)
     segment_offset: Offset = Offset(0)
-    """Base offset of the segment that is being written."""
+    """Base offset of the segment being written."""
     roll_at: Index = NO_INDEX
-    """The entry with which a new segment begins in any case; 0: none."""
+    """Entry that always begins a new segment; 0: none."""
     placed_last: Index = NO_INDEX
-    """Entries up to here lie in their place durably: only their Idx are written."""
+    """Entries up to here are placed durably: only their Idx are written."""
     begun: list[SegmentInfo] = field(default_factory=list)
-    """Segments that hold some of these and that no flush has come to, ascending."""
+    """Segments that hold some of these entries and that no flush has reached, ascending."""
     end: tuple[int, int] = (0, 0)
-    """(segment, position) behind all that has a place, durably or not; without meaning when the
-    plan goes further."""
+    """(segment, position) after all placed entries, durable or not; meaningless if the plan goes
+    further."""
     room_bytes: int = 0
-    """For so many bytes of payloads room is made behind that."""
+    """Bytes of room for payloads to make after `end`."""
     rooms: dict[int, Room] = field(default_factory=dict)
-    """What room there is."""
+    """Existing rooms by segment."""
     space_kept: int = 0
-    """Bytes of the disk that are not for room."""
+    """Bytes of free disk space that must not be used for room."""
     gives_back: bool = False
-    """What is allocated behind the log's end goes back."""
+    """True if space allocated after the log's end is to be given back."""
     rewinds: int = 0
-    """Of the log's placement, when this was planned."""
+    """`Placement.rewinds` when this was planned."""
     is_read: bool = True
-    """The system's page cache is to keep what is written."""
+    """True if the page cache should keep the written data."""
 
     @property
     def writes_frames(self) -> bool:
@@ -128,7 +130,7 @@ class FlushPlan:
 
 @dataclass(slots=True)
 class FlushResult:
-    """Where the log's segments end now."""
+    """Result of a flush: the new end of the log's segments."""
 
     log_id: LogId
     plan: FlushPlan
@@ -136,9 +138,9 @@ class FlushResult:
     opened: list[SegmentInfo] = field(default_factory=list)
     sealed: list[Sealed] = field(default_factory=list)
     rooms: dict[int, Room] = field(default_factory=dict)
-    """Room for payloads that was made, durably, by segment."""
+    """Room for payloads that was made durably, by segment."""
     has_given_back: bool = False
-    """What was allocated behind the end went back."""
+    """True if space allocated after the end was given back."""
 
 
 def run_flush(plan: FlushPlan) -> FlushResult:
@@ -165,16 +167,19 @@ def run_flush(plan: FlushPlan) -> FlushResult:
 
 
 def _end_of(plan: FlushPlan, result: FlushResult) -> tuple[int, int]:
-    """(segment, position) behind all that has a place."""
+    """Return (segment, position) after all placed entries."""
     if plan.writes_frames:
         return result.cursor.segment, result.cursor.position
     return plan.end
 
 
 def make_room(plan: FlushPlan, result: FlushResult) -> None:
-    """Allocate room for payloads in the log's last segment, and in the one after that, durably, as
-    long as the disk has plenty. Blocks. Raises OSError; what was made until then is in the result,
-    and what was refused has nothing left of it."""
+    """Allocate room for payloads durably in the log's last segment and in the one after it, as long
+    as the disk has plenty of space.
+
+    Blocks. Raises OSError; room made before that is in the result, and a refused allocation is
+    undone.
+    """
     files, limit = plan.files, plan.limits.bytes
     segment, position = _end_of(plan, result)
     room = plan.rooms.get(segment)
@@ -202,7 +207,7 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
         next_room = _allocated(file, 0, end, room)
     except OSError as error:
         if room is None and is_refused(error):
-            with unless_refused():  # an empty file of the next segment is no room, and found later
+            with unless_refused():  # an empty file of the next segment is no room; found later
                 files.fs.unlink(path)
         raise
     if room is None:
@@ -211,7 +216,8 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
 
 
 def _has_space(plan: FlushPlan, wanted: int) -> bool:
-    """Whether so much more can be had, and leaves others several times as much."""
+    """Return True if `wanted` more bytes are available and several times as much remains for
+    others."""
     if wanted <= 0:
         return True
     free = free_bytes(plan.files.fs, plan.files.directory)
@@ -219,8 +225,11 @@ def _has_space(plan: FlushPlan, wanted: int) -> bool:
 
 
 def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
-    """Room from `start` up to `end`, or what is there already: a payload may be on its way to
-    that. Raises OSError; where that is refused the file is as long as before, or to the page."""
+    """Return room from `start` up to `end`, or the existing one, to which a payload may be in
+    progress.
+
+    Raises OSError; if the allocation is refused, the file keeps its length, rounded up to the page.
+    """
     if room is not None and end <= room.end:
         return room
     if room is not None:
@@ -230,7 +239,7 @@ def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
     except OSError as error:
         if is_refused(error):
             with unless_refused():
-                cut_behind(file, start)  # some of it may have been had
+                cut_behind(file, start)  # a part may have been allocated
         raise
     failpoint.hit("flush.room")
     file.sync()
@@ -252,18 +261,18 @@ class _Writer:
         self._file: File | None = None
         self._allocated = 0
         self._left = plan.bytes
-        """Of the plan, not written yet."""
+        """Bytes of the plan that are not written yet."""
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
         self._started = cursor.position
-        """Where this flush began in the file."""
+        """Start position of this flush in the file."""
         self._new_names = False
         self._has_frames = False
-        """Something was written that is not synced."""
+        """True if written data is not synced."""
         self._begun = SegmentInfo(cursor.segment, plan.segment_first, plan.segment_offset)
-        """What the header of the segment that is being written says."""
+        """Contents of the header of the segment being written."""
         self._has_zeros = False
-        """Beside what was written to it a page that could not be read became zeros."""
+        """True if an unreadable page became zeros beside the data written to it."""
         if cursor.segment:
             self._file = plan.files.fs.open(plan.files.segment_path(cursor.segment))
             self._allocated = self._file.size()
@@ -308,11 +317,11 @@ class _Writer:
         self._write(span.slices(run_start, start))
 
     def _first_timestamp(self) -> int:
-        """Of the segment that a life before this one began."""
+        """Return the first timestamp of a segment begun in an earlier run."""
         try:
             return self.plan.files.idx(self.plan.segment_first).max_timestamp
         except CorruptRecord:
-            return NO_TIMESTAMP  # the index is rebuilt by whoever reads there
+            return NO_TIMESTAMP  # the next read there rebuilds the index
 
     def finish(self) -> None:
         assert self._file is not None, "a plan without entries"
@@ -329,8 +338,8 @@ class _Writer:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
     def _is_index_due(self) -> bool:
-        """Whether a start would have too much to read for the Idx that are not durable, or not find
-        their file."""
+        """Return True if a start would have too much to read to rebuild Idx that are not durable,
+        or would not find their file."""
         first, end = self.plan.first, self.plan.last + 1
         return (
             self._index.has_new_name
@@ -345,7 +354,7 @@ class _Writer:
         self._index.close()
 
     def _write(self, views: Sequence[memoryview]) -> None:
-        """Write the frames that end at the cursor, in paced steps."""
+        """Write the frames that end at the cursor, with write-back in steps."""
         file, size = self._file, sum(map(len, views))
         if not size:
             return
@@ -371,8 +380,8 @@ class _Writer:
                 self._behind = 0
 
     def _mend(self) -> None:
-        """Make up for the zeros: the header is written again, if it was there, and where the frames
-        lie is made durable, for nothing can walk over those that became zeros."""
+        """Repair after zeroed pages: rewrite the header if it was hit, and make the Idx durable,
+        because zeroed frames cannot be walked over."""
         assert self._file is not None, "no segment is open"
         files = self.plan.files
         try:
@@ -385,8 +394,8 @@ class _Writer:
         self._has_zeros = False
 
     def _grow(self, file: File, position: int, length: int) -> None:
-        """Lengthen the file for all that this flush will write to it, and in steps, so that most
-        syncs find its length unchanged."""
+        """Extend the file for all that this flush will write to it, in steps, so that most syncs
+        find its length unchanged."""
         if position + length <= self._allocated:
             return
         limit = max(self.plan.limits.bytes, position + length)
@@ -397,13 +406,13 @@ class _Writer:
         cut_off(file, self._allocated)
 
     def _roll(self, entry: EntryLike) -> None:
-        """Seal the segment and begin the next with `entry`."""
+        """Seal the segment and begin the next one with `entry`."""
         files, cursor = self.plan.files, self.result.cursor
         if self._file is not None:
             self._seal()
         info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
         path = files.segment_path(info.number)
-        if cursor.segment and files.fs.exists(path):  # begun for payloads, and not used
+        if cursor.segment and files.fs.exists(path):  # begun for payloads, but not used
             self._go_on_in(info)
         else:
             self._file = files.fs.open(path, create=True)
@@ -415,7 +424,7 @@ class _Writer:
         self._has_frames = self._new_names = True
 
     def _seal(self) -> None:
-        """Nothing follows in the segment."""
+        """Finish the segment; nothing follows in it."""
         cursor = self.result.cursor
         assert self._file is not None, "no segment is open"
         cut_off(self._file, cursor.position)
@@ -432,7 +441,7 @@ class _Writer:
         self.result.sealed.append(Sealed(cursor.segment, cursor.position, cursor.max_timestamp))
 
     def _go_on_in(self, info: SegmentInfo) -> None:
-        """The next segment's file is there already."""
+        """Continue in the next segment, whose file exists already."""
         files = self.plan.files
         self._file = files.fs.open(files.segment_path(info.number))
         self._begin(info, self._file.size())
@@ -448,8 +457,8 @@ class _Writer:
 
 
 def _make_directory(fs: FileSystem, path: str) -> None:
-    """A log's, durably: also where a flush before this one made it, and was refused to sync the
-    one it stands in."""
+    """Create a log's directory durably. The sync also covers a directory that an earlier flush
+    created without being able to sync its parent."""
     if not fs.exists(path):
         fs.make_directory(path)
     fs.sync_directory(path.rpartition("/")[0])

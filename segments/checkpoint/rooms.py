@@ -1,15 +1,15 @@
-"""Room for payloads: which logs have some, and what of it is given back to the disk.
+"""Rooms for payloads: which logs have preallocated space, and giving it back to the disk.
 
-Flushes make room behind a log's last frame (`flusher.py`). A log keeps it as long as large appends
-come. One to which none came during a whole round of checkpoints gives it up. So does one whose turn
-others need, and every log where the disk has little space left. What is given up stays allocated
-until a checkpoint's thread has cut the file behind all that has a place, and removed the next file,
-that nothing was placed in. A log has no room meanwhile, so nothing new is placed there.
+Flushes make room after a log's last frame (`flusher.py`). A log keeps it as long as it receives
+large appends. It loses it after a whole round of checkpoints without any, or when other logs need
+its turn; all logs lose it when the disk has little space left. The space stays allocated until a
+checkpoint's thread has cut the file after the last placed entry and removed the next file, in which
+nothing was placed. Until then the log has no room, so nothing new is placed there.
 
-What may be longer than it has to be is remembered as surplus. After a start that is every log: the
-life before may have left room, or a cut that was not durable.
+Logs whose files may be longer than necessary are recorded as surplus. After a start these are all
+logs: the previous run may have left room, or a truncation that was not durable.
 
-Must not know: when a checkpoint begins, how room is made.
+Does not depend on when a checkpoint begins or how room is made.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from segments.log.segment import LogFiles
 
 ROOM_BYTES_MIN = 1 << 20
 ROOM_TIMES = 2
-"""Room for payloads is made for so many times what a flush has moved on by."""
+"""Size of a room, as a multiple of the bytes written by the flush that makes it."""
 ROOMS_MAX = 64
-"""So many logs have room, two open files each: those that were given it last."""
+"""Maximum number of logs with room, two open files each: those that received it last."""
 SPACE_TIMES = 4
-"""Room is made where the disk has so many times as much free, beside what others need."""
+"""Room is made only if the disk's free space, less that kept for others, is this many times as
+large."""
 LOOKS_MAX = 64
-"""Of so many logs one job looks whether they have surplus."""
+"""Maximum number of logs that one job checks for surplus."""
 _PAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
 class Surplus:
-    """What a log's files may have behind all that has a place, which ends at `position`."""
+    """Possible surplus of a log's files after `position`, the end of its placed entries."""
 
     log_id: LogId
     files: LogFiles
@@ -47,21 +48,21 @@ class Surplus:
 
 
 class Rooms:
-    """See the module; the part on the loop."""
+    """The rooms of all logs; the part that runs on the loop."""
 
     def __init__(self, logs: Iterable[DiskLog]) -> None:
-        """`logs` are those of which a life before this one may have left room."""
+        """`logs` are those for which an earlier run may have left room."""
         self._held: dict[LogId, DiskLog] = {}
-        """Logs that have room, or are to get it; those served last come last."""
+        """Logs that have room or are to get it, least recently served first."""
         self._wishes: dict[LogId, int] = {}
-        """Of those, at the end of the last round."""
+        """`Placement.wishes` of these logs at the end of the last round."""
         self._surplus = {log.id: log for log in logs if log.segments and not log.is_lost}
-        """Invariant: has every log whose files may be longer than what has a place in them because
-        of room that was given up."""
+        """Invariant: has every log whose files may be longer than its placed entries because of
+        room that was given up."""
 
     @property
     def is_empty(self) -> bool:
-        """Nobody has room, and there is none to be given back."""
+        """True if no log has room and none is to be given back."""
         return not self._held and not self._surplus
 
     @property
@@ -69,16 +70,16 @@ class Rooms:
         return bool(self._surplus)
 
     def any_files(self) -> LogFiles | None:
-        """Of a log that has room."""
+        """Return the files of some log that has room."""
         return next((log.files for log in self._held.values()), None)
 
     def has(self, log_id: LogId) -> bool:
-        """Whether the log has room, or is to get it."""
+        """Return True if the log has room or is to get it."""
         return log_id in self._held
 
     def bytes_for(self, log: DiskLog, flushed: int, limits: SegmentLimits, *, is_full: bool) -> int:
-        """For how much of this log's payloads there is to be room behind a flush of so many bytes.
-        A log for which none came since the last flush gives up what it has."""
+        """Return the bytes of room to make after a flush of `flushed` bytes. A log that wanted none
+        since the last flush gives up its room."""
         placement = log.placement
         is_wanted, placement.is_wanted = placement.is_wanted, False
         was_held = self._held.pop(log.id, None)
@@ -86,53 +87,53 @@ class Rooms:
             if was_held is not None:
                 self._give_up(log)
             return 0
-        self._surplus.pop(log.id, None)  # it becomes room
+        self._surplus.pop(log.id, None)  # reused as room
         self._held[log.id] = log
         while len(self._held) > ROOMS_MAX:
             self._give_up(self._held.pop(next(iter(self._held))))
         return min(max(ROOM_TIMES * flushed, ROOM_BYTES_MIN), limits.bytes)
 
     def _give_up(self, log: DiskLog) -> None:
-        """Nothing new is placed there, and what is allocated goes back."""
+        """Place nothing new in the log's room, and mark its space for giving back."""
         self._wishes.pop(log.id, None)
         log.placement.rooms.clear()
         self._surplus[log.id] = log
 
     def give_up_unused(self) -> None:
-        """A round has ended: those give up their room to which nothing large came during all of
-        it."""
+        """End a round: logs without a large append during all of it give up their room."""
         for log in list(self._held.values()):
             if self._wishes.get(log.id) == log.placement.wishes:
                 self._give_up(self._held.pop(log.id))
         self._wishes = {log.id: log.placement.wishes for log in self._held.values()}
 
     def give_up_all(self) -> None:
-        """Others need the space."""
+        """Give up all rooms, because the space is needed elsewhere."""
         held, self._held = self._held, {}
         for log in held.values():
             self._give_up(log)
 
     def note_cut(self, log: DiskLog) -> None:
-        """Entries that had a place were cut off: what they took is surplus."""
+        """Note that placed entries were truncated: the space they occupied is surplus."""
         if log.id not in self._held:
             self._surplus[log.id] = log
 
     def forget(self, log_id: LogId) -> None:
-        """The log is deleted."""
+        """Forget a deleted log."""
         self._held.pop(log_id, None)
         self._wishes.pop(log_id, None)
         self._surplus.pop(log_id, None)
 
     def take(self, log: DiskLog) -> bool:
-        """Whether a flush of this log that is about to begin gives its surplus back."""
+        """Return True if a flush of this log that is about to begin should give its surplus
+        back."""
         is_due = log.id in self._surplus and log.placement.is_settled
         if is_due:
             del self._surplus[log.id]
         return is_due
 
     def take_due(self, planned: Container[LogId]) -> list[Surplus]:
-        """What is given back of logs that are not flushed. One with a payload under way, or a cut
-        that is not durable, waits."""
+        """Return the surplus to give back of logs that are not flushed. A log with a payload in
+        progress, or a truncation that is not durable, waits."""
         due: list[Surplus] = []
         for log in list(self._surplus.values()):
             if len(due) == LOOKS_MAX:
@@ -141,26 +142,27 @@ class Rooms:
             if log.id in planned or not placement.is_settled:
                 continue
             del self._surplus[log.id]
-            if placement.segment and not log.is_lost:  # no files after a reset, but old ones
+            if placement.segment and not log.is_lost:  # after a reset there are only old files
                 where = placement.segment, placement.position
                 due.append(Surplus(log.id, log.files, *where))
         return due
 
     def put_back(self, log: DiskLog) -> None:
-        """It could not be given back now."""
+        """Record the surplus of a log again, because it could not be given back now."""
         if log.id not in self._held:
             self._surplus[log.id] = log
 
 
 def give_back(files: LogFiles, segment: int, position: int) -> None:
-    """Have a log's files end with the page in which `segment` ends at `position`. Blocks. Raises
+    """Cut a log's files after the page in which `segment` ends at `position`. Blocks. Raises
     OSError; a full disk may refuse it.
 
-    Names of files behind it are gone durably. The cut need not be durable: a crash brings back what
-    was allocated, and the next start looks at every log. The page keeps its other bytes, so nothing
-    that counts is written again."""
+    The removal of following files is durable. The cut need not be: a crash brings the allocation
+    back, and the next start checks every log. The last page keeps its other bytes, so no data that
+    counts is written again.
+    """
     fs = files.fs
-    following: list[str] = []  # several where payloads had begun them and were cut off
+    following: list[str] = []  # several if payloads had begun them and were truncated
     while fs.exists(path := files.segment_path(segment + 1 + len(following))):
         following.append(path)
     for path in reversed(following):
@@ -178,8 +180,9 @@ def give_back(files: LogFiles, segment: int, position: int) -> None:
 
 
 def cut_behind(file: File, position: int) -> bool:
-    """Cut the file behind the page that holds what ends at `position`, if it has blocks there.
-    False: it has none, or the medium is too bad; then they stay until the segment is sealed."""
+    """Cut the file after the page that contains the end `position`, if blocks are allocated there.
+    Return False if none are, or if the medium is too damaged; they then stay until the segment is
+    sealed."""
     end = position - position % -_PAGE_BYTES
     if file.size() <= end or file.allocated() <= end:
         return False

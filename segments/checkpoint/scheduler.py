@@ -1,13 +1,13 @@
-"""Checkpoints: committed entries go to segments, applied state to the meta, notes to the journal.
-Then journal files that nothing needs any more are released.
+"""Checkpoint scheduling: committed entries go to segments, applied state to the meta, and notes to
+the journal. Then journal files that nothing needs any more are released.
 
-One checkpoint runs at a time, begun by bytes, entries or time. The one by time is a round of parts,
-each of its own share of the logs. Thirty logs flushed together, or the state of a thousand
-collected at once, take a tenth of a second or more, and appends would wait beside it. What a full
-disk refuses stays in the journal and in memory. The checkpoint does what it can of its work, and is
-tried again after a second until one succeeds.
+One checkpoint runs at a time, triggered by bytes, entries or time. A checkpoint by time is a round
+of parts, each with its own share of the logs: flushing thirty logs together, or collecting the
+state of a thousand at once, takes a tenth of a second or more, for which appends would wait. Data
+that a full disk refuses stays in the journal and in memory. The checkpoint does the rest of its
+work, and is retried each second until one succeeds.
 
-Must not know: how blocks, segments and transactions are written.
+Does not depend on how blocks, segments and transactions are written.
 """
 
 from __future__ import annotations
@@ -35,99 +35,100 @@ from segments.meta.file import Meta
 from segments.meta.pending import MetaCommit, PendingMeta
 
 FLUSH_BYTES_MIN = 16 << 10
-"""Smaller tails stay in the journal, are written again at its head once, and then flushed; where
-many logs are dirty, they are flushed when they need an old file. Less is enough as the cache fills.
-"""
+"""Smaller tails stay in the journal, are written again at its head once, and are then flushed. If
+many logs are dirty, they are flushed when they need an old file. The minimum sinks as the cache
+fills."""
 MANY_LOGS = 64
-"""With as many dirty logs, a tail is flushed as soon as it has outgrown a size of its own."""
+"""With as many dirty logs, a tail is flushed as soon as it exceeds a size of its own."""
 FLUSH_STEPS = 64
-"""So that size is one to four times the least: logs that grow alike fall due one after the other.
-"""
+"""Number of different sizes, from one to four times the minimum, so that logs that grow alike
+become due one after the other."""
 PARTS_MAX = 50
 PART_MS_MIN = 200
-"""So many parts, and so far apart at the least, has a checkpoint by time."""
+"""Maximum number of parts of a checkpoint by time, and minimum time between them."""
 JOURNAL_FILES_MIN = 3
-"""The file being written, and two that wait for their entries to reach segments. Where many logs
-are dirty, a tail that needs an older one is flushed when its log has its turn, whatever its size.
-"""
+"""The journal file being written, and two that wait for their entries to reach segments. If many
+logs are dirty, a tail that needs an older file is flushed in its log's part, whatever its size."""
 JOURNAL_FILES_MANY = 5
-"""With more, files are let go after each part, and not at a round's end."""
+"""With more files, they are released after each part rather than at a round's end."""
 
 RESTAGED_BYTES = 4 << 20
-"""With as much staged anew for damaged journal files, the rest waits for the next round."""
+"""Limit on data staged again for damaged journal files; the rest waits for the next round."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a checkpoint's job got done."""
+    """Result of a checkpoint's job."""
 
     flushed: list[FlushResult] = field(default_factory=list)
     is_meta_saved: bool = False
     is_full: bool = False
     meta_lost: frozenset[int] | None = None
-    """Logs of which meta keeps nothing until all of their state is written again; None: as before.
-    """
+    """Logs of which meta stores nothing until all of their state is written again; None:
+    unchanged."""
     given_back: set[LogId] = field(default_factory=set)
-    """Logs whose surplus went back."""
+    """Logs whose surplus was given back."""
     is_scarce: bool = False
-    """The disk has no space to spare for room."""
+    """True if the disk has no space to spare for rooms."""
 
 
 class CheckpointState(Enum):
-    """What a checkpoint's job does, and how the one before ended."""
+    """State of the checkpoint's job, and the outcome of the previous one."""
 
     IDLE = auto()
-    """None is under way. The last one got everything done."""
+    """No job is in progress. The last one completed everything."""
     RUNNING = auto()
-    """A thread has the job."""
+    """A thread runs the job."""
     REFUSED = auto()
-    """None is under way. A full disk refused a part of the last one, and a timer tries again."""
+    """No job is in progress. A full disk refused a part of the last one; a timer will retry."""
     RETRYING = auto()
-    """A thread has the job again. The disk counts as full until that succeeds."""
+    """A thread runs the job again. The disk counts as full until it succeeds."""
 
 
 FULL = (CheckpointState.REFUSED, CheckpointState.RETRYING)
-"""The disk counts as full. A tuple, as each append looks: a set would hash in Python."""
+"""States in which the disk counts as full. A tuple, because each append checks it and a set would
+hash in Python."""
 _BEGUN = {
     CheckpointState.IDLE: CheckpointState.RUNNING,
     CheckpointState.REFUSED: CheckpointState.RETRYING,
 }
-"""The state behind the beginning of a job. From others none begins."""
+"""State after a job begins, by state before it. In other states none begins."""
 _BEFORE = {begun: before for before, begun in _BEGUN.items()}
-"""The state behind a job at whose outcome nobody looks: the store closes, or has failed."""
+"""State after a job whose outcome is ignored, because the store closes or has failed."""
 
 
 class CheckpointOwner(Protocol):
-    """What the scheduler asks of the store. Calls, not values: checkpoints begin by timers, and
-    only the store knows who else is at the files."""
+    """Methods that the scheduler requires of the store. Calls rather than values: checkpoints begin
+    by timers, and only the store knows which other work uses the files."""
 
     def checkpoint_may_begin(self) -> bool:
-        """Nobody else is at the files, and the store neither closes nor has failed."""
+        """Return True if no other work uses the files, and the store neither closes nor has
+        failed."""
 
     def checkpoint_collect(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
-        """What the machines of these logs changed since they were asked last."""
+        """Return the changes of these logs' state machines since the last call."""
 
     def checkpoint_ended(self) -> None:
-        """The files are free."""
+        """React to the end of a checkpoint: the files are free."""
 
     def checkpoint_failed(self, error: BaseException) -> None:
-        """The disk can no longer be trusted."""
+        """React to a disk that can no longer be trusted."""
 
 
 @dataclass(slots=True)
 class Round:
-    """A checkpoint by time, in parts."""
+    """A checkpoint by time, done in parts."""
 
     journaled: tuple[int, int]
     """Bytes and entries journaled when it began."""
     parts_left: int
     """Invariant: above 0 until the round has ended, and a timer runs for the next part."""
     is_followed: bool = False
-    """Something was appended during this round: another one follows."""
+    """True if an append during this round requires another one after it."""
 
 
 class CheckpointScheduler:
-    """When checkpoints begin and what they take. One job at a time."""
+    """Decides when checkpoints begin and what they contain. One job at a time."""
 
     def __init__(
         self,
@@ -143,9 +144,9 @@ class CheckpointScheduler:
         spread: int,
         has_places: bool,
     ) -> None:
-        """`spread` is a number that the servers of a set most likely do not share, so that they do
-        not flush the same logs at the same time. `has_places`: logs may have room, from a life
-        before this one, too."""
+        """`spread` is a number that most likely differs between the servers of a set, so that they
+        do not flush the same logs at the same time. `has_places`: logs may have room, also from an
+        earlier run."""
         self._workers = workers
         self._options = options
         self._logs = logs
@@ -159,48 +160,49 @@ class CheckpointScheduler:
         self.dirty: dict[LogId, DiskLog] = {
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
-        """Use: the logs that a flush looks at.
+        """Use: the logs that a flush considers.
         Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
         self.rooms = Rooms(logs.values() if has_places else ())
         self._space_kept = 2 * (options.journal_file_bytes + options.cache_bytes_max)
-        """Of the disk, not for room: what the journal and the segments may need until room that is
-        given up has gone back."""
+        """Free disk space not to be used for room: the journal and the segments may need it before
+        room that is given up has been returned."""
         self.pulse = Pulse()
         self.state = CheckpointState.IDLE
         self.is_closing = False
-        """Invariant: once True nothing begins, and what a job did is not noted: the closing block
-        is written, and a start finds the entries in the journal."""
+        """Invariant: once True nothing begins, and the results of a job are not noted: the closing
+        block is written, and a start finds the entries in the journal."""
         self.count = 0
         self.flushed_bytes = 0
         self._parts = min(max(options.checkpoint_interval_ms // PART_MS_MIN, 1), PARTS_MAX)
         self._part_ms = max(options.checkpoint_interval_ms // self._parts, 1)
         self._shares: list[list[DiskLog]] = []
-        """See `_of_share`; empty before the first part."""
+        """Logs by share, see `_of_share`; empty before the first part."""
         self._round: Round | None = None
-        """The one under way."""
+        """The round in progress, if any."""
         self._is_retry_armed = False
-        """A timer will try again what was refused."""
+        """True if a timer will retry what was refused."""
         self._waiters: list[Callable[[], None]] = []
         self._has_committed = False
-        """Something was, since all logs were last looked at."""
+        """True if anything was committed since all logs were last considered."""
         self._entries = 0
-        """Journaled in this life."""
+        """Entries journaled by this process."""
         self._at_last = (0, 0)
-        """Bytes and entries journaled: what was due of them is in segments."""
+        """Bytes and entries journaled at the last checkpoint, whose due entries are in segments."""
         self._note_token = 0
-        """Use: what files are needed is looked at, and files of segments go, once this token is
-        durable; 0: no note is awaited.
+        """Use: once this token is durable, the needed journal files are determined and segment
+        files are removed; 0: no note is awaited.
         Invariant: not below the token of any batch with a note of the last checkpoint, or with a
         reset that was staged since."""
         self._releases = False
-        """Files may go then: before a round's end it is not worth a look at all logs."""
+        """True if files may be released then: before a round's end a look at all logs costs too
+        much."""
         self._damaged_upto = 0
-        """Use: what journal files up to that one are needed for is staged again; 0: nothing is.
-        Invariant: not 0 as long as one of these files may be there."""
+        """Use: data for which journal files up to this one are needed is staged again; 0: none.
+        Invariant: not 0 as long as one of these files may exist."""
         self._awaiting_proof = (0, 0)
-        """(token, sequence): journal files before that one go once this token is proved durable;
-        0: none are to."""
+        """(token, sequence): journal files before `sequence` are released once `token` is proved
+        durable; 0: none are waiting."""
 
     @property
     def is_running(self) -> bool:
@@ -208,26 +210,26 @@ class CheckpointScheduler:
 
     @property
     def is_full(self) -> bool:
-        """A full disk refused a part of the last one."""
+        """True if a full disk refused a part of the last checkpoint."""
         return self.state in FULL
 
     @property
     def is_noted(self) -> bool:
-        """The notes of the last one are durable: a crash does not fall back behind it."""
+        """True if the notes of the last checkpoint are durable: a crash cannot undo it."""
         return self._queue.durable_token >= self._note_token
 
     # --- when ---------------------------------------------------------------------------------
     def opened(self) -> None:
-        """The store is open."""
+        """Begin after the store was opened."""
         self._arm_for_rooms()
 
     def _arm_for_rooms(self) -> None:
-        """As long as somebody has room there are rounds: who needs none any more may be quiet."""
+        """Keep rounds going while any log has room: a log that needs none any more may be quiet."""
         if not self.rooms.is_empty:
             self.arm()
 
     def arm(self) -> None:
-        """Something was appended: a checkpoint follows by time, if not by size."""
+        """Schedule a checkpoint by time after an append, if none by size comes first."""
         if self._round is None:
             self._round = Round(self._journaled, self._parts)
             self._wait()
@@ -239,20 +241,20 @@ class CheckpointScheduler:
         return self._journal.stats.bytes + self._journal.stats.payload_bytes, self._entries
 
     def committed(self, log: DiskLog) -> None:
-        """The log has committed entries that no segment holds."""
+        """Note that the log has committed entries that no segment holds."""
         self.dirty[log.id] = log
         self._has_committed = True
-        # Its part may have come between the append and this, and found nothing to flush.
+        # Its part may have run between the append and the commit, and found nothing to flush.
         self.arm()
 
     def _wait(self) -> None:
         self._workers.call_later(self._part_ms, self._part_due)
 
     def _part_due(self) -> None:
-        """Do the next part of the round, or the same one a little later."""
+        """Do the next part of the round, or retry it a little later."""
         if self.is_closing:
             return
-        # Not while the notes of one before wait: removals wait for them, and would have no turn.
+        # Not while notes of the previous one wait: removals wait for them and would get no turn.
         is_ready = self.state is CheckpointState.IDLE and self.is_noted
         if not is_ready or not self._owner.checkpoint_may_begin():
             self._wait()
@@ -262,7 +264,7 @@ class CheckpointScheduler:
         current.parts_left -= 1
         share = current.parts_left
         if not share:
-            # Of what came during the round, some came after its log's part.
+            # Some appends during the round came after their log's part.
             self._at_last = max(self._at_last, current.journaled)
             self.rooms.give_up_unused()
             is_followed = current.is_followed
@@ -274,10 +276,10 @@ class CheckpointScheduler:
         else:
             self._begin_part(share)
         if self._round is None:
-            self._shares = []  # not to keep logs that are deleted
+            self._shares = []  # so that deleted logs are not kept alive
 
     def _begin_part(self, share: int) -> None:
-        """State and tails of the logs of this share; where many grow, also the tails of others that
+        """Take state and tails of the logs of this share; if many logs grow, also other tails that
         have outgrown their size."""
         commit = self._take_state(self._of_share(share))
         plans = self._plans_of_share(share)
@@ -294,19 +296,22 @@ class CheckpointScheduler:
         if self.is_full and not self.is_closing:
             self.begin()
             if not self.is_running:
-                self._try_again()  # a removal has the files: nothing else would come back to it
+                self._try_again()  # a removal uses the files, and nothing else would retry
 
     def journaled(self, entries: int) -> None:
-        """A block with so many entries is durable, or with the end of a batch that has them."""
+        """Note that a block with `entries` entries is durable, or completes a batch that has
+        them."""
         self._entries += entries
         self.release_files()
 
     def begin_if_pressed(self) -> None:
-        """Begin if enough was journaled since the last one; less is enough while appends may soon
-        have to wait for room in the cache, and nothing while they do, if something was committed.
+        """Begin a checkpoint if enough was journaled since the last one.
+
+        Less is enough while appends may soon have to wait for space in the cache. While they do
+        wait, any amount is enough if something was committed.
         """
         if self.state in FULL or not self.is_noted:
-            return  # removals wait for the notes of the one before, and would have no turn
+            return  # removals wait for the notes of the previous one, and would get no turn
         bytes_max = self._options.checkpoint_bytes
         if self._is_crowded:
             cache_bytes_max = self._options.cache_bytes_max
@@ -322,7 +327,7 @@ class CheckpointScheduler:
             self.begin()
 
     def _has_large_to_flush(self) -> bool:
-        """Whether a segment can take a large entry, which leaves memory then."""
+        """Return True if a segment can take a large entry, which then leaves memory."""
         return any(
             chunk.payload is not None and log.flushed_index < chunk.first <= log.flush_last
             for log in self.dirty.values()
@@ -331,7 +336,7 @@ class CheckpointScheduler:
         )
 
     def begin_for_waiters(self) -> None:
-        """The files are free again."""
+        """Begin a checkpoint for waiting callers, now that the files are free again."""
         if self._waiters:
             self.begin()
 
@@ -346,12 +351,12 @@ class CheckpointScheduler:
         if self.is_full or not self._is_spread:
             plans = self._plans(self.dirty.values())
         else:
-            # In place of a round's last part it does that, too.
+            # It replaces a round's last part, so it does that part's work, too.
             plans = self._plans_of_share(0, at_least=self._is_pressed)
         self._start(plans, commit, is_whole=True, ends_round=True)
 
     def _take_state(self, logs: Sequence[DiskLog]) -> MetaCommit:
-        """What these logs' machines changed, and what is left of what others did."""
+        """Take the changes of these logs' state machines, and those left over from others."""
         self.pending.collect(self._owner.checkpoint_collect(logs), self._logs)
         return self.pending.take(self._logs, self._queue.durable_token)
 
@@ -367,7 +372,7 @@ class CheckpointScheduler:
         for plan in plans:
             log_id = plan.files.log_id
             if not rooms.has(log_id):
-                plan.room_bytes = 0  # those planned after it have all the room there may be
+                plan.room_bytes = 0  # logs planned after it have all the room there may be
                 plan.gives_back = rooms.take(self._logs[log_id])
         surplus = rooms.take_due({plan.files.log_id for plan in plans})
         taken = [plan.files.log_id for plan in plans if plan.gives_back]
@@ -387,9 +392,11 @@ class CheckpointScheduler:
 
     # --- what ---------------------------------------------------------------------------------
     def _of_share(self, share: int) -> list[DiskLog]:
-        """The logs of this share that there were at the round's first part: to look at all of them
-        for each part would cost an idle server with thousands a tenth of its time. What a younger
-        one appends has another round follow."""
+        """Return the logs of this share that existed at the round's first part.
+
+        Looking at all logs in each part would cost an idle server with thousands of them a tenth of
+        its time. An append to a younger log causes another round.
+        """
         if not self._shares or share == self._parts - 1:
             self._shares = [[] for _ in range(self._parts)]
             for log in self._logs.values():
@@ -397,8 +404,8 @@ class CheckpointScheduler:
         return [log for log in self._shares[share] if self._logs.get(log.id) is log]
 
     def _plans_of_share(self, share: int, *, at_least: bool = False) -> list[FlushPlan]:
-        """Of the logs of this share whose tails are due; where many logs grow, also of others whose
-        tails have outgrown their own sizes, or the least."""
+        """Plan flushes of this share's logs with due tails; if many logs grow, also of others whose
+        tails have outgrown their own sizes, or the minimum."""
         plans = self._plans(log for log in self._of_share(share) if log.id in self.dirty)
         if self._is_spread:
             planned = {plan.files.log_id for plan in plans}
@@ -406,9 +413,12 @@ class CheckpointScheduler:
         return plans
 
     def _plans(self, logs: Iterable[DiskLog]) -> list[FlushPlan]:
-        """Of those whose tails are due, by id. Where many are dirty each log has its own size, and
-        a tail goes at any size that needs an old journal file: to write it again would only put
-        that off, and be a thousand tails in one moment."""
+        """Plan flushes of logs whose tails are due, by id.
+
+        If many are dirty, each log has its own size, and a tail that needs an old journal file is
+        flushed at any size: writing it again would only postpone that, for a thousand tails at
+        once.
+        """
         least = self._flush_bytes_min
         is_spread = self._is_spread
         too_old = self._journal.chain.first_of_newest(JOURNAL_FILES_MIN)
@@ -423,9 +433,10 @@ class CheckpointScheduler:
         return self._planned(due)
 
     def _plans_of_grown(self, planned: Container[int], *, at_least: bool) -> list[FlushPlan]:
-        """Of all other logs whose tails have outgrown their own sizes, or the least, by id."""
+        """Plan flushes of all other logs whose tails have outgrown their own sizes, or the minimum,
+        by id."""
         least = self._flush_bytes_min
-        # Without a call for each log: most are not due.
+        # Without a call per log: most are not due.
         grown = [
             log for log in self.dirty.values() if log.unflushed >= least and log.id not in planned
         ]
@@ -445,9 +456,12 @@ class CheckpointScheduler:
 
     @property
     def _flush_bytes_min(self) -> int:
-        """Tails smaller than this, of however many logs, leave room for appends in the cache: they
-        wait when half of it waits for segments. It sinks while an eighth of the cache fills: in one
-        step it would make hundreds of tails due."""
+        """Minimum size of a tail to be flushed.
+
+        Smaller tails, of however many logs, leave space for appends in the cache, which wait when
+        half of it waits for segments. It decreases gradually while an eighth of the cache fills; a
+        sudden decrease would make hundreds of tails due.
+        """
         room = max(self._options.cache_bytes_max // 8, 1)
         share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
         filled = min(max(2 * self._cache.crowding - room, 0), room)
@@ -463,15 +477,19 @@ class CheckpointScheduler:
 
     @property
     def _is_pressed(self) -> bool:
-        """Much waits for segments in memory or in the journal, or the disk is full. Where many logs
-        are dirty, journal files wait for tails whose turn will come: others would not help."""
+        """True if much data waits for segments in memory or in the journal, or the disk is full. If
+        many logs are dirty, journal files wait for tails whose part will come, and flushing others
+        would not help."""
         is_long = not self._is_spread and self._journal.file_count > JOURNAL_FILES_MIN
         return self._journal.is_full or self._is_crowded or is_long
 
     def flushable_bytes(self) -> int:
-        """What is committed and in no segment yet. Also what a flush under way has, and what none
-        can take yet: it waits for a payload, or the record of a cut, to be durable, or for the
-        files from before a reset to go. Without large entries."""
+        """Return the bytes of committed entries that are in no segment yet, without large entries.
+
+        Includes entries of a flush in progress, and entries that no flush can take yet because a
+        payload or the record of a truncation must become durable first, or files from before a
+        reset must be removed.
+        """
         return sum(
             chunk.ends[stop - 1] - chunk.start_of(start)
             for log in self._logs.values()
@@ -481,7 +499,8 @@ class CheckpointScheduler:
         )
 
     def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
-        """Its tail has grown to that many bytes, or to many entries, or was written again."""
+        """Return True if the tail has grown to `bytes_min` bytes or to many entries, or was written
+        again."""
         return (log.rewritten and _can_flush(log)) or self._is_grown(log, bytes_min)
 
     def _is_grown(self, log: DiskLog, bytes_min: int) -> bool:
@@ -490,7 +509,7 @@ class CheckpointScheduler:
         return is_grown and _can_flush(log)
 
     def _plan(self, log: DiskLog) -> FlushPlan:
-        """What a flush of everything committed writes."""
+        """Return the plan of a flush of everything committed."""
         first, last = log.flushed_index + 1, log.flush_last
         assert first <= last, (log.id, first, last)
         spans: list[FlushSpan] = []
@@ -509,9 +528,9 @@ class CheckpointScheduler:
             size += chunk.ends[stop - 1] - position
         cursor, has_scrap, placement = log.cursor, log.has_scrap, log.placement
         if has_scrap:
-            placement.rooms.clear()  # files go
+            placement.rooms.clear()  # their files are removed
         if last > placement.index:
-            log.has_scrap = True  # until it is known that all of this flush counts
+            log.has_scrap = True  # until all of this flush is known to count
         limits = log.limits or SegmentLimits(self._options.segment_bytes)
         return FlushPlan(
             log.files, log.generation, first, last, log.offset_after(last), size,
@@ -536,7 +555,7 @@ class CheckpointScheduler:
         is_whole: bool,
         ends_round: bool,
     ) -> None:
-        """`taken` are the logs whose surplus the job was to give back."""
+        """Handle the end of a job. `taken` are the logs whose surplus it was to give back."""
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
             self.state = _BEFORE[self.state]
@@ -565,7 +584,7 @@ class CheckpointScheduler:
             self._try_again()
         else:
             if not self.pending.is_empty:
-                self.arm()  # what waits for a reset to become durable
+                self.arm()  # for state that waits for a reset to become durable
             if ends_round:
                 self.count += 1
                 self._rewrite_tails()
@@ -582,13 +601,14 @@ class CheckpointScheduler:
                 waiter()
         self._owner.checkpoint_ended()
         if self._journal.is_idle:
-            self.begin_if_pressed()  # no block follows that would ask
+            self.begin_if_pressed()  # no further block will check
 
     def _note_lost(self, meta_lost: frozenset[int]) -> None:
-        """Of some logs nothing may be stored any more: nothing is trimmed behind what was."""
+        """Note the logs of which nothing may be stored any more: retention must not trim up to the
+        lost state."""
         for log in self._logs.values():
             if log.id in meta_lost and not log.is_meta_lost:
-                self.arm()  # all of its state is due
+                self.arm()  # all of its state must be written
             log.is_meta_lost = log.id in meta_lost
             if log.is_meta_lost:
                 log.applied = NO_INDEX
@@ -620,15 +640,16 @@ class CheckpointScheduler:
         log.stage_state(self._queue.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
-        """When the journal has grown beyond what its live entries excuse, write again at its head
-        what only the oldest file holds: uncommitted entries, tails too small for a flush, and
-        installed states.
+        """Write again, at the journal's head, data that only the oldest file holds, if the journal
+        is longer than its live entries justify: uncommitted entries, tails too small for a flush,
+        and installed states.
 
         Votes need no rewriting: each file's header carries them. The journal may be twice as long
-        as what no segment holds, so rewriting never costs more than the appends that caused it.
+        as the data that no segment holds, so rewriting never costs more than the appends that
+        caused it.
 
-        Not on a full disk, nor where one may be about to show: it would take the reserve from
-        votes, and could hold them up. What is little is carried over (`journal/carry_over.py`).
+        Not done on a full disk, or when one may be about to show: it would use the reserve for
+        votes, and could delay them. Small amounts are carried over (`journal/carry_over.py`).
         """
         if not self._journal.allocation.has_next:
             return
@@ -651,25 +672,26 @@ class CheckpointScheduler:
             log = self._logs[log_id]
             is_due = log_id in self.dirty and self._is_due(log, least)
             if is_due:
-                self.arm()  # it has grown since its turn, or this file old: the next round has it
+                self.arm()  # it has grown since its part, or the file is old: next round takes it
             log.restage(oldest, self._queue.batch, with_tail=not is_due)
 
     def renew_journal(self, sequence: int) -> None:
-        """A journal file is damaged: let it go, and those before it. What they are needed for is in
-        memory: it goes to segments, or is staged once more."""
+        """Have a damaged journal file and those before it released. The data they are needed for is
+        in memory: it goes to segments or is staged again."""
         self._damaged_upto = max(self._damaged_upto, sequence)
         self.arm()
         self.begin()
 
     def _stage_anew(self) -> None:
-        """What damaged journal files are needed for. Not on a full disk, as `_rewrite_tails`."""
+        """Stage again the data for which damaged journal files are needed. Not on a full disk, as
+        in `_rewrite_tails`."""
         damaged_upto, journal = self._damaged_upto, self._journal
         if not damaged_upto:
             return
         if min(journal.chain.paths) > damaged_upto:
             self._damaged_upto = 0
             return
-        self.arm()  # the next round sees whether they are gone
+        self.arm()  # the next round checks that they are gone
         if not journal.allocation.has_next:
             return
         journal.end_file(damaged_upto)
@@ -682,25 +704,27 @@ class CheckpointScheduler:
                 if 0 < sequence <= damaged_upto and not log.is_lost:
                     log.restage(sequence, batch, with_tail=True)
         if journal.current_sequence <= damaged_upto and not batch.records:
-            # Only a block that says something begins a file.
+            # Only a block with records begins a file.
             for log in list(self._logs.values())[:1]:
                 log.touch(batch)
                 log.stage_state(batch, HARD, log.hard.term, log.hard.commit, log.hard.vote)
         self._releases = True
 
     def hold_files(self) -> None:
-        """What is staged just now ends a need for journal files: none goes before it is durable."""
+        """Postpone the release of journal files until the records now staged, which end a need for
+        some, are durable."""
         if self._note_token or self._awaiting_proof[0]:
             self._releases = self._releases or bool(self._awaiting_proof[0])
             self._awaiting_proof = (0, 0)
             self._note_token = self._queue.batch.token
 
     def release_files(self) -> None:
-        """Once the notes of the last checkpoint are durable, journal files below the oldest that is
-        still needed are to go. A log that was deleted needs its own until nothing lists it.
+        """Release journal files below the oldest needed one, once the last checkpoint's notes are
+        durable. A deleted log needs its files until it is no longer listed.
 
-        They go when a block behind the notes says that these are durable. The last block of all may
-        be damaged without a trace: then a start would miss the files."""
+        They are released when a block after the notes proves these durable. The very last block may
+        be damaged without a trace, and a start would then miss the files.
+        """
         token, sequence = self._awaiting_proof
         if token and self._queue.proved_token >= token:
             self._awaiting_proof = (0, 0)
@@ -735,8 +759,8 @@ def _run(
     surplus: list[Surplus],
     pulse: Pulse,
 ) -> Outcome:
-    """Write segments and meta, and give back room. Blocks. Raises OSError, but for a full disk,
-    which may refuse one part and have room for another."""
+    """Write segments and meta, and give back room. Blocks. Raises OSError, but not for a full disk,
+    which may refuse one part and have space for another."""
     outcome = Outcome()
     failpoint.hit("checkpoint.begun")
     for plan in plans:
@@ -765,7 +789,7 @@ def _run(
         except OSError as error:
             if not is_refused(error):
                 raise
-            continue  # nothing needs it: it is tried again, and the disk does not count as full
+            continue  # nothing depends on it: retried later, and the disk does not count as full
         outcome.given_back.add(found.log_id)
         pulse.beats += 1
     return outcome

@@ -1,11 +1,10 @@
-"""Deleting what lies below a log's first index: whole segments and whole index files.
+"""Removal of whole segments and whole index files below a log's first index.
 
-The new first index is durable in the journal before any file goes, so a crash in between leaves
-files that the next start removes. What goes is known by name: a log may have many thousands of
-files, and none of those that stay is looked at. Which index that is, by age or size, is the owner's
-decision.
+The new first index is durable in the journal before any file is removed, so a crash in between
+leaves files that the next start removes. The files to remove are known by name: a log may have many
+thousands, and none of the remaining ones is touched. The owner chooses the index, by age or size.
 
-Must not know: policies, the loop.
+Does not depend on retention policies or the loop.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from segments.log.segment_header import SegmentInfo
 
 
 class RemoveBelow:
-    """Removes `segments`, and the index files from the first of them on that only describe entries
-    below `first_index`, so many at each call; True as long as there are more. `pulse` counts them.
+    """Removes `segments`, and the index files from the first of them on that describe only entries
+    below `first_index`, a limited number per call; returns True while more are left. `pulse` counts
+    them.
 
-    Oldest first, so that what a crash leaves is still one run of segments. Blocks.
+    Oldest first, so that after a crash the rest is still one run of segments. Blocks.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RemoveBelow:
         self._pulse = pulse
         self._files_max = files_max
         self._removed = 0
-        """Of the segments."""
-        # What only describes entries before these went with the segments before them.
+        """Number of segments removed."""
+        # Index files of only earlier entries went with the segments before these.
         begin = segments[0].first_index // files.index_entries
         self._index_numbers = range(begin, first_index // files.index_entries)
 
