@@ -1,1 +1,1 @@
-"""Compaction: sealed segments are rewritten without the records that later ones supersede."""
+"""Log compaction: sealed segments are rewritten without records that later ones supersede."""

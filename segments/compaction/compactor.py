@@ -1,17 +1,18 @@
-"""Compaction of one log at a time, as the loop sees it: steps for the pool, with pauses between.
+"""Compaction of one log at a time, as seen by the loop: steps in the pool, with pauses between
+them.
 
-First the entries are scanned for what supersedes what, then each sealed segment that holds some of
-them is rewritten, oldest first; those of which nothing is left are passed over. When there was no
-room for all keys, that is one pass of several. Records that were superseded in one of them are
-removed; the others stay for the next. That rewrites nothing before the old files of the last one
-are gone: of a segment there are never more than two files. At the end a note says how far the log
-is compacted. Small segments that lie side by side are joined some seconds later, when no old file
-of the log is left: nothing depends on it, and no compaction waits for more of it than one log.
+First the entries are scanned for keys that supersede earlier records. Then each sealed segment with
+such records is rewritten, oldest first; segments without remaining data are skipped. If not all
+keys fitted in memory, this is one pass of several: each removes the records superseded by its keys
+and leaves the others to the next. A pass rewrites nothing before the previous pass's old files are
+gone, so a segment never has more than two files. At the end a note records how far the log is
+compacted. Small adjacent segments are joined some seconds later, when no old file of the log is
+left. Nothing depends on joins, and a compaction waits for the join of at most one log.
 
-A log may be reset, trimmed, damaged or deleted meanwhile. What was done stays: any part of a
-compaction is as good as none, and the next one does the rest.
+A log may be reset, trimmed, damaged or deleted meanwhile. Completed work stays: a partial
+compaction is valid, and the next one does the rest.
 
-Must not know: records, why and when a log is compacted.
+Does not depend on records, or on why and when a log is compacted.
 """
 
 from __future__ import annotations
@@ -50,29 +51,29 @@ from segments.log.segment import LogFiles
 from segments.log.segment_header import SegmentInfo, is_emptied
 
 OLD_FILE_MS = 10_000
-"""How long the file of a segment that was rewritten stays for reads that have begun."""
+"""Time for which the old file of a rewritten segment is kept for reads that have begun."""
 FILES_AT_ONCE = 64
-"""So many are removed by one job: who watches whether files are worked at counts jobs."""
+"""Files removed by one job. Progress monitoring counts jobs, so a job must not be long."""
 
 
 class Phase(Enum):
-    """What a compaction does just now."""
+    """Current activity of a compaction."""
 
     SCANNING = auto()
-    """Entries are read for their keys."""
+    """Keys of entries are read."""
     CLEANING = auto()
     """Segments are rewritten."""
     NOTING = auto()
-    """All is done, and is being noted."""
+    """The work is done; the note is being written."""
     CHOOSING = auto()
-    """It is looked which segments are to be joined."""
+    """Segments to join are being chosen."""
     JOINING = auto()
-    """They become one."""
+    """Segments are being joined."""
 
 
 class RemoveOld:
-    """Removes files of segments that were written anew, so many at each call; True as long as there
-    are more. Blocks."""
+    """Removes old files of rewritten segments, a limited number per call; returns True while more
+    are left. Blocks."""
 
     def __init__(self, files: LogFiles, paths: Sequence[str]) -> None:
         self._files = files
@@ -90,17 +91,17 @@ class RemoveOld:
 
 
 class CompactorOwner(Protocol):
-    """What is asked of the store."""
+    """Methods that the compactor requires of the store."""
 
     def compaction_may_go_on(self) -> bool:
-        """The store is open."""
+        """Return True if the store is open."""
 
     def compaction_failed(self, error: BaseException) -> None:
-        """The disk can no longer be trusted."""
+        """React to a disk that can no longer be trusted."""
 
 
 class Compactor:
-    """The compaction under way, if there is one, and old files on their way out."""
+    """The current compaction, if any, and old files waiting for removal."""
 
     def __init__(self, workers: Workers, removals: Removals, owner: CompactorOwner) -> None:
         self._workers = workers
@@ -108,28 +109,29 @@ class Compactor:
         self._owner = owner
         self._run: _Run | None = None
         self._waiting: _Run | None = None
-        """A compaction that waits for the end of a join."""
+        """Compaction that waits for the end of a join."""
         self._held_up = False
-        """The one under way waits until its log has no old files."""
+        """True if the current run waits until its log has no old files."""
         self._to_join: dict[int, _Run] = {}
-        """By log id, in order. Invariant: at most one of each log that was ever compacted here."""
+        """Joins to do, by log id, in order. Invariant: at most one per log compacted by this
+        process."""
         self._old_files: Counter[int] = Counter()
-        """By log id, how many wait for their removal. Invariant: of a segment there are never more
-        than two files, or a start could not tell which is the newest."""
+        """Number of removals pending per log id. Invariant: a segment never has more than two
+        files; otherwise a start could not tell which is the newest."""
         self.read_bytes = 0
         self.freed_bytes = 0
         self.segments_rewritten = 0
         self.segments_joined = 0
 
     def may_begin(self, log: DiskLog) -> bool:
-        """Whether this log may be compacted now. Old files of other logs are in nobody's way: who
-        waited for them would compact a log every ten seconds, however small they are."""
+        """Return True if this log may be compacted now. Old files of other logs are no obstacle:
+        waiting for them would allow only one log every ten seconds, however small."""
         is_free = self._run is None or (self._run.is_join and self._run.log is not log)
         return is_free and self._waiting is None and log.id not in self._old_files
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way, nothing is to be joined, and no old file is there."""
+        """True if nothing is in progress, nothing is to be joined, and no old file remains."""
         return self._run is None and not (self._to_join or self._old_files)
 
     # --- for repairs: see `segments.log.repair.SegmentWriter` ------------------------------------
@@ -166,8 +168,8 @@ class Compactor:
         *,
         segment_bytes: int,
     ) -> None:
-        """All of the log's entries up to the compaction's are in sealed segments, durably noted.
-        Small ones are joined up to `segment_bytes`."""
+        """Begin a compaction. All entries up to `compaction.upto` are in sealed segments, durably
+        noted. Small segments are joined up to `segment_bytes`."""
         assert self.may_begin(log), "one at a time"
         run = _Run(log, compaction, cleaner, pace, done)
         self._to_join.pop(log.id, None)
@@ -186,7 +188,7 @@ class Compactor:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        """Whoever compacts a log waits already; joins have time."""
+        """Begin the waiting compaction, else the next possible join."""
         if self._run is not None:
             return
         following, self._waiting = self._waiting, None
@@ -200,7 +202,7 @@ class Compactor:
 
     def _go_on(self, run: _Run) -> None:
         if not self._owner.compaction_may_go_on():
-            return  # the next start begins anew
+            return  # the next start begins again
         if run.is_void:
             self._give_up(run)
             return
@@ -237,7 +239,7 @@ class Compactor:
             self._workers.call_later(run.pace(result), partial(self._go_on, run))
 
     def _settle(self, run: _Run, rewriting: Rewriting) -> None:
-        """One segment is done, or several became one."""
+        """Handle the end of a rewriting: one segment is done, or several were joined."""
         old, new = rewriting.replaces, rewriting.new
         run.rewriting = None
         if rewriting.state is RewritingState.UNCHANGED:
@@ -260,8 +262,8 @@ class Compactor:
         new: SegmentInfo,
         end: Index,
     ) -> bool:
-        """Put the new segment into the place of old ones; False when one is gone. The files that do
-        not count go later."""
+        """Replace old segments by the new one; return False if one is gone. The files that do not
+        count are removed later."""
         is_void = log.deleted or log.generation != generation
         is_replaced = not is_void and log.replace_segments(old, new, end)
         gone = old if is_replaced else (new,)
@@ -271,8 +273,8 @@ class Compactor:
         return is_replaced
 
     def _remove(self, log: DiskLog, generation: int, paths: list[str]) -> None:
-        """Nobody reads the files any more. They go in the queue of removals: a reset takes all
-        files of the log, and flushes may then make one of the same name."""
+        """Remove files that are no longer read. Goes through the queue of removals: a reset removes
+        all files of the log, and later flushes may create one with the same name."""
 
         def begin() -> Job | None:
             if not log.deleted and log.generation == generation:
@@ -293,7 +295,7 @@ class Compactor:
             self._begin_next()
 
     def _give_up(self, run: _Run) -> None:
-        """What was done stays, the rest is for another time."""
+        """End the run early. Completed work stays; the rest is left to a later compaction."""
 
         def cleared(result: BaseException | None) -> None:
             if isinstance(result, OSError) and is_refused(result):
@@ -308,13 +310,13 @@ class Compactor:
         self._workers.pool(run.abandon, cleared)
 
     def _give_up_again(self, run: _Run) -> None:
-        if self._owner.compaction_may_go_on():  # else the next start removes what is left
+        if self._owner.compaction_may_go_on():  # else the next start removes the leftovers
             self._give_up(run)
 
 
 class _Run:
-    """One compaction of one log, or, with `segment_bytes`, the join of what is small behind one.
-    `step` and `abandon` are for the pool."""
+    """One compaction of one log, or, with `segment_bytes`, the join of small segments after one.
+    `step` and `abandon` run in the pool."""
 
     def __init__(
         self,
@@ -331,10 +333,10 @@ class _Run:
         self.pace = pace
         self.done = done
         self.rewriting: Rewriting | None = None
-        """Of one segment: until the loop has put the new one in its place."""
+        """Rewriting of one segment, until the loop has put the new one in its place."""
         self.is_done = False
         self.begins_again = False
-        """Segments are about to be rewritten that the pass before may have rewritten."""
+        """True if segments are about to be rewritten that the previous pass may have rewritten."""
         self._cleaner = cleaner
         self._segment_bytes = segment_bytes
         self._phase = Phase.CHOOSING if segment_bytes else Phase.SCANNING
@@ -342,15 +344,15 @@ class _Run:
         self._end = compaction.upto + 1
         self._stop = log.flushed_index + 1
         self._index = log.first
-        """The next entry to be scanned."""
+        """Index of the next entry to be scanned."""
         self._keys_from = max(log.compacted.upto + 1, log.first)
-        """Use: records before it supersede nothing before it any more.
-        Invariant: what compactions and passes before removed is gone from all segments."""
+        """Use: records before it supersede no earlier records any more.
+        Invariant: records removed by earlier compactions and passes are gone from all segments."""
         self._keys_end = self._end
-        """The first entry whose keys found no room in this pass."""
+        """First entry whose keys did not fit in this pass."""
         self._todo = self._segments_of_pass()
         self._to_join: list[tuple[tuple[SegmentInfo, ...], Index]] = []
-        """As `joining.find` gives it."""
+        """Result of `joining.find`."""
 
     @property
     def is_join(self) -> bool:
@@ -358,23 +360,24 @@ class _Run:
 
     @property
     def is_void(self) -> bool:
-        """The log was reset or deleted: nothing that is done counts."""
+        """True if the log was reset or deleted, so that no work on it counts."""
         return self.log.deleted or self.log.generation != self.generation
 
     @property
     def is_to_be_repeated(self) -> bool:
-        """Whether the step that a full disk refused must be done: half of the Idx are written."""
+        """True if a step that a full disk refused must be retried, because half of the Idx are
+        written."""
         rewriting = self.rewriting
         return rewriting is not None and rewriting.state is RewritingState.INDEXING
 
     @property
     def begins_to_clean_again(self) -> bool:
-        """Whether the next step may rewrite a segment of which an old file is there."""
+        """True if the next step may rewrite a segment that still has an old file."""
         return self.begins_again and self._phase is Phase.CLEANING
 
     def _segments_of_pass(self) -> list[tuple[SegmentInfo, Index]]:
-        """(segment, index behind its last entry), newest first: those that hold entries to be
-        looked at."""
+        """Return (segment, index after its last entry), newest first, of segments with entries to
+        be processed."""
         found = [
             (segment, following.first_index)
             for segment, following in pairwise(self.log.segments)
@@ -383,7 +386,7 @@ class _Run:
         return found[::-1]
 
     def step(self) -> int:
-        """Go on; how many bytes were read. Blocks. Raises OSError, CorruptRecord."""
+        """Continue; return the number of bytes read. Blocks. Raises OSError or CorruptRecord."""
         match self._phase:
             case Phase.SCANNING:
                 return self._scan()
@@ -415,7 +418,7 @@ class _Run:
             self._index += len(entries)
             if index < self._index and self._keys_end == self._end:
                 self._keys_end = index
-                self._keys_from = self._end  # nothing more is learned of keys in this pass
+                self._keys_from = self._end  # no more keys are collected in this pass
         if self._index >= self._end:
             self._phase = Phase.CLEANING
         return bytes_of(entries)
@@ -456,7 +459,7 @@ class _Run:
                 return 0
             joined, end = self._to_join.pop()
             if joined[0] not in log.segments:
-                return 0  # trimmed, or mended, meanwhile
+                return 0  # trimmed or mended meanwhile
             self.rewriting = Joining(log.files, log.segments, self._stop, joined, end)
         return self.rewriting.step()
 
@@ -473,6 +476,6 @@ class _Run:
         self._phase = Phase.SCANNING
 
     def abandon(self) -> None:
-        """Leave no file that does not count. Blocks."""
+        """Remove files that do not count. Blocks."""
         if self.rewriting is not None:
             self.rewriting.abandon()

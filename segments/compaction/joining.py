@@ -1,21 +1,21 @@
-"""Joining small segments: what compaction leaves of old ones may be next to nothing each.
+"""Joining of small segments: compaction may leave very little of old ones.
 
-Segments that lie side by side become one, up to the size that a segment of the log may have. Which
-ones is a function of their sizes alone, so replicas with the same segments join the same. Each
-entry keeps all it has: only the file changes that it lies in.
+Adjacent segments become one, up to the maximum size of the log's segments. The choice is a function
+of their sizes alone, so replicas with the same segments join the same. Entries do not change; they
+only move to another file.
 
-* As in a merge of runs, a segment waits until what follows it has grown to half of its size. So an
-  entry is written again a few times as its log grows, and a log has few small segments, not none.
-* Many entries of which nothing is left are passed over by readers as long as their segment has
-  nothing else (`LogFiles.skip_emptied`). Such segments are joined with each other only, unless they
-  are small.
+* As in a merge of runs, a segment waits until the segment after it has grown to half of its size.
+  So an entry is rewritten only a few times as its log grows, and a log has few small segments, not
+  none.
+* Readers skip many entries without data as long as their segment contains no others
+  (`LogFiles.skip_emptied`). Such segments are joined only with each other, unless they are small.
 
-The new segment has the number of the oldest, written once more, and its header says up to which one
-it reaches (`through`). A crash leaves the old ones whole, or the new one beside them: then that one
-counts. As with one that is rewritten, it was synced before it got its name, Idx name the file that
-they speak of, and the old files go when nobody reads them any more.
+The new segment has the number of the oldest one in its next rewriting, and its header names the
+last one (`through`). A crash leaves the old ones, or the new one beside them: then the new one
+counts. As in a rewriting, it was synced before it was renamed, Idx name their file, and the old
+files are removed when they are no longer read.
 
-Must not know: records, the loop.
+Does not depend on records or the loop.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
 
 EMPTIED_BYTES_MAX = 1 << 20
-"""Of a segment of which nothing is left that is joined with others: what a reader has to look at
-for nothing."""
+"""Maximum size of a segment without data that is joined with segments that have data: readers must
+read it to no use."""
 SEGMENTS_MAX = 4_096
-"""So many become one: that bounds what is held open for a removal."""
+"""Maximum number of segments joined into one. Bounds what one removal holds."""
 
 
 class Size(NamedTuple):
-    """What a segment comes to, and how many entries it has."""
+    """Size of a segment and its number of entries."""
 
     bytes: int
     entries: int
 
     @property
     def is_long_and_empty(self) -> bool:
-        """Nothing is left of its many entries."""
+        """True if the segment has many entries and no data is left of any."""
         payload = self.bytes - SEGMENT_HEADER_BYTES - FRAME_BYTES * self.entries
         return payload <= 0 and self.bytes > EMPTIED_BYTES_MAX
 
 
 class Group(NamedTuple):
-    """Segments [start, end) of those that were asked about."""
+    """Segments [start, end) of the given list."""
 
     start: int
     end: int
 
 
 def groups(sizes: Sequence[Size], bytes_max: int) -> list[Group]:
-    """Which neighbours are to be joined: two at least, oldest first."""
+    """Return the groups of neighbours to be joined, at least two each, oldest first."""
     runs: list[tuple[Group, int, bool]] = []
     for n, size in enumerate(sizes):
         runs.append((Group(n, n + 1), size.bytes, size.is_long_and_empty))
@@ -77,9 +77,9 @@ def groups(sizes: Sequence[Size], bytes_max: int) -> list[Group]:
 def find(
     files: LogFiles, segments: Sequence[SegmentInfo], stop: Index, end: Index, bytes_max: int
 ) -> list[tuple[tuple[SegmentInfo, ...], Index]]:
-    """(segments to be joined, index behind their last entry), newest first, of those whose entries
-    all lie below `end`; `segments` are the log's, whose entries end at `stop`. Blocks. Raises
-    CorruptRecord."""
+    """Return (segments to be joined, index after their last entry), newest first, among those whose
+    entries all lie below `end`. `segments` are the log's, whose entries end at `stop`. Blocks.
+    Raises CorruptRecord."""
     ends = [segment.first_index for segment in segments[1:] if segment.first_index <= end]
 
     def look() -> list[Size]:
@@ -97,7 +97,7 @@ def find(
 
 
 class Joining(Rewriting):
-    """As one segment that is compacted, but that all of several goes into it, and stays."""
+    """Rewriting of several segments into one, without removing data."""
 
     def __init__(
         self,

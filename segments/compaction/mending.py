@@ -1,9 +1,9 @@
-"""Writing a segment anew with copies of its damaged entries, from a replica whose log is compacted
-further: such a copy is smaller, and does not fit where the entry lay.
+"""Rewriting of a segment with copies of its damaged entries, from a replica whose log is compacted
+further: such a copy is smaller and does not fit in the entry's old position.
 
-As after a compaction, the new file takes the old one's place when it is whole (`rewriting.py`).
+As in a compaction, the new file replaces the old one when it is complete (`rewriting.py`).
 
-Must not know: where the copies come from, the loop.
+Does not depend on where the copies come from, or on the loop.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
 
 _AT_ONCE = 64
-"""Entries taken between two looks at how many bytes they are."""
+"""Entries taken between two checks of their total size."""
 
 
 def mend(
     files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> SegmentInfo:
-    """The segment, whose entries end at `end`, with the copies where entries are damaged; durable
-    on return. Blocks. Raises CorruptRecord when a copy does not fit its neighbours, or other damage
-    stands between; OSError."""
+    """Return the segment, whose entries end at `end`, rewritten with the copies in place of damaged
+    entries; durable on return.
+
+    Blocks. Raises CorruptRecord if a copy does not fit its neighbours, or if other damage lies
+    between them. Raises OSError.
+    """
     mending = _Mending(files, segment, end, copies)
     try:
         mending.run()
@@ -45,8 +48,7 @@ def mend(
 
 
 class _Mending(Rewriting):
-    """As a segment that is compacted, but that entries are read around what is damaged, and nothing
-    goes."""
+    """Rewriting that reads around damaged entries and removes no data."""
 
     def __init__(
         self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
@@ -55,14 +57,15 @@ class _Mending(Rewriting):
         self._entries = _in_order(files, segment, end, copies)
 
     def run(self) -> None:
-        """All of it."""
+        """Do all steps."""
         self._begin()
         while not self.is_done:
             self.step()
 
     def give_up(self) -> None:
-        """Leave the old segment, but where Idx speak of the new one: it is as good, and counts at
-        the next start. It is written again before anything else is done to the segment."""
+        """Return to the old segment, unless Idx already point to the new one. The new one is
+        equally valid and counts at the next start; any later work on the segment writes it again
+        first."""
         if self.state is not RewritingState.INDEXING:
             self.abandon()
 
@@ -76,7 +79,7 @@ class _Mending(Rewriting):
 def _in_order(
     files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> Iterator[StoredEntry]:
-    """The segment's entries, copies of the damaged ones among them. Raises CorruptRecord."""
+    """Yield the segment's entries, with copies in place of damaged ones. Raises CorruptRecord."""
     offset = segment.base_offset
     for entry in _around_damage(files, segment, end, copies):
         if entry.base_offset != offset:
@@ -117,7 +120,7 @@ def _around_damage(
 def _next(
     walk: Iterator[tuple[StoredEntry, int, int]],
 ) -> tuple[StoredEntry, int, int] | None:
-    """The next good entry; None at the end, and where no way leads on."""
+    """Return the next good entry; None at the end, or if the walk cannot continue."""
     try:
         return next(walk, None)
     except EntriesDamaged:
@@ -127,9 +130,9 @@ def _next(
 def _place(
     files: LogFiles, segment: SegmentInfo, index: Index, position: int, base_offset: Offset
 ) -> int:
-    """Where an entry behind damaged ones lies, as its Idx says, or as it is found behind the
-    copies, none of which is longer than what it stands for. Raises EntriesDamaged: there is no
-    such frame, or another one is like it, in what a client has sent."""
+    """Return the position of an entry after damaged ones, from its Idx or by a search after the
+    copies, none of which is longer than its original. Raises EntriesDamaged if no such frame
+    exists, or if a client's payload contains another like it."""
     with contextlib.suppress(IndexDamaged):
         idx = files.idx(index)
         if idx.segment == segment.number:

@@ -1,14 +1,14 @@
-"""How far a log is compacted: a small file beside its segments.
+"""Note of a log's compaction: a small file beside its segments.
 
     0   magic         8   `VDLCMP01`
     8   CRC           4   CRC32C of bytes [12, 28), seeded with the log id
     12  upto          8   index of the last entry that was looked at
     20  markers upto  8   deletion markers up to this entry are gone
 
-Written once all segments are rewritten, so what it says was done. Without it, or with a damaged
-one, the log is compacted once more, which changes nothing that was done already.
+Written after all segments are rewritten, so it describes completed work. If it is missing or
+damaged, the log is compacted again, which does not change what was done already.
 
-Must not know: segments.
+Does not depend on segments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CRC_FROM = 12
 
 
 def read_note(fs: FileSystem, directory: str, log_id: LogId) -> Compaction:
-    """What was done to all of the log in this directory."""
+    """Return the compaction completed for the log in this directory."""
     path = f"{directory}/{COMPACTION}"
     if not fs.exists(path) or fs.is_directory(path):
         return Compaction()
@@ -47,7 +47,7 @@ def read_note(fs: FileSystem, directory: str, log_id: LogId) -> Compaction:
 
 
 def write_note(fs: FileSystem, directory: str, log_id: LogId, done: Compaction) -> None:
-    """Durable on return. Blocks. Raises OSError."""
+    """Write the note; durable on return. Blocks. Raises OSError."""
     path = f"{directory}/{COMPACTION}"
     begun = f"{path}.new"
     rest = struct.pack("<QQ", done.upto, done.markers_upto)

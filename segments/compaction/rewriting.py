@@ -1,16 +1,15 @@
-"""Rewriting one sealed segment: the same entries, with less in them.
+"""Rewriting of one sealed segment: the same entries, with reduced data.
 
-A segment is read from its first entry on and every entry given to the cleaner. When the first one
-is met of which something goes, the segment is written anew, from its beginning, under a name of its
-own; one that loses nothing stays as it is. Then the new file gets its name, and the Idx of its
-entries are written over the old ones. An Idx names the file that it speaks of, so a reader finds
-each entry in either of the two, whichever Idx it meets. The old file goes when nobody reads it any
-more.
+A segment is read from its first entry on, and every entry is given to the cleaner. At the first
+entry that loses data, the segment is written again from its beginning under a temporary name; one
+that loses nothing stays as it is. Then the new file is renamed, and the Idx of its entries
+overwrite the old ones. An Idx names its file, so a reader finds each entry in one of the two files,
+whichever Idx it meets. The old file is removed when it is no longer read.
 
-A crash leaves the old file whole, or both. The newer one counts then: it was synced before it got
-its name. Idx that still speak of the other are rebuilt where they are met.
+A crash leaves the old file, or both. The newer one counts then, because it was synced before it was
+renamed. Idx that still point to the other are rebuilt when they are met.
 
-Each step is a job for the pool, about a mebibyte of work. Must not know: records, the loop.
+Each step is a job for the pool, about a mebibyte of work. Does not depend on records or the loop.
 """
 
 from __future__ import annotations
@@ -41,35 +40,36 @@ from segments.log.segment_header import (
 
 STEP_BYTES = 1 << 20
 WRITE_BACK_BYTES = 2 << 20
-"""As of a flush: a sync at the end finds little to write, and the journal's do not wait for it."""
+"""Write-back step, as in a flush: the final sync finds little to write, and the journal's syncs do
+not wait for it."""
 
 
 class RewritingState(Enum):
-    """How far one segment is."""
+    """Progress of one rewriting."""
 
     LOOKING = auto()
-    """Nothing was found to go so far."""
+    """No entry has lost data so far."""
     WRITING = auto()
-    """Something goes: the segment is being written anew."""
+    """Some data is removed: the segment is being written again."""
     INDEXING = auto()
     """The new file is durable under its name; Idx are being written."""
     REWRITTEN = auto()
-    """All is durable."""
+    """Everything is durable."""
     UNCHANGED = auto()
-    """Nothing goes."""
+    """No data is removed; the segment stays."""
 
 
 def read_entries(
     files: LogFiles, segments: Sequence[SegmentInfo], stop: Index, first: Index, end: Index
 ) -> list[StoredEntry]:
-    """Entries from `first`, a step of them; `segments` are the log's, whose entries end at `stop`.
-    Blocks. Raises CorruptRecord."""
+    """Return entries from `first`, one step's worth. `segments` are the log's, whose entries end at
+    `stop`. Blocks. Raises CorruptRecord."""
     return files.healing(segments, stop, lambda: files.entries(first, end, STEP_BYTES))
 
 
 class Rewriting:
-    """One segment, whose entries end at `end`. `step` is for the pool, one at a time. Without a
-    `cleaner` nothing goes."""
+    """Rewriting of one segment, whose entries end at `end`. `step` runs in the pool, one at a time.
+    Without a `cleaner` no data is removed."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Rewriting:
             rewritten(segment.number), segment.first_index, segment.base_offset,
             through=segment.through,
         )  # fmt: skip
-        """What takes the old one's place; `sealed` is known once it is rewritten."""
+        """Replacement of the old segment; `sealed` is known once it is rewritten."""
         self._index = segment.first_index
         self._position = SEGMENT_HEADER_BYTES
         self._written_back = 0
@@ -102,7 +102,7 @@ class Rewriting:
 
     @property
     def replaces(self) -> tuple[SegmentInfo, ...]:
-        """What goes once the new one is in its place."""
+        """Segments that the new one replaces."""
         return (self.old,)
 
     @property
@@ -114,7 +114,7 @@ class Rewriting:
         return self.state in (RewritingState.REWRITTEN, RewritingState.UNCHANGED)
 
     def step(self) -> int:
-        """Go on; how many bytes were read. Blocks. Raises OSError, CorruptRecord."""
+        """Continue; return the number of bytes read. Blocks. Raises OSError or CorruptRecord."""
         match self.state:
             case RewritingState.LOOKING:
                 return self._look()
@@ -140,7 +140,7 @@ class Rewriting:
         return bytes_of(entries)
 
     def _cleaned(self, entry: StoredEntry) -> StoredEntry:
-        """The entry with what is left of it; itself when all is."""
+        """Return the entry with its remaining data; the same object if it loses nothing."""
         if entry.index > self._compaction.upto or not entry.records or not len(entry.data):
             return entry
         assert self._cleaner is not None, "who has none compacts nothing"
@@ -153,7 +153,7 @@ class Rewriting:
         )  # fmt: skip
 
     def _begin(self) -> None:
-        """Write the segment anew, from its first entry on."""
+        """Begin the new file, from the segment's first entry."""
         files = self._files
         if files.fs.exists(self._begun):
             files.fs.unlink(self._begun)
@@ -189,7 +189,7 @@ class Rewriting:
             self._written_back = self._position
 
     def _name(self) -> None:
-        """The new file is whole: from here on it counts, also for a start."""
+        """Rename the complete new file: from here on it counts, also for a start."""
         files = self._files
         failpoint.hit("compact.written")
         files.fs.rename(self._begun, files.segment_path(self.new.number))
@@ -199,8 +199,8 @@ class Rewriting:
         self.state = RewritingState.INDEXING
 
     def _write_index(self) -> int:
-        """Idx of some of the entries, as they lie in the new file. Raises CorruptRecord where that
-        cannot be read: the log's entries are in the old one, and none of them is damaged."""
+        """Write Idx of some entries by their position in the new file. Raises CorruptRecord if that
+        cannot be read: the log's entries are in the old file, and none of them is damaged."""
         assert self._walk is not None, "no file is walked over"
         files, read, is_end = self._files, 0, True
         writer = IndexWriter(files)
@@ -221,7 +221,7 @@ class Rewriting:
             raise CorruptRecord("segment written anew", self.new.number) from damage
         except OSError:
             self._walk, self._max_timestamp = files.walk(self.new, self.end), -1
-            raise  # and from the beginning at the next step
+            raise  # the next step starts from the beginning
         finally:
             writer.close()
         if not is_end:
@@ -232,9 +232,9 @@ class Rewriting:
         return read
 
     def abandon(self) -> None:
-        """It is not gone on with: the new file goes, and the old one stays. Idx that speak of the
-        new one are rebuilt where they are met. Durable on return: a start would believe the new
-        one. Blocks. Raises OSError; to be called again then."""
+        """Remove the new file; the old one stays, and Idx that point to the new one are rebuilt
+        when met. Durable on return, because a start would use the new file. Blocks. Raises OSError;
+        must be called again then."""
         fs, directory = self._files.fs, self._files.directory
         self._walk = None
         for path in (self._begun, self._files.segment_path(self.new.number)):
