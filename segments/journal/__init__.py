@@ -1,1 +1,1 @@
-"""The journal: one stream of blocks for all logs, in files made ahead of their use."""
+"""The journal: one stream of blocks for all logs, in files prepared ahead of use."""

@@ -1,12 +1,12 @@
-"""The journal files to come, as the loop sees them.
+"""Allocation of the next journal files, as seen by the loop.
 
-One file is made ready ahead of its use, from a released one where there is one. On a full disk the
-next file is made from the reserve, as large as what waits for it. The reserve is made whole again
-as soon as there is room.
+One file is prepared ahead of its use, from a released one if possible. On a full disk the next file
+is made from the reserve, as large as the waiting data. The reserve is refilled as soon as there is
+space.
 
-`begin` gives a job for a thread and `made` takes its outcome: whoever writes the journal runs it.
+`begin` returns a job for a thread, and `made` takes its result; the journal's writer runs it.
 
-Must not know: what is written to the files.
+Does not depend on what is written to the files.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from segments.log.log import Batch
 
 PREPARED_FILES_MAX = 2
 PIECES_KEPT = 2
-"""Of the reserve: for votes and notes, and the small blocks that come with an election."""
+"""Pieces of the reserve kept for votes and notes, and for the small blocks of an election."""
 
 
 class Room(Enum):
-    """What the last look at the disk has shown."""
+    """Disk space, as found by the last preparation."""
 
     UNKNOWN = auto()
-    """Nobody has looked in this life."""
+    """Not checked yet by this process."""
     WHOLE = auto()
-    """The next file is there, and all pieces of the reserve."""
+    """The next file is prepared, and the reserve is complete."""
     FULL = auto()
-    """A file, or a piece of the reserve, was refused."""
+    """A file or a piece of the reserve was refused."""
 
 
 class Allocation:
-    """Files that are ready, what the next ones can be made of, and the reserve."""
+    """Prepared files, material for the next ones, and the reserve."""
 
     __slots__ = (
         "files", "is_preparing", "next_sequence", "pieces_left", "prepared", "returned", "reuse",
@@ -54,26 +54,26 @@ class Allocation:
     def __init__(self, files: JournalFiles) -> None:
         self.files = files
         self.prepared: deque[JournalFile] = deque()
-        """Use: the next file is the first of them.
-        Invariant: ascending by sequence; their names and zeros are durable, and no block is in
-        them."""
+        """Use: the first of them is the next file.
+        Invariant: ascending by sequence; their names and zeros are durable, and they contain no
+        block."""
         self.next_sequence = 1
-        """Use: names the next file that is made.
+        """Use: sequence of the next file that is made.
         Invariant: above the sequence of every file that was ever in the directory."""
         self.reuse = ""
         """Use: path of a released file that becomes the next one.
-        Invariant: nothing in it is needed any more; the chain does not have it."""
+        Invariant: its contents are no longer needed, and the chain does not include it."""
         self.returned: list[str] = []
-        """Use: paths of files that go back to the reserve, or are removed.
+        """Use: paths of files that go back to the reserve or are removed.
         Invariant: as `reuse`."""
         self.pieces_left = 0
         self.room = Room.UNKNOWN
         self.is_preparing = False
-        """Invariant: one job at a time, for files are used in the order of their sequences."""
+        """Invariant: one job at a time, because files are used in the order of their sequences."""
 
     @property
     def has_next(self) -> bool:
-        """A file is there for what the one being written has no room for."""
+        """True if a file is ready for data that the current one has no space for."""
         return bool(self.prepared) and self.room is not Room.FULL
 
     def take_sequence(self) -> int:
@@ -82,8 +82,8 @@ class Allocation:
         return sequence
 
     def covers(self, logs: int) -> bool:
-        """Votes of so many logs go on on a full disk. If they do not, the reserve is to grow, and
-        counts as not whole until then."""
+        """Return True if the reserve covers the votes of that many logs on a full disk. If not, it
+        must grow, and counts as incomplete until then."""
         wanted = piece_bytes_for(logs, self.files.file_bytes)
         reserve = self.files.reserve
         if wanted > reserve.piece_bytes:
@@ -95,8 +95,8 @@ class Allocation:
         return True
 
     def _drop_smaller(self, wanted: int) -> None:
-        """Give back the pieces that became the next file before the reserve grew: what a header
-        says of all logs may not fit. Not as long as one may be all there is."""
+        """Give back pieces that became the next file before the reserve grew: a header with marks
+        of all logs may not fit in them. Not done if they may be the only files."""
         smaller = [file for file in self.prepared if file.is_piece and file.capacity < wanted]
         if smaller and self.has_next and len(smaller) < len(self.prepared):
             self.prepared = deque(file for file in self.prepared if file not in smaller)
@@ -105,9 +105,9 @@ class Allocation:
                 self.returned.append(file.path)
 
     def open(self, spare: Sequence[tuple[int, str]]) -> None:
-        """Take over the files that an earlier life prepared and never used: (sequence, path). Those
-        of another size were made from the reserve for a block that was never written. Blocks.
-        Raises OSError."""
+        """Adopt the files that an earlier run prepared and never used: (sequence, path). Those of
+        another size were made from the reserve for a block that was never written. Blocks. Raises
+        OSError."""
         for sequence, path in spare:
             file = self.files.adopt(sequence, path)
             if file is None:
@@ -116,17 +116,20 @@ class Allocation:
                 self.prepared.append(file)
 
     def take_back(self, paths: Sequence[str]) -> None:
-        """Give files to the reserve that recovery found not to count. Blocks. Not before the first
-        block of this life is durable, because they may be the only proof. Raises OSError."""
+        """Give files to the reserve that recovery found not to count. Blocks. Must not be called
+        before this process's first block is durable, because they may be the only proof. Raises
+        OSError."""
         for path in paths:
             self.files.reserve.give(path)
         self.pieces_left = self.files.reserve.pieces()
 
     def begin(self, pieces_wanted: int) -> Callable[[], Prepared] | None:
-        """A job that makes the next file ready, and the reserve whole; None: nothing is to be done,
-        or a job is under way. A released file costs no zeros, so it is made ready even when there
-        is a next one. `pieces_wanted` is what the file must take if it is made from the reserve;
-        0: it is not."""
+        """Return a job that prepares the next file and completes the reserve; None if there is
+        nothing to do or a job is in progress.
+
+        A released file needs no zeros, so it is prepared even if there is a next file already.
+        `pieces_wanted` is the size that the file must have if made from the reserve; 0: it is not.
+        """
         has_next = any(not file.is_piece for file in self.prepared) and not self.reuse
         is_done = has_next and self.room is Room.WHOLE and not self.returned
         if self.is_preparing or is_done:
@@ -138,7 +141,8 @@ class Allocation:
         return partial(self.files.ready, sequence, reuse, returned, pieces_wanted)
 
     def made(self, made: Prepared) -> None:
-        """The job has ended. What it could not use for a file is not yet in `reuse`."""
+        """Take the result of the job. A released file that it could not use is not put into `reuse`
+        here."""
         self.returned += made.returned
         self.room = Room.FULL if made.is_full else Room.WHOLE
         if made.pieces is not None:
@@ -147,8 +151,9 @@ class Allocation:
             self.prepared.append(made.file)
 
     def pieces_wanted(self, waiting: Batch | None, header_bytes: int) -> int:
-        """Bytes of the reserve for the batch that waits for a file; 0: none, or not as much is
-        left. Entries that are more than a few leave the last pieces to votes and notes."""
+        """Return the bytes of the reserve to use for the batch that waits for a file; 0 if there is
+        none or too little is left. More than a few entries leave the last pieces to votes and
+        notes."""
         if waiting is None or self.prepared or not self.pieces_left:
             return 0
         wanted = header_bytes + block_bytes(waiting)
@@ -157,14 +162,14 @@ class Allocation:
         return wanted if self.files.pieces_for(wanted) + kept <= self.pieces_left else 0
 
     def carry_room(self, header_bytes: int) -> int:
-        """Bytes that a file on a full disk takes in its first block."""
+        """Return the bytes that a file on a full disk can take in its first block."""
         sizes = [file.capacity for file in self.prepared][:1]
         size = min(self.files.reserve.piece_bytes, self.files.file_bytes, *sizes)
         return size - 2 * PAGE_BYTES - header_bytes
 
     def next_room(self, header_bytes: int, *, pieces_kept: int) -> int | None:
-        """Bytes that the next file takes in its first block: one that is ready, or a piece of the
-        reserve, if there are more than so many. None: there is no such file."""
+        """Return the bytes that the next file can take in its first block: a prepared one, or a
+        piece of the reserve if more than `pieces_kept` are left. None if there is no such file."""
         if self.prepared:
             return min(file.capacity for file in self.prepared) - header_bytes
         if self.pieces_left > pieces_kept:

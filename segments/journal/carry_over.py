@@ -1,11 +1,11 @@
-"""A journal file that takes the place of the newest ones, for a disk that has no room for all.
+"""Carry-over: a journal file that replaces the newest ones, for a disk without space for all.
 
-Votes and notes come for as long as a disk is full, and the files they are written to cannot go
-while an older one is needed: the journal is a chain. But what they say is little: the newest state
-of each log, for which a header has room, and a few entries. So a new file says it again, and stands
-for them.
+While a disk is full, votes and notes continue, and the files they are written to cannot be released
+while an older one is needed, because the journal is a chain. But their contents are small: the
+newest state of each log, which fits in a header, and a few entries. So a new file repeats them and
+stands for those files.
 
-Must not know: how files are made and written.
+Does not depend on how files are made and written.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ def carry_over(
     batch: Batch,
     bytes_max: int,
 ) -> int:
-    """Choose as many of the newest journal files as have at most `bytes_max` that is still needed,
-    stage that behind the batch, and give the batch the marks of a file that stands for them. The
-    sequence of the oldest of them; 0 when there is none. `live` are all files, ascending; `inside`
-    those that cannot be the oldest, because they hold the rest of what begins in the one before."""
+    """Stage again the needed contents of as many of the newest journal files as fit in `bytes_max`,
+    after the batch's own records, and give the batch the marks of a file that stands for them.
+
+    Return the sequence of the oldest of these files; 0 if there is none. `live` are all files,
+    ascending; `inside` are those that cannot be the oldest, because they hold the rest of a batch
+    that begins in the file before.
+    """
     whole = [logs[log_id] for log_id in sorted(logs) if not logs[log_id].is_lost]
     chosen = 0
     for sequence in reversed(live):
@@ -43,5 +46,5 @@ def carry_over(
 
 
 def needed_bytes(logs: Mapping[LogId, DiskLog], sequence: int) -> int:
-    """What the journal files from `sequence` on are still needed for."""
+    """Return the bytes of data for which the journal files from `sequence` on are still needed."""
     return sum(log.carried_bytes(sequence) for log in logs.values() if not log.is_lost)

@@ -1,10 +1,10 @@
-"""Journal files before they are written to: made ahead, zeroed, under their own durable names.
+"""Journal files before use: prepared ahead, zeroed, under durable names.
 
-A file is zero-filled and synced before its first block, so that a block changes no metadata. One
-that was released becomes the next, which saves the zeros. On a full disk a file is made from the
+A file is zero-filled and synced before its first block, so that a block changes no metadata. A
+released file becomes the next one, which saves the zeros. On a full disk a file is made from the
 reserve.
 
-Must not know: blocks, which files are in use.
+Does not depend on blocks or on which files are in use.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PIECE_BYTES_MIN = 64 << 10
 SMALL_BLOCK_BYTES = 16 << 10
 _LOGS_MIN = 256
 WRITE_BACK_BYTES = 4 << 20
-"""Of zeros: the sync behind them must not have a whole file to write while blocks wait."""
+"""Write-back step for zeros: the final sync must not write a whole file while blocks wait."""
 
 
 @dataclass(slots=True)
 class JournalFile:
-    """A file being written, or prepared to be. Start LSN and salt are set at its first block.
-    `is_piece`: made from the reserve."""
+    """A journal file in use or prepared. Start LSN and salt are set at its first block. `is_piece`:
+    made from the reserve."""
 
     sequence: int
     path: str
@@ -57,19 +57,19 @@ class JournalFile:
 
 @dataclass(slots=True)
 class Prepared:
-    """What a look at files to come has brought. `is_full`: a file, or the reserve, was refused for
-    want of room; `pieces` of the reserve are left, None: that could not be looked up."""
+    """Result of a preparation. `is_full`: a file or the reserve was refused for lack of space;
+    `pieces`: number of pieces left in the reserve, None if unknown."""
 
     file: JournalFile | None = None
     is_full: bool = False
     pieces: int | None = None
     reuse: str = ""
     returned: Sequence[str] = ()
-    """`reuse` and `returned` are what could not become the next file, or go back."""
+    """`reuse` and `returned` are files that could not become the next one or go back."""
 
 
 class JournalFiles:
-    """Those of one directory that are to come, and the reserve. Everything blocks."""
+    """Future files of one journal directory, and the reserve. All methods block."""
 
     __slots__ = ("_directory", "_fs", "file_bytes", "first_file_bytes", "reserve")
 
@@ -83,7 +83,7 @@ class JournalFiles:
         self.reserve = Reserve(fs, folder, "journal", piece_bytes)
 
     def adopt(self, sequence: int, path: str) -> JournalFile | None:
-        """A file of full size that an earlier life prepared; None: it has another size."""
+        """Adopt a prepared file of full size from an earlier run; None if it has another size."""
         file = self._fs.open(path)
         if file.size() == self.file_bytes:
             return JournalFile(sequence, path, file, self.file_bytes)
@@ -91,10 +91,12 @@ class JournalFiles:
         return None
 
     def make_room(self, unproved: tuple[str, int, int], scrap: Sequence[str]) -> None:
-        """Before the journal is opened, when the reserve is used up. Starts that died one after the
-        other have each left a file. What of the newest one is not proved (path, start, end) is
-        written again, as it is and where it is: once that is durable, those before it can go.
-        Raises OSError."""
+        """Free pieces of the reserve before the journal is opened, if it is used up: each of a
+        series of failed starts has left a file.
+
+        The unproved part of the newest file (path, start, end) is written again in place. Once that
+        is durable, the files before it can go. Raises OSError.
+        """
         path, start, end = unproved
         if self.reserve.pieces() or not path:
             return
@@ -108,19 +110,20 @@ class JournalFiles:
                 self.reserve.give(other)
 
     def cover(self, logs: int) -> None:
-        """Before the journal is opened: so many logs there are, and the reserve that an earlier
-        life has left. Raises OSError."""
+        """Size the reserve before the journal is opened: for that many logs, and with the pieces
+        that an earlier run left. Raises OSError."""
         self.reserve.wanted_bytes = piece_bytes_for(logs, self.file_bytes)
         self.reserve.measure(piece_bytes_for(0, self.file_bytes))
 
     def sync_names(self) -> None:
-        """Make durable the names that the process before had changed, and may have died before
-        making durable itself. Raises OSError."""
+        """Make names durable that the previous process had changed, possibly without a sync. Raises
+        OSError."""
         self._fs.sync_directory(self._directory)
 
     def ready(self, sequence: int, reuse: str, returned: Sequence[str], wanted: int) -> Prepared:
-        """A file, unless `sequence` is 0, and the rest of the reserve, to which `returned` go back.
-        If need be the file is one from the reserve that takes `wanted` bytes, unless that is 0."""
+        """Prepare a file, unless `sequence` is 0, and complete the reserve, to which `returned` go
+        back. If necessary, the file is made from the reserve with at least `wanted` bytes, unless
+        that is 0."""
         made = Prepared(is_full=True, reuse=reuse, returned=returned)
         reserve, path = self.reserve, ""
         with unless_refused():
@@ -134,7 +137,7 @@ class JournalFiles:
             made.is_full = False
         with unless_refused():
             if made.file is None and path and wanted and not self._fs.exists(path):
-                made.returned = [*made.returned, path]  # should it have a piece's room by then
+                made.returned = [*made.returned, path]  # in case it has taken a piece by then
                 made.file = self.make_from_reserve(sequence, wanted)
                 made.returned = made.returned[:-1]
         with unless_refused():
@@ -142,11 +145,11 @@ class JournalFiles:
         return made
 
     def _make_next(self, made: Prepared, sequence: int) -> None:
-        """Make the next file, of `made.reuse` if that is of full size. Raises OSError: what could
-        not become one is in `made.reuse`, whatever it is called now."""
+        """Make the next file, from `made.reuse` if that is of full size. Raises OSError; a file
+        that could not be used is then in `made.reuse`, under its present name."""
         fs, size = self._fs, self.file_bytes
         if made.reuse and not fs.exists(made.reuse):
-            made.reuse = ""  # somebody has removed it
+            made.reuse = ""  # removed by someone else
         if made.reuse:
             path = self._new_path(sequence)
             file = fs.open(made.reuse)
@@ -168,8 +171,8 @@ class JournalFiles:
         made.file = self.make(sequence, size)
 
     def make_from_reserve(self, sequence: int, wanted: int) -> JournalFile | None:
-        """A file of at least `wanted` bytes; None when there is not as much. Others may take what
-        is needed beyond one piece: then it is shorter."""
+        """Make a file of at least `wanted` bytes from the reserve; None if it has too little. If
+        other users take the space beyond one piece, the file is shorter."""
         reserve = self.reserve
         count = self.pieces_for(wanted)
         path = self._new_path(sequence)
@@ -189,15 +192,16 @@ class JournalFiles:
         return JournalFile(sequence, path, file, size, is_piece=True)
 
     def pieces_for(self, wanted: int) -> int:
-        """How many pieces of the reserve so many bytes are."""
+        """Return the number of pieces of the reserve for `wanted` bytes."""
         return -(-wanted // self.reserve.piece_bytes)
 
     def free_bytes(self) -> int:
-        """How much the disk still takes; 0 where it does not say."""
+        """Return the free bytes of the disk; 0 if unknown."""
         return free_bytes(self._fs, self._directory)
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove files that nobody needs, durably. Raises OSError; to be called again then."""
+        """Remove files that are no longer needed, durably. Raises OSError; must be called again
+        then."""
         failpoint.hit("journal.before_release")
         for path in paths:
             if self._fs.exists(path):
@@ -206,24 +210,25 @@ class JournalFiles:
         self._fs.sync_directory(self._directory)
 
     def make(self, sequence: int, size: int) -> JournalFile:
-        """A file of `size` zeroed bytes under its own durable name. Blocks. Raises OSError."""
+        """Make a file of `size` zeroed bytes under its own durable name. Blocks. Raises OSError."""
         fs = self._fs
         path = self._new_path(sequence)
         fresh = f"{path}.new"
         if fs.exists(fresh):
-            fs.unlink(fresh)  # of a process that died here
+            fs.unlink(fresh)  # left by a process that died here
         named = fresh
         file = fs.open(fresh, create=True)
         try:
             failpoint.hit("journal.file_created")
-            file.allocate(size)  # a full disk says so before a second was spent on zeros
+            file.allocate(size)  # a full disk shows before a second is spent on zeros
             for position in range(0, size, len(_ZEROS)):
                 file.pwrite([memoryview(_ZEROS)[: size - position]], position)
                 end = min(position + len(_ZEROS), size)
                 if end % WRITE_BACK_BYTES == 0:
                     file.write_back(WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
             file.sync()
-            # Zeros came in large pieces, which the system marks dirty as a whole for each block.
+            # Zeros were written in large folios, which the system would mark dirty as a whole per
+            # block.
             file.uncache()
             failpoint.hit("journal.file_filled")
             fs.rename(fresh, path)
@@ -238,8 +243,8 @@ class JournalFiles:
         return JournalFile(sequence, path, file, size)
 
     def _new_path(self, sequence: int) -> str:
-        """Where the next file goes. Nothing can be there: a rename would put it out of the way
-        without a word, and it may be another process's journal. Raises FileExistsError."""
+        """Return the path of the next file. Nothing may exist there: a rename would silently
+        replace it, and it may be another process's journal. Raises FileExistsError."""
         path = file_path(self._directory, sequence)
         if self._fs.exists(path):
             raise FileExistsError(errno.EEXIST, "journal file exists already", path)
@@ -247,9 +252,9 @@ class JournalFiles:
 
 
 def piece_bytes_for(logs: int, file_bytes: int) -> int:
-    """The size of a piece of the reserve where there are so many logs: it is a small journal file,
-    and has room for what a header says of each, a vote of each, and some small blocks. It grows in
-    large steps, for with each all pieces are made anew."""
+    """Return the size of a piece of the reserve for that many logs. A piece is a small journal file
+    with space for the header's marks, a vote of each log, and some small blocks. The size grows in
+    large steps, because each change makes all pieces anew."""
     covered = max(_LOGS_MIN, 1 << max(logs - 1, 0).bit_length())
     votes = padded(BLOCK_HEADER_BYTES + RECORD_BYTES * covered)
     needed = file_header_bytes(covered) + votes + 2 * PAGE_BYTES + SMALL_BLOCK_BYTES
@@ -258,5 +263,5 @@ def piece_bytes_for(logs: int, file_bytes: int) -> int:
 
 
 def file_path(directory: str, sequence: int) -> str:
-    """Name of a journal file."""
+    """Return the path of a journal file."""
     return f"{directory}/{sequence:016x}.journal"

@@ -1,10 +1,9 @@
-"""Marks: what the header of a journal file says of each log.
+"""Marks: the state of each log in the header of a journal file.
 
-A header's marks say what is true behind the file's first block. Of a batch that is cut into several
-files they say only what the parts so far have brought: `marks_behind` works that out from the
-batch's records.
+A header's marks give the state after the file's first block. If a batch is split over several
+files, they cover only the parts so far: `marks_behind` derives that from the batch's records.
 
-Must not know: files, blocks.
+Does not depend on files or blocks.
 """
 
 from __future__ import annotations
@@ -34,17 +33,19 @@ from segments.log.log import Batch, DiskLog
 
 
 def marks_of(logs: Mapping[LogId, DiskLog]) -> list[Mark]:
-    """The state of every log as it is staged now, by log id."""
+    """Return the state of every log as staged now, by log id."""
     return [logs[log_id].mark() for log_id in sorted(logs)]
 
 
 def marks_before(logs: Mapping[LogId, DiskLog], sequence: int) -> list[Mark]:
-    """The marks of a file that stands for the journal files from `sequence` on, by log id."""
+    """Return the marks of a file that stands for the journal files from `sequence` on, by log
+    id."""
     return [logs[log_id].mark_before(sequence) for log_id in sorted(logs)]
 
 
 def marks_behind(before: dict[LogId, Mark], batch: Batch) -> dict[LogId, Mark]:
-    """The state of each log, by id, behind a batch or a first part of one, from that before it."""
+    """Return the state of each log, by id, after a batch or a first part of one, from the state
+    before it."""
     marks = {log_id: replace(mark) for log_id, mark in before.items()}
     buffers = iter(batch.buffers)
     buffer = memoryview(b"")
@@ -67,7 +68,7 @@ def _advance(mark: Mark, record: bytes, next_offset: Offset) -> None:
     mark.sequence = (sequence + 1) & SEQUENCE_MASK
     kind &= 0xFF
     if kind in {ENTRY, PLACED}:
-        mark.last_index = max(mark.last_index, index)  # one that was there is only repeated
+        mark.last_index = max(mark.last_index, index)  # an existing entry is only repeated
     elif kind == HARD:
         mark.term, mark.vote, mark.commit = term, value, index
     elif kind == TRUNCATE:
@@ -89,5 +90,5 @@ def _advance(mark: Mark, record: bytes, next_offset: Offset) -> None:
 
 
 def frame_bytes(record: bytes) -> int:
-    """Length of the frame that a record's block carries for it."""
+    """Return the length of the frame that a record's block carries for it."""
     return int.from_bytes(record[24:28], "little") if record[8] in FRAMED else 0

@@ -1,9 +1,9 @@
-"""Cutting a batch that no journal file takes whole into blocks.
+"""Splitting a batch that does not fit in a journal file into blocks.
 
-Each part begins a file, whose header says the state of each log behind that part: the process may
-die before the next one, and the file may be the oldest of the journal one day.
+Each part begins a file, whose header has the state of each log after that part: the process may die
+before the next part, and the file may later be the oldest of the journal.
 
-Must not know: files.
+Does not depend on files.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from segments.journal.marks import frame_bytes, marks_behind
 from segments.log.log import Batch
 
 _KIND_AT = 8
-"""In a record."""
+"""Position of the kind in a record."""
 
 
 def block_bytes(batch: Batch) -> int:
-    """What the block of a batch takes in a file."""
+    """Return the size of a batch's block in a file."""
     return padded(BLOCK_HEADER_BYTES + len(batch.records) * RECORD_BYTES + batch.bytes)
 
 
 def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
-    """Cut a batch into a first part of at most `room` bytes, but one record, and the rest; each
-    knows its marks."""
+    """Split a batch into a first part of at most `room` bytes, but at least one record, and the
+    rest; each gets its marks."""
     assert batch.marks is not None, batch.token
     first = Batch(batch.token)
     rest = Batch(batch.token)
@@ -63,7 +63,7 @@ def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     ]
     rest.spans = batch.spans
     rest.installs = batch.installs
-    first.payloads = batch.payloads  # who finds this part durable must find them
+    first.payloads = batch.payloads  # needed if this part is found durable
     rest.placed = batch.placed
     rest.rewound = batch.rewound
     rest.entries = batch.entries
@@ -72,10 +72,13 @@ def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
 
 
 def _before_run(records: list[bytes], count: int) -> int:
-    """Where a cut before record `count` may be. Records of placed entries go by the PLACE before
-    them: once the first file has gone, nothing would say where these lie. A run that is longer than
-    a file is cut nevertheless; once the first file may go, a segment is known to hold all of it,
-    unless a start came between."""
+    """Return the number of records at which to split, at most `count`.
+
+    Records of placed entries depend on the PLACE before them: once the first file is released,
+    nothing else gives their position. A run longer than a file is split nevertheless. When its
+    first file may be released, segments are known to hold the whole run, unless a start came
+    between.
+    """
     begin = count
     while begin and records[begin][_KIND_AT] in (DETAIL, PLACED):
         begin -= 1

@@ -1,6 +1,6 @@
-"""What the journal has written, and how long it took.
+"""Counters and times of journal writes.
 
-Must not know: what is in the blocks.
+Does not depend on the contents of blocks.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class WriteStats:
-    """Counters since the store was opened. Times are those of whole writes, until the loop hears
-    of them."""
+    """Counters since the store was opened. Times are those of whole writes, until the loop handles
+    their completion."""
 
     blocks: int = 0
     bytes: int = 0
-    """Of blocks with their padding, and of file headers."""
+    """Bytes of blocks with padding, and of file headers."""
     payload_bytes: int = 0
-    """Written to segments beside them."""
+    """Payload bytes written to segments."""
     write_ns_total: int = 0
     write_ns_max: int = 0

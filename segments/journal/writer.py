@@ -1,21 +1,21 @@
-"""The journal's writer: staged batches become blocks, one write at a time, in files made ahead.
+"""The journal's writer: staged batches become blocks, one write at a time, in files prepared ahead.
 
-One job, one block, one `pwrite` that returns when it is on disk. What the block refers to in
-segments is written beside it, by another job; the block is done with both. What is staged while a
-write is in progress becomes the next block. A file is zero-filled and synced before its first
+One job writes one block with one `pwrite` that returns when it is on disk. Payloads in segments to
+which the block refers are written in parallel by another job; the block is done when both are.
+Data staged during a write becomes the next block. A file is zero-filled and synced before its first
 block, so that a block changes no metadata; the next file is prepared while this one fills
-(`allocation.py`). A file's header goes out in the same write as its first block.
+(`allocation.py`). A file's header is part of the same write as its first block.
 
-An idle block follows a quiet spell, so that the last block that mattered is proved durable. Blocks
-that carry only commit indexes need no proof.
+After a quiet spell an idle block is written, which proves that the last block with data is durable.
+Blocks that carry only commit indexes need no proof.
 
-On a full disk the next file is made from the reserve. It takes the place of the newest ones as far
-as it can (`carry_over.py`), so that they can be given back. Votes and notes need no more room then,
-however many there are. Entries leave the last pieces to them.
+On a full disk the next file is made from the reserve. It replaces as many of the newest files as it
+can (`carry_over.py`), so that they can be released. Votes and notes then need no more space,
+however many there are. Entries leave the last pieces of the reserve to them.
 
-A failed write ends the journal: its owner is told, and nothing is written after.
+A failed write ends the journal: its owner is notified, and nothing is written afterwards.
 
-Must not know: logs' contents, which files are still needed.
+Does not depend on the contents of logs or on which files are still needed.
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ from segments.log.placement import Payload, write_payloads
 
 _PADDING = bytes(PAGE_BYTES)
 ROOM_FILES = 2
-"""So many files more there is to be room for beside an entry that makes one longer: the next one,
-and what others write meanwhile."""
+"""Number of additional files for which there must be space beside an entry that enlarges its file:
+the next file, and other writes meanwhile."""
 
 
 class JournalOwner(Protocol):
-    """Who is told what has become of the batches. Calls, not returned values: they come when a
-    thread is done, and nobody waits for that in a call."""
+    """Receiver of notifications about batches. Calls rather than results: they come when a thread
+    is done, and no call waits for that."""
 
     def journal_written(self, batch: Batch | None) -> None:
-        """The batch is durable as a whole and may be acknowledged; None: an empty block, or a part
-        of a batch, was written."""
+        """Handle a durable batch, which may be acknowledged; None: an empty block or a part of a
+        batch was written."""
 
     def journal_failed(self, error: BaseException) -> None:
-        """Nothing is written any more."""
+        """React to a failure. Nothing is written any more."""
 
     def journal_prepared(self) -> None:
-        """The disk was asked for room: the reserve may cover more logs than before."""
+        """React to prepared space: the reserve may cover more logs than before."""
 
 
 class WriterState(Enum):
-    """What the writer does just now."""
+    """State of the writer."""
 
     IDLE = auto()
-    """No block is under way, and none waits for a file."""
+    """No block is in progress, and none waits for a file."""
     AWAITING_FILE = auto()
-    """A batch, or the rest of one, needs a file that is not there yet."""
+    """A batch, or the rest of one, needs a file that is not ready yet."""
     WRITING = auto()
-    """A thread has a block."""
+    """A thread writes a block."""
     REFUSED = auto()
-    """Room was refused to the block, by a full disk or for want of memory. It is tried again each
-    second, and nothing goes before it."""
+    """The block was refused for lack of disk space or memory. It is retried each second, and
+    nothing is written before it."""
     STOPPED = auto()
-    """Something failed, here or elsewhere. Nothing is written or acknowledged any more."""
+    """A failure here or elsewhere. Nothing is written or acknowledged any more."""
 
 
 _MOVES = (
@@ -99,15 +99,17 @@ _MOVES = (
     (WriterState.REFUSED, WriterState.IDLE),
     *((state, WriterState.STOPPED) for state in WriterState),
 )
-"""Every way from one state to the next. A tuple: to look into a set would hash both, in Python."""
+"""All state transitions. A tuple: look-up in a set would hash both states in Python."""
 _MAY_WRITE = (WriterState.IDLE, WriterState.AWAITING_FILE)
 
 
 @dataclass(slots=True)
 class _Write:
-    """One block on its way: `part` of a batch, to lie in `file` from `position` to `end`.
-    `done_batch` is the batch that is durable with it, `crc_before` what a block that was not
-    written takes back. While `awaits_payloads`, a `result` that came before them is kept."""
+    """One block being written: `part` of a batch, in `file` from `position` to `end`.
+
+    `done_batch` is the batch that becomes durable with it. `crc_before` restores the chain if the
+    block is not written. While `awaits_payloads`, a `result` that arrives first is kept.
+    """
 
     file: JournalFile
     buffers: list[Buffer]
@@ -125,7 +127,7 @@ class _Write:
         failpoint.hit("journal.before_sync")
         block_end = position + sum(map(len, buffers))
         if block_end > self.file.capacity:
-            # Want of room must be met here, where nothing has been written yet.
+            # A lack of space must be detected here, before anything is written.
             file.allocate(block_end)
         if failpoint.armed and failpoint.is_due("journal.torn"):
             file.pwrite(buffers[:1], position)
@@ -136,8 +138,8 @@ class _Write:
 
 
 class Journal:
-    """Use: stage into `queue.batch`, then `submit`. What `queue.durable_token` says may be
-    acknowledged."""
+    """Journal of all logs. Use: stage into `queue.batch`, then `submit`. Batches up to
+    `queue.durable_token` may be acknowledged."""
 
     def __init__(
         self,
@@ -151,8 +153,8 @@ class Journal:
         now_ns: Callable[[], int],
         directory_id: DirectoryId,
     ) -> None:
-        """`logs` are those that exist now: the owner adds and removes them. `directory_id`: each
-        block says whose it is."""
+        """`logs` are the existing logs, maintained by the owner. `directory_id` is written to each
+        block."""
         self._directory_id = directory_id
         self._workers = workers
         self._options = options
@@ -166,22 +168,23 @@ class Journal:
         self.stats = WriteStats()
         self.state = WriterState.IDLE
         self._current: JournalFile | None = None
-        """Use: takes the next block as long as that fits.
+        """Use: receives the next block as long as it fits.
         Invariant: the newest file of the chain. Everything before its position is durable."""
         self._started_ns = 0
         self._under_way_bytes = 0
-        """Use: of the current file's room, what the block under way takes. 0: there is none."""
+        """Use: bytes of the current file that the block in progress takes; 0: there is none."""
         self._payload_bytes = 0
-        """Of what it refers to."""
+        """Payload bytes of the block in progress."""
         self._unproved = False
         """Use: an idle block follows.
-        Invariant: True while the newest block that needs a proof has no block behind it."""
+        Invariant: True while the newest block that needs a proof has no block after it."""
         self._armed_at: int | None = None
-        """Use: how many blocks there were when the idle timer was set; None: it is not set."""
+        """Use: number of blocks when the idle timer was set; None: it is not set."""
         self._is_retry_armed = False
-        """A timer will have the disk asked for room again."""
+        """True if a timer will request disk space again."""
         self.is_payload_refused = False
-        """What a block refers to is tried again a second later, and nothing goes before it."""
+        """True if a payload was refused. It is retried after a second, and nothing is written
+        before."""
 
     # --- opening -------------------------------------------------------------------------------
     def open(
@@ -192,11 +195,11 @@ class Journal:
         carried: Batch,
         begins: Mapping[int, int],
     ) -> None:
-        """Begin a new file after recovery and write its first block, with what is `carried` over;
-        blocks. Raises OSError (ENOSPC) when not even the reserve has room for it.
+        """Begin a new file after recovery and write its first block with the `carried` records.
 
-        `live` are the files recovery replayed, `spare` those prepared and never used, `begins` the
-        LSNs up to which the files before each of `live` count.
+        Blocks. Raises OSError (ENOSPC) if not even the reserve has space for it. `live` are the
+        files that recovery replayed, `spare` those prepared and never used, `begins` the LSNs up to
+        which the files before each of `live` count.
         """
         chain, allocation = self.chain, self.allocation
         allocation.files.sync_names()
@@ -206,7 +209,7 @@ class Journal:
         if not allocation.prepared:
             allocation.prepared.append(self._first_file(carried))
         if carried.marks is None and position.replaced:
-            # The file that stood for others is repeated by this one, which stands for them now.
+            # The file that stood for others is repeated by this one, which now stands for them.
             carried.stands_for = position.previous + 1
             chain.begins[carried.stands_for] = position.lsn - position.replaced
             carried.marks = marks_before(self._logs, carried.stands_for)
@@ -223,8 +226,8 @@ class Journal:
         self._prepare()
 
     def _first_file(self, carried: Batch) -> JournalFile:
-        """A small one, so that a start does not wait for a large file to be filled; from the
-        reserve, when the disk is full."""
+        """Return a small file, so that a start does not wait for a large one to be filled; from the
+        reserve if the disk is full."""
         allocation, files = self.allocation, self.allocation.files
         sequence = allocation.take_sequence()
         try:
@@ -240,10 +243,10 @@ class Journal:
             return piece
 
     def covers(self, logs: int) -> bool:
-        """Votes of so many logs go on on a full disk. If they do not, the reserve is made larger,
-        and `journal_prepared` follows."""
+        """Return True if the reserve covers the votes of that many logs on a full disk. If not, it
+        is enlarged, and `journal_prepared` follows."""
         is_covered = self.allocation.covers(logs)
-        if not is_covered and not self.is_full:  # a full one is asked again each second
+        if not is_covered and not self.is_full:  # a full disk is retried each second anyway
             self._prepare()
         return is_covered
 
@@ -264,7 +267,7 @@ class Journal:
         return token
 
     def close(self) -> None:
-        """Write the closing block with whatever is staged; `journal_written` follows."""
+        """Write the closing block with the staged records; `journal_written` follows."""
         self.queue.is_closing = True
         self.queue.is_wanted = True
         if self.state in _MAY_WRITE:
@@ -272,22 +275,22 @@ class Journal:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing staged, nothing being written."""
+        """True if nothing is staged or being written."""
         return self.state is WriterState.IDLE and self.queue.is_empty
 
     @property
     def closed(self) -> bool:
-        """The closing block is on disk. Never true of a journal that was stopped."""
+        """True if the closing block is on disk. Never true of a stopped journal."""
         return self.queue.is_closing and not self.queue.is_wanted and self.is_idle
 
     @property
     def writing_bytes(self) -> int:
-        """Of the block under way, with what it refers to."""
+        """Bytes of the block in progress, with its payloads."""
         return self._under_way_bytes and self._under_way_bytes + self._payload_bytes
 
     @property
     def is_full(self) -> bool:
-        """A file, or a piece of the reserve, was refused for want of room."""
+        """True if a file or a piece of the reserve was refused for lack of space."""
         return self.allocation.room is Room.FULL
 
     @property
@@ -297,7 +300,7 @@ class Journal:
 
     @property
     def partly_written(self) -> bool:
-        """A batch larger than a file is on disk only in part."""
+        """True if a batch larger than a file is only partly on disk."""
         return self.queue.rest is not None
 
     @property
@@ -309,7 +312,7 @@ class Journal:
         self.state = state
 
     def _write(self) -> None:
-        """Write the oldest batch's next block, if a file is there to take it."""
+        """Write the oldest batch's next block, if a file is ready for it."""
         if self.state is WriterState.STOPPED:
             return
         assert self.state in _MAY_WRITE, self.state
@@ -319,8 +322,8 @@ class Journal:
         if batch is None:
             batch = queue.take()
             if batch.records and self._needs_file(batch, block_bytes(batch)):
-                # As of this batch: by the time its file is there more has been staged, and a
-                # header that spoke of that would name records which are not durable yet.
+                # Taken now: by the time the file is ready, more has been staged, and a header with
+                # that state would name records that are not durable yet.
                 batch.marks = marks_of(self._logs)
                 if self.allocation.room is Room.FULL:
                     self._carry_over(batch)
@@ -338,7 +341,7 @@ class Journal:
         crc = self.chain.crc
         flags = CLOSING if queue.is_closing and is_last and queue.rest is None else 0
         buffers, file, end = self._build(part, flags)
-        if batch.records and not batch.sequence:  # an empty one is staged into later
+        if batch.records and not batch.sequence:  # more may be staged into an empty one
             batch.sequence = file.sequence
         if queue.rest is not None:
             queue.rest.sequence = batch.sequence
@@ -356,8 +359,8 @@ class Journal:
         self._hand_over(_Write(file, buffers, position, end, part, done_batch, crc))
 
     def _hand_over(self, write: _Write) -> None:
-        """Give it to the thread. `_ended` is told; no callback may refer to itself: who makes a
-        cycle for each block makes work for the collector, which stops everybody."""
+        """Give the block to the thread; `_ended` follows. No callback may refer to itself: a cycle
+        per block makes work for the garbage collector, which stops all threads."""
         if self.state is WriterState.STOPPED:
             return
         payloads, write.part.payloads = write.part.payloads, []
@@ -375,8 +378,8 @@ class Journal:
     def _payloads_ended(
         self, write: _Write, payloads: Sequence[Payload], result: int | BaseException
     ) -> None:
-        """The thread is done with what the block refers to. There was room for it: what fails is
-        a sync, but for want of memory or of a descriptor, which comes before any."""
+        """Handle the end of the payload writes. Their space was allocated, so a failure is a failed
+        sync, except a lack of memory or descriptors, which occurs before any write."""
         if self.state is WriterState.STOPPED:
             return
         self.is_payload_refused = isinstance(result, BaseException) and is_refused(result)
@@ -393,20 +396,20 @@ class Journal:
             self._ended(write, write.result)
 
     def _ended(self, write: _Write, result: int | BaseException) -> None:
-        """The thread is done with a block. A failed write or sync is the end: the system may have
-        marked the pages clean, and to sync again would prove nothing."""
+        """Handle the end of a block's write. A failed write or sync is final: the system may have
+        marked the pages clean, so another sync would prove nothing."""
         if self.state is WriterState.STOPPED:
             return
         is_failure = isinstance(result, BaseException) and not is_refused(result)
         if write.awaits_payloads and not is_failure:
-            write.result = result  # it says nothing without them
+            write.result = result  # counts only together with them
             return
         if not isinstance(result, BaseException):
             self._written(write)
         elif not is_refused(result):
             self._fail(result)
         elif write.part.records:
-            # Only a block that lengthens its file can meet this, before it is written.
+            # Only a block that extends its file can be refused, before it is written.
             self._become(WriterState.REFUSED)
             self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._hand_over, write))
             self._do_without_proof()
@@ -414,12 +417,12 @@ class Journal:
             self._take_back(write)
 
     def _take_back(self, write: _Write) -> None:
-        """A full disk refused an empty block, which says nothing: not worth waiting for, least of
-        all with votes. But the block before is still proved by nothing."""
+        """Take back an empty block that a full disk refused: nothing, and votes least of all,
+        should wait for it. But the block before remains unproved."""
         self.chain.crc = write.crc_before
         self._become(WriterState.IDLE)
         self._unproved = True
-        # It must not keep the files whose room it would need.
+        # It must not hold the files whose space it would need.
         self.queue.proved_token = self.queue.durable_token
         if self._armed_at is None and not self.queue.is_closing:
             self._arm_idle()
@@ -429,14 +432,14 @@ class Journal:
         self._owner.journal_written(None)
 
     def _do_without_proof(self) -> None:
-        """A full disk has no room for the block that would prove the last one: it must not wait for
-        files that wait for it."""
+        """Count the last block as proved: a full disk has no space for the block that would prove
+        it, and files wait for that proof."""
         if self.queue.proved_token < self.queue.durable_token:
             self.queue.proved_token = self.queue.durable_token
             self._owner.journal_written(None)
 
     def _written(self, write: _Write) -> None:
-        """The block is on disk, and a batch with it that ends there."""
+        """Note that the block is on disk, and a batch that ends with it."""
         queue, stats, batch = self.queue, self.stats, write.done_batch
         elapsed = self._now_ns() - self._started_ns
         stats.write_ns_total += elapsed
@@ -459,8 +462,8 @@ class Journal:
         self._owner.journal_written(batch)
 
     def _advance(self, file: JournalFile, end: int, *, is_missed: bool) -> None:
-        """Bytes of `file` up to `end` are durable: one more block. `is_missed`: peers are
-        to find out when it is lost."""
+        """Advance `file` to `end` after a durable block. `is_missed`: peers must be able to detect
+        its loss."""
         chain, stats = self.chain, self.stats
         if file is not self._current:
             if self._current is not None:
@@ -470,7 +473,7 @@ class Journal:
             chain.paths[file.sequence] = file.path
             self._prepare()
         elif chain.replaced:
-            # This block proves the file's first, which stands for what those said.
+            # This block proves the file's first one, which contains what the replaced files held.
             self.allocation.returned += chain.drop_replaced()
             self._prepare()
         stats.blocks += 1
@@ -486,10 +489,11 @@ class Journal:
 
     # --- blocks --------------------------------------------------------------------------------
     def _fit(self, batch: Batch) -> tuple[Batch, Batch | None] | None:
-        """(what the next block takes of the batch, the rest), or None when a file must come first.
+        """Return (part of the batch for the next block, the rest), or None if a file must come
+        first.
 
-        A batch that no file can take whole is cut between records; a single record that none can
-        take goes to the start of a file and makes it longer.
+        A batch that no file can take whole is split between records. A single record that none can
+        take goes to the start of a file and enlarges it.
         """
         need = block_bytes(batch)
         if not self._needs_file(batch, need):
@@ -498,13 +502,14 @@ class Journal:
         if not prepared:
             return None
         room = prepared[0].capacity - self._header_bytes()
-        room -= room % PAGE_BYTES  # blocks are whole pages, whatever size a file was given
+        room -= room % PAGE_BYTES  # blocks are whole pages, whatever the file's size
         if need <= room or len(batch.records) == 1 or batch.stands_for:
             return batch, None
         return split(batch, room)
 
     def _needs_file(self, batch: Batch, need: int) -> bool:
-        """The block of `need` bytes goes to a new file. An empty one may lengthen a full one."""
+        """Return True if a block of `need` bytes needs a new file. An empty block may extend a full
+        one."""
         current = self._current
         if current is None:
             return True
@@ -514,7 +519,8 @@ class Journal:
         return file_header_bytes(len(self._logs))
 
     def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
-        """(buffers, file, end position) of the block for `batch`, in a new file when it must be."""
+        """Return (buffers, file, end position) of the block for `batch`, in a new file if
+        needed."""
         chain = self.chain
         table = b"".join(batch.records)
         size = BLOCK_HEADER_BYTES + len(table) + batch.bytes
@@ -547,7 +553,7 @@ class Journal:
         self._workers.call_later(self._options.idle_block_ms, self._idle)
 
     def _idle(self) -> None:
-        """A spell has passed since arming: write what waits, or prove the last block."""
+        """Write waiting records, or prove the last block, if nothing was written since arming."""
         blocks, self._armed_at = self._armed_at, None
         if self.queue.is_closing or self.state is WriterState.STOPPED:
             return
@@ -561,24 +567,24 @@ class Journal:
 
     # --- files ---------------------------------------------------------------------------------
     def counted_files(self) -> list[tuple[int, str, int]]:
-        """(sequence, path, LSN up to which it counts) of each file that a start needs."""
+        """Return (sequence, path, LSN up to which it counts) of each file that a start needs."""
         chain = self.chain
         live = chain.live()
-        begun = sorted(chain.begins.keys() - chain.paths.keys())  # its first block is on its way
+        begun = sorted(chain.begins.keys() - chain.paths.keys())  # its first block is being written
         ends = [chain.begins[n] for n in [*live, *begun][1:]]
         if not begun:
             ends.append(chain.durable_lsn)
         return [(n, chain.paths[n], end) for n, end in zip(live, ends, strict=True)]
 
     def end_file(self, sequence: int) -> None:
-        """Have the next block that says anything begin a new file, if this one is being written."""
+        """Make the next block with records begin a new file, if `sequence` is the current one."""
         current = self._current
         if current is not None and current.sequence == sequence:
             current.capacity = min(current.capacity, current.position)
 
     def release(self, sequence: int, *, damaged_upto: int = 0) -> None:
-        """Files before `sequence` are not needed any more: prepare the next one from them, but for
-        those up to `damaged_upto`, whose places on the medium may be bad."""
+        """Release files before `sequence`, which are no longer needed: prepare the next file from
+        them, but not from those up to `damaged_upto`, whose places on the medium may be bad."""
         assert sequence <= self.current_sequence, (sequence, self.current_sequence)
         allocation = self.allocation
         damaged = self.chain.release(min(sequence, damaged_upto + 1))
@@ -589,10 +595,10 @@ class Journal:
             return
         rest = self.queue.rest
         if rest is not None and 0 < rest.stands_for < sequence:
-            # It waits for the file that is to stand for others: some of these have gone.
+            # It waits for a file that is to replace others, some of which are gone now.
             rest.stands_for = min(n for n in self.chain.paths if n >= sequence)
         if allocation.room is Room.FULL:
-            # Who else is after room must not get what belongs to the reserve.
+            # Other users of the disk must not take space that belongs to the reserve.
             allocation.returned += old
             self._prepare()
             return
@@ -615,19 +621,20 @@ class Journal:
             self._fail(result)
 
     def _carry_over(self, batch: Batch) -> None:
-        """Let the file that this batch begins stand for the newest ones, as far as what is needed
-        of them fits into a piece beside the batch."""
+        """Let the file that this batch begins replace as many of the newest files as possible: the
+        data needed from them must fit into a piece of the reserve beside the batch."""
         room = self.allocation.carry_room(self._header_bytes()) - block_bytes(batch)
-        # A payload may arrive without its block: then the files before must be what they were.
+        # A payload may become durable without its block: then earlier files must be unchanged.
         if room >= 0 and self.chain.paths and not batch.payloads:
             live = self.chain.live()
             inside = self.chain.inside(live)
             batch.stands_for = carry_over(self._logs, live, inside, batch, room)
 
     def entry_room(self, *, pieces_kept: int) -> int:
-        """Bytes of entries for which there is room in the files at hand, or in a piece of the
-        reserve when there are more than so many: what needs several may not get them. With fewer
-        only what the next file can still carry over, so that it takes the place of this one."""
+        """Return the bytes of entries that fit in the files at hand, or in a piece of the reserve
+        if more than `pieces_kept` are left: entries that need several pieces may not get them. With
+        fewer, only as much as the next file can still carry over, so that it can replace this
+        one."""
         current = self._current
         assert current is not None, "journal is not open"
         header_bytes = self._header_bytes()
@@ -641,9 +648,9 @@ class Journal:
         return room - self.queue.block_bytes - self._under_way_bytes - 2 * PAGE_BYTES
 
     def has_room_for(self, size: int, beside: int) -> bool:
-        """Whether a block with one more entry of so many bytes finds room: in the next file as it
-        is, or, where that must be longer, on the disk, which is to have `beside` bytes for others.
-        The file system knows what is free without a look at the medium."""
+        """Return True if a block with one more entry of `size` bytes fits: in the next file as it
+        is, or, if that must be larger, on the disk, which must keep `beside` bytes for others. The
+        file system knows its free space without access to the medium."""
         allocation = self.allocation
         needed = size + self.queue.block_bytes + self._under_way_bytes + 2 * PAGE_BYTES
         if allocation.has_next and needed <= allocation.prepared[0].capacity - self._header_bytes():
@@ -652,7 +659,7 @@ class Journal:
         return needed + beside + ROOM_FILES * files.file_bytes <= files.free_bytes()
 
     def _prepare(self) -> None:
-        """Have the next file ready, and the reserve whole, in the background."""
+        """Prepare the next file and complete the reserve, in the background."""
         queue = self.queue
         if self.state is WriterState.STOPPED or (queue.is_closing and queue.rest is None):
             return
@@ -662,7 +669,8 @@ class Journal:
             self._workers.essential(job, partial(self._prepared, wanted))
 
     def _prepared(self, wanted: int, made: Prepared | BaseException) -> None:
-        """The job has ended for which a file was to take `wanted` bytes of the reserve."""
+        """Handle the end of a preparation, in which a file could take `wanted` bytes of the
+        reserve."""
         allocation = self.allocation
         allocation.is_preparing = False
         if isinstance(made, BaseException):
@@ -670,7 +678,7 @@ class Journal:
             return
         allocation.made(made)
         if made.is_full:
-            # Nothing is lost: the journal waits until a file can be had.
+            # Nothing is lost: the journal waits until it can get a file.
             self._try_again()
         if allocation.reuse or (made.file is None and self._pieces_wanted() and not wanted):
             self._prepare()
@@ -693,11 +701,11 @@ class Journal:
 
     # --- the end -------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Something failed, here or elsewhere: nothing is written or acknowledged any more."""
+        """Stop after a failure here or elsewhere: nothing is written or acknowledged any more."""
         self._become(WriterState.STOPPED)
 
     def abandon(self) -> None:
-        """Let go of the files without writing."""
+        """Release the files without writing."""
         self.stop()
         if self._current is not None:
             self._current.file.close()
