@@ -1,1 +1,1 @@
-"""Applied state in LMDB, and on its way there."""
+"""Applied state in LMDB, and changes that are not written yet."""

@@ -7,15 +7,15 @@ Keys and values in a `MetaFile` (log ids big-endian, so that order is key order;
     log id 4, "r"          the reset whose state is in here: first index 8, number 8, CRC32C 4
     log id 4, "k", key     CRC32C 4 over the rest, length of the key 2, the key again, the value
 
-A bit flip in a B-tree page can return another key's value, or hide a key: a value therefore names
-its key, and the log's record counts its items and sums their CRCs. One in the page that names the
-tree's root shows an older tree, or another one, in which all adds up: so what each log's record
-said last is remembered, and has to be found again. What does not add up is refused as a whole: the
-state then comes from a snapshot or from the log, never from a default.
+A bit flip in a B-tree page can return another key's value, or hide a key. Therefore a value
+contains its key, and the log's record has the number of its items and the sum of their CRCs. A flip
+in the page that names the tree's root can show an older tree, or another consistent one. Therefore
+the last contents of each log's record are remembered and must be found again. Inconsistent state is
+refused as a whole: the state then comes from a snapshot or from the log, never from a default.
 
-Everything blocks and runs in the pool, one job at a time, but for `load` at start.
+All methods block and run in the pool, one job at a time, except `load` at start.
 
-Must not know: what the keys mean.
+Does not depend on the meaning of keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from segments.io.fs import (
 )
 
 FORGOTTEN_KEYS = 256
-"""With as many a transaction is written."""
+"""Number of deletions after which a transaction is written."""
 _APPLIED = struct.Struct("<QQQI")
 _ITEM = struct.Struct("<IH")
 _LOG = struct.Struct(">I")
@@ -51,7 +51,7 @@ _VERSION = struct.pack("<II", 1, crc32c(struct.pack("<I", 1)))
 
 
 class Reset(Protocol):
-    """What tells one reset of a log from another."""
+    """Identification of one reset of a log."""
 
     @property
     def first_index(self) -> Index: ...
@@ -70,25 +70,25 @@ class Meta:
     )  # fmt: skip
 
     def __init__(self, fs: FileSystem, path: str, map_bytes: int) -> None:
-        """Open the file at `path`, or make one; what cannot be opened at all is put aside."""
+        """Open the file at `path`, or create one; a file that cannot be opened is put aside."""
         self._fs = fs
         self._path = path
         self._map_bytes = map_bytes
         self._outdated: set[LogId] = set()
         self._known: dict[LogId, tuple[Index, int, int]] = {}
-        """(applied, count, digest) by log, as last read at a start or committed."""
+        """(applied, count, digest) by log, as last read at start or committed."""
         self._is_suspect = False
-        """A part of the file cannot be read: the next commit begins a new one."""
+        """True if a part of the file cannot be read: the next commit begins a new file."""
         self.salvaged = 0
         fresh = f"{path}.new"
         if fs.exists(fresh) and fs.exists(path):
-            fs.remove_tree(fresh)  # of a salvage that a crash cut short
+            fs.remove_tree(fresh)  # left by a salvage that a crash cut short
         elif fs.exists(fresh):
             fs.rename(fresh, path)
         try:
             self._file = self._open(path)
         except CorruptRecord:
-            # There is one under either name at any time: a start that finds none is not to go on.
+            # One of the two names exists at any time: a start that finds neither must not continue.
             made = self._open(fresh)
             made.sync()
             made.close()
@@ -96,28 +96,28 @@ class Meta:
             fs.rename(fresh, path)
             fs.sync_directory(path.rpartition("/")[0])
             self._file = self._open(path)
-        # What is read may be in the page cache only: the process before died while it wrote it.
-        # The journal is told of it as of something that is durable.
+        # The data read may be in the page cache only, if the process before died while writing it.
+        # The journal will treat it as durable.
         self._file.sync()
         self._check_version()
 
     def _open(self, path: str) -> MetaFile:
-        """Raises CorruptRecord."""
+        """Open a file. Raises CorruptRecord."""
         return self._fs.open_meta(path, self._map_bytes, meta_pages)
 
     def _check_version(self) -> None:
-        """Raises StorageError: what a later version wrote is not guessed at."""
+        """Check the format version. Raises StorageError for data of a later version."""
         try:
             found = self._file.get(_VERSION_KEY) or _VERSION
         except CorruptRecord:
-            return  # `check` will see
+            return  # `check` will find it
         is_whole = found[4:] == struct.pack("<I", crc32c(found[:4]))
         if found != _VERSION and is_whole:
             raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
 
     def check(self, log_ids: Iterable[LogId]) -> None:
-        """Read everything once; keep what is good in a new file when something is not, or a page
-        that nobody reads is not. Blocks."""
+        """Read everything once. If anything is damaged, or a page that no key uses, move the good
+        state to a new file. Blocks."""
         for log_id in log_ids:
             try:
                 self._load(log_id)
@@ -128,14 +128,14 @@ class Meta:
             self._salvage()
 
     def expect(self, log_id: LogId, applied: Index) -> None:
-        """The journal says that a checkpoint up to `applied` was made. When less is found here, a
+        """Check that a checkpoint up to `applied`, which the journal records, is here. If not, a
         page was lost: the log's state cannot be loaded until all of it is written again."""
         if applied > self.applied(log_id):
             self._outdated.add(log_id)
 
     @property
     def outdated(self) -> frozenset[LogId]:
-        """Logs of which nothing is kept until all of it is written again."""
+        """Logs of which nothing is stored until all of it is written again."""
         return frozenset(self._outdated)
 
     def suspect(self) -> None:
@@ -143,8 +143,8 @@ class Meta:
         self._is_suspect = True
 
     def read_medium(self, length: int, position: int) -> int:
-        """Read a piece of the file and forget it: how many bytes there are, fewer than `length` at
-        its end. Raises OSError: EIO where the medium cannot give it."""
+        """Read a part of the file from the medium and discard it; return the number of bytes, fewer
+        than `length` at the end. Raises OSError: EIO if the medium cannot read it."""
         return self._file.read_medium(length, position)
 
     @property
@@ -152,14 +152,14 @@ class Meta:
         return self._file.usage
 
     def applied(self, log_id: LogId) -> Index:
-        """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
+        """Return the applied index of the last checkpoint; 0 if there is none or it is damaged."""
         try:
             return self._read_applied(log_id)[0]
         except CorruptRecord:
             return NO_INDEX
 
     def load(self, log_id: LogId) -> tuple[Index, list[tuple[bytes, bytes]]]:
-        """(applied index, items in key order). Raises CorruptRecord, ReadRefused."""
+        """Return (applied index, items in key order). Raises CorruptRecord or ReadRefused."""
         try:
             return self._load(log_id)
         except OSError as error:
@@ -170,7 +170,7 @@ class Meta:
             raise
 
     def _load(self, log_id: LogId) -> tuple[Index, list[tuple[bytes, bytes]]]:
-        """Raises CorruptRecord, OSError."""
+        """Load a log's state. Raises CorruptRecord or OSError."""
         if log_id in self._outdated:
             raise CorruptRecord("meta of log is missing", log_id)
         applied, count, digest = self._read_applied(log_id)
@@ -186,7 +186,7 @@ class Meta:
         return applied, items
 
     def covers(self, log_id: LogId, reset: Reset) -> bool:
-        """Whether what is stored was made of the state that came with `reset`, or later."""
+        """Return True if the stored state was made from that of `reset`, or later."""
         try:
             stored = self._file.get(_LOG.pack(log_id) + b"r")
         except CorruptRecord:
@@ -199,7 +199,7 @@ class Meta:
         """Write the batches, and by log id the resets that they cover, in one durable
         transaction."""
         if self._is_suspect:
-            self._is_suspect = False  # before: the new file may be damaged as well
+            self._is_suspect = False  # before the salvage: the new file may be damaged as well
             try:
                 self._salvage()
             except OSError:
@@ -210,7 +210,7 @@ class Meta:
         try:
             self._commit(batches, covered)
         except CorruptRecord:
-            # A page that nobody had read: of the file's own lists, or since damaged.
+            # A damaged page that was not read before, of LMDB's own lists, or damaged since.
             self._salvage()
             self._commit(batches, covered)
 
@@ -231,10 +231,10 @@ class Meta:
         failpoint.hit("meta.committed")
 
     def _salvage(self) -> None:
-        """Begin a new file with the logs whose state is good; the others' must be written anew."""
+        """Begin a new file with the logs whose state is good; other state must be written anew."""
         kept: list[tuple[bytes, bytes | None]] = []
         try:
-            # All pages are looked at then: to read one that is damaged may end the process.
+            # This checks all pages: reading a damaged one may end the process.
             self._file.close()
             self._file = self._open(self._path)
         except CorruptRecord:
@@ -256,7 +256,7 @@ class Meta:
         except OSError:
             file.close()
             with unless_refused():
-                self._fs.remove_tree(fresh)  # what a full disk gave of the room
+                self._fs.remove_tree(fresh)  # frees what a full disk had given
             raise
         file.close()
         self._file.close()
@@ -267,7 +267,7 @@ class Meta:
         self.salvaged += 1
 
     def _log_ids(self) -> list[LogId]:
-        """Logs that have something stored, as far as it can be told."""
+        """Return the logs with stored data, as far as it can be read."""
         try:
             keys = [key for key, _ in self._file.scan(b"") if len(key) >= _LOG.size]
             return sorted({_LOG.unpack_from(key)[0] for key in keys})
@@ -290,12 +290,12 @@ class Meta:
         self._fs.rename(self._path, aside)
 
     def stored(self) -> list[LogId]:
-        """The logs of which something is stored, ascending. Raises CorruptRecord."""
+        """Return the logs with stored data, ascending. Raises CorruptRecord."""
         found = [begin for begin in self._file.beginnings(_LOG.size) if len(begin) == _LOG.size]
         return [LogId(log_id) for begin in found for log_id in _LOG.unpack(begin) if log_id]
 
     def forget(self, log_ids: Sequence[LogId]) -> None:
-        """Delete everything of these logs: many in one transaction, none in two."""
+        """Delete all data of these logs: many logs in one transaction, none split over two."""
         gone: list[tuple[bytes, bytes | None]] = []
         for log_id in log_ids:
             self._known.pop(log_id, None)
@@ -312,14 +312,14 @@ class Meta:
         self._file.close()
 
     def _recall(self, log_id: LogId, found: tuple[Index, int, int]) -> None:
-        """The log's record is as it was left. Raises CorruptRecord."""
+        """Check that the log's record is the remembered one. Raises CorruptRecord."""
         known = self._known.get(log_id, found)
         if found != known:
             raise CorruptRecord("meta has gone back", log_id, expected=known[0], actual=found[0])
 
     def _read(self, batches: Sequence[MetaBatch]) -> dict[bytes, bytes | None]:
-        """What is stored of all that the batches change, but for those that clear. At once, as a
-        transaction of its own for each log is three times the work."""
+        """Return the stored values of all keys that the batches change, except for batches that
+        clear. Reads all at once: a transaction per log would cost three times as much."""
         keys: list[bytes] = []
         for batch in batches:
             if not batch.clear:
@@ -334,7 +334,8 @@ class Meta:
         stored: Mapping[bytes, bytes | None],
         puts: list[tuple[bytes, bytes | None]],
     ) -> tuple[Index, int, int]:
-        """Add what writes the batch; the log's record then. Raises CorruptRecord."""
+        """Add the changes of a batch to `puts`; return the log's new record. Raises
+        CorruptRecord."""
         log_key = _LOG.pack(batch.log_id)
         prefix = log_key + b"k"
         current: dict[bytes, bytes | None] = {}
@@ -372,7 +373,7 @@ def _applied_key(log_id: LogId) -> bytes:
 
 
 def _open_applied(log_id: LogId, stored: bytes | None) -> tuple[Index, int, int]:
-    """(applied index, number of items, digest). Raises CorruptRecord."""
+    """Return (applied index, number of items, digest). Raises CorruptRecord."""
     if stored is None:
         return NO_INDEX, 0, 0
     if len(stored) != _APPLIED.size:
@@ -395,7 +396,7 @@ def _seal_item(key: bytes, value: bytes) -> bytes:
 
 
 def _open_item(key: bytes, stored: bytes) -> bytes:
-    """The value in `stored`. Raises CorruptRecord."""
+    """Return the value in `stored`. Raises CorruptRecord."""
     if len(stored) < _ITEM.size:
         raise CorruptRecord("meta value", 0, expected=_ITEM.size, actual=len(stored))
     crc, length = _ITEM.unpack_from(stored)
@@ -407,5 +408,5 @@ def _open_item(key: bytes, stored: bytes) -> bytes:
 
 
 def _weight(stored: bytes) -> int:
-    """What an item adds to its log's digest: its own CRC, spread over 64 bits."""
+    """Return an item's contribution to its log's digest: its CRC, spread over 64 bits."""
     return int.from_bytes(stored[:4], "little") * 0x9E3779B97F4A7C15

@@ -1,11 +1,11 @@
-"""Applied state on its way to the meta file: collected, and in no transaction yet.
+"""Collected applied state that is in no transaction of the meta file yet.
 
-What a checkpoint that failed had collected is kept and merged with what comes later. State of a log
-whose reset is not durable yet waits until it is: else a crash would leave meta ahead of its log.
-State that replaces everything (`clear`) and was collected after a reset *covers* what the reset
-brought: the transaction that holds it says so, and from then on the journal need not.
+State collected by a failed checkpoint is kept and merged with later state. State of a log whose
+reset is not durable yet waits until it is; otherwise a crash would leave meta ahead of its log.
+State that replaces everything (`clear`) and was collected after a reset *covers* the reset's state:
+the transaction that holds it records this, and from then on the journal need not keep that state.
 
-Must not know: what the keys mean, when checkpoints happen.
+Does not depend on the meaning of keys or on when checkpoints happen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PendingMeta:
         return not self._batches
 
     def collect(self, batches: Sequence[MetaBatch], logs: Mapping[LogId, DiskLog]) -> None:
-        """Add what the owner changed since it was asked last."""
+        """Add the owner's changes since the last call."""
         for batch in batches:
             log = logs.get(batch.log_id)
             if log is None:
@@ -52,7 +52,7 @@ class PendingMeta:
             self._batches[batch.log_id] = batch if earlier is None else earlier.then(batch)
 
     def take(self, logs: Mapping[LogId, DiskLog], durable_token: int) -> MetaCommit:
-        """What may be written now."""
+        """Return the state that may be written now."""
         ready = [
             batch
             for log_id, batch in self._batches.items()
@@ -66,7 +66,7 @@ class PendingMeta:
         return MetaCommit(ready, covered)
 
     def saved(self, commit: MetaCommit, logs: Mapping[LogId, DiskLog]) -> None:
-        """The transaction is durable; what it had of logs whose meta is lost was dropped."""
+        """Note that the transaction is durable; state of logs whose meta is lost was dropped."""
         for batch in commit.batches:
             log = logs.get(batch.log_id)
             if log is not None and not log.is_meta_lost:
@@ -79,6 +79,6 @@ class PendingMeta:
             self._covering.pop(log_id, None)
 
     def forget(self, log_id: LogId) -> None:
-        """The log is deleted."""
+        """Forget a deleted log."""
         self._batches.pop(log_id, None)
         self._covering.pop(log_id, None)
