@@ -1,1 +1,1 @@
-"""Whose directory this is, and which logs it has."""
+"""Identity of a data directory, and the list of its logs."""

@@ -1,17 +1,17 @@
-"""Which form of the data directory is the least that a version must know to open it.
+"""Form of the data directory: the minimum that a version must know to open it.
 
     0   magic   8   `VDLFORM1`
     8   CRC     4   CRC32C of bytes [12, 16)
     12  number  4
 
-Twice, each padded to a page, so that no flipped bit and no unreadable page takes both. A directory
-without the file has form 1.
+Written twice, each copy padded to a page, so that no flipped bit and no unreadable page affects
+both. A directory without the file has form 1.
 
-A version that writes something which others would pass over, or take for damage, says so here
-first, durably. A version that does not know the form refuses the directory, and changes nothing.
+A version that writes data which others would skip, or take for damage, first records a higher form
+here, durably. A version that does not know the form refuses the directory and changes nothing.
 `README.md` has the table of forms.
 
-Must not know: what makes the forms different.
+Does not depend on the differences between forms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from segments.io.fs import FileSystem, read_around
 FORM_CLEARS = 2
 """The journal may have records of kind CLEAR."""
 FORM = FORM_CLEARS
-"""The newest that this version knows."""
+"""Newest form that this version knows."""
 _MAGIC = b"VDLFORM1"
 _NOTE = struct.Struct("<8sII")
 _NUMBER = struct.Struct("<I")
@@ -34,7 +34,8 @@ _PAGE_BYTES = 4096
 
 
 def read_form(fs: FileSystem, directory: str) -> int:
-    """Raises UnknownFormat for a form of a later version, CorruptRecord, OSError."""
+    """Read the form. Raises UnknownFormat for a form of a later version, CorruptRecord or
+    OSError."""
     path = f"{directory}/format"
     if not fs.exists(path):
         return 1
@@ -47,13 +48,13 @@ def read_form(fs: FileSystem, directory: str) -> int:
 
 
 def is_format_whole(fs: FileSystem, directory: str, number: int) -> bool:
-    """Whether both copies say it. Raises OSError."""
+    """Return True if both copies have this number. Raises OSError."""
     path = f"{directory}/format"
     return fs.exists(path) and _copies(fs, path) == [number, number]
 
 
 def _copies(fs: FileSystem, path: str) -> list[int]:
-    """What each says; 0: it is damaged."""
+    """Return the number in each copy; 0 for a damaged one."""
     file = fs.open(path)
     try:
         data, _ = read_around(file, 2 * _PAGE_BYTES, 0)
@@ -63,7 +64,7 @@ def _copies(fs: FileSystem, path: str) -> list[int]:
 
 
 def write_form(fs: FileSystem, directory: str, number: int) -> None:
-    """Durable on return. Blocks. Raises OSError."""
+    """Write both copies; durable on return. Blocks. Raises OSError."""
     path = f"{directory}/format"
     begun = f"{path}.new"
     packed = _NUMBER.pack(number)
@@ -81,7 +82,7 @@ def write_form(fs: FileSystem, directory: str, number: int) -> None:
 
 
 def _number(data: bytes) -> int:
-    """What one copy says; 0: it is damaged."""
+    """Return the number in one copy; 0 if it is damaged."""
     if len(data) < _NOTE.size:
         return 0
     magic, crc, number = _NOTE.unpack(data)

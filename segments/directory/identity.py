@@ -1,8 +1,8 @@
-"""The identity file: whose directory this is, which logs it holds, when it was started.
+"""The identity file: the directory's id and server, its logs, and its last starts.
 
-Small, rewritten whole: write, sync, rename, sync the directory. The file is two equal halves, each
-padded to whole pages, so that no flipped bit and no unreadable page takes both; one half alone,
-without padding, is the old form. Layout of a half, little-endian:
+Small, and rewritten as a whole: write, sync, rename, sync the directory. The file is two equal
+halves, each padded to whole pages, so that no flipped bit and no unreadable page affects both; one
+half alone, without padding, is the old form. Layout of a half, little-endian:
 
     0  magic        8  "VDLIDNT3"
     8  crc          4  CRC32C over bytes [12, length)
@@ -15,17 +15,17 @@ without padding, is the old form. Layout of a half, little-endian:
                        bit 1: the journal may speak of frames in segments (PLACED)
     48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
-    -  server       4  whose directory this is, 0 while that is not known
+    -  server       4  server that owns the directory, 0 while that is not known
     -  boots        4  then 24 bytes each, oldest first: number 8, id 8, end LSN 8 (`boots.py`)
-    -  former       4  then 16 bytes each: ids that the directory had before it was given up
+    -  former       4  then 16 bytes each: ids that the directory had before it was retired
 
-The forms before, "VDLIDNT1" and "VDLIDNT2", end behind the logs; the second says what bit 1 of the
-flags says. They are still read. Who knows only those refuses a directory of the newest form: it
-would drop what tells a copy from the original.
+The earlier forms, "VDLIDNT1" and "VDLIDNT2", end after the logs; the second implies bit 1 of the
+flags. They can still be read. A version that knows only those refuses a directory of the newest
+form: it would drop the data by which a copy is distinguished from the original.
 
 The journal's records of a log id that is not listed here are ignored: a deleted log stays deleted.
 
-Must not know: what the cluster record says.
+Does not depend on the contents of the cluster record.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(slots=True)
 class LogIdentity:
-    """One log as it was created; `lost` once recovery found it so."""
+    """One log as it was created; `lost` is set once recovery found that it lost data."""
 
     log_id: LogId
     group_id: GroupId
@@ -82,29 +82,29 @@ class LogIdentity:
 
 @dataclass(slots=True)
 class Identity:
-    """The content of the identity file."""
+    """Contents of the identity file."""
 
     directory_id: DirectoryId
     cluster_record: bytes = b""
     next_log_id: int = 1
     logs: dict[LogId, LogIdentity] = field(default_factory=dict)
     is_whole: bool = True
-    """Everything else that belongs into the directory was made: what is missing was there."""
+    """True once the rest of the directory was created; anything missing then has been lost."""
     has_places: bool = False
-    """The journal may say of entries that they lie in segments. Never False again."""
+    """True if the journal may refer to entries in segments. Never False again."""
     server_id: ServerId = NO_SERVER
-    """Whose directory this is; `NO_SERVER` in one of an older form, and before it is known."""
+    """Server that owns the directory; `NO_SERVER` in an older form, and before it is known."""
     boots: list[Boot] = field(default_factory=list)
-    """The last starts, oldest first, with the present one, if the disk had room to note it."""
+    """Last starts, oldest first, including the present one if the disk had space to note it."""
     former_ids: list[DirectoryId] = field(default_factory=list)
-    """What the directory was called before all that it had was given up. Its journal may have files
-    of that time."""
+    """Ids that the directory had before its data was retired. Its journal may have files of that
+    time."""
     is_half_damaged: bool = False
-    """As it was read: only one half of the file was good."""
+    """True if only one half of the file was good when it was read."""
 
 
 def encode(identity: Identity) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     logs = [identity.logs[log_id] for log_id in sorted(identity.logs)]
     body = [identity.cluster_record]
     body += [
@@ -130,7 +130,7 @@ def encode(identity: Identity) -> bytes:
 
 
 def decode(data: bytes) -> Identity:
-    """From either half. Raises CorruptRecord when none is good."""
+    """Decode either half. Raises CorruptRecord if neither is good."""
     middle = len(data) // 2
     if len(data) % (2 * _PAGE_BYTES) or not data:
         return _decode_half(data)
@@ -147,7 +147,7 @@ def decode(data: bytes) -> Identity:
 
 
 def _decode_half(data: bytes) -> Identity:
-    """Raises CorruptRecord."""
+    """Decode one half. Raises CorruptRecord."""
     if len(data) < HEADER.size or data[:8] not in (MAGIC, _MAGIC_1, _MAGIC_PLACES):
         raise CorruptRecord("identity", 0, expected=HEADER.size, actual=len(data))
     magic, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(
@@ -189,7 +189,7 @@ def _decode_half(data: bytes) -> Identity:
 
 
 def read_identity(fs: FileSystem, directory: str) -> Identity | None:
-    """What the directory says, or None when it has no identity. Raises CorruptRecord."""
+    """Return the directory's identity, or None if it has none. Raises CorruptRecord."""
     path = f"{directory}/identity"
     if not fs.exists(path):
         return None
@@ -201,13 +201,13 @@ def read_identity(fs: FileSystem, directory: str) -> Identity | None:
 
 
 def fresh_path(directory: str) -> str:
-    """Where the next one is written."""
+    """Return the path at which the next identity file is written."""
     return f"{directory}/identity.new"
 
 
 def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool = False) -> None:
-    """Replace the file durably. Blocks. `is_made`: there is one at `fresh_path` to write over, as
-    long as this or longer."""
+    """Replace the file durably. Blocks. `is_made`: a file of at least this length exists at
+    `fresh_path` and is overwritten."""
     failpoint.hit("identity.before_write")
     fresh = fresh_path(directory)
     if not is_made and fs.exists(fresh):
@@ -228,9 +228,9 @@ def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool
 
 
 def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> bool:
-    """Write over the file durably, half by half, so that one half is good at any moment. For a full
-    disk, which has no room for another file. Blocks. False: the file has another length, and is
-    left as it is."""
+    """Overwrite the file durably in place, half by half, so that one half is good at any moment.
+    For a full disk, which has no space for another file. Blocks. Return False, without a change, if
+    the file has another length."""
     middle = len(data) // 2
     file = fs.open(f"{directory}/identity")
     try:

@@ -1,9 +1,10 @@
-"""Which logs exist: the identity file, written in the background, once for all changes of a turn.
+"""List of existing logs: the identity file, written in the background, once for all changes of a
+turn.
 
-A log that was created exists once the file lists it durably. A deleted log is forgotten with the
-next write. A full disk delays the former. The latter makes room, so room for it is set aside.
+A created log exists once the file lists it durably. A deleted log is dropped with the next write. A
+full disk delays creation. Deletion frees space, so space for it is reserved.
 
-Must not know: what logs hold.
+Does not depend on the contents of logs.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ RESERVE_PIECE_BYTES = 128 << 10
 
 
 def identity_reserve(fs: FileSystem, directory: str) -> Reserve:
-    """What is set aside for the identity file."""
+    """Return the space reserved for the identity file."""
     return Reserve(fs, f"{directory}/reserve", "identity", RESERVE_PIECE_BYTES)
 
 
 def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: bytes) -> None:
-    """Write the identity file, when the disk is full over a piece of the reserve, or in the room of
-    some. Blocks. Raises OSError (ENOSPC) when none is left."""
+    """Write the identity file; on a full disk over a piece of the reserve, or after freeing some.
+    Blocks. Raises OSError (ENOSPC) if none is left."""
     is_made = False
     while True:
         try:
@@ -53,16 +54,17 @@ def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: byt
 
 
 class RegistryOwner(Protocol):
-    """Who hears of writes. Calls, not values: they end in a thread, and nobody waits for that."""
+    """Receiver of notifications about writes. Calls rather than results: writes end in a thread,
+    and no call waits for that."""
 
     def log_created(self, log: DiskLog) -> None:
-        """The log's existence is durable."""
+        """Handle a log whose existence is durable."""
 
     def registry_written(self) -> None:
-        """A write has ended, or was refused."""
+        """Handle a write that has ended or was refused."""
 
     def registry_failed(self, error: BaseException) -> None:
-        """The disk can no longer be trusted."""
+        """React to a disk that can no longer be trusted."""
 
 
 class LogRegistry:
@@ -84,12 +86,12 @@ class LogRegistry:
         self._owner = owner
         self._created: list[tuple[DiskLog, Callable[[Log], None]]] = []
         self._noted: list[Callable[[], None]] = []
-        """Use: called when what the identity says now is durable."""
+        """Use: called when the present identity is durable."""
         self._is_armed = False
         self._is_dirty = False
         self._removed: set[LogId] = set()
-        """Use: logs that were deleted and that the file still lists.
-        Invariant: nothing of such a log is removed, nor a journal file that it needs."""
+        """Use: deleted logs that the file still lists.
+        Invariant: no data of such a log is removed, nor a journal file that it needs."""
         self.is_writing = False
         self.is_full = False
         self.is_closed = False
@@ -112,16 +114,16 @@ class LogRegistry:
 
     @property
     def count(self) -> int:
-        """Logs that there are, or are about to be."""
+        """Number of existing logs, including those being created."""
         return len(self._identity.logs)
 
     @property
     def lists_removed(self) -> bool:
-        """The file lists a log that was removed."""
+        """True if the file lists a deleted log."""
         return bool(self._removed)
 
     def is_listed(self, log_id: LogId) -> bool:
-        """The file lists this one, which was removed."""
+        """Return True if the file lists this deleted log."""
         return log_id in self._removed
 
     def adopt_cluster(self, record: bytes) -> None:
@@ -129,10 +131,10 @@ class LogRegistry:
         self._identity.cluster_record = record
         write_identity(self._fs, self._directory, encode(self._identity))
         if self.is_writing:
-            self._touch()  # that was encoded before, and may come behind
+            self._touch()  # that write was encoded earlier and may end later
 
     def adopt_server(self, server_id: ServerId) -> None:
-        """The directory is that server's from now on."""
+        """Assign the directory to that server."""
         assert self._identity.server_id in (NO_SERVER, server_id), self._identity.server_id
         self._identity.server_id = server_id
         self._touch()
@@ -140,8 +142,8 @@ class LogRegistry:
     def lose_all(
         self, directory_id: DirectoryId, boots: list[Boot], done: Callable[[], None]
     ) -> None:
-        """Every log is lost, also one that is being created, and the directory is another one;
-        `done` when it is durable."""
+        """Mark every log as lost, including those being created, and give the directory a new id;
+        `done` is called when this is durable."""
         self._identity.former_ids.append(self._identity.directory_id)
         self._identity.directory_id = directory_id
         self._identity.boots = boots
@@ -153,7 +155,7 @@ class LogRegistry:
         self._touch()
 
     def take_id(self) -> LogId:
-        """An id no log of this directory ever had."""
+        """Return an id that no log of this directory ever had."""
         self._identity.next_log_id += 1
         return LogId(self._identity.next_log_id - 1)
 
@@ -168,11 +170,11 @@ class LogRegistry:
         self._touch()
 
     def write_anew(self) -> None:
-        """What is on disk is damaged."""
+        """Write the file again, because it is damaged on disk."""
         self._touch()
 
     def _touch(self) -> None:
-        """Write at the end of this turn."""
+        """Schedule a write at the end of this turn."""
         self._is_dirty = True
         if not self._is_armed and not self.is_writing:
             self._arm(0)

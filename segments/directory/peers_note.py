@@ -1,7 +1,8 @@
-"""What the owner of a directory has noted about its peers: one small file, opaque here.
+"""Note of the directory's owner about its peers: one small file, opaque here.
 
-Two slots are written by turns, so that a cut costs the newer note only. They are made at once, and
-written over in place from then on: a note needs no room. Slot, 4 KiB, little-endian:
+Two slots are written alternately, so that a torn write costs only the newer note. They are created
+together and overwritten in place from then on: a note needs no disk space. Slot, 4 KiB,
+little-endian:
 
     0  magic   8  "VDLPEER1"
     8  crc     4  CRC32C over bytes [12, 24 + length)
@@ -9,9 +10,9 @@ written over in place from then on: a note needs no room. Slot, 4 KiB, little-en
     16 number  8  of two good slots the one with the larger number counts
     24 the note
 
-A file that is missing, or of which no slot is good, is no note: nothing is known of peers then.
+A missing file, or one without a good slot, means that nothing is known of peers.
 
-Must not know: what the note says.
+Does not depend on the contents of the note.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CRC = struct.Struct("<I")
 
 
 class PeersNote:
-    """The note of one directory, written in the background, one at a time."""
+    """Note of one directory, written in the background, one write at a time."""
 
     __slots__ = ("_directory", "_fail", "_fs", "_is_writing", "_next", "_number", "_workers")
 
@@ -45,24 +46,24 @@ class PeersNote:
         workers: Workers,
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`fail` gets what says that the disk cannot be trusted any more."""
+        """`fail` receives errors after which the disk cannot be trusted any more."""
         self._fs = fs
         self._directory = directory
         self._workers = workers
         self._fail = fail
         self._number = -1
-        """Of the newest note; -1 before it was looked for."""
+        """Number of the newest note; -1 before it was read."""
         self._is_writing = False
         self._next: bytes | None = None
-        """Use: written when the one under way is. Only the newest counts."""
+        """Use: written when the current write has ended. Only the newest counts."""
 
     def read(self) -> bytes:
-        """The newest durable note; empty when there is none. Blocks."""
+        """Return the newest durable note; empty if there is none. Blocks."""
         self._number, note = read_note(self._fs, self._directory)
         return note
 
     def write(self, note: bytes) -> None:
-        """Have it durable some time later. For want of room it is not."""
+        """Write the note in the background. It is dropped if there is no disk space."""
         self._next = note
         if not self._is_writing:
             self._begin()
@@ -89,7 +90,7 @@ class PeersNote:
 
 
 def read_note(fs: FileSystem, directory: str) -> tuple[int, bytes]:
-    """(number, note) of the newest good slot; (0, b"") when there is none. Blocks."""
+    """Return (number, note) of the newest good slot; (0, b"") if there is none. Blocks."""
     path = _path(directory)
     if not fs.exists(path) or fs.is_directory(path):
         return 0, b""
@@ -102,7 +103,7 @@ def read_note(fs: FileSystem, directory: str) -> tuple[int, bytes]:
 
 
 def write_note(fs: FileSystem, directory: str, number: int, note: bytes) -> None:
-    """Write a note durably in place of the last but one. Blocks. Raises OSError."""
+    """Write a note durably over the older slot. Blocks. Raises OSError."""
     assert number > 0, number
     assert len(note) <= NOTE_BYTES_MAX, len(note)
     path = _path(directory)
