@@ -1,1 +1,1 @@
-"""Opening a data directory: what is there, what is missing, what the journal says."""
+"""Opening a data directory: finding its files, detecting missing ones, replaying the journal."""

@@ -1,6 +1,6 @@
-"""The blocks of one journal file, read back: whether one is good, and where the next good one is.
+"""Reading of the blocks of one journal file: checking one, and finding the next good one.
 
-Must not know: which files count, what blocks say of logs.
+Does not depend on which files count or on the meaning of records.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SCAN_BYTES = 1 << 20
 
 
 def has_first_block(file: File, header: FileHeader) -> bool:
-    """Whether the first block behind the file's header is there, whole."""
+    """Return True if the first block after the file's header is complete and good."""
     block, data = read_block(file, header, header.bytes, file.size())
     return block is not None and block.chain == header.chain and not bad_frames(block, data)
 
 
 def directory_of(file: File, header: FileHeader) -> DirectoryId:
-    """Whose the file is, by the word of its first block; `NO_DIRECTORY` if that does not say."""
+    """Return the directory named in the file's first block; `NO_DIRECTORY` if it names none."""
     head, _ = read_around(file, BLOCK_HEADER_BYTES, header.bytes)
     table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + header.bytes)
     if not 0 < table_end <= file.size() - header.bytes:
@@ -44,20 +44,20 @@ def directory_of(file: File, header: FileHeader) -> DirectoryId:
 def read_block(
     file: File, header: FileHeader, position: int, size: int
 ) -> tuple[Block | None, memoryview]:
-    """(block with a good table, all its bytes) at `position`, or (None, nothing)."""
+    """Return (block with a good table, all its bytes) at `position`, or (None, empty)."""
     head, _ = read_around(file, BLOCK_HEADER_BYTES, position)
     table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + position)
     if not table_end or table_end > size - position:
         return None, memoryview(b"")
     length = int.from_bytes(head[32:36], "little")
-    # What cannot be read fails its check like what is damaged.
+    # Unreadable bytes fail their check like damaged ones.
     data, _ = read_around(file, min(length, size - position), position)
     block = decode_block(data, position)
     return block, memoryview(data)
 
 
 def bad_frames(block: Block, data: memoryview) -> frozenset[int]:
-    """Places in the table of the records whose frames do not match."""
+    """Return the positions in the table of the records whose frames do not match."""
     bad: set[int] = set()
     at = BLOCK_HEADER_BYTES + len(block.table)
     for n in range(0, len(block.table), RECORD_BYTES):
@@ -73,7 +73,8 @@ def bad_frames(block: Block, data: memoryview) -> frozenset[int]:
 def next_block(
     file: File, header: FileHeader, start: int, stop: int, size: int
 ) -> tuple[int, Block] | None:
-    """(position, block) of the first with a good table in [start, stop), by the file's salt."""
+    """Return (position, block) of the first block with a good table in [start, stop), found by the
+    file's salt."""
     salt = header.salt.to_bytes(8, "little")
     for window in range(start, stop, _SCAN_BYTES):
         data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)
@@ -89,9 +90,11 @@ def next_block(
 
 
 def durable_mark(fs: FileSystem, path: str, known: int) -> int:
-    """The largest durable LSN in any good block of the file, wherever it begins, or `known`.
-    What an earlier use of the file has left says less than the journal itself, and what the
-    medium cannot give says nothing: it is perhaps a place nobody ever wrote to."""
+    """Return the largest durable LSN in any good block of the file, or `known` if that is larger.
+
+    Blocks left from an earlier use of the file have smaller ones than the journal itself.
+    Unreadable places are ignored: they may never have been written to.
+    """
     file = fs.open(path)
     try:
         size = file.size()

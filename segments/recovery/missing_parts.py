@@ -1,11 +1,11 @@
-"""What is there when a data directory is opened, and what must be there and is not.
+"""Detection of missing files when a data directory is opened.
 
-A directory is *new* when it is empty, *begun* while its first start makes the rest, and *whole*
-from then on. Its identity says which of the last two. What is missing in a whole one was there
-once: it was moved, removed, or lies on a disk that is not mounted. To go on without it would make
-the loss final. So it is an error, and nothing on disk is changed. `README.md` has the table.
+A directory is *new* when it is empty, *begun* while its first start creates the rest, and *whole*
+from then on. Its identity distinguishes the last two. A file missing in a whole directory existed
+once: it was moved or removed, or is on a disk that is not mounted. Continuing without it would make
+the loss permanent, so it is an error, and nothing on disk is changed. `README.md` has the table.
 
-Must not know: what the files say, but for the identity.
+Does not depend on the contents of files other than the identity.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from segments.io.fs import FileSystem
 from segments.recovery.replay import Replay
 
 _NAMES_MAX = 8
-"""So many names are given of those that are found instead."""
+"""Maximum number of other names listed in an error."""
 
 
 def find_identity(fs: FileSystem, directory: str, *, may_be_new: bool) -> Identity | None:
-    """Whose directory this is; None: it is new. Raises DataMissing, CorruptRecord, and
-    UnknownFormat, first of all: what a later version wrote there is not damage."""
+    """Return the directory's identity; None if it is new.
+
+    Raises DataMissing, CorruptRecord, and UnknownFormat, which is checked first: data of a later
+    version is not damage.
+    """
     read_form(fs, directory)
     identity = read_identity(fs, directory)
     if identity is None:
@@ -42,7 +45,7 @@ def find_identity(fs: FileSystem, directory: str, *, may_be_new: bool) -> Identi
 
 
 def _check_new(fs: FileSystem, directory: str, *, may_be_new: bool) -> None:
-    """Raises DataMissing."""
+    """Check that a directory without identity is new. Raises DataMissing."""
     there = fs.list(directory) if fs.exists(directory) else []
     names = [name for name in there if name not in FIRST and not says_nothing(name)]
     if names:
@@ -55,7 +58,7 @@ def _check_new(fs: FileSystem, directory: str, *, may_be_new: bool) -> None:
 
 
 def check_logs(fs: FileSystem, directory: str, replay: Replay) -> None:
-    """Every log that has segments has a directory for them. Raises DataMissing."""
+    """Check that every log with segments has a directory for them. Raises DataMissing."""
     there = set(fs.list(f"{directory}/logs"))
     for log_id, log in replay.logs.items():
         if not (log.is_void or log.lost) and f"{log_id:08x}" not in there:
@@ -66,6 +69,6 @@ def check_logs(fs: FileSystem, directory: str, replay: Replay) -> None:
 
 
 def strays_of(fs: FileSystem, directory: str) -> list[str]:
-    """Names beside those of the store that are not its own."""
+    """Return the paths in the directory that are not the store's."""
     names = fs.list(directory)
     return [f"{directory}/{name}" for name in names if name not in ROOT and not says_nothing(name)]

@@ -1,12 +1,12 @@
-"""Opening a data directory: logs as they were, from identity, segments, journal and meta.
+"""Opening of a data directory: restores its logs from identity, segments, journal and meta.
 
-Replay says what each log should be. Then its segments are looked at: files of a reset or of an
-unfinished flush are noted as stale, the last Idx gives the place of the next frame, and a binary
-search over Idx finds the terms. The entries that only the journal holds are read back into the
-tail. A log whose segments do not hold what the journal says they do is lost, like one whose journal
-records are missing: it is opened empty behind what was acknowledged, and never used again.
+Replay gives the state that each log should have. Then its segments are examined: files of a reset
+or of an unfinished flush are noted as stale, the last Idx gives the position of the next frame, and
+a binary search over Idx finds the terms. Entries that only the journal holds are read back into the
+tail. A log whose segments lack entries that the journal expects there is lost, like one whose
+journal records are missing: it is opened empty after everything acknowledged, and never used again.
 
-Must not know: how the store goes on from here.
+Does not depend on how the store continues from here.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ from segments.recovery.tail import JournalReader, journal_entries, live_sequence
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found. `newly_lost` are log ids not known as lost before; `carried` is what the
-    first block of the next journal file repeats. What is stale no longer counts; it
-    goes once that block is durable, because that may be the only proof."""
+    """Result of the recovery.
+
+    `newly_lost` are log ids not known as lost before. `carried` is repeated in the first block of
+    the next journal file. Stale files no longer count; they are removed once that block is durable,
+    because they may be the only proof until then.
+    """
 
     carried: Batch
     identity: Identity
@@ -56,9 +59,9 @@ class Recovered:
     stale_files: list[str] = field(default_factory=list)
     stale_directories: list[str] = field(default_factory=list)
     form: int = 1
-    """Of the directory: what asks for a higher one is not written."""
+    """Form of the directory; data that requires a higher one is not written."""
     strays: list[str] = field(default_factory=list)
-    """Files among those of the store that are not its own."""
+    """Paths among the store's files that are not its own."""
 
 
 def recover(
@@ -71,8 +74,8 @@ def recover(
     index_entries: int,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Read everything back, as the journal says it should be. Blocks. Writes nothing but indexes
-    that must be rebuilt."""
+    """Read everything back, as the journal describes it. Blocks. Writes only indexes that must be
+    rebuilt."""
     journal_directory = f"{directory}/journal"
     found = Recovered(_carry(replay), identity, meta, cache, replay=replay)
     carried_from = replay.carried_from
@@ -92,7 +95,8 @@ def recover(
                 if not flush_damaged(files, replayed, segments, reader, meta.applied(log_id)):
                     raise
                 log = _open_log(*opened)
-                # Or the file goes that has these entries, and only marks say why it could.
+                # Otherwise the file with these entries is released, and only marks record the
+                # reason.
                 log.touch(found.carried)
                 log.stage_state(found.carried, FLUSHED, 0, log.flushed_index, log.flushed_offset)
         except (StorageError, FileNotFoundError):
@@ -101,7 +105,7 @@ def recover(
         meta.expect(log_id, replayed.applied)
         log.is_lost = log.is_lost or replayed.lost
         if log.applied > log.last:
-            log.is_lost = True  # only what was durable here is ever applied
+            log.is_lost = True  # only entries that were durable here are ever applied
         elif log.applied > log.hard.commit:
             log.hard.commit = log.applied
         if log.is_lost and not known.lost:
@@ -115,13 +119,14 @@ def recover(
 
 
 def _settle_meta(log: DiskLog, meta: Meta) -> None:
-    """What the log has in meta, now that all of it was read. A damaged checkpoint covers nothing:
-    who trimmed behind it, or let go of an installed state, would have nothing to begin with."""
+    """Set the log's applied state, now that all of meta was read. A damaged checkpoint covers
+    nothing: after a trim up to it, or without the installed state, there would be no state to start
+    from."""
     if log.id in meta.outdated:
         log.applied = NO_INDEX
         log.is_meta_lost = True
     install = log.install
-    # Entries behind the reset are trimmed only once a checkpoint covers its state.
+    # Entries after the reset are trimmed only once a checkpoint covers its state.
     if install and (meta.covers(log.id, install) or log.first > install.first_index):
         log.note_covered()
 
@@ -135,9 +140,9 @@ def _open_log(
     journal: JournalReader,
     carried_from: tuple[int, int],
 ) -> DiskLog:
-    """A log from its segments up to the durable end and its journal entries behind it.
+    """Open a log from its segments up to the durable end and its journal entries after it.
 
-    Raises StorageError, FileNotFoundError.
+    Raises StorageError or FileNotFoundError.
     """
     end = replayed.flushed_index + 1
     # A prefix trimmed beyond the durable end is read back first and trimmed then.
@@ -169,7 +174,7 @@ def _open_log(
         if trimmed_ahead:
             log.trim(replayed.first_index)
     except BaseException:
-        # Another one takes the log's place, and would leave these counted for ever.
+        # The log is opened again in another way, and these would be counted for ever.
         cache.unflushed -= log.unflushed
         cache.release(log.tail)
         raise
@@ -180,7 +185,7 @@ def _open_log(
 def _read_tail(
     log: DiskLog, replayed: ReplayedLog, journal: JournalReader, carried_from: tuple[int, int]
 ) -> None:
-    """What only the journal has: entries, and an installed state. Raises StorageError,
+    """Read back entries, and an installed state, that only the journal has. Raises StorageError or
     FileNotFoundError."""
     for entries in journal_entries(log.files, replayed, journal):
         log.stage(entries, Batch(0))
@@ -199,7 +204,7 @@ def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
     hard.term, hard.vote = replayed.term, replayed.vote
     last_term = log.terms.term(log.last)
     if last_term > hard.term:
-        # Entries of a term reached the disk in a block before that with the term. This replica
+        # Entries of a term reached the disk in a block before the one with the term. This replica
         # had not voted in it: a vote is durable before it is sent.
         hard.term, hard.vote = last_term, NodeId(0)
     # A commit index may have been written in a block before that of its entries.
@@ -210,7 +215,7 @@ def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
 def _open_lost(
     files: LogFiles, replica_number: ReplicaNumber, cache: TailCache, replayed: ReplayedLog
 ) -> DiskLog:
-    """Something to report about: no entries, its hard state, and the mark that it is lost."""
+    """Open a lost log so that it can be reported: no entries, its hard state, marked as lost."""
     log = DiskLog(
         files, replica_number, cache, first_index=replayed.last_index + 1, prev_term=NO_TERM,
         next_offset=replayed.flushed_offset,
@@ -223,9 +228,9 @@ def _open_lost(
 
 
 def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[SegmentInfo]:
-    """The segments that hold entries up to the durable end; others are noted as stale.
+    """Return the segments that hold entries up to the durable end; note others as stale.
 
-    Raises CorruptRecord when there are none or they do not follow each other.
+    Raises CorruptRecord if there are none or they do not follow each other.
     """
     if replayed.is_void:
         if files.fs.exists(files.directory):
@@ -252,7 +257,7 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
 
 
 def _carry(replay: Replay) -> Batch:
-    """The blocks that nothing proves durable, as one batch."""
+    """Return the blocks that are not proved durable as one batch."""
     batch = Batch(0)
     for block in replay.carried:
         batch.records += [
@@ -265,7 +270,8 @@ def _carry(replay: Replay) -> Batch:
 
 
 def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
-    """Which journal files hold the entries after the durable end; CARRIED for the next file."""
+    """Return the journal files that hold the entries after the durable end; CARRIED stands for the
+    next file."""
     runs: list[Run] = []
     for index in indexes(replayed.flushed_index + 1, replayed.last_index + 1):
         ref = replayed.frames.get(index)

@@ -1,9 +1,9 @@
-"""Files of deleted logs: moved aside first, then removed.
+"""Removal of deleted logs' files: they are moved aside first, then removed.
 
-A log is deleted by its absence from the identity. Files that are still there then, because a
-process died between the two, are orphans. The next start finds and removes them.
+A log is deleted by its absence from the identity. Files that still exist then, because a process
+died between the two, are orphans. The next start finds and removes them.
 
-Must not know: what the files hold.
+Does not depend on the contents of files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from segments.meta.file import Meta
 from segments.recovery.replay import Replay
 
 REMOVED_LOGS = 128
-"""At once: others wait for it."""
+"""Maximum number of logs per job, because other jobs wait for it."""
 
 
 class Deletions:
-    """Logs that were deleted, until nothing of them is left. Their files wait for the identity, so
-    that a crash in between resurrects nothing. Other removals need not wait for it, and may make
-    room for it."""
+    """Deleted logs whose data is not fully removed. Their files wait until the identity no longer
+    lists them, so that a crash in between resurrects nothing. Other removals do not wait for that,
+    and may free space for it."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Deletions:
         """Invariant: a removal is in the queue as long as there are any."""
 
     def begin(self, log_id: LogId) -> None:
-        """The log is deleted."""
+        """Begin the removal of a deleted log."""
         self._waiting.append(log_id)
 
     def listed(self) -> None:
-        """The identity was written."""
+        """React to a written identity."""
         is_listed = self._registry.is_listed
         unlisted = [log_id for log_id in self._waiting if not is_listed(log_id)]
         if unlisted:
@@ -69,7 +69,7 @@ class Deletions:
         self._removals.add(Removal(0, self._job))
 
     def _job(self) -> Job:
-        """What a thread does for those deleted first: many share their syncs."""
+        """Return the job for the logs deleted first; many logs share its syncs."""
         log_ids, self._unlisted = self._unlisted[:REMOVED_LOGS], self._unlisted[REMOVED_LOGS:]
         if self._unlisted:
             self._add_removal()
@@ -87,9 +87,12 @@ class Deletions:
 
 
 class RemoveLogs:
-    """Moves the files of logs out of the way, durably, then removes them, so many at each call;
-    True as long as there are more. To be called again also when a full disk refused it: what has
-    been moved goes first then, and makes room. Blocks. `pulse` counts what it gets done."""
+    """Moves the files of logs out of the way, durably, then removes them, a limited number per
+    call; returns True while more are left. Blocks.
+
+    May also be called again after a full disk refused it: files that were moved are removed first,
+    and free space. `pulse` counts its progress.
+    """
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class RemoveLogs:
         self._files_max = files_max
         self._moved = {log_id: f"{directory}/deleted/{log_id:08x}" for log_id in log_ids}
         self._names: tuple[str, list[str]] = ("", [])
-        """The directory that is being emptied, and the files left in it."""
+        """Directory being emptied, and the files left in it."""
 
     def __call__(self) -> bool:
         fs, left = self._fs, self._files_max
@@ -124,8 +127,8 @@ class RemoveLogs:
         return not self._remove_moved(moved, left)
 
     def _remove_moved(self, moved: Sequence[str], left: int) -> int:
-        """How many more files may go at this call. First their new names are made durable: half a
-        log must not come back under its old one."""
+        """Remove moved directories; return how many more files this call may remove. Their new
+        names are made durable first: half a log must not come back under its old name."""
         if not moved:
             return left
         _sync_moves(self._fs, self._directory)
@@ -138,7 +141,7 @@ class RemoveLogs:
         return left
 
     def _empty(self, aside: str, left: int) -> int:
-        """Remove files, all but the last ones that may go: the directory goes with those."""
+        """Remove up to `left` files; the last ones go together with the directory."""
         fs = self._fs
         if self._names[0] != aside:
             self._names = aside, [n for n in fs.list(aside) if not fs.is_directory(f"{aside}/{n}")]
@@ -152,7 +155,7 @@ class RemoveLogs:
 
 
 def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[LogId]) -> None:
-    """All of it at once, as a start does."""
+    """Remove everything at once, as a start does."""
     while RemoveLogs(fs, directory, log_ids, Pulse())():
         pass
 
@@ -163,11 +166,12 @@ def _sync_moves(fs: FileSystem, directory: str) -> None:
 
 
 def remove_orphans(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
-    """Finish deletions that a crash cut short, those first that have begun. Paths of what is not
-    ours: it is let be. A log of ours had an id that was given out."""
+    """Finish deletions that a crash cut short, those already moved first. Return the paths of
+    foreign files, which are left alone. A directory is one of ours only if its log id was ever
+    assigned."""
     deleted, logs = f"{directory}/deleted", f"{directory}/logs"
     moved, others = _logs_in(fs, deleted, identity)
-    # Only what was moved: a log that was reset has one there, and one in which it lives on.
+    # Only moved directories: a log that was reset has one here, and another that is in use.
     if moved:
         _sync_moves(fs, directory)
     for log_id in moved:
@@ -194,9 +198,9 @@ def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[LogI
 
 
 def forget_orphans(meta: Meta, identity: Identity) -> None:
-    """Finish what a crash left to do in the meta, by what is there: of all ids that were ever given
-    out there may be millions. It can wait: for room, and for who finds the
-    damage and makes a new file."""
+    """Finish in the meta what a crash left to do. Looks at the stored ids, because the assigned
+    ones may be millions. If it is refused for lack of space, or meta is damaged, it is left to a
+    later start."""
     known, end = identity.logs, identity.next_log_id
     try:
         meta.forget([n for n in meta.stored() if n not in known and n < end])
@@ -208,8 +212,8 @@ def forget_orphans(meta: Meta, identity: Identity) -> None:
 
 
 def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:
-    """Remove what recovery found not to count, durably: a file that came back could pass for one
-    that counts. Newest first, so that a crash leaves no gap before what is left."""
+    """Remove files that recovery found not to count, durably: one that came back could be mistaken
+    for one that counts. Newest first, so that a crash leaves no gap before the rest."""
     for path in sorted(files, reverse=True):
         if fs.exists(path):
             fs.unlink(path)
@@ -220,8 +224,8 @@ def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str
 
 
 def mend_headers(fs: FileSystem, replay: Replay) -> None:
-    """Write the headers anew of which a page is damaged, those of the files that count: the next
-    damage would be one too many. Where that cannot be done, they stay as they are."""
+    """Rewrite the headers of live files of which one page is damaged: another damaged page could
+    not be corrected. If that fails, they stay as they are."""
     live = {path for _, path in replay.live}
     for path in sorted(replay.headers.keys() & live):
         with contextlib.suppress(OSError):

@@ -1,16 +1,16 @@
-"""What a start reads beside segments, read while the store runs: damage is found as long as memory
-still has what was there.
+"""Checks, while the store runs, of data other than segments that a start reads: damage is found
+while memory still has the contents.
 
-Once an hour the scrubber has all of it looked at, a step at a time: both copies of identity and
-format, each block of the journal, each page of the meta's file. What is damaged is written anew
-from memory: the identity, the format; what the journal files up to the damaged one are needed for,
-so that they go; the logs in the meta, as far as they can be read. Until that is done a start would
-meet the damage.
+Once an hour the scrubber has all of it checked, a step at a time: both copies of identity and
+format, each block of the journal, each page of the meta's file. Damaged parts are written again
+from memory: the identity; the format; the data that needs journal files up to the damaged one, so
+that these can be released; the logs in the meta, as far as they can be read. Until that is done, a
+start would meet the damage.
 
-Of the meta's file it is found out what the medium cannot give. What changes in it is known when it
-is read: each value has a checksum. Pages that the process has mapped stay in memory.
+For the meta's file, only unreadable places are detected. Changed bytes are detected when they are
+read, because each value has a checksum. Pages that the process has mapped stay in memory.
 
-Must not know: logs, the loop.
+Does not depend on logs or the loop.
 """
 
 from __future__ import annotations
@@ -38,22 +38,26 @@ STEP_BYTES = 1 << 20
 
 
 class PartsOwner(Protocol):
-    """What is asked of the store, and told."""
+    """Methods that the checks require of the store."""
 
     def journal_files(self) -> Sequence[tuple[int, str, int]]:
-        """(sequence, path, LSN up to which it counts) of each journal file that a start needs."""
+        """Return (sequence, path, LSN up to which it counts) of each journal file that a start
+        needs."""
 
     def journal_damaged(self, sequence: int) -> bool:
-        """False: that file has gone meanwhile, or is another one by now."""
+        """React to a damaged journal file. Return False if it was released or reused meanwhile."""
 
     def identity_damaged(self) -> None: ...
     def meta_damaged(self) -> None: ...
 
 
 class Look(Protocol):
-    """At one part. `step` is for the pool: it reads on, and returns how many bytes. Raises
-    OSError, and is called again then. `tell` is for the loop, once a step found damage; False: it
-    is none."""
+    """Check of one part.
+
+    `step` runs in the pool: it reads on, and returns the number of bytes. If it raises OSError, it
+    is called again. `tell` runs on the loop after a step found damage; it returns False if the
+    damage does not count.
+    """
 
     is_done: bool
     is_damaged: bool
@@ -63,12 +67,12 @@ class Look(Protocol):
 
 
 class Parts:
-    """One round after another, as the scrubber begins them."""
+    """Rounds of checks, begun by the scrubber."""
 
     def __init__(
         self, fs: FileSystem, directory: str, form: int, meta: Meta, owner: PartsOwner
     ) -> None:
-        """`form`: of the directory, as the note of it says, if there is one."""
+        """`form`: form of the directory, according to its note if there is one."""
         self._fs = fs
         self._directory = directory
         self._form = form
@@ -76,10 +80,10 @@ class Parts:
         self._owner = owner
         self._looks: deque[Look] = deque()
         self.damaged = 0
-        """Parts that were found damaged."""
+        """Number of parts found damaged."""
 
     def begin(self) -> None:
-        """Look at all of them once more, also at what is still to be looked at."""
+        """Begin a new round of all parts; unfinished checks start again."""
         fs, directory, owner = self._fs, self._directory, self._owner
         self._looks = deque(
             [
@@ -91,11 +95,11 @@ class Parts:
         )
 
     def next(self) -> Look | None:
-        """What to look at next; None: the round has ended."""
+        """Return the next check; None if the round has ended."""
         return self._looks[0] if self._looks else None
 
     def stepped(self) -> None:
-        """A step of that one has ended."""
+        """Note the end of a step of the current check."""
         look = self._looks[0]
         if look.is_damaged:
             self.damaged += look.tell()
@@ -103,12 +107,12 @@ class Parts:
             self._looks.popleft()
 
     def refused(self) -> None:
-        """A full disk refused a step of that one: it comes behind the others."""
+        """Move the current check, whose step a full disk refused, behind the others."""
         self._looks.rotate(-1)
 
 
 class IdentityLook:
-    """At both halves of the identity."""
+    """Check of both halves of the identity."""
 
     def __init__(self, fs: FileSystem, directory: str, owner: PartsOwner) -> None:
         self.is_done = self.is_damaged = False
@@ -134,7 +138,7 @@ class IdentityLook:
 
 
 class FormatLook:
-    """At both copies of the format, which is written nowhere else while the store is open."""
+    """Check of both copies of the format, which nothing else writes while the store is open."""
 
     def __init__(self, fs: FileSystem, directory: str, form: int) -> None:
         self.is_done = self.is_damaged = False
@@ -158,11 +162,11 @@ class FormatLook:
         return count
 
     def tell(self) -> bool:
-        return True  # it is whole again
+        return True  # it has been repaired
 
 
 class MetaLook:
-    """At what the medium gives of the meta's file."""
+    """Check that the medium can read the meta's file."""
 
     def __init__(self, meta: Meta, owner: PartsOwner) -> None:
         self.is_done = self.is_damaged = False
@@ -188,7 +192,7 @@ class MetaLook:
 
 
 class JournalLook:
-    """At a journal file: its header with the parity, and each block up to where it counts."""
+    """Check of a journal file: its header with the parity, and each block that counts."""
 
     def __init__(
         self, fs: FileSystem, sequence: int, path: str, end_lsn: int, owner: PartsOwner
@@ -209,13 +213,13 @@ class JournalLook:
             with _unreadable_is_damaged():
                 file = self._fs.open(self._path)
         except (FileNotFoundError, CorruptRecord):
-            self.is_damaged = True  # unless nothing needs it any more
+            self.is_damaged = True  # unless it is no longer needed
             return 0
         with contextlib.closing(file):
             begin = self._position
             try:
                 header = self._header or self._read_header(file)
-                file.uncache(0, self._position)  # all behind it: the last block may be long
+                file.uncache(0, self._position)  # to the end: the last block may be long
                 while self._position < begin + STEP_BYTES and not self._is_at_end(header):
                     self._read_block(file, header)
             except CorruptRecord:
@@ -228,7 +232,7 @@ class JournalLook:
         return header.start_lsn + self._position >= self._end_lsn
 
     def _read_header(self, file: File) -> FileHeader:
-        """Raises CorruptRecord."""
+        """Read and check the header. Raises CorruptRecord."""
         file.uncache()
         head = read_whole(file, FILE_HEADER_BYTES, 0)
         data = read_whole(file, min(first_block_at(head), file.size()), 0)
@@ -239,7 +243,7 @@ class JournalLook:
         return header
 
     def _read_block(self, file: File, header: FileHeader) -> None:
-        """Raises CorruptRecord."""
+        """Check the next block. Raises CorruptRecord."""
         block, data = read_block(file, header, self._position, file.size())
         if block is None or block.chain != self._chain or bad_frames(block, data):
             raise CorruptRecord("journal block", header.start_lsn + self._position)
@@ -252,7 +256,7 @@ class JournalLook:
 
 @contextlib.contextmanager
 def _unreadable_is_damaged() -> Iterator[None]:
-    """The medium may be unable to give a file at all. Raises CorruptRecord then."""
+    """Raise CorruptRecord instead of the OSError of an unreadable file."""
     try:
         yield
     except OSError as error:
@@ -262,7 +266,7 @@ def _unreadable_is_damaged() -> Iterator[None]:
 
 
 def _uncache(fs: FileSystem, path: str) -> int:
-    """Have the file read from the medium next; its size."""
+    """Drop the file from the page cache, so that it is read from the medium; return its size."""
     with contextlib.suppress(FileNotFoundError), contextlib.closing(fs.open(path)) as file:
         file.uncache()
         return file.size()

@@ -1,10 +1,10 @@
-"""Entries that the journal says are in segments, ahead of what is flushed, as a start finds them.
+"""Recovery of placed entries, which the journal locates in segments ahead of the flushed part.
 
-Each is looked for where the journal says, by its CRC. What nothing proves durable is written again
-before the journal goes on. A damaged one that was committed becomes a damaged range of its segment;
-one that was not is lost, as a damaged frame in the journal is.
+Each is looked for at its recorded position, by its CRC. Those not proved durable are written again
+before the journal continues. A damaged one that was committed becomes a damaged range of its
+segment; one that was not is lost, like a damaged frame in the journal.
 
-Must not know: how the journal is read.
+Does not depend on how the journal is read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from segments.recovery.tail import CARRIED, JournalReader, live_sequence, placed
 
 
 def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
-    """Where the entries behind the durable end lie that have a place: those that were placed, and
-    what lies before them and went along. Raises CorruptRecord when that does not fit together."""
+    """Return the placement of the entries after the durable end: those that were placed, and those
+    before them that went along. Raises CorruptRecord if their positions are inconsistent."""
     cursor, flushed = log.cursor, log.flushed_index
     placement = Placement(flushed, flushed, cursor.segment, cursor.position)
     last = last_placed(replayed)
@@ -52,7 +52,7 @@ def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
 
 
 def last_placed(replayed: ReplayedLog) -> Index:
-    """The last entry behind the durable end that is placed; 0: none is."""
+    """Return the last placed entry after the durable end; 0 if there is none."""
     frames, last = replayed.frames, replayed.last_index
     return max(
         (n for n in frames if replayed.flushed_index < n <= last and frames[n].placed),
@@ -61,7 +61,8 @@ def last_placed(replayed: ReplayedLog) -> Index:
 
 
 def placed_segments(replayed: ReplayedLog) -> set[int]:
-    """The segments that hold placed entries behind the durable end, or what went along."""
+    """Return the segments that hold placed entries after the durable end, or entries that went
+    along."""
     flushed, last = replayed.flushed_index, last_placed(replayed)
     found = {n for index, n in replayed.begun.items() if flushed < index <= last}
     for index in indexes(flushed + 1, last + 1):
@@ -72,8 +73,8 @@ def placed_segments(replayed: ReplayedLog) -> set[int]:
 
 
 def is_unproved(log: DiskLog, replayed: ReplayedLog, carried_from: tuple[int, int]) -> bool:
-    """Whether nothing proves that all that has a place is durable: it may have been read from the
-    page cache only."""
+    """Return True if some placed entry is not proved durable: it may have been read from the page
+    cache only."""
     return any(
         live_sequence(ref, carried_from) == CARRIED
         for n in indexes(log.flushed_index + 1, log.placement.index + 1)
@@ -82,7 +83,7 @@ def is_unproved(log: DiskLog, replayed: ReplayedLog, carried_from: tuple[int, in
 
 
 def write_again(log: DiskLog) -> None:
-    """Make durable what has a place: before the block that tells of it is repeated."""
+    """Make placed entries durable, before the block that refers to them is repeated."""
     files, placement = log.files, log.placement
     begins = [log.flushed_index + 1, *(info.first_index for info in placement.begun)]
     ends = [*begins[1:], placement.index + 1]
@@ -114,10 +115,12 @@ def flush_damaged(
     journal: JournalReader,
     applied: Index,
 ) -> bool:
-    """Let the entries up to the last damaged one that was placed count as flushed, if it was
-    committed: their Idx are written, and it can be repaired like any other. False: none is damaged,
-    or one is that may have been acknowledged and can be had from nobody. Blocks. Raises OSError,
-    StorageError."""
+    """Count the entries up to the last damaged placed one as flushed, if it was committed: their
+    Idx are written, and it can be repaired like any other damaged entry.
+
+    Return False if none is damaged, or if a damaged one may have been acknowledged but is not known
+    to be committed, so that no copy can be expected. Blocks. Raises OSError or StorageError.
+    """
     if not replayed.is_whole:
         return False
     last = _last_damaged(files, replayed)
@@ -158,7 +161,7 @@ def flush_damaged(
 
 
 def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> Index:
-    """The last placed entry behind the durable end that cannot be read; 0: all can."""
+    """Return the last placed entry after the durable end that cannot be read; 0 if all can."""
     last = NO_INDEX
     for index in indexes(replayed.flushed_index + 1, last_placed(replayed) + 1):
         ref = replayed.frames[index]
@@ -172,7 +175,8 @@ def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> Index:
 
 
 def cursor_of(files: LogFiles, last: Index, numbers: set[int]) -> Cursor:
-    """Where the frame after entry `last` goes. Raises IndexDamaged when that cannot be right."""
+    """Return the position of the frame after entry `last`. Raises IndexDamaged if its Idx is
+    implausible."""
     idx = files.idx(last)
     if idx.segment not in numbers:
         raise IndexDamaged("index names no segment", last, actual=idx.segment)

@@ -1,43 +1,44 @@
-"""Reading the journal back: which files count, which blocks, and what they say of each log.
+"""Journal replay: which files count, which blocks, and the resulting state of each log.
 
-Files are chained by the sequence of the one before; replay begins with the oldest that the chain
-reaches. Blocks are read in order. Where one does not match, the rest of the file is searched for a
-block that does: there is one only if the damaged one had been durable (the *durable mark* is the
-largest durable LSN in any good block, also behind a damaged one, and each file's start LSN).
-Without one, the tail is torn and cut. With one, something acknowledged may be lost:
+Files are chained: each names the sequence of the one before. Replay begins with the oldest file
+that the chain reaches, and reads blocks in order. At a block that does not match, the rest of the
+file is searched for one that does: there is one only if the damaged block had been durable. (The
+*durable mark* is the largest durable LSN in any good block, including those after a damaged one,
+and each file's start LSN.) If there is none, the tail is torn and is cut. If there is one,
+acknowledged data may be lost:
 
-* the table is good, a frame is not: the log of that frame lost it;
-* the table is not good: every log is suspect until a later record of it shows, by its sequence,
+* if the table is good and a frame is not, the log of that frame lost it;
+* if the table is not good, every log is suspect until a later record of it shows, by its sequence,
   that it lost nothing.
 
-A flip inside the last block, behind which nothing is, cannot be told from a tear; idle and closing
-blocks keep the last one young.
+A bit flip in the last block, with nothing after it, is indistinguishable from a torn write; idle
+and closing blocks keep the last block young.
 
-What is read may be in the page cache only: the process died while it wrote, or its sync failed. So
-the journal goes on at the durable mark, and the blocks behind it are *carried*: written again, as
-they are, in the next file's first block before the store opens. A file whose own header lies behind
-the mark is left out of the chain altogether; so is one whose first block never arrived: what it was
-to carry is still in the file before. But its header proves what lies before it, as a durable mark
-does: it was written when that was on disk.
+Data that is read may be in the page cache only, because the process died while writing or its sync
+failed. So the journal continues at the durable mark, and the blocks after it are *carried*: written
+again unchanged in the next file's first block before the store opens. A file whose own header lies
+after the mark is left out of the chain; so is one whose first block never arrived: its carried
+blocks are still in the file before. But its header proves everything before it, as a durable mark
+does, because it was written when that was on disk.
 
-A header of which one page is damaged, or cannot be read, follows from its parity (`block`); it
-counts as if it were whole. One that never arrived does so too when all of it but a page did.
+A header with one damaged or unreadable page is reconstructed from its parity (`block`), and counts
+as whole. So is a header that was never completely written, if all of it but a page was.
 
 A newer file without a header of its own was never used, or its first write was cut, or the header
-is damaged. All that was ever written to the directory had its durable mark on disk before: only in
-the last case is there a block whose mark lies behind the end of the chain. Then every log is
+is damaged. Everything ever written to the directory had its durable mark on disk before, so only in
+the last case there is a block whose mark lies after the end of the chain. Then every log is
 suspect.
 
-A block says whose directory it was written to. A file of another one, put there by mistake, has log
-ids that mean other logs, or other replicas of the same groups with votes of their own, and may have
-taken the place of a file of ours. So it is an error, before anything is changed.
+A block names the directory it was written to. A file of another directory, put there by mistake,
+has log ids that mean other logs, or other replicas of the same groups with votes of their own, and
+may have replaced a file of this one. So it is an error, raised before anything is changed.
 
-A block may say that frames lie in segments (PLACED). It was durable only when they were, so behind
-it nothing was written before. The last block of all is therefore torn, too, when such a frame is
-not there. Those of other blocks are looked for when they are needed: a later block may say that
-they were cut off, and others have their place.
+A block may say that frames are in segments (PLACED). It was durable only when they were, so nothing
+was written after it before that. Therefore the last block is torn, too, if such a frame is missing.
+Those of other blocks are looked for when they are needed: a later block may have truncated them,
+and other frames may have taken their positions.
 
-Must not know: caches. It collects references to frames, not frames.
+Does not depend on caches. Collects references to frames, not frames.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ from segments.recovery.journal_blocks import (
 from segments.recovery.replayed_log import FrameRef, ReplayedLog
 
 _FILE_BYTES_MIN = 3 * PAGE_BYTES
-"""A header, its parity and a block: no file is made shorter."""
+"""Minimum size of a file: a header, its parity and a block."""
 _HEADER_BYTES_MAX = 256 << 20
 _REACH_BYTES = 64 << 10
 
@@ -116,16 +117,16 @@ class _FoundFile:
     header: FileHeader | None
     size: int
     is_blank: bool
-    """Its header is that of an earlier use, or zeros."""
+    """True if the header is that of an earlier use, or zeros."""
     proves: int = 0
-    """LSN up to which the journal was durable when its header was written."""
+    """LSN up to which the journal was durable when the header was written."""
     is_recycled: bool = False
-    """Its header is that of an earlier use."""
+    """True if the header is that of an earlier use."""
 
 
 @dataclass(slots=True)
 class Carried:
-    """A good block that nothing proves durable: its table and its frames."""
+    """A good block that is not proved durable: its table and its frames."""
 
     lsn: int
     chain: int
@@ -135,7 +136,8 @@ class Carried:
 
 @dataclass(slots=True)
 class Replay:
-    """The outcome: logs by id, where the journal goes on, and its files."""
+    """Result of the replay: logs by id, the position at which the journal continues, and its
+    files."""
 
     logs: dict[LogId, ReplayedLog] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position(0, 0, 1, 0))
@@ -144,28 +146,28 @@ class Replay:
     spare: list[tuple[int, str]] = field(default_factory=list)
     scrap: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    """What lies among the files and is not ours."""
+    """Paths among the journal's files that are not the store's."""
     headers: dict[str, bytes] = field(default_factory=dict)
-    """What the header of a file should be that is not on disk as it was written, by path."""
+    """Correct header, by path, of each file whose header on disk differs from it."""
     begins: dict[int, int] = field(default_factory=dict)
-    """LSN up to which the file before counts, by the sequence of each in `live`."""
+    """LSN up to which the file before counts, by the sequence of each file in `live`."""
     carried_from: tuple[int, int] = (0, 0)
     """(journal file, position) from which blocks are carried."""
     unproved: tuple[str, int, int] = ("", 0, 0)
-    """(path, start, end) of what is carried, with the header if that is not proved either."""
+    """(path, start, end) of carried data, including the header if that is not proved either."""
     end_lsn: int = 0
-    """Behind the last block that was found good. All that was ever known durable lies before."""
+    """LSN after the last good block. Everything ever known durable lies before it."""
     blocks: int = 0
     torn_bytes: int = 0
     damaged_blocks: int = 0
 
 
 Progress = Callable[[str, int, int], None]
-"""What is being read, and how many of how many are done."""
+"""Callback for progress: what is being read, number done, total number."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def replay_journal(
@@ -176,10 +178,12 @@ def replay_journal(
     *,
     missing_is_lost: bool = False,
 ) -> Replay:
-    """Read the whole journal of `directory`. Blocks; changes nothing on disk. Raises DataMissing
-    when files are not there that have been, ForeignFile for one of another directory. With
-    `missing_is_lost` the logs that needed what is missing are lost instead, and a foreign file is
-    left out: for one who reads a copy and will not write to it."""
+    """Read the whole journal of `directory`. Blocks; changes nothing on disk.
+
+    Raises DataMissing if files that existed are missing, and ForeignFile for a file of another
+    directory. With `missing_is_lost`, logs that need a missing file are marked lost instead, and a
+    foreign file is ignored: for reading a copy that will not be written to.
+    """
     return _Replayer(fs, directory, identity, progress, missing_is_lost).run()
 
 
@@ -202,9 +206,10 @@ class _Replayer:
         self._log_ids_end = identity.next_log_id
         self._newest = 0
         self._proved_lsn = 0
-        """The journal was durable up to there, says the header of a file that does not count."""
+        """LSN up to which the journal was durable, from the header of a file that does not
+        count."""
         self._is_header_needed = False
-        """Of a damaged block only such a header says that it had been durable."""
+        """True if only such a header proves that a damaged block had been durable."""
         self._end_chain = 0
         """CRC of the last block that counts."""
         for log_id in sorted(identity.logs):
@@ -228,7 +233,7 @@ class _Replayer:
             self._sort(found, chain)
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
-            # What is left in files that are used again must stay behind every later mark.
+            # Leftovers in reused files must stay below every later mark.
             lsn = max((durable_mark(self._fs, file.path, 0) for file in found), default=0)
             result.position = Position(lsn, 0, newest + 1, 0)
             result.end_lsn = lsn
@@ -266,8 +271,8 @@ class _Replayer:
         return result
 
     def _check_oldest(self, found: list[_FoundFile], oldest: _FoundFile) -> None:
-        """A file before the oldest is let go when no log needs it. Where one does, and no damage
-        says why the file is not there, it is missing."""
+        """Check that the file before the oldest was released because no log needs it. If one does,
+        and no damage explains its absence, it is missing."""
         assert oldest.header is not None, oldest.path
         previous = oldest.header.previous
         if not previous or self.result.damaged_blocks or previous in {f.sequence for f in found}:
@@ -275,7 +280,7 @@ class _Replayer:
         file = self._fs.open(oldest.path)
         try:
             if not has_first_block(file, oldest.header):
-                return  # its marks speak of what that held
+                return  # its marks describe the contents of that block
         finally:
             file.close()
         for log in self._logs.values():
@@ -286,19 +291,20 @@ class _Replayer:
                 )
 
     def _miss(self, path: str, why: str) -> None:
-        """Raises DataMissing, unless what is missing is only to be told: then the caller goes on
-        and finds the logs not whole."""
+        """Raise DataMissing, unless missing files are only reported: then the logs are found
+        incomplete."""
         if not self._missing_is_lost:
             raise DataMissing(path, why)
 
     def _was_written(self, file: _FoundFile) -> bool:
-        """Whether it was more than prepared."""
+        """Return True if the file was written to after its preparation."""
         if not file.is_blank:
             return True
         return not file.is_recycled and durable_mark(self._fs, file.path, -1) >= 0
 
     def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
-        """Which files count, which were prepared and never used, and which can go."""
+        """Sort the files into those that count, those prepared and never used, and those to
+        remove."""
         result = self.result
         in_chain = {file.sequence for file in chain}
         for file in found:
@@ -310,13 +316,13 @@ class _Replayer:
                 result.scrap.append(file.path)
 
     def _go_on_at_mark(self, last: _FoundFile, end_lsn: int, next_sequence: int) -> None:
-        """Set where the next file begins: behind everything that is proved durable."""
+        """Set the position at which the next file begins: after everything proved durable."""
         header, result = last.header, self.result
         assert header is not None, last.path
         first = result.carried[0] if result.carried else None
         start = first.lsn if first is not None else end_lsn
         result.carried_from = last.sequence, start - header.start_lsn
-        if not self._is_header_needed:  # else no file may go before the next one is there
+        if not self._is_header_needed:  # else no file may be removed before the next one exists
             result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
         if first is None and header.start_lsn + header.bytes < end_lsn <= self._proved_lsn:
             result.position = Position(end_lsn, self._end_chain, next_sequence, last.sequence)
@@ -361,7 +367,7 @@ class _Replayer:
         return found
 
     def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
-        """What the file says of itself. Raises ForeignFile."""
+        """Read the file's header. Raises ForeignFile."""
         size = file.size()
         data, _ = read_around(file, PAGE_BYTES, 0)
         length = header_length(data)
@@ -381,9 +387,9 @@ class _Replayer:
         return _FoundFile(sequence, path, header, size, is_blank, proves)
 
     def _reach(self, file: File, size: int, length: int) -> bytes:
-        """The file's beginning, as far as a header in it may reach whose first page is damaged, or
-        another one: of all ids that were ever given out there may be marks for a whole file, and
-        most files that say nothing were never used."""
+        """Return the beginning of the file as far as a header may reach whose first or another page
+        is damaged. Marks of all ids ever assigned could fill a whole file, but most files without a
+        good header were never used."""
         reach, end = _REACH_BYTES, 0
         while end < size:
             data, _ = read_around(file, min(size, reach), 0)
@@ -395,12 +401,12 @@ class _Replayer:
         return read_around(file, min(size, wanted), 0)[0]
 
     def _check_owner(self, path: str, owner: DirectoryId) -> None:
-        """Raises ForeignFile."""
+        """Raise ForeignFile if the owner is another directory."""
         if owner not in self._owners:
             raise ForeignFile(path, owner)
 
     def _leave_out_cut(self, found: list[_FoundFile]) -> None:
-        """A file that stands for others, and was cut, does not count: these are still there."""
+        """Exclude a file that stands for others and was cut: the others still exist."""
         for one in reversed(found):
             if one.header is not None and one.header.replaced:
                 file = self._fs.open(one.path)
@@ -409,13 +415,13 @@ class _Replayer:
                         one.header = None
                 finally:
                     file.close()
-            # Whether the file counts or not: it was begun when this was durable.
+            # Even if the file does not count: this was durable when it was begun.
             self._proved_lsn = max(self._proved_lsn, one.proves)
 
     def _can_stand(self, file: File, header: FileHeader) -> bool:
-        """Whether the file says all that those said for which it stands, or had been durable and is
-        damaged: they may be gone then. Its table has to be good even so, for the marks say nothing
-        of the entries that the first block repeats."""
+        """Return True if the file is complete enough to stand for those it replaces, or had been
+        durable and is damaged, so that they may be gone. Its table must be good even then, because
+        the marks do not include the entries that the first block repeats."""
         size = file.size()
         block, data = read_block(file, header, header.bytes, size)
         if block is None or block.chain != header.chain:
@@ -425,15 +431,15 @@ class _Replayer:
         return not self._is_torn(file, header, block, None)
 
     def _check_header(self, file: File, path: str, header: FileHeader) -> None:
-        """Note what a header should be of which one page is not what was written, be it that of
-        the parity: a second one would be one too many."""
+        """Record the correct header if one page differs from what was written, even a parity page:
+        a second damaged page could not be corrected."""
         if header.bytes == file_header_bytes(len(header.marks)):
             written = encode_file_header(header)
             if read_whole(file, len(written), 0) != written:
                 self.result.headers[path] = written
 
     def _chain(self, found: list[_FoundFile]) -> list[_FoundFile]:
-        """The newest file and those before it, as far as each names one that is there."""
+        """Return the newest file and those before it, as far as each names an existing one."""
         by_sequence = {file.sequence: file for file in found if file.header is not None}
         chain: list[_FoundFile] = []
         current = by_sequence.get(max(by_sequence, default=0))
@@ -443,7 +449,7 @@ class _Replayer:
                 break
             later = [file.proves for file in found if file.sequence > current.sequence]
             if max(later, default=0) > current.header.start_lsn + current.header.bytes:
-                break  # a header behind it says that it has
+                break  # the header of a later file proves that it has
             del by_sequence[current.sequence]
             current = by_sequence.get(max(by_sequence))
         while current is not None:
@@ -454,8 +460,9 @@ class _Replayer:
         return chain
 
     def _has_begun(self, found: _FoundFile) -> bool:
-        """Whether the file's first block is there, or was. The header goes out in the same write,
-        but a cut can come between them, and what a start carries over is in that block."""
+        """Return True if the file's first block is or was there. The header is part of the same
+        write, but the write can be cut between them, and that block holds what a start carries
+        over."""
         header = found.header
         assert header is not None, found.path
         file = self._fs.open(found.path)
@@ -468,9 +475,10 @@ class _Replayer:
             file.close()
 
     def _judge_left_out(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
-        """Newer files, which do not count: does one say that the journal was longer? Its header,
-        or a block of one without a good header. Or is one cut short that was whole? It was when it
-        was written to, and before the next was made. A file that says so is not blank."""
+        """Check newer files that do not count for proof that the journal was longer: in a header,
+        or in a block of a file without a good header. A file shorter than it must have been also
+        proves damage: it was whole when it was written to, and before the next one was made. Such a
+        file is not blank."""
         for file in found:
             if file.sequence < newest:
                 continue
@@ -486,7 +494,7 @@ class _Replayer:
 
     # --- blocks --------------------------------------------------------------------------------
     def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> int:
-        """Apply the file's blocks below `stop_lsn`; the LSN of their end."""
+        """Apply the file's blocks below `stop_lsn`; return the LSN of their end."""
         header = found.header
         assert header is not None, found.path
         file = self._fs.open(found.path)
@@ -506,7 +514,7 @@ class _Replayer:
                     self.result.damaged_blocks += 1
                     self._apply(block, data, found.sequence, bad_frames(block, data))
                 else:
-                    # Its length cannot be trusted: go on where the next good block begins.
+                    # Its length cannot be trusted: continue at the next good block.
                     following = next_block(file, header, position + PAGE_BYTES, stop, size)
                     if following is None and stop_lsn is None:
                         if not flags & CLOSING:
@@ -527,7 +535,8 @@ class _Replayer:
             file.close()
 
     def _is_torn(self, file: File, header: FileHeader, block: Block, stop_lsn: int | None) -> bool:
-        """Whether what the good block refers to is not there, and nothing says that it was."""
+        """Return True if payloads that the good block refers to are missing, and nothing proves
+        that they existed."""
         kinds = block.table[8::RECORD_BYTES]
         if not any(kind == PLACED for kind in kinds):
             return False
@@ -538,9 +547,12 @@ class _Replayer:
         return not self._is_proved(file, header, block, stop_lsn, size)
 
     def _has_payloads(self, block: Block) -> bool:
-        """Whether the frames are there that the block says are in segments. Of those that it cuts
-        off again, or whose log was deleted, none need be: once the block was durable, others may
-        have taken their place. Nor of those that it says are flushed: they may be trimmed."""
+        """Return True if the frames exist that the block places in segments.
+
+        Not required are frames that it truncates again, or whose log was deleted: once the block
+        was durable, others may have taken their positions. Nor are frames that it records as
+        flushed: they may be trimmed.
+        """
         places: dict[int, tuple[int, int]] = {}
         wanted: dict[LogId, list[tuple[int, int, int, int, int]]] = {}
         for n in range(0, len(block.table), RECORD_BYTES):
@@ -574,8 +586,8 @@ class _Replayer:
     def _is_proved(
         self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
     ) -> bool:
-        """A later block, or a later file, says that this one had been durable; also a file that
-        does not count, because its first block never arrived."""
+        """Return True if a later block or a later file proves that this block had been durable;
+        also a file that does not count because its first block never arrived."""
         end = block.position + block.padded
         if stop_lsn is not None or next_block(file, header, end, size, size) is not None:
             return True
@@ -585,7 +597,7 @@ class _Replayer:
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
         """Apply a block's records; frames whose number is in `bad` are lost to their logs. Raises
-        ForeignFile, UnknownFormat."""
+        ForeignFile or UnknownFormat."""
         path = file_path(self._directory, sequence)
         self._check_owner(path, block.directory)
         for kind in sorted(set(block.table[8::RECORD_BYTES]) - KINDS):
@@ -624,7 +636,7 @@ class _Replayer:
 
     def _check_sequence(self, log: ReplayedLog, number: int) -> None:
         seen = log.sequence
-        # The first one may lie before what the header says, by less than half the circle.
+        # The first one may precede the header's number, by less than half the sequence space.
         is_before = (log.sequence_hint - number) & SEQUENCE_MASK <= SEQUENCE_MASK // 2
         if number == seen or (seen < 0 and is_before):
             log.suspect = False
@@ -637,8 +649,8 @@ class _Replayer:
             log.suspect = True
 
     def _replace(self, marks: list[Mark]) -> None:
-        """A file stands for others that are not here any more: what they said of each log. Nothing
-        shows whether a log that was suspect before them had lost something."""
+        """Replace the state of each log by the marks of a file that stands for others which no
+        longer exist. A log that was suspect before may have lost data, and nothing can show it."""
         for mark in marks:
             log = self._logs.get(mark.log_id)
             if log is None:
@@ -672,7 +684,7 @@ class _SegmentReader:
         self._file: File | None = None
 
     def has_frame(self, log_id: LogId, segment: int, position: int, length: int, crc: int) -> bool:
-        """Whether the frame with that CRC is there."""
+        """Return True if the frame with that CRC is at `position`."""
         path = segment_path(log_directory(self._directory, log_id), segment)
         if path != self._path:
             self.close()

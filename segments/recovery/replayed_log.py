@@ -1,6 +1,6 @@
-"""One log, as far as the journal tells of it.
+"""State of one log, as replayed from the journal.
 
-Must not know: files, blocks.
+Does not depend on files or blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from segments.log.segment_header import SEGMENT_HEADER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the frame of a placed entry lies, and what its Idx says."""
+    """Position of a placed entry's frame, and the fields of its Idx."""
 
     segment: int
     position: int
@@ -35,7 +35,7 @@ class Placed:
 
 @dataclass(slots=True)
 class FrameRef:
-    """Where the journal holds an entry's frame, or the record of one that lies in a segment."""
+    """Position in the journal of an entry's frame, or of the record of a placed entry."""
 
     sequence: int
     position: int
@@ -46,7 +46,7 @@ class FrameRef:
 
 @dataclass(slots=True)
 class ReplayedLog:
-    """What the journal says of one log. Entries up to `flushed_index` are in segments."""
+    """Replayed state of one log. Entries up to `flushed_index` are in segments."""
 
     log_id: LogId
     first_index: Index
@@ -61,26 +61,26 @@ class ReplayedLog:
     is_void: bool = True
     lost: bool = False
     sequence: int = -1
-    """Of the next record; -1 as long as none was seen."""
+    """Sequence of the next record; -1 as long as none was seen."""
     sequence_hint: int = 0
-    """What the first file's header says: the first record seen is not above it."""
+    """Sequence in the first file's header: that of the first record seen is not above it."""
     suspect: bool = False
     frames: dict[Index, FrameRef] = field(default_factory=dict)
     applied: Index = NO_INDEX
-    """Of the last checkpoint before the newest file: meta cannot truly say less."""
+    """Applied index of the last checkpoint before the newest file; meta must not have less."""
     installed: FrameRef | None = None
-    """Of the last reset, when a state came with it."""
+    """State of the last reset, if one came with it."""
     place: tuple[int, int, int] = (0, 0, 0)
-    """(entry, segment, position) of the frame that the next PLACED speaks of."""
+    """(entry, segment, position) of the frame to which the next PLACED refers."""
     misses_places: bool = False
-    """Of some entry it is told that it was placed, and not where."""
+    """True if the position of some placed entry is not known."""
     begun: dict[int, int] = field(default_factory=dict)
-    """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
+    """Segments begun by a PLACE, by their first entry; includes some that are flushed."""
     detail: tuple[int, int, Offset, int] = (0, 0, Offset(0), 0)
-    """Kind, records, base offset and timestamp of its entry."""
+    """Kind, records, base offset and timestamp of the next PLACED entry."""
 
     def apply(self, kind: int, term: Term, index: Index, value: int) -> None:
-        """A record without a frame."""
+        """Apply a record without a frame."""
         if kind == HARD:
             self.term, self.vote = term, NodeId(value)
             self.commit = max(self.commit, index)
@@ -116,11 +116,11 @@ class ReplayedLog:
     def add_placed(
         self, index: Index, term: Term, value: int, sequence: int, position: int
     ) -> None:
-        """An entry whose frame lies in a segment; `position` is that of its record."""
+        """Add an entry whose frame is in a segment; `position` is that of its record."""
         follows, segment, place = self.place
         if follows != index:
-            # What said so was in a file that has gone, or in a damaged block. Where no segment is
-            # known to hold the entry, the log is not whole.
+            # The PLACE was in a file that has been released, or in a damaged block. If no segment
+            # is known to hold the entry, the log is incomplete.
             if (held := self.frames.get(index)) is not None and held.term != term:
                 self.cut(index)
             self.frames.pop(index, None)
@@ -134,8 +134,8 @@ class ReplayedLog:
         self.add(index, FrameRef(sequence, position, length, term, placed))
 
     def _begins(self, index: Index) -> None:
-        """Note whether the entry, which `place` speaks of, begins a segment. Of those behind it
-        that is as it was: the block may be the first part of a batch that tells of them again."""
+        """Note if the entry of `place` begins a segment. Later entries are left as they are: the
+        block may be the first part of a batch that repeats them."""
         _, segment, position = self.place
         if position == SEGMENT_HEADER_BYTES:
             self.begun[index] = segment
@@ -143,7 +143,7 @@ class ReplayedLog:
             self.begun.pop(index, None)
 
     def add(self, index: Index, ref: FrameRef) -> None:
-        """An entry. One already held with the same term was written again, nothing else."""
+        """Add an entry. If one with the same term is held already, it was only written again."""
         if index > self.last_index:
             self.last_index = index
         elif (held := self.frames.get(index)) is not None and held.term != ref.term:
@@ -152,7 +152,7 @@ class ReplayedLog:
         self.frames[index] = ref
 
     def cut(self, index: Index) -> None:
-        """The suffix from `index` on is gone."""
+        """Remove the entries from `index` on."""
         for gone in indexes(index, self.last_index + 1):
             self.frames.pop(gone, None)
             self.begun.pop(gone, None)
@@ -160,5 +160,5 @@ class ReplayedLog:
 
     @property
     def is_whole(self) -> bool:
-        """Every entry that no segment holds is in the journal."""
+        """True if every entry that no segment holds is in the journal."""
         return all(n in self.frames for n in indexes(self.flushed_index + 1, self.last_index + 1))

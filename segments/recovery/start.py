@@ -1,12 +1,11 @@
-"""A start: the order in which a data directory is opened, so that a crash at any point loses
-nothing.
+"""The order in which a start opens a data directory, so that a crash at any point loses nothing.
 
-`begin` finds out what there is. It changes only what says nothing about entries or votes: names of
-a first start, the identity, files of deleted logs, indexes. Then the store writes the journal's
-first block. `finish` removes what recovery found not to count: until that block is durable it may
-be the only proof.
+`begin` finds out what exists. It changes only data that does not describe entries or votes: names
+of a first start, the identity, files of deleted logs, indexes. Then the store writes the journal's
+first block. `finish` removes files that recovery found not to count: until that block is durable
+they may be the only proof.
 
-Must not know: the loop, what follows a start.
+Does not depend on the loop or on what follows a start.
 """
 
 from __future__ import annotations
@@ -36,16 +35,18 @@ def begin(
     progress: Progress,
     server_id: ServerId,
 ) -> Recovered:
-    """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id, and each
-    start its own. `server_id`: whose it is if it is new; `NO_SERVER`: whoever's.
+    """Recover the contents of the directory, whose lock is held. Blocks.
 
-    Raises CorruptRecord (identity, format), OSError, DataMissing when something is not there that
-    has been, ForeignFile, ForeignDirectory, and UnknownFormat: nothing on disk is changed then.
+    `rng` gives a new directory its id, and each start its own. `server_id` is assigned to a new
+    directory; with `NO_SERVER`, a directory of any server is accepted.
+
+    Raises CorruptRecord (identity, format), OSError, DataMissing if something that existed is
+    missing, ForeignFile, ForeignDirectory, and UnknownFormat: nothing on disk is changed then.
     """
     identity = find_identity(fs, directory, may_be_new=options.accept_empty)
     form = read_form(fs, directory)
     if identity is None:
-        # Before anything else: what there is without an identity has lost it.
+        # Written first: a directory with other files but no identity has lost its identity.
         identity = Identity(
             DirectoryId(rng.randbytes(16)), is_whole=False,
             has_places=bool(options.place_bytes_min), server_id=server_id,
@@ -58,7 +59,7 @@ def begin(
     replay = replay_journal(fs, f"{directory}/journal", identity, progress)
     check_logs(fs, directory, replay)
     make_durable_directory(fs, f"{directory}/deleted")
-    # Its name may be all that the life before it gave the identity: files go by it next.
+    # The previous run may have renamed the identity without a sync: removals rely on it next.
     fs.sync_directory(directory)
     strays = remove_orphans(fs, directory, identity)
     meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
@@ -80,7 +81,7 @@ def begin(
 
 
 def check_server(directory: str, identity: Identity, server_id: ServerId) -> None:
-    """Raises ForeignDirectory."""
+    """Check the owner. Raises ForeignDirectory."""
     if NO_SERVER not in (server_id, identity.server_id) and server_id != identity.server_id:
         raise ForeignDirectory(directory, server_id=server_id, owner=identity.server_id)
 
@@ -88,9 +89,12 @@ def check_server(directory: str, identity: Identity, server_id: ServerId) -> Non
 def _note_start(
     fs: FileSystem, directory: str, recovered: Recovered, options: StoreOptions, *, boot_id: int
 ) -> None:
-    """Write the identity: one more start, what was found lost, and, before the journal does, that
-    entries may lie in segments. A full disk keeps its reserve for what is lost: where there is no
-    room otherwise, peers are not told of this start, and no entry is placed in it."""
+    """Write the identity: one more start, newly lost logs, and, before the journal uses it, the
+    flag that entries may be in segments.
+
+    A full disk keeps its reserve for lost logs. If there is no other space, the start is not
+    recorded for peers, and no entry is placed during it.
+    """
     identity, end_lsn = recovered.identity, recovered.replay.end_lsn
     boots, had_places = identity.boots, identity.has_places
     identity.boots = next_boot(boots, end_lsn=end_lsn, boot_id=boot_id)
@@ -110,19 +114,22 @@ def _note_start(
 
 
 def _note_end(fs: FileSystem, directory: str, data: bytes) -> None:
-    """Write in a start that is no boot where the boot before ended. The journal of this start may
-    end before that, and the next one would take it for that boot's: peers that remember more would
-    have a healthy directory replaced. So without this there is no start. Raises OSError."""
+    """Record, in a start that is no boot, where the boot before ended.
+
+    The journal of this start may end before that, and the next start would take its end for that
+    boot's: peers that remember more would then have a healthy directory replaced. So without this
+    record there is no start. Raises OSError.
+    """
     is_written = False
-    with unless_refused():  # where even that takes room
+    with unless_refused():  # if even that needs space
         is_written = overwrite_identity(fs, directory, data)
     if not is_written:
         replace_identity(fs, directory, identity_reserve(fs, directory), data)
 
 
 def _have_form(fs: FileSystem, directory: str, form: int) -> int:
-    """Say, before the journal does, what a version must know. Where there is no room for that, this
-    life writes nothing which asks for it."""
+    """Record the form before the journal uses it. If there is no space for that, this process
+    writes nothing that requires it."""
     if form < FORM:
         try:
             write_form(fs, directory, FORM)
@@ -134,8 +141,8 @@ def _have_form(fs: FileSystem, directory: str, form: int) -> int:
 
 
 def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:
-    """Remove what does not count, and make whole what was damaged. Paths of what is not the
-    store's. Blocks. Raises OSError."""
+    """Remove files that do not count, and repair damaged ones. Return the paths of files that are
+    not the store's. Blocks. Raises OSError."""
     identity = recovered.identity
     remove_stale(fs, recovered.stale_files, recovered.stale_directories)
     forget_orphans(recovered.meta, identity)
@@ -144,7 +151,7 @@ def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:
         try:
             replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
         except OSError as error:
-            # The other half says it all; the next start has room for both, perhaps.
+            # The other half is complete; the next start may have space for both.
             if not is_mended or not is_refused(error):
                 raise
     mend_headers(fs, recovered.replay)

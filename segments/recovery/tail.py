@@ -1,8 +1,8 @@
-"""What only the journal tells of a log: the entries behind the durable end, read back.
+"""Reading back of entries that only the journal records: those after the durable end.
 
-Their frames lie in the journal, or in segments where it says that they do.
+Their frames are in the journal, or in segments if it refers to them there.
 
-Must not know: logs as objects, what is done with the entries.
+Does not depend on logs as objects or on the use of the entries.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from segments.recovery.replayed_log import FrameRef, Placed, ReplayedLog
 
 _READ_BYTES = 1 << 20
 CARRIED = 1 << 62
-"""As a journal sequence: the file about to be opened."""
+"""Journal sequence that stands for the file about to be opened."""
 
 
 def entries_or_damage(
     files: LogFiles, replayed: ReplayedLog, journal: JournalReader
 ) -> Iterator[StoredEntry | Index]:
-    """The entries after the durable end, for one who looks: in place of one that cannot be read
-    its index."""
+    """Yield the entries after the durable end, for inspection; for one that cannot be read, its
+    index."""
     index, bytes_max = replayed.flushed_index + 1, _READ_BYTES
     while True:
         try:
@@ -37,7 +37,7 @@ def entries_or_damage(
             if not bytes_max:
                 yield index
                 index += 1
-            bytes_max = 0 if bytes_max else _READ_BYTES  # one of them: which?
+            bytes_max = 0 if bytes_max else _READ_BYTES  # one at a time, to find the damaged one
         else:
             return
 
@@ -50,8 +50,8 @@ def journal_entries(
     *,
     bytes_max: int = _READ_BYTES,
 ) -> Iterator[list[StoredEntry]]:
-    """The entries after the durable end, or from `first` on, from the journal, in runs of frames
-    that touch. Raises CorruptRecord, FileNotFoundError."""
+    """Yield the entries after the durable end, or from `first` on, in runs of adjacent frames.
+    Raises CorruptRecord or FileNotFoundError."""
     index = first or replayed.flushed_index + 1
     while index <= replayed.last_index and index in replayed.frames:
         begin = replayed.frames[index]
@@ -73,7 +73,7 @@ def journal_entries(
 
 
 def _touches(ref: FrameRef, first: FrameRef, length: int) -> bool:
-    """Whether a frame lies so many bytes behind another, in the same file."""
+    """Return True if a frame lies `length` bytes after another, in the same file."""
     if ref.placed is not None and first.placed is not None:
         here = first.placed.segment, first.placed.position + length
         return (ref.placed.segment, ref.placed.position) == here
@@ -83,7 +83,7 @@ def _touches(ref: FrameRef, first: FrameRef, length: int) -> bool:
 
 
 def placed_entries(files: LogFiles, refs: list[Placed], length: int) -> list[StoredEntry]:
-    """Placed entries that lie end to end. Raises CorruptRecord, FileNotFoundError."""
+    """Read consecutive placed entries. Raises CorruptRecord or FileNotFoundError."""
     start = refs[0].position
     file = files.fs.open(files.segment_path(refs[0].segment))
     try:
@@ -92,13 +92,13 @@ def placed_entries(files: LogFiles, refs: list[Placed], length: int) -> list[Sto
         file.close()
     for ref in refs:
         found = int.from_bytes(view[ref.position - start :][:4], "little")
-        if found != ref.crc:  # a good frame of another entry had the place before
+        if found != ref.crc:  # a good frame of another entry, which was there before
             raise CorruptRecord("placed frame", ref.position, expected=ref.crc, actual=found)
     return [read_frame(view, ref.position - start, files.group_id, ref.position) for ref in refs]
 
 
 class JournalReader:
-    """Reads frames back; keeps the few files open that all logs' entries lie in."""
+    """Reads frames back; keeps open the few files that hold all logs' entries."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -106,13 +106,13 @@ class JournalReader:
         self._files: dict[int, File] = {}
 
     def entries(self, group_id: GroupId, refs: list[FrameRef], length: int) -> list[StoredEntry]:
-        """The entries of frames that lie end to end. Raises CorruptRecord."""
+        """Return the entries of consecutive frames. Raises CorruptRecord."""
         start, sequence = refs[0].position, refs[0].sequence
         file = self._files.get(sequence)
         if file is None:
             file = self._fs.open(file_path(self._directory, sequence))
             self._files[sequence] = file
-        # What the medium cannot give now fails its check: it costs this log, not the start.
+        # Unreadable bytes fail their check: they cost this log, not the start.
         view = memoryview(read_around(file, length, start)[0])
         return [read_frame(view, ref.position - start, group_id, ref.position) for ref in refs]
 
@@ -122,5 +122,5 @@ class JournalReader:
 
 
 def live_sequence(ref: FrameRef, carried_from: tuple[int, int]) -> int:
-    """The journal file that will hold the frame once the journal goes on."""
+    """Return the journal file that will hold the frame once the journal continues."""
     return CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence
