@@ -1,1 +1,1 @@
-"""Files and threads: the only room that touches the system."""
+"""Files and threads: the only folder that calls the operating system."""

@@ -2,16 +2,16 @@
 
 `VDL_FAILPOINTS=journal.after_sync:kill@3,checkpoint.flushed:delay(200),identity.written:error`
 
-The name says where; then what happens there: `kill` (SIGKILL to this process), `delay(ms)`,
-`error` (OSError EIO) or `enospc` (OSError ENOSPC). `@n` means the n-th time the place is passed and
-only then; without it, every time. `error` and `enospc` are for places inside a job, where a real
-disk would raise them; the table says which those are. The variable is read once, when the module is
-loaded; a server that starts with it set says so in `Store.stats()`.
+The name is the place; then follows the action: `kill` (SIGKILL to this process), `delay(ms)`,
+`error` (OSError EIO) or `enospc` (OSError ENOSPC). `@n` limits it to the n-th time the place is
+passed; without it, the action happens every time. `error` and `enospc` are for places inside a job,
+where a real disk would raise them; the table marks these. The variable is read once, when the
+module is loaded; a server that starts with it set reports so in `Store.stats()`.
 
-`hit` is called where the disk is about to be touched, or has been, never for each entry: unarmed it
-is one look into an empty dict.
+`hit` is called before or after disk access, never per entry. Unarmed, it costs one look-up in an
+empty dict.
 
-Must not know: what the places do.
+Does not depend on what is done at the places.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ POINTS: dict[str, str] = {
 
 @dataclass(slots=True)
 class Action:
-    """What happens at a place: `kind` is kill, delay, error or enospc, or call."""
+    """Action at a place: `kind` is kill, delay, error, enospc or call."""
 
     kind: str
     call: Callable[[], None] | None = None
@@ -107,7 +107,7 @@ armed: dict[str, Action] = {}
 
 
 def parse(text: str) -> dict[str, Action]:
-    """The actions by name. Raises ValueError."""
+    """Return the actions by name. Raises ValueError."""
     actions: dict[str, Action] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = _PLACE.match(part)
@@ -122,42 +122,42 @@ def parse(text: str) -> dict[str, Action]:
 
 
 def arm(text: str) -> None:
-    """Replace what is armed; "" disarms. Raises ValueError."""
+    """Replace the armed actions; "" disarms all. Raises ValueError."""
     actions = parse(text)
     armed.clear()
     armed.update(actions)
 
 
 def watch(name: str, call: Callable[[], None]) -> None:
-    """Have `call` called whenever the place is passed: for a simulation, in whose one process all
-    servers are. In place of what was armed there."""
+    """Call `call` whenever the place is passed, instead of the action armed there. For a
+    simulation, in which all servers are in one process."""
     assert name in POINTS, name
     armed[name] = Action("call", call)
 
 
 def unwatch(name: str) -> None:
-    """No more. Harmless where nothing is armed."""
+    """Disarm the place, if it is armed."""
     armed.pop(name, None)
 
 
 def hit(name: str) -> None:
-    """This place is passed. Raises OSError when told to."""
+    """Mark that this place is passed, and do what is armed there. Raises OSError if armed to."""
     if armed and name in armed and is_due(name):
         _act(armed[name], name)
 
 
 def is_due(name: str) -> bool:
-    """Whether the place does something this time; counts it."""
+    """Return True if the place acts this time; count the pass."""
     action = armed.get(name)
     if action is None:
         return False
-    with _lock:  # pool threads pass at once
+    with _lock:  # pool threads may pass at the same time
         action.passed += 1
         return action.nth in {0, action.passed}
 
 
 def act(name: str) -> None:
-    """Do what is armed at a place for which `is_due` was asked."""
+    """Do what is armed at a place for which `is_due` returned True."""
     _act(armed[name], name)
 
 

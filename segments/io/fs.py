@@ -1,14 +1,14 @@
-"""The file system as the store sees it: the only module that touches the operating system.
+"""The file system as the store sees it: the only module that calls the operating system.
 
-Everything the engine does to a disk goes through `FileSystem`, so that a simulated disk can take
-its place. Errors are `OSError`, as the system reports them: who called decides whether a full disk
-is a state and a failed sync the end.
+All of the engine's disk access goes through `FileSystem`, so that a simulated disk can replace it.
+Errors are `OSError`, as the system reports them; the caller decides that a full disk is a temporary
+state and a failed sync is final.
 
 Rules: a write either wrote everything or raised; `durable=True` returns only when the bytes, and
 the length of the file, have reached the disk. Creating, renaming and removing names is durable
 after `sync_directory`.
 
-Must not know: what is in the files.
+Does not depend on the contents of files.
 """
 
 from __future__ import annotations
@@ -31,30 +31,33 @@ from segments.api import Buffer, CorruptRecord, DirectoryInUse
 
 IOV_MAX = 1024
 DISK_FULL_RETRY_MS = 1000
-"""How often a full disk is asked again."""
+"""Interval at which a full disk is retried."""
 _PAGE_BYTES = 4096
-"""What the system reads and writes at once: who writes a part of a page has it read first."""
+"""Unit in which the system reads and writes; writing a part of a page reads it first."""
 UNCACHE_BYTES = 8 << 20
-"""So much leaves the system's page cache at once: each time it may have to ask all processors which
-pages they still hold."""
+"""Bytes dropped from the page cache at a time: each time the system may have to query all
+processors for the pages they still hold."""
 _BLOCK_BYTES = 512
-"""What `st_blocks` counts, whatever the file system's own are."""
+"""Unit of `st_blocks`, independent of the file system's block size."""
 _IN_PLACE = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay"))
-"""Types of file systems that write new bytes over old ones where they are."""
+"""Types of file systems that overwrite bytes in place."""
 
 
 class SyncFailed(OSError):
-    """A sync failed, whatever for. The system has marked the pages clean: to sync again would
-    succeed, over data that is not there. Also when it was for want of room (a thin volume): a write
-    that had been accepted is lost, which is not the same as one that was refused."""
+    """A sync failed, for any reason.
+
+    The system has marked the pages clean: another sync would succeed without the data being on
+    disk. This includes a lack of space (a thin volume): a write that had been accepted is lost,
+    which differs from a refused write.
+    """
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(errno.EIO, f"sync failed: {cause}")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether this is a state that ends, and not a disk that can no longer be trusted: nothing of
-    what was to be written has been, or it is written again as a whole."""
+    """Return True if the error is a full disk, a state that ends, rather than a disk that can no
+    longer be trusted: no data was written, or all of it will be written again."""
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -66,22 +69,22 @@ _PASSING = frozenset(
 
 
 def is_passing(error: BaseException) -> bool:
-    """The system had no descriptor or no memory to spare: nothing is wrong with the disk, and a
-    while later there may be some. A failed sync is not that, whatever for."""
+    """Return True if the system lacked a descriptor or memory: nothing is wrong with the disk, and
+    a later attempt may succeed. A failed sync is never such an error."""
     is_failed_sync = isinstance(error, SyncFailed)
     return isinstance(error, OSError) and error.errno in _PASSING and not is_failed_sync
 
 
 def is_refused(error: BaseException) -> bool:
-    """What was to be done in the background can be tried again as a whole. Until then the disk
-    counts as full."""
+    """Return True if the background work can be retried as a whole. Until then the disk counts as
+    full."""
     return is_disk_full(error) or is_passing(error)
 
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """For what is cleared away after an error, and again before the next try: a refusal of that
-    must not take the place of the error. A failed sync would become a full disk."""
+    """Ignore refusals in cleanup after an error, which is repeated before the next attempt: a
+    refusal must not replace the error. A failed sync would become a full disk."""
     try:
         yield
     except OSError as error:
@@ -90,44 +93,45 @@ def unless_refused() -> Iterator[None]:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """The medium cannot give these bytes: damage, like a bad CRC. A failed sync is not."""
+    """Return True if the medium cannot read these bytes, which is damage like a bad CRC. False for
+    a failed sync."""
     is_failed_sync = isinstance(error, SyncFailed)
     return isinstance(error, OSError) and error.errno == errno.EIO and not is_failed_sync
 
 
 class File(Protocol):
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
-        """Write the buffers end to end at `position`: all of them, or raise. A durable write is for
-        room that the file has; one that fails is a failed sync."""
+        """Write the buffers consecutively at `position`: all of them, or raise. A durable write is
+        for space that the file has; one that fails is a failed sync."""
 
     def pread(self, length: int, position: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file."""
+        """Return up to `length` bytes; fewer only at the end of the file."""
 
     def sync(self) -> None:
-        """fdatasync. Raises SyncFailed."""
+        """Call fdatasync. Raises SyncFailed."""
 
     def write_back(self, length: int, position: int) -> None:
-        """Bring what was written there to the medium now, so that a later sync has less left to do.
-        Nothing is durable by this: neither the file's length nor where its blocks lie. Raises
+        """Write these bytes to the medium now, so that a later sync has less to do. This makes
+        nothing durable: neither the file's length nor the location of its blocks. Raises
         SyncFailed."""
 
     def begin_write_back(self, length: int, position: int) -> None:
-        """The same without waiting for the medium. Raises SyncFailed."""
+        """Begin the same without waiting for the medium. Raises SyncFailed."""
 
     def uncache(self, length: int = 0, position: int = 0) -> None:
-        """Let the system give up what it has in memory of `length` bytes of the file, 0: to its
-        end, as far as they are on the medium. A hint: it raises nothing."""
+        """Drop `length` bytes of the file (0: to its end) from the page cache, as far as they are
+        on the medium. A hint: raises nothing."""
 
     def truncate(self, length: int) -> None: ...
     def allocate(self, length: int, *, start: int = 0) -> None:
-        """Have room for the bytes [start, length), or raise ENOSPC now and not when they are
-        written. The file may be longer afterwards; what it held is unchanged, but nobody else may
-        be writing from `start` on: where the file system cannot allocate, the C library reads a
-        byte of each block and writes it again."""
+        """Allocate space for the bytes [start, length), or raise ENOSPC now rather than when they
+        are written. The file may be longer afterwards; its contents do not change. No one else may
+        write from `start` on meanwhile: if the file system cannot allocate, the C library reads a
+        byte of each block and writes it back."""
 
     def size(self) -> int: ...
     def allocated(self) -> int:
-        """Bytes of the disk that it takes, about: a part without data may take none."""
+        """Return the approximate bytes of disk that the file uses: a sparse part may use none."""
 
     def close(self) -> None: ...
 
@@ -137,8 +141,8 @@ class Lock(Protocol):
 
 
 class MetaUsage(NamedTuple):
-    """Of a key-value file, in bytes: pages with items, all pages that were ever given out, among
-    them free ones for what comes next, and the room that is mapped."""
+    """Sizes of a key-value file, in bytes: pages with items; all pages ever allocated, including
+    free ones for later use; and the mapped size."""
 
     used_bytes: int
     file_bytes: int
@@ -146,101 +150,104 @@ class MetaUsage(NamedTuple):
 
 
 class MetaFile(Protocol):
-    """A small ordered key-value file whose commits are durable transactions. What is read from
-    damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
+    """A small ordered key-value file whose commits are durable transactions. Reading damaged pages
+    raises CorruptRecord, or returns wrong data that the reader must detect."""
 
     @property
     def is_damaged(self) -> bool:
-        """Pages made no sense when it was opened: what is read is what can be told of the others,
-        and `commit` raises CorruptRecord."""
+        """True if pages were invalid when the file was opened: reads return the contents of the
+        other pages, and `commit` raises CorruptRecord."""
 
     @property
     def usage(self) -> MetaUsage:
-        """As of the last commit in this life, or the opening."""
+        """Sizes after the last commit by this process, or at the opening."""
 
     def get(self, key: bytes) -> bytes | None: ...
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What is stored under each key, in one transaction."""
+        """Return the value of each key, read in one transaction."""
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Items whose key starts with `prefix`, in key order."""
+        """Return the items whose key starts with `prefix`, in key order."""
 
     def beginnings(self, length: int) -> list[bytes]:
-        """With what keys begin, so many bytes of them, each once and ascending. Costs a look-up for
-        each, however many keys begin with it."""
+        """Return the distinct prefixes of `length` bytes of all keys, ascending. Costs one look-up
+        for each, regardless of the number of keys."""
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
-        """One durable transaction; None deletes. The file grows as long as the disk has room."""
+        """Commit one durable transaction; None deletes. The file grows as long as the disk has
+        space."""
 
     def sync(self) -> None:
-        """Make durable what can be read. Raises SyncFailed."""
+        """Make all readable data durable. Raises SyncFailed."""
 
     def read_medium(self, length: int, position: int) -> int:
-        """Have the medium give these bytes of the file, as far as the system does not keep them in
-        memory; how many there are. Raises OSError."""
+        """Read these bytes from the medium, as far as the system does not keep them in memory;
+        return their number. Raises OSError."""
 
     def close(self) -> None: ...
 
 
 Read = Callable[[int, int], bytes]
-"""(length, position) -> bytes, fewer where the file ends or the medium cannot give them."""
+"""(length, position) -> bytes, fewer if the file ends or the medium cannot read them."""
 
 
 class MetaChecks(Protocol):
-    """What is checked in the pages of a key-value file before its library follows them. The file
-    system only knows when to check: `segments.format.meta_pages` is one."""
+    """Checks of a key-value file's pages before its library follows them. The file system only
+    knows when to check; `segments.format.meta_pages` implements this."""
 
     def check_headers(self, read: Read, file_bytes: int, /) -> object:
-        """Raises CorruptRecord, and StorageError for a file of another version."""
+        """Check the headers. Raises CorruptRecord, and StorageError for a file of another
+        version."""
 
     def check_pages(self, read: Read, file_bytes: int, /) -> None:
-        """All pages. Raises as `check_headers`."""
+        """Check all pages. Raises as `check_headers`."""
 
     def good_items(self, read: Read, file_bytes: int, /) -> dict[bytes, bytes]:
-        """What stands in good pages. Raises as `check_headers`."""
+        """Return the items in good pages. Raises as `check_headers`."""
 
 
 class FileSystem(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
-        """`create=True`: the file must not exist; otherwise it must."""
+        """Open a file. With `create=True` it must not exist; otherwise it must."""
 
     def exists(self, path: str) -> bool:
-        """False only where there is no such name: what cannot be looked up raises OSError, or a
-        directory that is there would be taken for a new one."""
+        """Return False only if there is no such name. If it cannot be looked up, OSError is raised;
+        otherwise an existing directory could be taken for a new one."""
 
     def is_directory(self, path: str) -> bool:
-        """As `exists`."""
+        """Return True if the name is a directory. Raises as `exists`."""
 
     def list(self, path: str) -> list[str]:
-        """Names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
 
     def make_directory(self, path: str) -> None:
-        """With parents; an existing one is left alone."""
+        """Create a directory with its parents; an existing one is left alone."""
 
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None: ...
     def sync_directory(self, path: str) -> None: ...
     def space(self, path: str) -> tuple[int, int]:
-        """Bytes of the file system that `path` is on, and how many of them it still takes."""
+        """Return (total bytes, writable bytes) of the file system that contains `path`."""
 
     def writes_in_place(self, path: str) -> bool:
-        """Whether to write over bytes of a file in that directory needs no room. Others write
-        elsewhere first (copy-on-write). False also where it is not known."""
+        """Return True if overwriting bytes of a file in that directory needs no space.
+        Copy-on-write file systems write elsewhere first. False also if this is unknown."""
 
     def lock(self, path: str) -> Lock:
-        """Exclusive use of `path`. Raises DirectoryInUse."""
+        """Acquire exclusive use of `path`. Raises DirectoryInUse."""
 
     def has_meta(self, path: str) -> bool:
-        """Whether `open_meta` would find one that is there already. Raises as `exists`."""
+        """Return True if `open_meta` would find an existing file. Raises as `exists`."""
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> MetaFile:
-        """`map_bytes` are mapped at first, and more when more is stored. Raises CorruptRecord when
-        it cannot be used at all."""
+        """Open or create a key-value file. `map_bytes` are mapped at first, and more as the data
+        grows. Raises CorruptRecord if the file is unusable."""
 
 
 def _find_sync_file_range() -> Any:
-    """The C library's `sync_file_range(2)`, which Python does not offer; None: nor does that."""
+    """Return the C library's `sync_file_range(2)`, which Python does not offer; None if it has
+    none."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if function is not None:
         function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -253,7 +260,7 @@ _WAIT_WRITE_WAIT = 1 | _WRITE | 4
 
 
 class RealFile:
-    """A file descriptor."""
+    """File on a descriptor of the operating system."""
 
     __slots__ = ("_fd",)
 
@@ -303,17 +310,18 @@ class RealFile:
             self.sync()
 
     def begin_write_back(self, length: int, position: int) -> None:
-        self._write_back(length, position, _WRITE)  # where there is none, the sync writes it all
+        self._write_back(length, position, _WRITE)  # if unsupported, the sync writes everything
 
     def _write_back(self, length: int, position: int, flags: int) -> bool:
-        """False: the C library, or a sandbox's kernel, does not offer it. Raises SyncFailed."""
+        """Call `sync_file_range`. Return False if the C library, or a sandbox's kernel, does not
+        offer it. Raises SyncFailed."""
         if _sync_file_range is None:
             return False
         if _sync_file_range(self._fd, position, length, flags) != 0:
             code = ctypes.get_errno()
             if code == errno.ENOSYS:
                 return False
-            # The error is reported once: the sync that follows would know nothing of it.
+            # The error is reported only once: the following sync would not see it.
             raise SyncFailed(OSError(code, os.strerror(code)))
         return True
 
@@ -344,7 +352,8 @@ class RealFile:
 
 
 def _stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result | None:
-    """None: there is no such name. Raises OSError, where `os.path.exists` says False."""
+    """Return the status of a name; None if it does not exist. Raises OSError where `os.path.exists`
+    returns False."""
     try:
         return os.stat(path, follow_symlinks=follow_symlinks)
     except (FileNotFoundError, NotADirectoryError):
@@ -362,8 +371,8 @@ def _sync_directory(path: str) -> None:
 
 
 def _type_of_mount(path: str) -> str:
-    """Type of the file system that the directory is on, as the system names it; empty where it
-    does not say. By the mount, not by the device: a subvolume has one that no mount has."""
+    """Return the type of the directory's file system, as named by the system; empty if unknown.
+    Found by mount, not by device: a subvolume has a device that no mount has."""
     try:
         fd = os.open(path, _DIRECTORY)
         try:
@@ -383,11 +392,11 @@ def _type_of_mount(path: str) -> str:
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_DIRECTORY_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK)
-"""From file systems that lock files only, as NFS does."""
+"""Errors of file systems that lock only files, such as NFS."""
 
 
 class RealLock:
-    """Some flocks; they end with the process."""
+    """A set of flocks; they end with the process."""
 
     __slots__ = ("_fds",)
 
@@ -395,7 +404,7 @@ class RealLock:
         self._fds: list[int] = []
 
     def take(self, fd: int, path: str) -> None:
-        """One more. Raises DirectoryInUse, OSError."""
+        """Take one more lock. Raises DirectoryInUse or OSError."""
         self._fds.append(fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -416,7 +425,7 @@ _LMDB_DAMAGE = (
     lmdb.MapResizedError,
     lmdb.VersionMismatchError,
 )
-"""What LMDB says when its pages make no sense."""
+"""Exceptions of LMDB for invalid pages."""
 
 
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
@@ -424,7 +433,7 @@ _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """What LMDB finds wrong with its pages is damage, like a bad CRC."""
+    """Translate LMDB's errors of a read: invalid pages are damage, like a bad CRC."""
     try:
         yield
     except _LMDB_DAMAGE as error:
@@ -435,8 +444,8 @@ def _reading() -> Iterator[None]:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """The same of a transaction that changes something. There was room for it: what else fails is a
-    failed sync."""
+    """Translate LMDB's errors of a writing transaction. Its space was allocated before, so other
+    errors are a failed sync."""
     try:
         yield
     except lmdb.DiskError as error:
@@ -448,31 +457,32 @@ def _writing() -> Iterator[None]:
 
 
 def _refusal_in(error: lmdb.Error) -> OSError:
-    """What the system said when LMDB opened its files, of which it gives the words only."""
+    """Return the system's error from the opening of LMDB's files, of which LMDB gives only the
+    text."""
     codes = [code for code in (*_PASSING, errno.ENOSPC) if os.strerror(code) in str(error)]
     return OSError(codes[0] if codes else errno.EIO, str(error))
 
 
 _HEADER_TRIES = 8
-"""How often headers are read anew while transactions end."""
+"""Number of times headers are read again while transactions end."""
 
 
 class LmdbFile:
     """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
     synced.
 
-    A commit writes pages, syncs them, and then writes and syncs the page that names them; LMDB
-    reports want of room in any of these with the same error. Room for all pages that a transaction
-    can add is therefore had beforehand, which may be refused. After that there is no full disk: a
-    commit that fails is a failed sync.
+    A commit writes pages, syncs them, and then writes and syncs the page that names them. LMDB
+    reports a lack of space in any of these with the same error. Space for all pages that a
+    transaction can add is therefore allocated before, which may be refused. After that there is no
+    full disk: a commit that fails is a failed sync.
 
-    LMDB maps a part of the address space, and a file that has outgrown it is full, also for what
-    deletes items: a deletion takes pages first. So the map is doubled before a transaction that may
-    need more of it. Nobody may read meanwhile: readers of other threads hold a lock.
+    LMDB maps a part of the address space, and a file that outgrows it is full, even for deletions,
+    which take pages first. So the map is doubled before a transaction that may need more of it. No
+    thread may read meanwhile: readers hold a lock.
 
-    Before LMDB acts on the file's headers, each time, they are checked: it would not. All pages are
-    when the file is opened; one that changes later can still end the process. What can be told of a
-    damaged file is read without LMDB.
+    LMDB does not check the file's headers, so they are checked each time before LMDB uses them. All
+    pages are checked when the file is opened; one that changes later can still end the process. The
+    good part of a damaged file is read without LMDB.
     """
 
     __slots__ = (
@@ -483,14 +493,14 @@ class LmdbFile:
     def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
         self._checks = checks
         self._mapped = threading.Lock()
-        """Invariant: held by who reads, and by who changes the map."""
+        """Invariant: held by readers, and while the map is changed."""
         self._reserved = 0
         self._largest = 0
-        """Bytes that a transaction of this life may have added, at most."""
+        """Maximum number of bytes that a transaction of this process may have added."""
         self._commits = 0
-        """Beginnings and ends of transactions: odd while one is committed."""
+        """Number of beginnings and ends of commits: odd during a commit."""
         self._good: dict[bytes, bytes] | None = None
-        """Instead of the environment, when that is not to be touched."""
+        """Items used in place of the environment if the file is damaged."""
         self._data = data = f"{path}/data.mdb"
         found = _stat(data)
         if found is not None and found.st_size:
@@ -506,8 +516,8 @@ class LmdbFile:
         except lmdb.Error as error:
             raise _refusal_in(error) from error
         self._map_bytes: int = self._environment.info()["map_size"]
-        """Never less than the file needs, whatever was asked for."""
-        # LMDB syncs its file, not the names on the way to it.
+        """Never less than the file needs, even if less was requested."""
+        # LMDB syncs its file, but not the directories that contain it.
         _sync_directory(path)
         _sync_directory(path.rpartition("/")[0] or ".")
         self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
@@ -579,15 +589,15 @@ class LmdbFile:
             self._commits += 1
             try:
                 transaction.commit()
-            except lmdb.MemoryError as error:  # it may have written some of it
+            except lmdb.MemoryError as error:  # it may have written a part
                 raise SyncFailed(OSError(errno.ENOMEM, str(error))) from error
             finally:
                 self._commits += 1
         self._note_usage()
 
     def _put(self, puts: list[tuple[bytes, bytes | None]]) -> lmdb.Transaction[bytes]:
-        """A transaction that is not committed. Raises OSError where LMDB was refused memory, or its
-        map was too small after all: nothing of it counts."""
+        """Return a transaction that is not committed. Raises OSError if LMDB lacked memory, or its
+        map was too small after all; the transaction is then void."""
         try:
             transaction = self._begin(write=True)
             try:
@@ -611,8 +621,9 @@ class LmdbFile:
         return self._environment.begin(write=write)
 
     def _check_headers(self) -> None:
-        """Raises CorruptRecord, StorageError. Transactions of another thread may end while the two
-        headers are read, which then contradict each other: that is no damage."""
+        """Check the headers. Raises CorruptRecord or StorageError. If transactions of another
+        thread end between the reads of the two headers, these contradict each other without
+        damage."""
         for _ in range(_HEADER_TRIES):
             commits = self._commits
             try:
@@ -631,8 +642,8 @@ class LmdbFile:
         )
 
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
-        """Have room for the pages that `puts` can add to the file, on the disk and in the map.
-        Raises OSError: refused."""
+        """Provide space on the disk and in the map for the pages that `puts` can add to the file.
+        Raises OSError if refused."""
         self._check_headers()
         found = self._environment.stat()
         page_bytes: int = found["psize"]
@@ -648,10 +659,10 @@ class LmdbFile:
         self._largest = largest
 
     def _allocate(self, end: int, largest: int) -> None:
-        """Have room on the disk up to there, and for one more transaction as large as the largest:
-        on a full disk, what deletes something is written here first. Raises OSError: refused."""
+        """Allocate disk space up to `end`, and for one more transaction as large as the largest: on
+        a full disk, deletions are written here first. Raises OSError if refused."""
         found = os.fstatvfs(self._fd)
-        # A file system may keep what it found of a request that it refuses: ask for no such thing.
+        # A file system may keep a part of a refused request, so never request too much.
         most = os.fstat(self._fd).st_blocks * 512 + found.f_bavail * found.f_frsize
         for wanted in (end + largest, end):
             if wanted > max(end, most):
@@ -666,10 +677,11 @@ class LmdbFile:
                 return
 
     def _map(self, map_bytes: int) -> None:
-        """Have at least so much mapped. Raises OSError where there is not as much of the address
-        space, SyncFailed where LMDB has lost what it had."""
+        """Map at least `map_bytes`. Raises OSError if the address space lacks room, SyncFailed if
+        LMDB has lost its map."""
         map_bytes -= map_bytes % -mmap.PAGESIZE
-        # LMDB lets go of its map before it asks for the larger one: first see if that can be had.
+        # LMDB releases its map before it requests the larger one, so test first that it is
+        # available.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
         mmap.mmap(-1, map_bytes, flags=flags, prot=mmap.PROT_READ).close()
         with self._mapped:
@@ -686,7 +698,7 @@ class LmdbFile:
             raise SyncFailed(OSError(errno.EIO, str(error))) from error
 
     def read_medium(self, length: int, position: int) -> int:
-        try:  # by a descriptor of its own: another thread may close the file meanwhile
+        try:  # with its own descriptor: another thread may close the file meanwhile
             fd = os.open(self._data, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
@@ -702,7 +714,8 @@ class LmdbFile:
 
 
 def _good_if_damaged(fd: int, checks: MetaChecks) -> dict[bytes, bytes] | None:
-    """None for a whole file. Raises CorruptRecord when nothing can be told, StorageError."""
+    """Return the good items of a damaged file, None for a whole one. Raises CorruptRecord if
+    nothing is readable, and StorageError."""
     file_bytes = os.fstat(fd).st_size
 
     def read(length: int, position: int) -> bytes:
@@ -721,13 +734,14 @@ def _good_if_damaged(fd: int, checks: MetaChecks) -> dict[bytes, bytes] | None:
 
 
 def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
-    """The most pages that a transaction which puts items of these sizes can add to an environment.
+    """Return the maximum number of pages that a transaction which puts items of these sizes can add
+    to an environment.
 
     LMDB never writes to a page in use: each page on the way to an item is copied once, at most all
-    that there are. Items of more than a third of a page have pages of their own. The others split a
-    full leaf once each, or lie three or more to a page; a split adds an item to the page above,
-    which may split in turn, and the tree may grow by a level. The pages given up are listed, eight
-    bytes each, in a tree of the same kind.
+    existing pages. Items larger than a third of a page have pages of their own. Each of the others
+    either splits a full leaf, or shares a page with at least two more; a split adds an item to the
+    page above, which may split in turn, and the tree may grow by a level. Released pages are
+    listed, eight bytes each, in a tree of the same kind.
     """
     page_bytes, depth = int(tree["psize"]), int(tree["depth"])
     leaf_pages, overflow_pages = int(tree["leaf_pages"]), int(tree["overflow_pages"])
@@ -743,8 +757,8 @@ def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
 
 
 def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """(what `pread` gives, ranges [start, end) that the medium cannot give: zeros, which mean
-    nothing). A page is the least that it gives or does not."""
+    """Return (result of `pread`, ranges [start, end) that the medium cannot read). The latter are
+    zeros without meaning. The unit is a page."""
     try:
         return file.pread(length, position), []
     except OSError as error:
@@ -762,21 +776,21 @@ def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tup
                 raise
             parts.append(bytes(stop - position))
             bad.append((position, stop))
-        if len(parts[-1]) < stop - position:  # cut short meanwhile
+        if len(parts[-1]) < stop - position:  # truncated meanwhile
             break
         position = stop
     return b"".join(parts), bad
 
 
 def read_whole(file: File, length: int, position: int) -> bytes:
-    """What `pread` gives; nothing where the medium cannot give all of it."""
+    """Return the result of `pread`; nothing if the medium cannot read all of it."""
     data, bad = read_around(file, length, position)
     return b"" if bad else data
 
 
 def uncache_steps(file: File, start: int, end: int) -> None:
-    """Have the system's page cache keep nothing of what was written to [start, end) and synced,
-    each time another `UNCACHE_BYTES` are full. The page in which more is written soon stays."""
+    """Drop data that was written to [start, end) and synced from the page cache, in whole units of
+    `UNCACHE_BYTES`. The page in which more will be written soon stays."""
     start -= start % UNCACHE_BYTES
     end -= end % UNCACHE_BYTES
     if end > start:
@@ -784,17 +798,17 @@ def uncache_steps(file: File, start: int, end: int) -> None:
 
 
 def uncache_around(file: File, length: int, position: int) -> None:
-    """Have what is read next come from the medium, with all of the pages it lies in. What is not
-    written back yet stays where it is."""
+    """Make the next read come from the medium, with all pages it touches. Data that is not written
+    back yet stays in memory."""
     start = position - position % _PAGE_BYTES
     end = position + length
     file.uncache(end - end % -_PAGE_BYTES - start, start)
 
 
 def write_over(file: File, data: Buffer, position: int) -> bool:
-    """`pwrite` where the medium may not be able to read: only a whole page can be written there,
-    with zeros around what is given. So the rest of an unreadable page, which was lost, is zeros
-    afterwards, and the file may end with its last page. True: there was such a page."""
+    """Write where the medium may be unreadable: there only a whole page can be written, padded with
+    zeros. The rest of an unreadable page, which was lost, becomes zeros, and the file may end with
+    its last page. Return True if there was such a page."""
     try:
         file.pwrite([data], position)
         return False
@@ -817,7 +831,7 @@ def write_over(file: File, data: Buffer, position: int) -> bool:
 
 
 def cut_off(file: File, length: int) -> None:
-    """`truncate` in a page that the medium may not be able to read, as `write_over`."""
+    """Truncate within a page that the medium may be unable to read, as in `write_over`."""
     try:
         file.truncate(length)
     except OSError as error:
@@ -828,15 +842,15 @@ def cut_off(file: File, length: int) -> None:
 
 
 def free_bytes(fs: FileSystem, path: str) -> int:
-    """How much the disk still takes; 0 where it does not say."""
+    """Return the bytes that the disk can still take; 0 if unknown."""
     with suppress(OSError):
         return fs.space(path)[1]
     return 0
 
 
 def make_durable_directory(fs: FileSystem, path: str) -> None:
-    """Make a directory and its missing parents so that a power cut does not take them back: a new
-    name is durable only when the directory it stands in has been synced."""
+    """Create a directory and its missing parents so that a power cut does not undo it: a new name
+    is durable only when its parent directory has been synced."""
     missing = []
     while path and not fs.exists(path):
         missing.append(path)
@@ -848,8 +862,8 @@ def make_durable_directory(fs: FileSystem, path: str) -> None:
 
 
 def sync_names_above(fs: FileSystem, path: str) -> None:
-    """Make durable that `path` is there: who made it may have died before. What is not ours to
-    open was not made by us."""
+    """Make the existence of `path` durable: its creator may have died before. Parents that this
+    user may not open were not created by the store."""
     while path:
         parent, slash, _ = path.rpartition("/")
         try:
@@ -860,7 +874,7 @@ def sync_names_above(fs: FileSystem, path: str) -> None:
 
 
 class RealFileSystem:
-    """The operating system's files. Private to the user that runs the server."""
+    """The operating system's files, accessible only to the user that runs the server."""
 
     __slots__ = ()
 
@@ -906,8 +920,8 @@ class RealFileSystem:
         lock = RealLock()
         try:
             lock.take(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path)
-            # Whoever takes a file that is left for one that is in nobody's use removes it: the
-            # next one would be another file. The directory stays the same.
+            # A leftover lock file may be removed as unused by someone, and the next one would be
+            # another file. The directory stays the same.
             directory = os.open(os.path.dirname(path) or ".", _DIRECTORY)
             try:
                 lock.take(directory, path)

@@ -1,8 +1,7 @@
-"""Workers without threads: jobs queue until they are pumped, time moves when it is told to.
+"""Workers without threads, for tests and for tools without a loop: jobs queue until they are
+pumped, and time is advanced explicitly.
 
-For tests, and for tools that have no loop.
-
-Must not know: what the jobs do.
+Does not depend on what the jobs do.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ class InlineTimer:
 
 
 class InlineWorkers:
-    """Jobs queue in order; `pump` runs them on the caller's thread. Time is `now_ms`."""
+    """Jobs queue in order; `pump` runs them on the caller's thread. The current time is
+    `now_ms`."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -73,7 +73,7 @@ class InlineWorkers:
         done(result)
 
     def pump(self) -> None:
-        """Run all jobs, those they start, and the timers that are due, until nothing is left."""
+        """Run all jobs, jobs they start, and due timers, until none is left."""
         while True:
             if self.journal_jobs:
                 self.run_one(self.journal_jobs)
@@ -89,7 +89,7 @@ class InlineWorkers:
                 return
 
     def advance(self, ms: int) -> None:
-        """Move time on by `ms`, running timers in order and pumping in between."""
+        """Advance time by `ms`, running timers in order and pumping in between."""
         end_ms = self.now_ms + ms
         self.pump()
         while self._timers and self._timers[0][0] <= end_ms:

@@ -1,14 +1,14 @@
-"""The blocking work of one store: a directory is released only when none of it is under way.
+"""Blocking work of one store: a directory is released only when none of its jobs is running.
 
-A job that writes after another process has taken the directory would overwrite what that process
-does. So a store hands all its work over by `Jobs`, which knows what has not come back. After `over`
-no job begins any more, as in a killed process, and no `done` is called. `then` is called when the
-last job that had begun has ended.
+A job that writes after another process has taken the directory would overwrite that process's data.
+So a store submits all its work through `Jobs`, which tracks unfinished jobs. After `over` no
+further job begins, as in a killed process, and no `done` is called. `then` is called when the last
+running job has ended.
 
-Threads take no locks. A job says that it begins before it looks whether it may; `over` says that
-none may before it looks which have begun.
+Threads take no locks. A job sets its flag `has_begun` before it checks if it may run; `over`
+forbids it before it checks which jobs have begun.
 
-Must not know: what the jobs do.
+Does not depend on what the jobs do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Job:
-    """One job: `run` is for the thread, everything else for the loop."""
+    """One job: `run` is called in the thread, everything else on the loop."""
 
     __slots__ = ("done", "has_begun", "has_ended", "jobs", "work")
 
@@ -43,8 +43,8 @@ class _Job:
 
 
 class Jobs:
-    """`segments.api.Workers` for one store. `on_rest` is called on the loop when all that was
-    handed over has come back."""
+    """`segments.api.Workers` for one store. `on_rest` is called on the loop when all submitted jobs
+    have ended."""
 
     __slots__ = ("_handed", "_then", "_workers", "is_over", "on_rest")
 
@@ -85,14 +85,14 @@ class Jobs:
         self._workers.files(handed.run, partial(self._ended, handed))
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """It touches no file: the directory is let go without it."""
+        """Run a job that touches no file; the directory is released without waiting for it."""
         self._workers.compute(job, done)
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         return self._workers.call_later(delay_ms, fn)
 
     def over(self, then: Callable[[], None]) -> None:
-        """No job begins any more, and no `done` is called; `then` when none runs."""
+        """Let no further job begin and no `done` be called; call `then` when none is running."""
         self.is_over = True
         self._then = then
         self._look()
@@ -114,4 +114,4 @@ class Jobs:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing."""

@@ -1,13 +1,13 @@
-"""Removing files of logs that were reset, trimmed or deleted: one removal at a time, in order.
+"""Removal of files of logs that were reset, trimmed or deleted: one at a time, in order.
 
-A removal begins once the journal record that calls for it is durable, and while nothing else is at
-the files. A full disk may refuse even a removal (a file system that writes before it frees): it is
-then tried again. To remove a hundred thousand files takes minutes: a job does a piece of it and
-says that there is more, and checkpoints have their turn before it goes on.
+A removal begins once the journal record that requires it is durable, and while no other work uses
+the files. A full disk may refuse even a removal (a file system that writes before it frees); it is
+then retried. Removing a hundred thousand files takes minutes, so a job removes a part and returns
+that there is more, and checkpoints get their turn before it continues.
 
-A repair of damaged entries stands in the same queue, because it needs the files for itself, too.
+A repair of damaged entries waits in the same queue, because it also needs exclusive use of files.
 
-Must not know: what is removed.
+Does not depend on what is removed.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 
 Job = Callable[[], bool | None]
 FILES_AT_ONCE = 256
-"""So many are removed before others have the files."""
+"""Files removed before other work gets its turn."""
 REST_MS = 200
-"""In which a part of a checkpoint falls due."""
+"""Pause between two parts of a removal; a part of a checkpoint becomes due within it."""
 
 
 class RemovalState(Enum):
-    """What the queue does just now."""
+    """State of the queue."""
 
     IDLE = auto()
     RUNNING = auto()
-    """A thread has a job."""
+    """A thread runs a job."""
     RESTING = auto()
-    """A job has said that there is more: others have the files for a while."""
+    """A job has more to do: other work may use the files for a while."""
     REFUSED = auto()
-    """A full disk refused a job. It is tried again each second."""
+    """A full disk refused a job. It is retried each second."""
 
 
 @dataclass(slots=True)
 class Removal:
-    """`begin` is called when its turn comes and gives the job for the pool, or None when what has
-    happened meanwhile made it pointless. The job is called again as long as it returns True: there
-    is more to do. `after` runs on the loop when the job is done."""
+    """An entry of the queue.
+
+    `begin` is called when its turn comes and returns the job for the pool, or None if the job has
+    become pointless. The job is called again as long as it returns True, which means that there is
+    more to do. `after` runs on the loop when the job is done.
+    """
 
     token: int
     begin: Callable[[], Job | None]
@@ -52,24 +55,25 @@ class Removal:
 
 
 class RemovalsOwner(Protocol):
-    """What the queue asks of the store. Calls, not values: a removal's turn also comes by timers,
-    and only the store knows who else is at the files."""
+    """Methods that the queue requires of the store. Calls rather than values: a removal's turn also
+    comes by timers, and only the store knows which other work uses the files."""
 
     def removal_may_run(self, token: int) -> bool:
-        """What was staged up to the token is durable, and nobody is at the files."""
+        """Return True if records staged up to the token are durable, and no other work uses the
+        files."""
 
     def removal_is_urgent(self) -> bool:
-        """Room is needed too much to rest."""
+        """Return True if space is needed too urgently to pause."""
 
     def removal_ended(self) -> None:
-        """A job of one has ended: the files are free."""
+        """React to the end of a job: the files are free."""
 
     def removal_failed(self, error: BaseException) -> None:
-        """The disk can no longer be trusted."""
+        """React to a disk that can no longer be trusted."""
 
 
 class Removals:
-    """The queue."""
+    """The queue of removals."""
 
     __slots__ = ("_owner", "_queue", "_workers", "begun", "state")
 
@@ -79,7 +83,7 @@ class Removals:
         self._queue: deque[Removal] = deque()
         self.state = RemovalState.IDLE
         self.begun = 0
-        """Jobs so far."""
+        """Number of jobs begun."""
 
     @property
     def is_running(self) -> bool:
@@ -89,7 +93,7 @@ class Removals:
         self._queue.append(removal)
 
     def next(self) -> None:
-        """Begin the oldest removal, if it may."""
+        """Begin the oldest removal, if it may run."""
         while self._queue and self.state is RemovalState.IDLE:
             if not self._owner.removal_may_run(self._queue[0].token):
                 return

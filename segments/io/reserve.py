@@ -1,13 +1,13 @@
-"""Room set aside for a full disk: what votes, notes of a checkpoint and deletions need.
+"""Disk space reserved for a full disk: for votes, notes of a checkpoint and deletions.
 
-The reserve is some small files in a folder of the data directory, the pieces, zeroed and synced. A
-piece is taken whole, by a rename, so that nobody else can take its room on the way. Or it is
-removed, so that something else finds room. What was taken can be given back in the same way. All
-pieces are made again as soon as there is room. Until then the disk counts as full.
+The reserve consists of small files in a folder of the data directory, the pieces, zeroed and
+synced. A piece is taken whole, by a rename, so that no other user can take its space on the way; or
+it is removed, so that another file finds space. Taken pieces can be given back in the same way. All
+pieces are made again as soon as there is space. Until then the disk counts as full.
 
-The pieces can become larger, one after the other. What can be relied on is the size of the least.
+The pieces can be enlarged, one after the other. Only the size of the smallest can be relied on.
 
-Must not know: what the pieces are used for.
+Does not depend on the use of the pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ZEROS = bytes(64 << 10)
 
 
 class Reserve:
-    """The pieces `NAME-0` to `NAME-7` of a folder. Everything blocks."""
+    """The pieces `NAME-0` to `NAME-7` of a folder. All methods block."""
 
     __slots__ = ("_folder", "_fs", "_known", "_name", "piece_bytes", "wanted_bytes")
 
@@ -28,16 +28,16 @@ class Reserve:
         self._folder = folder
         self._name = name
         self.piece_bytes = piece_bytes
-        """No piece is smaller."""
+        """Minimum size of the existing pieces."""
         self.wanted_bytes = piece_bytes
-        """So large they are to become."""
+        """Size to which the pieces are to be enlarged."""
         self._known: dict[str, int] = {}
-        """Sizes of the pieces that were there at the last look: no piece changes its size, and
-        each file of the journal asks for them several times."""
+        """Sizes of the pieces that existed at the last check. Cached, because a piece never changes
+        its size, and each journal file needs them several times."""
 
     def fill(self) -> None:
-        """Make the pieces that are missing, then those anew that are to be larger. Raises OSError
-        (ENOSPC): those that were there are."""
+        """Make the missing pieces, then replace those that are to be larger. Raises OSError
+        (ENOSPC); existing pieces are kept then."""
         wanted = self.wanted_bytes
         self._make_all(self._smaller(self.piece_bytes), self.piece_bytes)
         self._make_all(self._smaller(wanted), wanted)
@@ -52,8 +52,8 @@ class Reserve:
         self._fs.sync_directory(self._folder)
 
     def measure(self, least: int) -> None:
-        """Rely on what the pieces have that an earlier life has left: some may be smaller than
-        those of now, and larger than `least`."""
+        """Set `piece_bytes` to the smallest piece left by an earlier run; pieces smaller than
+        `least` are ignored."""
         sizes = [size for size in self._sizes().values() if size >= least]
         self.piece_bytes = min([self.wanted_bytes, *sizes])
 
@@ -61,7 +61,7 @@ class Reserve:
         fs = self._fs
         fresh = f"{path}.new"
         if fs.exists(fresh):
-            fs.unlink(fresh)  # of a process that died here
+            fs.unlink(fresh)  # left by a process that died here
         file = fs.open(fresh, create=True)
         try:
             file.allocate(size)
@@ -78,12 +78,12 @@ class Reserve:
         fs.rename(fresh, path)
 
     def pieces(self) -> int:
-        """How many are left."""
+        """Return the number of pieces left."""
         return RESERVE_PIECES - len(self._smaller(self.piece_bytes))
 
     def take(self, path: str) -> bool:
-        """Let a piece have the name `path`, durably; False when none is left. Raises OSError: then
-        one may have it already, and is to be given back."""
+        """Rename a piece to `path`, durably; return False if none is left. If OSError is raised, a
+        piece may have that name already and must be given back."""
         missing = self._smaller(self.piece_bytes)
         for piece in self._paths():
             if piece not in missing:
@@ -94,7 +94,7 @@ class Reserve:
         return False
 
     def free(self, count: int) -> bool:
-        """Give so many pieces back to the file system; False when there are not as many."""
+        """Release `count` pieces to the file system; return False if there are fewer."""
         missing = self._smaller(self.piece_bytes)
         left = [path for path in self._paths() if path not in missing]
         if len(left) < count:
@@ -106,7 +106,7 @@ class Reserve:
         return True
 
     def give(self, path: str) -> None:
-        """Take back a file, if it is a piece and one is missing; else remove it."""
+        """Take a file back as a piece if one is missing and it has the size; else remove it."""
         fs = self._fs
         if not fs.exists(path):
             return
@@ -122,12 +122,12 @@ class Reserve:
         fs.sync_directory(path.rpartition("/")[0])
 
     def _smaller(self, size: int) -> list[str]:
-        """The pieces that are not there or smaller than that."""
+        """Return the paths of pieces that are missing or smaller than `size`."""
         sizes = self._sizes()
         return [path for path in self._paths() if sizes.get(path, -1) < size]
 
     def _sizes(self) -> dict[str, int]:
-        """Of the pieces that are there."""
+        """Return the sizes of the existing pieces."""
         fs, known = self._fs, self._known
         there = set(fs.list(self._folder)) if fs.exists(self._folder) else set()
         sizes: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""The threads that block: one for the journal, one for what its blocks refer to, one for segments
-and meta, a small pool for reads and everything else; and two that only compute, so that it need not
-wait for a thread that waits for a disk.
+"""Threads for blocking work: one for the journal, one for payloads of its blocks, one for essential
+work, one for segments and meta, and a small pool for reads and the rest. Two more only compute, so
+that computation does not wait behind disk work.
 
-A job is a plain callable that touches only files and what it closed over; its result, or the
-exception it raised, is handed to `done` on the loop. The journal thread runs its jobs one at a time
+A job is a plain callable that touches only files and what it closed over. Its result, or the
+exception it raised, is passed to `done` on the loop. The journal thread runs its jobs one at a time
 and in order. Threads hold no state of the store and take no locks.
 
-Must not know: what the jobs do.
+Does not depend on what the jobs do.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 class ThreadWorkers:
     """`Workers` for a real server.
 
-    `ring(fn, argument)`, from any thread, and `call_later(delay_ms, fn)` are the loop's. After
-    `close` no job is taken; those already queued are finished first.
+    `ring(fn, argument)`, from any thread, and `call_later(delay_ms, fn)` belong to the loop. After
+    `close` no job is accepted; those already queued are finished first.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ThreadWorkers:
         return self._call_later(delay_ms, fn)
 
     def close(self) -> None:
-        """Finish what is queued and end the threads. Blocks."""
+        """Finish queued jobs and end the threads. Blocks."""
         for queue in self._threads.values():
             queue.put(None)
         for thread in self._threads:
@@ -101,4 +101,4 @@ class ThreadWorkers:
             except BaseException as error:  # noqa: BLE001 - the loop decides what a failure means
                 result = error
             self._ring(done, result)
-            del item, job, done, result  # a chunk must not stay pinned until the next job
+            del item, job, done, result  # so that a chunk is not kept alive until the next job
