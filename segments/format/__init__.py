@@ -1,1 +1,2 @@
-"""The bytes on disk: blocks, frames, file names, what LMDB does not check of its own."""
+"""On-disk formats: blocks, frames, file names, and checks of LMDB's file that LMDB does not
+make."""

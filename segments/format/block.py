@@ -3,25 +3,26 @@
 A journal file is a header, padded to 4 KiB, and blocks, each at a 4 KiB boundary. The LSN of a byte
 is the header's start LSN plus its position in the file; all integers are little-endian.
 
-File header (64 bytes, then one mark of 88 bytes for every log of the directory), padded to whole
-pages, and behind it one page of parity: the exclusive or of all of these. From it any one of them
-follows; where there is only one, it is a second copy. The old form, "VDLJRNL1", has no parity.
+The file header is 64 bytes, then one mark of 88 bytes for every log of the directory, padded to
+whole pages. After it comes one page of parity: the exclusive or of all these pages. Any one page
+can be reconstructed from the others; if there is only one, the parity is a second copy. The old
+form, "VDLJRNL1", has no parity.
 
     0  magic        8  "VDLJRNL2"
     8  crc          4  CRC32C over bytes [12, length)
     12 length       4  of header and marks
     16 sequence     8  also the file's name: a header that disagrees is left from an earlier use
     24 salt         8  random, of this file
-    32 start LSN    8  where the previous file ends: whatever it holds beyond was cut off
+    32 start LSN    8  end of the previous file: anything it holds beyond was cut off
     40 previous     8  sequence of the file before, 0 for none
     48 chain        4  CRC of the last block before this file
     52 logs         4  number of marks
-    56 replaced     8  how many bytes of the journal, up to the start LSN, this file stands for:
-                       the file before counts up to there only, and what followed it not at all
+    56 replaced     8  number of bytes of the journal, up to the start LSN, that this file stands
+                       for: the file before counts only up to there, and files between not at all
 
-A file that stands for others is made on a full disk, which has no room for them. Its marks say what
-they said. Its first block repeats what they are still needed for; without that block it does not
-count.
+A file that stands for others is made on a full disk, which has no space for them. Its marks repeat
+theirs. Its first block repeats the data for which they are still needed; without that block the
+file does not count.
 
 Block header (64 bytes), table (32 bytes a record), then the frames of its records, in order:
 
@@ -34,10 +35,10 @@ Block header (64 bytes), table (32 bytes a record), then the frames of its recor
     36 records      4
     40 chain        4  CRC of the block before
     44 flags        4  bit 0: a clean stop follows; bit 1: first block after recovery
-    48 directory   16  id of the data directory; zero in blocks of before
+    48 directory   16  id of the data directory; zero in blocks of earlier versions
 
-The table carries every frame's CRC, which covers the payload: block CRC and frame CRCs together
-cover all bytes, and the payload is summed once in its life. A block is good when all of them match.
+The table has every frame's CRC, which covers the payload: block CRC and frame CRCs together cover
+all bytes, and the payload's CRC is computed only once. A block is good if all of them match.
 
 Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 bytes by kind:
 
@@ -52,18 +53,18 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
                timestamp the number of the reset, its payload the state that came with it
     STATE      the frame of an INSTALL again, which changes nothing else
     PLACE      term: a segment; index: of an entry; value: the position of its frame there
-    DETAIL     of the PLACED behind it; term: records; index: base offset; value: timestamp, signed;
-               the byte behind the kind is the entry's kind
-    PLACED     as ENTRY, without a frame: that lies where the last PLACE of its log says, or behind
-               the PLACED before it
+    DETAIL     of the following PLACED; term: records; index: base offset; value: timestamp, signed;
+               the byte after the kind is the entry's kind
+    PLACED     as ENTRY, without a frame: that is where the last PLACE of its log says, or after the
+               preceding PLACED
 
-A block with PLACED counts only when their frames are in their segments. The next block is not
-written before.
+A block with PLACED records counts only if their frames are in their segments. The next block is not
+written before they are.
 
 `sequence` counts a log's records, modulo 2^32: after an unreadable block it shows which logs lost
 some.
 
-Must not know: files, logs as objects.
+Does not depend on files or on logs as objects.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ DETAIL = 10
 PLACED = 11
 CLEAR = 12
 KINDS = frozenset(range(ENTRY, CLEAR + 1))
-"""One that is not among them was written by a later version: a start ends there."""
+"""All known kinds. Any other was written by a later version, and a start fails on it."""
 FRAMED = frozenset((ENTRY, INSTALL, STATE))
-"""Kinds whose record has a frame in the block: its length and CRC stand in the record."""
+"""Kinds whose record has a frame in the block; the record has its length and CRC."""
 
 SEQUENCE_MASK = (1 << 32) - 1
 
@@ -117,19 +118,20 @@ CLOSING = 1
 OPENING = 2
 
 NO_DIRECTORY = DirectoryId(bytes(16))
-"""Of blocks that do not say whose they are."""
+"""Directory id of blocks that do not name their directory."""
 
 MARK_VOID = 1
-"""Mark flag: the log was reset or cleared, and has written no segment since; files that it may have
-are stale."""
+"""Mark flag: the log was reset or cleared, and has written no segment since; any files it has are
+stale."""
 MARK_INSTALLED = 2
-"""Mark flag, in a file that stands for others: the installed state of files before still counts."""
+"""Mark flag, in a file that stands for others: the installed state of earlier files still
+counts."""
 
 
 @dataclass(slots=True)
 class Mark:
-    """What a file header says about one log: everything that blocks before the file said, and the
-    first one in it, which comes in the same write."""
+    """State of one log in a file header: the result of all blocks before the file and of the first
+    one in it, which is part of the same write."""
 
     log_id: LogId
     sequence: int
@@ -161,13 +163,13 @@ class FileHeader:
 
     @property
     def begin_lsn(self) -> int:
-        """Up to where the file before counts."""
+        """LSN up to which the file before counts."""
         return self.start_lsn - self.replaced
 
 
 @dataclass(slots=True)
 class Block:
-    """A block's header and table, its own CRC checked; the frames are checked by who reads them."""
+    """A block's header and table, with its own CRC checked. The reader must check the frames."""
 
     position: int
     lsn: int
@@ -177,7 +179,7 @@ class Block:
     chain: int
     flags: int
     directory: DirectoryId
-    """The data directory it was written to; `NO_DIRECTORY`: that is not known."""
+    """Data directory to which it was written; `NO_DIRECTORY` if unknown."""
     table: memoryview
 
     @property
@@ -186,17 +188,17 @@ class Block:
 
 
 def padded(length: int) -> int:
-    """`length` rounded up to whole pages."""
+    """Return `length` rounded up to whole pages."""
     return -(-length // PAGE_BYTES) * PAGE_BYTES
 
 
 def file_header_bytes(marks: int) -> int:
-    """What a header with so many marks takes in a file, parity and all."""
+    """Return the size in a file of a header with `marks` marks, including parity."""
     return padded(FILE_HEADER_BYTES + MARK.size * marks) + PAGE_BYTES
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """The header with its marks, padded to whole pages, and its parity."""
+    """Return the header with its marks, padded to whole pages, and its parity."""
     length = FILE_HEADER_BYTES + MARK.size * len(header.marks)
     out = bytearray(padded(length))
     FILE_HEADER.pack_into(
@@ -215,7 +217,7 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def _exclusive_or(pages: memoryview) -> bytes:
-    """Of all these pages."""
+    """Return the exclusive or of all these pages."""
     parity = 0
     for at in range(0, len(pages), PAGE_BYTES):
         parity ^= int.from_bytes(pages[at : at + PAGE_BYTES], "little")
@@ -223,7 +225,7 @@ def _exclusive_or(pages: memoryview) -> bytes:
 
 
 def header_length(data: bytes) -> int:
-    """Length of the file header by its own word, unchecked; 0 when these bytes are none."""
+    """Return the file header's own length field, unchecked; 0 if these bytes are no header."""
     if len(data) < FILE_HEADER_BYTES or data[:8] not in (FILE_MAGIC, OLD_FILE_MAGIC):
         return 0
     length: int = _CRC.unpack_from(data, 12)[0]
@@ -231,13 +233,13 @@ def header_length(data: bytes) -> int:
 
 
 def first_block_at(data: bytes) -> int:
-    """Where a file's first block lies by the word of its header, unchecked."""
+    """Return the position of a file's first block according to its header, unchecked."""
     return padded(header_length(data)) + (PAGE_BYTES if data[:8] == FILE_MAGIC else 0)
 
 
 def marks_end(data: bytes, log_ids_end: int) -> int:
-    """Where the marks behind a header's first page end, by what they say: the ids of their logs
-    ascend, and are below `log_ids_end`. `len(data)`: they may go on behind it."""
+    """Return the end of the marks after a header's first page, by their contents: their log ids
+    ascend, and are below `log_ids_end`. `len(data)`: they may go on beyond it."""
     first = -(-(PAGE_BYTES - FILE_HEADER_BYTES) // MARK.size)
     log_id = 0
     for at in range(FILE_HEADER_BYTES + first * MARK.size, len(data) - 3, MARK.size):
@@ -248,7 +250,7 @@ def marks_end(data: bytes, log_ids_end: int) -> int:
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """The header at the start of `data`, or None when it cannot be trusted."""
+    """Return the header at the start of `data`, or None if it cannot be trusted."""
     length = header_length(data)
     if length < FILE_HEADER_BYTES or length > len(data):
         return None
@@ -269,14 +271,14 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 
 
 def is_parity_good(data: bytes) -> bool:
-    """Whether the page behind a header's pages, up to where the first block begins, goes with them;
-    the old form has none."""
+    """Return True if the parity page matches a header's pages. `data` ends where the first block
+    begins. The old form has no parity."""
     return data[:8] != FILE_MAGIC or not any(_exclusive_or(memoryview(data)))
 
 
 def mend_file_header(data: bytes, sequence: int) -> FileHeader | None:
-    """The header of file `sequence` at the start of `data`, of whose pages one is not what was
-    written; None when more than one is not, or there was none. `data` reaches behind the parity."""
+    """Return the header of file `sequence` at the start of `data`, with up to one page corrected by
+    parity; None if more are wrong or there was no header. `data` extends beyond the parity."""
     view = memoryview(data)
     header = _mend_first_page(view, sequence)
     length = header_length(data)
@@ -297,7 +299,7 @@ def mend_file_header(data: bytes, sequence: int) -> FileHeader | None:
 
 
 def _mend_first_page(view: memoryview, sequence: int) -> FileHeader | None:
-    """The first page from all the others. It says how many these are: each number is tried."""
+    """Reconstruct the first page from all the others. Their number is in it, so each is tried."""
     head = 0
     for at in range(PAGE_BYTES, len(view) - PAGE_BYTES + 1, PAGE_BYTES):
         head ^= int.from_bytes(view[at : at + FILE_HEADER_BYTES], "little")
@@ -315,7 +317,7 @@ def encode_block(
     *, salt: int, lsn: int, durable: int, chain: int, flags: int, table: bytes, frames_bytes: int,
     directory: DirectoryId = NO_DIRECTORY,
 ) -> tuple[bytes, int]:  # fmt: skip
-    """(header and table, block CRC) of a block whose frames are written behind them."""
+    """Return (header and table, block CRC) of a block whose frames are written after them."""
     out = bytearray(BLOCK_HEADER_BYTES)
     length = BLOCK_HEADER_BYTES + len(table) + frames_bytes
     BLOCK_REST.pack_into(
@@ -328,7 +330,8 @@ def encode_block(
 
 
 def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
-    """Length of header and table of the block that `header` may begin; 0 when it begins none."""
+    """Return the length of header and table of the block that `header` begins; 0 if it begins
+    none."""
     if len(header) < BLOCK_HEADER_BYTES or header[:4] != BLOCK_MAGIC:
         return 0
     _, _, found_salt, found_lsn, _, length, records, _, _, _ = BLOCK_HEADER.unpack_from(header)
@@ -339,7 +342,7 @@ def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
 
 
 def decode_block(data: bytes, position: int) -> Block | None:
-    """The block whose header and table are `data`, or None when its CRC does not match."""
+    """Return the block whose header and table are `data`, or None if its CRC does not match."""
     _, crc, _, lsn, durable, length, records, chain, flags, directory = BLOCK_HEADER.unpack_from(
         data
     )

@@ -1,7 +1,8 @@
-"""Frames: entries as they lie in log segments, in cache chunks and in journal blocks.
+"""Frames: the format of entries in log segments, in cache chunks and in journal blocks.
 
-One image serves all three, so an entry's bytes are laid out, copied and summed once, at append. A
-frame is a 48-byte header and the payload, end to end, without padding; integers are little-endian:
+All three share one image, so an entry's bytes are laid out, copied and checksummed once, at append.
+A frame is a 48-byte header and the payload, consecutive, without padding; integers are
+little-endian:
 
     0  crc          4  CRC32C over bytes [4, 48 + length)
     4  length       4  of the payload
@@ -15,7 +16,7 @@ frame is a 48-byte header and the payload, end to end, without padding; integers
     32 base offset  8
     40 timestamp    8  signed; the largest in the batch, -1 without one
 
-Must not know: where frames are kept, what payloads mean.
+Does not depend on where frames are stored or on the meaning of payloads.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ HEADER_REST = struct.Struct("<IIIBBHIQQq")
 CRC = struct.Struct("<I")
 INDEX_AND_OFFSET = struct.Struct("<QQ")
 MARK_AT = 24
-"""Where those two are in a frame."""
+"""Position of index and base offset in a frame."""
 assert HEADER.size == FRAME_BYTES, HEADER.size
 
 
 def frame_length(view: memoryview, at: int) -> int:
-    """Length of the frame at `at` by its own word, unchecked; 0 when its header is cut."""
+    """Return the length of the frame at `at` by its own field, unchecked; 0 if its header is
+    cut."""
     if at + FRAME_BYTES > len(view):
         return 0
     length: int = CRC.unpack_from(view, at + 4)[0]
@@ -57,8 +59,8 @@ def frame_header(
     base_offset: Offset,
     timestamp: int,
 ) -> bytes:
-    """Header and CRC of a frame around `data` that is not an entry. Entries are framed where they
-    are copied, see `DiskLog.stage`."""
+    """Return header and CRC of a frame around `data` that is not an entry. Entries are framed where
+    they are copied, see `DiskLog.stage`."""
     rest = HEADER_REST.pack(
         len(data), group_id, term, 0, FRAME_VERSION, 0, 0, index, base_offset, timestamp
     )
@@ -66,7 +68,7 @@ def frame_header(
 
 
 def frame_of(entry: StoredEntry, group_id: GroupId) -> bytes:
-    """The frame of an entry that is written where no chunk has it."""
+    """Return the frame of an entry that is in no chunk."""
     rest = HEADER_REST.pack(
         len(entry.data), group_id, entry.term, int(entry.kind), FRAME_VERSION, 0, entry.records,
         entry.index, entry.base_offset, entry.timestamp,
@@ -75,20 +77,20 @@ def frame_of(entry: StoredEntry, group_id: GroupId) -> bytes:
 
 
 def is_frame(view: memoryview, length: int, crc: int) -> bool:
-    """Whether these bytes are the frame of that length and CRC."""
+    """Return True if these bytes are the frame of that length and CRC."""
     if len(view) != length or length < FRAME_BYTES:
         return False
     return CRC.unpack_from(view)[0] == crc and crc32c(view[4:]) == crc
 
 
 def base_offset_of(view: memoryview, at: int) -> Offset:
-    """Base offset in the frame at `at`, which has been checked."""
+    """Return the base offset in the frame at `at`, which has been checked."""
     found: Offset = HEADER.unpack_from(view, at)[9]
     return found
 
 
 def read_frame(view: memoryview, at: int, group_id: GroupId, position: int) -> StoredEntry:
-    """The entry framed at `at`, its CRC checked; `position` is for the error's text.
+    """Return the entry framed at `at`, its CRC checked; `position` is for the error's text.
 
     Raises CorruptRecord.
     """
@@ -111,7 +113,7 @@ def read_frame(view: memoryview, at: int, group_id: GroupId, position: int) -> S
 
 
 def frame_at(view: memoryview, at: int, group_id: GroupId, index: Index) -> StoredEntry | None:
-    """The entry `index` framed at `at`, or None when it is not there or damaged."""
+    """Return entry `index` framed at `at`, or None if it is absent or damaged."""
     try:
         entry = read_frame(view, at, group_id, 0)
     except CorruptRecord:

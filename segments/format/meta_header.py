@@ -1,10 +1,10 @@
-"""The two header pages of an LMDB file, which LMDB itself believes without looking.
+"""Checks of the two header pages of an LMDB file, which LMDB itself does not make.
 
-They have no checksum, and LMDB acts on what stands there: a changed bit makes it ask for memory
-without end, grow the file until the disk is full, refuse the file for good, or end the process in
-an assertion, with every start again. What a header may say is bounded by the file that it is in, so
-nonsense is told before LMDB meets it. What remains possible is an older tree or another one, which
-`Meta` finds out by what it remembers.
+The headers have no checksum, and LMDB relies on their contents. A changed bit can make it request
+unlimited memory, grow the file until the disk is full, refuse the file permanently, or fail an
+assertion at every start. A header's fields are bounded by the size of its file, so nonsense is
+detected before LMDB sees it. An older tree, or another one, is not detected here; `Meta` detects it
+by what it remembers.
 
 Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_meta`, 64 bits, little-endian:
 
@@ -13,7 +13,7 @@ Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_meta`, 64 bits, little-endian:
     of each of the two trees: page size (of the first only) 4, flags 2, depth 2,
     pages (branch, leaf, overflow) 3 x 8, entries 8, root 8
 
-Must not know: keys and values.
+Does not depend on keys and values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PAGE_BYTES_MAX = 1 << 16
 
 
 class Tree(NamedTuple):
-    """What a header says of one of the two trees: that of items, and that of free pages."""
+    """Header's description of one of the two trees: that of items, or that of free pages."""
 
     page_bytes: int
     flags: int
@@ -49,7 +49,7 @@ class Tree(NamedTuple):
 
 
 class MetaHeader(NamedTuple):
-    """`last`: number of the last page that was ever given out."""
+    """A header page. `last`: number of the last page ever allocated."""
 
     transaction: int
     page_bytes: int
@@ -59,7 +59,8 @@ class MetaHeader(NamedTuple):
 
 
 def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> MetaHeader:
-    """The one that counts. `read(length, position)` reads from the file, which has `file_bytes`.
+    """Check both headers and return the current one. `read(length, position)` reads from the file,
+    which has `file_bytes`.
 
     Raises CorruptRecord, and StorageError for a file of another version of LMDB.
     """
@@ -79,7 +80,7 @@ def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> MetaHea
 def _check_header(
     read: Callable[[int, int], bytes], position: int, number: int, file_bytes: int
 ) -> MetaHeader:
-    """Raises CorruptRecord, StorageError."""
+    """Read and check one header. Raises CorruptRecord or StorageError."""
     packed = read(_HEADER.size, position)
     if len(packed) < _HEADER.size:
         raise CorruptRecord("header of meta", position)
@@ -92,7 +93,7 @@ def _check_header(
         if (version ^ _VERSION).bit_count() == 1:
             raise CorruptRecord("version of meta", position, expected=_VERSION, actual=version)
         raise StorageError(f"meta is of another version of LMDB, {version}")
-    # A transaction writes the page that its number names; a new file begins with two zeros.
+    # A transaction writes the header page given by its number's parity; a new file has two zeros.
     if transaction and transaction % 2 != number:
         raise CorruptRecord("transaction of meta", position, actual=transaction)
     free_list, items = Tree(*_TREE.unpack(free)), Tree(*_TREE.unpack(tree))

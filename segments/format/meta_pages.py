@@ -1,11 +1,11 @@
-"""The pages of an LMDB file, which LMDB follows without looking.
+"""Checks of the pages of an LMDB file, which LMDB itself does not make.
 
-They have no checksum. A changed bit in a page of the tree has LMDB read where nothing is, which
-ends the process with SIGBUS, at every start again; one in the list of free pages has it write over
-pages in use. So before LMDB opens a file all that it may follow is followed here, in bounds: every
-page is the one that was meant, of the kind and at the depth it must be, its items lie within it and
-in order, and nothing is used twice. Where that is not so, what stands in good pages can still be
-read, without LMDB.
+Pages have no checksum. A changed bit in a page of the tree can make LMDB read outside the file,
+which ends the process with SIGBUS at every start; one in the list of free pages can make it
+overwrite pages in use. So before LMDB opens a file, everything it may follow is followed here,
+within bounds: every page has the right number, kind and depth, its items lie within it and in
+order, and no page is used twice. If that fails, the items in good pages can still be read, without
+LMDB.
 
 Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_node`, 64 bits, little-endian:
 
@@ -15,7 +15,7 @@ Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_node`, 64 bits, little-endian:
     of a leaf: size of value 4, flags 2, size of key 2, key, value or its overflow page 8
     value in the tree of free pages: count 8, so many page numbers 8 each, descending
 
-Must not know: keys and values.
+Does not depend on keys and values.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from segments.format.meta_header import MetaHeader, Tree, check_headers
 
 __all__ = ("check_headers", "check_pages", "good_items", "item_at")  # `segments.io.fs.MetaChecks`
 Read = Callable[[int, int], bytes]
-"""(length, position) -> bytes, fewer where the file ends or the medium cannot give them."""
+"""(length, position) -> bytes, fewer if the file ends or the medium cannot read them."""
 Ranked = tuple[int, bytes]
-"""What keys are ordered by: as a number or as bytes, the other being the same for all."""
+"""Sort key of a key: a number or bytes; the other element is the same for all."""
 Rank = Callable[[bytes], Ranked]
 
 _PAGE = struct.Struct("<QHHHH")
@@ -45,11 +45,11 @@ _KEY_BYTES_MAX = 511
 
 
 class _Damaged(Exception):
-    """This page is not what it must be."""
+    """The page violates the format."""
 
 
 def check_pages(read: Read, file_bytes: int) -> None:
-    """Follow all pages. Raises CorruptRecord, StorageError (see `check_headers`)."""
+    """Follow all pages. Raises CorruptRecord or StorageError (see `check_headers`)."""
     walk = _Walk(read, check_headers(read, file_bytes), is_strict=True)
     walk.follow(walk.header.items, keep=None)
     walk.follow_free_lists()
@@ -58,7 +58,8 @@ def check_pages(read: Read, file_bytes: int) -> None:
 
 
 def good_items(read: Read, file_bytes: int) -> dict[bytes, bytes]:
-    """What stands in good pages. Raises CorruptRecord, StorageError when the headers are not."""
+    """Return the items in good pages. Raises CorruptRecord or StorageError if the headers are
+    bad."""
     walk = _Walk(read, check_headers(read, file_bytes), is_strict=False)
     found: dict[bytes, bytes] = {}
     walk.follow(walk.header.items, keep=found)
@@ -66,19 +67,20 @@ def good_items(read: Read, file_bytes: int) -> dict[bytes, bytes]:
 
 
 def item_at(read: Read, file_bytes: int, key: bytes) -> bytes | None:
-    """The value at a key, None where there is none, by the pages on the way to it and no others.
+    """Return the value of a key, or None, reading only the pages on the way to it.
 
-    Of a file that is written meanwhile a page may be one of a later time: then it is not where it
-    must be, or the value is another, which has a seal of its own. Raises CorruptRecord,
-    StorageError (see `check_headers`)."""
+    If the file is written meanwhile, a page may be a later version. Then it fails a check, or the
+    value is a later one, which has its own checksum. Raises CorruptRecord or StorageError (see
+    `check_headers`).
+    """
     walk = _Walk(read, check_headers(read, file_bytes), is_strict=True)
     return walk.find(key)
 
 
 class _Walk:
-    """One look at what a header names. `damaged`: numbers of the pages found so, 0 when sums do not
-    fit. If not strict, whatever item can be told counts, in whatever order: keys and values have
-    seals of their own."""
+    """One traversal from a header. `damaged`: numbers of damaged pages, 0 if sums do not match. If
+    not strict, every readable item counts, in any order: keys and values have checksums of their
+    own."""
 
     __slots__ = ("_counts", "_is_strict", "_keep", "_page_bytes", "_read", "_used", "damaged",
                  "header")  # fmt: skip
@@ -94,7 +96,7 @@ class _Walk:
         self._counts = [0, 0, 0, 0]
 
     def follow(self, tree: Tree, *, keep: dict[bytes, bytes] | None) -> None:
-        """Each page of the tree; items of good ones go to `keep`."""
+        """Visit each page of the tree; put items of good ones into `keep`."""
         self._keep = keep
         self._counts = [0, 0, 0, 0]
         if tree.depth:
@@ -105,7 +107,7 @@ class _Walk:
             self.damaged.append(0)
 
     def find(self, key: bytes) -> bytes | None:
-        """The value of an item. Raises CorruptRecord."""
+        """Return the value of an item. Raises CorruptRecord."""
         tree = self.header.items
         number = tree.root
         low: Ranked | None = None
@@ -130,7 +132,7 @@ class _Walk:
         return found.get(key)
 
     def follow_free_lists(self) -> None:
-        """That no page which is free is in use, or free twice."""
+        """Check that no free page is in use, or free twice."""
         lists: dict[bytes, bytes] = {}
         self.follow(self.header.free, keep=lists)
         for key, value in lists.items():
@@ -155,7 +157,7 @@ class _Walk:
     def _subtree(
         self, number: int, depth: int, rank: Rank, low: Ranked | None, high: Ranked | None
     ) -> None:
-        """A page and those below it, whose keys are from `low` on and before `high`."""
+        """Visit a page and those below it, whose keys are from `low` on and before `high`."""
         try:
             if depth == 1:
                 self._leaf(number, rank, low, high)
@@ -171,7 +173,7 @@ class _Walk:
     def _branch(
         self, number: int, rank: Rank, low: Ranked | None, high: Ranked | None
     ) -> list[tuple[int, Ranked | None]]:
-        """(page, the least that a key in it can be) of each child. The first key says nothing."""
+        """Return (page, minimum of its keys) of each child. The first key has no meaning."""
         page, places = self._page(number, _BRANCH)
         children: list[tuple[int, Ranked | None]] = []
         ranks: list[Ranked] = []
@@ -185,7 +187,7 @@ class _Walk:
                 ranks.append(least)
             children.append((number_low | number_middle << 16 | number_high << 32, least))
         if self._is_strict and len(children) < 2 and rank is _as_bytes:
-            raise _Damaged  # the tree of free pages may have such
+            raise _Damaged  # allowed in the tree of free pages
         self._check_room(page, room)
         self._check_order(ranks, low, high)
         self._counts[0] += 1
@@ -212,7 +214,7 @@ class _Walk:
             self._keep.update(items)
 
     def _item(self, page: bytes, place: int) -> tuple[bytes, bytes, int]:
-        """(key, value, bytes in the page) of an item of a leaf."""
+        """Return (key, value, bytes in the page) of an item of a leaf."""
         size_low, size_high, flags, key_bytes = _NODE.unpack_from(page, place)
         size = size_low | size_high << 16
         begin = place + _NODE.size + key_bytes
@@ -225,7 +227,7 @@ class _Walk:
         return key, page[begin : begin + size], self._room(place, key_bytes + size)
 
     def _page(self, number: int, kind: int) -> tuple[bytes, tuple[int, ...]]:
-        """The page, and where in it its items are."""
+        """Return the page and the positions of its items."""
         self._take(number, 1)
         page = self._read(self._page_bytes, number * self._page_bytes)
         itself, _, flags, end, begin = _PAGE.unpack_from(page)
@@ -238,7 +240,7 @@ class _Walk:
         return page, places
 
     def _large(self, number: int, size: int) -> bytes:
-        """A value in overflow pages."""
+        """Return a value in overflow pages."""
         start = number * self._page_bytes
         if number > self.header.last:
             raise _Damaged
@@ -263,19 +265,19 @@ class _Walk:
         self._used[number : number + count] = bytes([1]) * count
 
     def _room(self, place: int, content_bytes: int) -> int:
-        """Bytes of an item, which ends within the page."""
+        """Return the size of an item, which must end within the page."""
         room = _NODE.size + content_bytes + content_bytes % 2
         if place + room > self._page_bytes:
             raise _Damaged
         return room
 
     def _check_room(self, page: bytes, room: int) -> None:
-        """Items lie end to end, up to the end of the page."""
+        """Check that items are contiguous up to the end of the page."""
         if self._is_strict and room != self._page_bytes - _PAGE.unpack_from(page)[4]:
             raise _Damaged
 
     def _check_order(self, ranks: list[Ranked], low: Ranked | None, high: Ranked | None) -> None:
-        """Keys ascend, and lie where the pages above have them."""
+        """Check that keys ascend and are within the bounds given by the pages above."""
         is_low = bool(ranks) and low is not None and ranks[0] < low
         is_high = bool(ranks) and high is not None and ranks[-1] >= high
         is_mixed = any(before >= after for before, after in pairwise(ranks))

@@ -1,6 +1,6 @@
-"""Names in a data directory: which are the store's own, and what they say. Others are left alone.
+"""Names in a data directory: recognition and parsing of the store's own. Others are left alone.
 
-Must not know: what the files hold.
+Does not depend on the contents of files.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ ROOT = frozenset(
         "reserve", "meta", "meta.new", "meta.damaged", "peers",
     )
 )  # fmt: skip
-"""Names of the store's own beside each other."""
+"""Names of the store's own in the data directory itself."""
 FIRST = frozenset(("lock", "identity.new"))
-"""What a first start leaves when it is cut before there is an identity."""
+"""Names that a first start may leave if it is cut before there is an identity."""
 _FOREIGN = frozenset(("lost+found",))
-"""What a file system puts into its own root."""
+"""Names that a file system creates in its root."""
 _JOURNAL = re.compile(r"([0-9a-f]{16})\.journal")
 _LOG = re.compile(r"[0-9a-f]{8}")
 _SEGMENT = re.compile(r"([0-9]{10})(?:\.([0-9a-f]{2}))?\.(log|index)")
 SEQUENCE_BITS = 26
-"""Of a log segment's number: which one of its log it is. The bits above say how often it was
-rewritten."""
+"""Number of low bits of a log segment's number that are its sequence in the log. The bits above
+count how often it was rewritten."""
 SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
 VERSION_MAX = (1 << 32 - SEQUENCE_BITS) - 1
 COMPACTION = "compaction"
-"""What a log's directory calls the note of how far it is compacted."""
+"""Name of the compaction note in a log's directory."""
 
 
 def says_nothing(name: str) -> bool:
-    """A file system or a desktop may put this anywhere: a directory that holds nothing else is
-    empty."""
+    """Return True for names that a file system or a desktop may create anywhere: a directory with
+    only such names is empty."""
     return name in _FOREIGN or name.startswith(".")
 
 
 def journal_sequence(name: str) -> int | None:
-    """The sequence of a journal file; None: this is no name of one."""
+    """Return the sequence of a journal file; None if the name is not one."""
     found = _JOURNAL.fullmatch(name)
     return int(found[1], 16) if found else None
 
 
 def is_journal_begun(name: str) -> bool:
-    """A journal file that was being filled when its process died."""
+    """Return True for a journal file that was being filled when its process died."""
     return name.endswith(".new") and journal_sequence(name.removesuffix(".new")) is not None
 
 
 def log_id_of(name: str) -> LogId | None:
-    """The id of the log whose directory has this name."""
+    """Return the id of the log whose directory has this name; None if the name is not one."""
     return LogId(int(name, 16)) if _LOG.fullmatch(name) else None
 
 
 def segment_number(name: str) -> tuple[str, int] | None:
-    """("log" or "index", number) of a segment file."""
+    """Return ("log" or "index", number) of a segment file; None if the name is not one."""
     found = _SEGMENT.fullmatch(name)
     if not found:
         return None
@@ -68,35 +68,35 @@ def segment_number(name: str) -> tuple[str, int] | None:
 
 
 def segment_name(number: int) -> str:
-    """The name of a log segment's file."""
+    """Return the name of a log segment's file."""
     version = number >> SEQUENCE_BITS
     again = f".{version:02x}" if version else ""
     return f"{sequence_of(number):010d}{again}.log"
 
 
 def sequence_of(number: int) -> int:
-    """Which of its log's segments it is, however often it was rewritten."""
+    """Return the segment's sequence in its log, without the count of rewritings."""
     return number & SEQUENCE_MAX
 
 
 def rewritten(number: int) -> int:
-    """The number of a segment that is rewritten once more. Of two that are there, one is always
-    the other's: the older goes before the next is made."""
+    """Return the number of a segment after one more rewriting. Of two existing files, one is always
+    the rewriting of the other: the older is removed before the next is made."""
     version = (number >> SEQUENCE_BITS) % VERSION_MAX + 1
     return version << SEQUENCE_BITS | sequence_of(number)
 
 
 def is_begun(name: str) -> bool:
-    """A file of a log that was being written when its process died."""
+    """Return True for a file of a log that was being written when its process died."""
     whole = name.removesuffix(".new")
     return name != whole and (segment_number(whole) is not None or whole == COMPACTION)
 
 
 def log_directory(directory: str, log_id: LogId) -> str:
-    """Where a log's segments lie."""
+    """Return the directory of a log's segments."""
     return f"{directory}/logs/{log_id:08x}"
 
 
 def segment_path(log_directory: str, number: int) -> str:
-    """A log segment of the log in that directory."""
+    """Return the path of a log segment of the log in that directory."""
     return f"{log_directory}/{segment_name(number)}"
