@@ -1,12 +1,11 @@
-"""Looking at data directories offline: dump, verify, index. No server may hold them.
+"""Offline inspection of data directories: dump, verify, index. No server may hold them.
 
-`dump` lists what is there; `verify` reads every byte that counts and checks every CRC, and compares
-the copies of the same group in several directories, but for payloads of entries that some of them
-have compacted and others not yet; `index` writes all indexes again from the log
-segments. Only `index` writes. Each returns plain values, which the command line prints as text or
-JSON.
+`dump` lists the logs. `verify` reads all bytes that count, checks every CRC, and compares the
+copies of a group in several directories, except for payloads of entries that some of them have
+compacted and others not yet. `index` rebuilds all indexes from the log segments. Only `index`
+writes. Each returns plain values, which the command line prints as text or JSON.
 
-Must not know: the command line, Kafka.
+Does not depend on the command line or Kafka.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ INDEX_ENTRIES = StoreOptions().index_segment_entries
 
 @dataclass(slots=True)
 class LogReport:
-    """One log of one directory. `problems` are in words, oldest entry first."""
+    """One log of one directory. `problems` are texts, oldest entry first."""
 
     directory: str
     log_id: LogId
@@ -66,24 +65,25 @@ class LogReport:
 
 @dataclass(slots=True)
 class Difference:
-    """The first entry at which copies of a group differ, and the directories that are wrong: those
-    whose copy does not match its own CRC. Where all do, and still differ, none can be named: more
-    copies of one kind prove nothing, for an old copy of a directory may have made them so."""
+    """First entry at which copies of a group differ, and the directories that are wrong: those
+    whose copy does not match its own CRC. If all match and still differ, none can be named: a
+    majority of equal copies proves nothing, because an old copy of a directory may be among
+    them."""
 
     group_id: GroupId
     index: Index
     offset: int
     wrong: list[str]
     longest: list[str]
-    """The directories whose copies have the most committed entries: to be kept in any case."""
+    """Directories whose copies have the most committed entries; these must be kept in any case."""
     longest_index: Index
-    """Of their last committed entry."""
+    """Index of their last committed entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Entries [first, end) that a directory should have and that cannot be read: damaged where they
-    lie, from `position` in a log segment, or in no file any more, and `position` is None."""
+    """Entries [first, end) that a directory should have and that cannot be read: damaged at
+    `position` in a log segment, or in no file any more; `position` is None then."""
 
     first: Index
     end: Index
@@ -95,13 +95,17 @@ class DamagedRange:
 
 
 class Directory:
-    """A data directory, locked for as long as it is looked at. Use: `with`.
+    """A data directory, locked while it is inspected. Use: `with`.
 
-    Journal files that are missing do not end the look, as they end a server's start: the logs that
-    needed them are lost."""
+    Missing journal files do not end the inspection, as they end a server's start: the logs that
+    needed them are marked lost.
+    """
 
     def __init__(self, fs: FileSystem, path: str, index_entries: int = INDEX_ENTRIES) -> None:
-        """Raises DirectoryInUse, CorruptRecord, ForeignFile, UnknownFormat, FileNotFoundError."""
+        """Lock the directory and replay its journal.
+
+        Raises DirectoryInUse, CorruptRecord, ForeignFile, UnknownFormat or FileNotFoundError.
+        """
         self.fs = fs
         self.path = path
         self._index_entries = index_entries
@@ -132,15 +136,15 @@ class Directory:
         return LogFiles(self.fs, path, known.log_id, known.group_id, self._index_entries)
 
     def segments(self, known: LogIdentity) -> list[SegmentInfo]:
-        """The log's segments that count. Raises CorruptRecord."""
+        """Return the log's segments that count. Raises CorruptRecord."""
         files, replayed = self.files(known), self.replay.logs[known.log_id]
         if replayed.is_void or not self.fs.exists(files.directory):
-            return []  # what is there belongs to what was dropped
+            return []  # existing files belong to dropped entries
         flushed = replayed.flushed_index
         return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
     def entries(self, known: LogIdentity) -> Iterator[StoredEntry | DamagedRange]:
-        """The log's committed entries in order, none left out: what is not found is a damaged
+        """Yield the log's committed entries in order, without gaps: a missing entry is a damaged
         range. Raises CorruptRecord."""
         replayed = self.replay.logs[known.log_id]
         wanted = replayed.first_index
@@ -160,8 +164,9 @@ class Directory:
             yield DamagedRange(wanted, end, None)
 
     def misses_end(self, known: LogIdentity) -> str:
-        """What is wrong with where the last flushed frame ends; empty if it can be told. What
-        follows goes there: without it the log is lost, though all of these may be trimmed."""
+        """Return why the end of the last flushed frame is unknown; empty if it is known. Later
+        entries are written there: without it the log is lost, even if all flushed entries are
+        trimmed."""
         replayed, files = self.replay.logs[known.log_id], self.files(known)
         last = replayed.flushed_index
         if replayed.is_void:
@@ -175,7 +180,7 @@ class Directory:
         try:
             cursor_of(files, last, {segment.number for segment in segments})
         except (IndexDamaged, FileNotFoundError):
-            damaged: list[Index] = []  # as when a start writes these Idx again
+            damaged: list[Index] = []  # as when a start rebuilds these Idx
             try:
                 for _ in files.walk(segments[-1], last + 1, damaged=damaged):
                     pass
@@ -186,15 +191,15 @@ class Directory:
         return ""
 
     def lost_ahead(self, known: LogIdentity) -> list[DamagedRange]:
-        """What cannot be read of placed entries of which the journal does not say that they are
-        committed: they may have been acknowledged, and are to be had from nobody."""
+        """Return the unreadable ranges of placed entries not known from the journal to be
+        committed: they may have been acknowledged, and no copy of them can be expected."""
         replayed, files = self.replay.logs[known.log_id], self.files(known)
         first = max(replayed.flushed_index, replayed.commit, replayed.applied) + 1
         found: list[DamagedRange] = []
         for index in indexes(first, replayed.last_index + 1):
             ref = replayed.frames.get(index)
             if ref is None or ref.placed is None:
-                continue  # in the journal, where replay has looked at it
+                continue  # in the journal, where replay has checked it
             try:
                 placed_entries(files, [ref.placed], ref.length)
             except (CorruptRecord, FileNotFoundError):
@@ -208,7 +213,8 @@ class Directory:
     def _found(
         self, known: LogIdentity, replayed: ReplayedLog
     ) -> Iterator[StoredEntry | DamagedRange]:
-        """From segments, from the frames themselves, then from the journal."""
+        """Yield entries and damaged ranges from segments, by their frames, then from the
+        journal."""
         files, segments = self.files(known), self.segments(known)
         for n, segment in enumerate(segments):
             last = n + 1 == len(segments)
@@ -233,8 +239,8 @@ class Directory:
 def _walk(
     files: LogFiles, segment: SegmentInfo, end: Index
 ) -> Iterator[StoredEntry | DamagedRange]:
-    """A segment's entries below `end`; behind a damaged one it goes on where its length leads, or
-    an Idx."""
+    """Yield a segment's entries below `end`; after a damaged one, continue where its length or an
+    Idx leads."""
     index, position = segment.first_index, SEGMENT_HEADER_BYTES
     walk = files.walk(segment, end, damaged=[])
     while index < end:
@@ -254,7 +260,7 @@ def _walk(
 
 
 def _behind(files: LogFiles, segment: SegmentInfo, index: Index, end: Index) -> tuple[Index, int]:
-    """(the first entry from `index` on whose Idx leads to it, its position), or `end`."""
+    """Return (first entry from `index` on to which its Idx leads, its position), or `end`."""
     file = files.fs.open(files.segment_path(segment.number))
     try:
         while index < end:
@@ -274,12 +280,12 @@ def _behind(files: LogFiles, segment: SegmentInfo, index: Index, end: Index) -> 
 
 
 def dump(directory: Directory) -> list[LogReport]:
-    """What is there, by log id; segments are counted, not read."""
+    """Return a report per log, by log id; segments are counted, not read."""
     return [_report(directory, known) for _, known in sorted(directory.identity.logs.items())]
 
 
 def verify(directories: Sequence[Directory]) -> tuple[list[LogReport], list[Difference]]:
-    """Check every frame and Idx of each directory, then compare what is committed in all."""
+    """Check every frame and Idx of each directory, then compare the committed entries of all."""
     reports = [report for directory in directories for report in _verify_one(directory)]
     groups = sorted({log.group_id for d in directories for log in d.identity.logs.values()})
     differences = [_compare(directories, group_id) for group_id in groups]
@@ -287,7 +293,7 @@ def verify(directories: Sequence[Directory]) -> tuple[list[LogReport], list[Diff
 
 
 def rebuild_index(directory: Directory) -> int:
-    """Write all index files again; the number of segments read. Raises CorruptRecord."""
+    """Rebuild all index files; return the number of segments read. Raises CorruptRecord."""
     count = 0
     for _, known in sorted(directory.identity.logs.items()):
         segments = directory.segments(known)
@@ -355,7 +361,7 @@ def _check_idx(
 
 
 def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference | None:
-    """The first committed entry at which copies of the group differ."""
+    """Return the first difference between committed entries of the group's copies, if any."""
     logs = [
         (directory, known)
         for directory in directories
@@ -382,8 +388,8 @@ def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference 
 
 
 def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
-    """The last entry whose payloads say nothing, because some copies are compacted further than
-    others; 0 when all are compacted as far."""
+    """Return the last entry whose payloads cannot be compared, because some copies are compacted
+    further than others; 0 if all are compacted equally far."""
     notes: set[Compaction] = set()
     upto = 0
     for directory, known in logs:
@@ -392,7 +398,7 @@ def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
         try:
             segments = directory.segments(known)
         except StorageError:
-            continue  # which is a problem of its own
+            continue  # reported as a problem of its own
         for segment, following in pairwise(segments):
             if segment.number != sequence_of(segment.number):
                 upto = max(upto, following.first_index - 1)
@@ -405,7 +411,7 @@ def _judge(
     copies: list[tuple[str, Digest]],
     logs: Sequence[tuple[Directory, LogIdentity]],
 ) -> Difference:
-    """Which copies are wrong: those that are damaged."""
+    """Describe a difference; damaged copies are wrong."""
     wrong = sorted(path for path, head in copies if head.is_damaged)
     offset = max(head.base_offset for _, head in copies)
     ends: dict[str, Index] = {}
@@ -420,7 +426,7 @@ def _judge(
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What two copies of an entry must have in common; a damaged one has nothing."""
+    """Data that two copies of an entry must have in common; a damaged copy has none."""
 
     index: Index
     crc: int = 0
@@ -429,7 +435,7 @@ class Digest:
 
 
 def _digests(directory: Directory, known: LogIdentity, differ_upto: int) -> Iterator[Digest]:
-    """Of payloads only behind `differ_upto`."""
+    """Yield the digests of committed entries, with payloads only after `differ_upto`."""
     try:
         for found in directory.entries(known):
             if isinstance(found, DamagedRange):
