@@ -12,7 +12,7 @@ Rules for every backend:
 * Payloads are opaque. The store knows kind, term, index, base offset, record count, timestamp.
 * Only committed entries count in log and index segments. The uncommitted suffix is in the
   journal and in the cache. A large append may be written to a segment before it is committed,
-  behind the part that counts. Only recovery reads it from there.
+  after the part that counts. Only recovery reads it from there.
 * Every byte read from disk is checked against its CRC before it is returned.
 * A failed journal write or sync is fatal: `on_fatal` is called once, and nothing is acknowledged
   afterwards.
@@ -216,8 +216,7 @@ class HardState:
 
 @dataclass(slots=True)
 class MetaBatch:
-    """Changes to the applied state of one log's state machine: the keys that changed up to
-    `applied`.
+    """Changes to one log's applied state: the keys that changed up to `applied`.
 
     A value of None deletes the key. `clear` first drops everything stored for the log.
     """
@@ -258,8 +257,10 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Extent of a log's compaction: of the entries up to `upto`, only the records that
-    `RecordCleaner` keeps remain. (0, 0): never compacted."""
+    """Extent of a log's compaction. (0, 0): never compacted.
+
+    Of the entries up to `upto`, only the records that `RecordCleaner` keeps remain.
+    """
 
     upto: Index = NO_INDEX
     """Index of the last entry considered."""
@@ -268,8 +269,9 @@ class Compaction:
 
 
 class RecordCleaner(Protocol):
-    """Compaction's knowledge of the contents of entries. Called in threads of the pool, by one job
-    at a time; one object serves one compaction.
+    """Compaction's knowledge of the contents of entries.
+
+    Called in threads of the pool, by one job at a time; one object serves one compaction.
 
     All entries that still have data are passed to `scan` and then to `clean`, oldest first; other
     entries may be passed too. The result must be a function of the entries alone, so that every
@@ -278,11 +280,10 @@ class RecordCleaner(Protocol):
     """
 
     def scan(self, entries: Sequence[StoredEntry], *, keys_from: Index) -> Index:
-        """Read entries, and collect the keys of those from `keys_from` on; these keys supersede
-        earlier records.
+        """Read entries, and collect the keys of those from `keys_from` on.
 
-        Return the index of the first entry whose keys did not fit, or the index after the last
-        entry. Entries may be passed again.
+        These keys supersede earlier records. Return the index of the first entry whose keys did not
+        fit, or the index after the last entry. Entries may be passed again.
         """
 
     def clean(self, entry: StoredEntry, *, markers_upto: Index) -> Buffer | None:
@@ -349,8 +350,7 @@ class Workers(Protocol):
         """Run in order with all other journal jobs, one at a time."""
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run a payload write that a journal block refers to, beside its journal job, one at a
-        time."""
+        """Run a write of payloads for a journal block, beside its journal job, one at a time."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in a bounded pool, in no particular order."""
@@ -359,21 +359,24 @@ class Workers(Protocol):
         """Run pure computation, in no particular order, never queued behind disk work."""
 
     def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run work that durability depends on besides the journal's own writes: the journal's next
-        file and the list of logs. Runs in order, and is delayed neither by reads of bad sectors nor
-        by a long checkpoint."""
+        """Run other work that durability depends on: the journal's next file, the list of logs.
+
+        Runs in order, and is delayed neither by reads of bad sectors nor by a long checkpoint.
+        """
 
     def files(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run a checkpoint or a removal; there is one at a time. Separate from the pool, so that
-        reads of bad sectors cannot delay it and keep memory from being freed."""
+        """Run a checkpoint or a removal; there is one at a time.
+
+        Separate from the pool, so that reads of bad sectors cannot delay it and keep memory from
+        being freed.
+        """
 
     def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ms`."""
 
 
 class Log(Protocol):
-    """One replica's log: dense entries `[first_index, last_index]`, committed up to
-    `commit_index`."""
+    """One replica's log: entries `[first_index, last_index]` without gaps, partly committed."""
 
     @property
     def log_id(self) -> LogId: ...
@@ -420,12 +423,16 @@ class Log(Protocol):
     @property
     def lost(self) -> bool:
         """True if recovery proved that this replica lost entries or votes it may have acknowledged.
-        It must never vote, acknowledge or serve again."""
+
+        It must never vote, acknowledge or serve again.
+        """
 
     @property
     def is_meta_lost(self) -> bool:
-        """True if the disk damaged this log's stored state and none of it is left. Batches are
-        dropped until one with `clear` writes the complete state again."""
+        """True if the disk damaged this log's stored state and none of it is left.
+
+        Batches are dropped until one with `clear` writes the complete state again.
+        """
 
     @property
     def compaction(self) -> Compaction:
@@ -437,9 +444,11 @@ class Log(Protocol):
 
     @property
     def damaged(self) -> Sequence[tuple[Index, Index]]:
-        """Ranges [first, end) of entries that a read or the scrubber found damaged in their
-        segments, ascending. Terms and offsets around them are known; reading them raises
-        `EntriesDamaged`. Not durable: a read after a restart finds them again."""
+        """Ranges [first, end) of entries found damaged in segments by reads or the scrubber.
+
+        Ascending. Terms and offsets around them are known; reading them raises `EntriesDamaged`.
+        Not durable: a read after a restart finds them again.
+        """
 
     def term(self, index: Index) -> Term:
         """Return the term of the entry at `index`, or of the one before `first_index`.
@@ -456,10 +465,9 @@ class Log(Protocol):
         """
 
     def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
-        """Return entries of [first, end) from the cache: at least one, then ≤ `bytes_max` of
-        payload.
+        """Return entries from the cache: at least one, then ≤ `bytes_max` of payload.
 
-        Raises Compacted, Unavailable or NotInMemory.
+        They are the first of [first, end). Raises Compacted, Unavailable or NotInMemory.
         """
 
     def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
@@ -490,18 +498,24 @@ class Store(Protocol):
 
     @property
     def unflushed_bytes(self) -> int:
-        """Bytes in the cache that no segment holds yet, without large entries. Above half the
-        cache's budget, producers should be delayed."""
+        """Bytes in the cache that no segment holds yet, without large entries.
+
+        Above half the cache's budget, producers should be delayed.
+        """
 
     @property
     def large_bytes(self) -> int:
-        """Bytes of large entries that no segment holds yet. While this is not 0, senders of further
-        large entries should be delayed."""
+        """Bytes of large entries that no segment holds yet.
+
+        While this is not 0, senders of further large entries should be delayed.
+        """
 
     @property
     def flushable_bytes(self) -> int:
-        """Unflushed bytes that a flush would free, because their entries are committed. Visits each
-        log that has any."""
+        """Unflushed bytes that a flush would free, because their entries are committed.
+
+        Visits each log that has any.
+        """
 
     @property
     def writing_bytes(self) -> int:
@@ -510,7 +524,9 @@ class Store(Protocol):
     @property
     def file_work(self) -> int:
         """0 if neither a checkpoint nor a removal runs; else a number that changes with each step.
-        A number that stays the same for long indicates a disk that hangs."""
+
+        A number that stays the same for long indicates a disk that hangs.
+        """
 
     @property
     def disk_full(self) -> bool:
@@ -523,18 +539,26 @@ class Store(Protocol):
 
     @property
     def accepts_appends(self) -> bool:
-        """False while new entries should be refused. Entries appended nevertheless are staged, but
-        may wait until there is space, with everything behind them."""
+        """False while new entries should be refused.
+
+        Entries appended nevertheless are staged, but may wait until there is space, with everything
+        after them.
+        """
 
     def entry_room(self, *, is_essential: bool) -> int:
-        """Return the bytes of entries that a full disk still accepts, for entries that cannot be
-        refused without harm. A part of the reserve is kept for votes and notes, and a further part
-        for essential entries."""
+        """Return the bytes of entries that a full disk still accepts.
+
+        For entries that cannot be refused without harm. A part of the reserve is kept for votes and
+        notes, and a further part for essential entries.
+        """
 
     def has_room_for(self, size: int) -> bool:
-        """Return True if there is space for one more entry of `size` bytes, which may be larger
-        than a journal file. A staged write refused for lack of space would delay everything behind
-        it, votes too. Queries the file system if the files at hand do not suffice."""
+        """Return True if there is space for one more entry of `size` bytes.
+
+        The entry may be larger than a journal file. A staged write refused for lack of space would
+        delay everything behind it, votes too. Queries the file system if the files at hand do not
+        suffice.
+        """
 
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""
@@ -552,35 +576,42 @@ class Store(Protocol):
         """Server that owns this directory; `NO_SERVER` if not known."""
 
     def adopt_server(self, server_id: ServerId) -> None:
-        """Assign the directory, whose server is not known, to that server permanently. Durable in
-        the background."""
+        """Assign the directory, whose server is not known, to that server permanently.
+
+        Durable in the background.
+        """
 
     @property
     def boots(self) -> Sequence[Boot]:
-        """Last starts of this directory, oldest first. The newest one is the present start unless
-        it has ended: then the disk had no space to note the present one, and peers must not
-        remember it."""
+        """Last starts of this directory, oldest first.
+
+        The newest one is the present start unless it has ended: then the disk had no space to note
+        the present one, and peers must not remember it.
+        """
 
     @property
     def durable_lsn(self) -> int:
-        """LSN after the last record known durable in the journal. If a start finds the journal's
-        end before it, a record was lost. Never decreases."""
+        """LSN after the last record known durable in the journal.
+
+        If a start finds the journal's end before it, a record was lost. Never decreases.
+        """
 
     def give_up(self, done: Callable[[], None]) -> None:
         """Retire the data directory, because it lacks data that it once had.
 
-        Marks all existing logs as lost and gives the directory a new id: the logs it created
-        meanwhile are not known either. The logs are lost at once; `done` is called on the loop when
-        this is durable.
+        Marks all existing logs as lost, and gives the directory a new id, because it does not know
+        which other logs it created before it lost the data. The logs are lost at once; `done` is
+        called on the loop when this is durable.
         """
 
     def peers_note(self) -> bytes:
-        """Return the last durable note at the time the store was opened; empty if there was
-        none."""
+        """Return the note that was durable when the store was opened; empty if there was none."""
 
     def note_peers(self, note: bytes) -> None:
-        """Store a note about peers (at most `NOTE_BYTES_MAX`), durable in the background. A crash
-        or a full disk may lose it; the owner writes it again."""
+        """Store a note about peers (at most `NOTE_BYTES_MAX`), durable in the background.
+
+        A crash or a full disk may lose it; the owner writes it again.
+        """
 
     def cluster_record(self) -> bytes:
         """Return the cluster's birth record that this directory adopted; empty if none. Opaque."""
@@ -598,21 +629,32 @@ class Store(Protocol):
         next_offset: Offset = Offset(0),
         on_created: Callable[[Log], None],
     ) -> None:
-        """Create an empty log whose first entry will have `first_index`. It is durable in
-        `identity` before `on_created` runs on the loop. Calls in one loop turn share one write."""
+        """Create an empty log whose first entry will have `first_index`.
+
+        It is durable in `identity` before `on_created` runs on the loop. Calls in one loop turn
+        share one write.
+        """
 
     def delete_log(self, log_id: LogId) -> None:
-        """Delete the log. It leaves `logs` at once and `identity` durably in the background; its
-        files are moved to `deleted/` and then removed. Journal replay ignores it from then on."""
+        """Delete the log.
+
+        It leaves `logs` at once and `identity` durably in the background; its files are moved to
+        `deleted/` and then removed. Journal replay ignores it from then on.
+        """
 
     # --- staging; nothing is durable until its token is -------------------------------------
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:
-        """Stage consecutive entries that start at or below `last_index + 1`. The log is first
-        truncated from there on (never at or below commit)."""
+        """Stage consecutive entries that start at or below `last_index + 1`.
+
+        The log is first truncated from there on (never at or below commit).
+        """
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
-        """Stage term, vote and commit index. An advanced commit index also lets entries flow to
-        segments; a commit index alone never forces a sync."""
+        """Stage term, vote and commit index.
+
+        An advanced commit index also lets entries flow to segments; a commit index alone never
+        forces a sync.
+        """
 
     def reset_log(
         self,
@@ -623,19 +665,19 @@ class Store(Protocol):
         next_offset: Offset,
         state: Buffer = b"",
     ) -> None:
-        """Stage the installation of a snapshot: drop every entry and continue at `first_index`
-        (> commit).
+        """Stage the installation of a snapshot.
 
-        `state` (≤ `INSTALLED_STATE_BYTES_MAX`) is opaque to the store. It is written in the same
-        journal record, and `Log.installed_state` returns it until a checkpoint has stored the state
-        that the owner built from it.
+        Drops every entry, and continues at `first_index` (> commit). `state` (≤
+        `INSTALLED_STATE_BYTES_MAX`) is opaque to the store. It is written in the same journal
+        record, and `Log.installed_state` returns it until a checkpoint has stored the state that
+        the owner built from it.
         """
 
     def trim_log(self, log: Log, *, first_index: Index) -> None:
         """Stage the removal of every entry below `first_index` (≤ commit + 1), for retention.
 
         Segments that lie wholly below it are deleted once the record is durable. Not allowed while
-        `installed_state` waits for its checkpoint: a crash would need the entries behind it. Raises
+        `installed_state` waits for its checkpoint: a crash would need the entries after it. Raises
         CorruptRecord and ReadRefused as `offset_after` does; nothing is staged then.
         """
 
@@ -655,8 +697,10 @@ class Store(Protocol):
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
-        """Read from disk as `Log.read` does from the cache. `done` may be called before this
-        returns, if the data was read ahead."""
+        """Read from disk as `Log.read` does from the cache.
+
+        `done` may be called before this returns, if the data was read ahead.
+        """
 
     def entries_cold(
         self,
@@ -682,27 +726,37 @@ class Store(Protocol):
         *,
         first_index: Index = NO_INDEX,
     ) -> None:
-        """Find the first index in [first_index, end_index] whose entry's largest timestamp is ≥
-        `timestamp_ms`; `end_index + 1` if there is none."""
+        """Find the first entry whose largest timestamp is ≥ `timestamp_ms`.
+
+        Searches [first_index, end_index]; the result is `end_index + 1` if there is none.
+        """
 
     def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
-        """Set the conditions under which the log begins a new segment, from the next flush on. Not
-        stored: after `open` the store's own segment size applies."""
+        """Set the conditions under which the log begins a new segment, from the next flush on.
+
+        Not stored: after `open` the store's own segment size applies.
+        """
 
     def expect_reads(self, log: Log, expected: bool) -> None:
-        """Set if consumers are expected to read the log here; initially they are. If not, written
-        data is not kept in the page cache. A `read_cold` sets this to expected again."""
+        """Set the expectation that consumers read the log here; initially True.
+
+        If False, written data is not kept in the page cache. A `read_cold` sets it to True again.
+        """
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:
         """Return the log's segments, oldest first, then the part that no segment holds yet.
+
         Together they hold everything up to the commit index. For retention, which deletes whole
-        segments."""
+        segments.
+        """
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         """Return (size, writable bytes) of the directory's file system; (-1, -1) if there is none.
-        Runs in the pool."""
+
+        Runs in the pool.
+        """
 
     def compact(
         self,
@@ -736,9 +790,9 @@ class Store(Protocol):
         Each copy must have the index and the term that the log knows, and the position and length
         given by its index segment or its neighbours. It is read back before it counts as good.
         Entries up to `compacted_upto` may come from a log that was compacted further, and be
-        smaller; how far that is will be decided here, too. `done` runs on the loop when all are
-        durable, or with the error that rules the copies out, or with WriteRefused. Entries in no
-        damaged range are ignored.
+        smaller; the same compaction will be decided for this log, too. `done` runs on the loop when
+        all are durable, or with the error that rules the copies out, or with WriteRefused. Entries
+        in no damaged range are ignored.
         """
 
     # --- meta --------------------------------------------------------------------------------
@@ -752,12 +806,16 @@ class Store(Protocol):
 
     # --- life --------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
-        """Begin a checkpoint now, if none is running. Without `done`, only if the last one's notes
-        are durable, so that removals get their turn."""
+        """Begin a checkpoint now, if none is running.
+
+        Without `done`, only if the last one's notes are durable, so that removals get their turn.
+        """
 
     def close(self, done: Callable[[], None]) -> None:
         """Write the closing block, sync, release the directory; `done` runs on the loop."""
 
     def stats(self) -> dict[str, float]:
-        """Return counters and gauges for metrics: cache bytes and hits, journal blocks and bytes,
-        sync latency, pending bytes, segments."""
+        """Return counters and gauges for metrics.
+
+        Cache bytes and hits, journal blocks and bytes, sync latency, pending bytes, segments.
+        """

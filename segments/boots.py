@@ -53,8 +53,7 @@ def next_boot(boots: Sequence[Boot], *, end_lsn: int, boot_id: int) -> list[Boot
 
 
 def ended(boots: Sequence[Boot], *, end_lsn: int) -> list[Boot]:
-    """Return the list with its last boot ended: the next start found the journal's end at
-    `end_lsn`."""
+    """Return the list with its last boot ended at `end_lsn`, where the next start found the end."""
     past = list(boots)
     if past and past[-1].end_lsn == GOES_ON:
         past[-1] = replace(past[-1], end_lsn=end_lsn)
@@ -62,8 +61,10 @@ def ended(boots: Sequence[Boot], *, end_lsn: int) -> list[Boot]:
 
 
 def is_behind(boots: Sequence[Boot], mark: JournalMark) -> bool:
-    """Return True if a directory with these boots lacks data that the mark proves it had. False
-    also if its list does not reach back that far."""
+    """Return True if a directory with these boots lacks data that the mark proves it had.
+
+    False also if its list does not reach back that far.
+    """
     if not boots:
         return True
     if mark.number < boots[0].number:

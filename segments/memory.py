@@ -68,8 +68,10 @@ class Collected:
 
 @dataclass(slots=True)
 class LogState:
-    """One log, as a list of entries. The same operations are applied to the live state and the
-    image."""
+    """One log, as a list of entries.
+
+    The same operations are applied to the live state and the image.
+    """
 
     log_id: LogId
     group_id: GroupId
@@ -808,8 +810,7 @@ def _cleaned(
 
 
 def _live(image: LogState, applied: Index) -> LogState:
-    """Return a separate live state, adjusted as the contract of `hard_state` requires after
-    `open`."""
+    """Return a separate live state, adjusted as `Log.hard_state` requires after `open`."""
     hard = image.hard
     term, vote = hard.term, hard.vote
     last_term = image.entries[-1].term if image.entries else image.prev_term

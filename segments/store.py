@@ -416,8 +416,10 @@ class DiskStore:
         self._remove_files(log, batch.token)
 
     def _remove_files(self, log: DiskLog, token: int) -> None:
-        """Remove all files of the log once the write with that token is durable, then let it flush
-        to new ones."""
+        """Remove all files of the log once the write with that token is durable.
+
+        The log may flush to new files after that.
+        """
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
 
@@ -452,9 +454,11 @@ class DiskStore:
         self._removals.add(Removal(batch.token, begin))
 
     def _clear(self, log: DiskLog, first_index: Index) -> None:
-        """Trim all entries that segments hold, and those before `first_index` that only the journal
-        holds, to free space on a full disk. An ordinary trim would keep the newest segment until
-        another follows it, and a full disk has no space for another."""
+        """Trim all entries that segments hold, to free space on a full disk.
+
+        Also trims those before `first_index` that only the journal holds. An ordinary trim would
+        keep the newest segment until another follows it, and a full disk has no space for another.
+        """
         batch = self._queue.batch
         log.clear(first_index, batch)
         self._checkpoints.hold_files()
@@ -728,8 +732,10 @@ class DiskStore:
             self._try_close()
 
     def abandon(self) -> None:
-        """Release the directory without writing, as a killed process does. No further job begins; a
-        running one is awaited."""
+        """Release the directory without writing, as a killed process does.
+
+        No further job begins; a running one is awaited.
+        """
         self._stop()
         self._jobs.over(partial(_let_go, self._journal, self._meta, self._lock))
 

@@ -65,10 +65,12 @@ class LogReport:
 
 @dataclass(slots=True)
 class Difference:
-    """First entry at which copies of a group differ, and the directories that are wrong: those
-    whose copy does not match its own CRC. If all match and still differ, none can be named: a
-    majority of equal copies proves nothing, because an old copy of a directory may be among
-    them."""
+    """First entry at which copies of a group differ, and the directories that are wrong.
+
+    A directory is wrong if its copy does not match its own CRC. If all match and still differ, none
+    can be named: a majority of equal copies proves nothing, because an old copy of a directory may
+    be among them.
+    """
 
     group_id: GroupId
     index: Index
@@ -82,8 +84,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Entries [first, end) that a directory should have and that cannot be read: damaged at
-    `position` in a log segment, or in no file any more; `position` is None then."""
+    """Entries [first, end) that a directory should have and that cannot be read.
+
+    They are damaged at `position` in a log segment, or are in no file any more; `position` is None
+    then.
+    """
 
     first: Index
     end: Index
@@ -144,8 +149,10 @@ class Directory:
         return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
     def entries(self, known: LogIdentity) -> Iterator[StoredEntry | DamagedRange]:
-        """Yield the log's committed entries in order, without gaps: a missing entry is a damaged
-        range. Raises CorruptRecord."""
+        """Yield the log's committed entries in order; a missing entry is a damaged range.
+
+        Raises CorruptRecord.
+        """
         replayed = self.replay.logs[known.log_id]
         wanted = replayed.first_index
         for found in self._found(known, replayed):
@@ -164,9 +171,11 @@ class Directory:
             yield DamagedRange(wanted, end, None)
 
     def misses_end(self, known: LogIdentity) -> str:
-        """Return why the end of the last flushed frame is unknown; empty if it is known. Later
-        entries are written there: without it the log is lost, even if all flushed entries are
-        trimmed."""
+        """Return why the end of the last flushed frame is unknown; empty if it is known.
+
+        Later entries are written there: without it the log is lost, even if all flushed entries are
+        trimmed.
+        """
         replayed, files = self.replay.logs[known.log_id], self.files(known)
         last = replayed.flushed_index
         if replayed.is_void:
@@ -191,8 +200,10 @@ class Directory:
         return ""
 
     def lost_ahead(self, known: LogIdentity) -> list[DamagedRange]:
-        """Return the unreadable ranges of placed entries not known from the journal to be
-        committed: they may have been acknowledged, and no copy of them can be expected."""
+        """Return the unreadable ranges of placed entries not known to be committed.
+
+        They may have been acknowledged, and no copy of them can be expected.
+        """
         replayed, files = self.replay.logs[known.log_id], self.files(known)
         first = max(replayed.flushed_index, replayed.commit, replayed.applied) + 1
         found: list[DamagedRange] = []
@@ -213,8 +224,7 @@ class Directory:
     def _found(
         self, known: LogIdentity, replayed: ReplayedLog
     ) -> Iterator[StoredEntry | DamagedRange]:
-        """Yield entries and damaged ranges from segments, by their frames, then from the
-        journal."""
+        """Yield entries and damaged ranges from segments, then from the journal."""
         files, segments = self.files(known), self.segments(known)
         for n, segment in enumerate(segments):
             last = n + 1 == len(segments)
@@ -239,8 +249,7 @@ class Directory:
 def _walk(
     files: LogFiles, segment: SegmentInfo, end: Index
 ) -> Iterator[StoredEntry | DamagedRange]:
-    """Yield a segment's entries below `end`; after a damaged one, continue where its length or an
-    Idx leads."""
+    """Yield a segment's entries below `end`; continue after damage by length or Idx."""
     index, position = segment.first_index, SEGMENT_HEADER_BYTES
     walk = files.walk(segment, end, damaged=[])
     while index < end:
@@ -388,8 +397,10 @@ def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference 
 
 
 def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
-    """Return the last entry whose payloads cannot be compared, because some copies are compacted
-    further than others; 0 if all are compacted equally far."""
+    """Return the last entry whose payloads cannot be compared; 0 if all can be.
+
+    Some copies are compacted further than others.
+    """
     notes: set[Compaction] = set()
     upto = 0
     for directory, known in logs:

@@ -56,8 +56,10 @@ _GROW_MAX = 4 << 20
 
 @dataclass(slots=True)
 class Pulse:
-    """Progress counter of a flush, incremented in its thread. Other threads read it to see if the
-    flush still progresses."""
+    """Progress counter of a flush, incremented in its thread.
+
+    Other threads read it to see if the flush still progresses.
+    """
 
     beats: int = 0
 
@@ -82,8 +84,10 @@ class FlushSpan:
 
 @dataclass(slots=True)
 class FlushPlan:
-    """Flush of entries [first, last] of one log. `generation` shows if the log was reset
-    meanwhile."""
+    """Flush of entries [first, last] of one log.
+
+    `generation` shows if the log was reset meanwhile.
+    """
 
     files: LogFiles
     generation: int
@@ -174,11 +178,10 @@ def _end_of(plan: FlushPlan, result: FlushResult) -> tuple[int, int]:
 
 
 def make_room(plan: FlushPlan, result: FlushResult) -> None:
-    """Allocate room for payloads durably in the log's last segment and in the one after it, as long
-    as the disk has plenty of space.
+    """Allocate room for payloads durably, as long as the disk has plenty of space.
 
-    Blocks. Raises OSError; room made before that is in the result, and a refused allocation is
-    undone.
+    The room is in the log's last segment and in the one after it. Blocks. Raises OSError; room made
+    before that is in the result, and a refused allocation is undone.
     """
     files, limit = plan.files, plan.limits.bytes
     segment, position = _end_of(plan, result)
@@ -216,8 +219,7 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
 
 
 def _has_space(plan: FlushPlan, wanted: int) -> bool:
-    """Return True if `wanted` more bytes are available and several times as much remains for
-    others."""
+    """Return True if `wanted` more bytes are free and leave several times as much for others."""
     if wanted <= 0:
         return True
     free = free_bytes(plan.files.fs, plan.files.directory)
@@ -225,10 +227,10 @@ def _has_space(plan: FlushPlan, wanted: int) -> bool:
 
 
 def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
-    """Return room from `start` up to `end`, or the existing one, to which a payload may be in
-    progress.
+    """Return room from `start` up to `end`, or the existing room.
 
-    Raises OSError; if the allocation is refused, the file keeps its length, rounded up to the page.
+    A payload may be writing to existing room. Raises OSError; if the allocation is refused, the
+    file keeps its length, rounded up to the page.
     """
     if room is not None and end <= room.end:
         return room
@@ -338,8 +340,10 @@ class _Writer:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
     def _is_index_due(self) -> bool:
-        """Return True if a start would have too much to read to rebuild Idx that are not durable,
-        or would not find their file."""
+        """Return True if Idx must be synced.
+
+        Otherwise a start would have too much to read to rebuild Idx, or would not find their file.
+        """
         first, end = self.plan.first, self.plan.last + 1
         return (
             self._index.has_new_name
@@ -380,8 +384,11 @@ class _Writer:
                 self._behind = 0
 
     def _mend(self) -> None:
-        """Repair after zeroed pages: rewrite the header if it was hit, and make the Idx durable,
-        because zeroed frames cannot be walked over."""
+        """Repair after zeroed pages.
+
+        Rewrites the header if it was hit, and makes the Idx durable, because zeroed frames cannot
+        be walked over.
+        """
         assert self._file is not None, "no segment is open"
         files = self.plan.files
         try:
@@ -394,8 +401,10 @@ class _Writer:
         self._has_zeros = False
 
     def _grow(self, file: File, position: int, length: int) -> None:
-        """Extend the file for all that this flush will write to it, in steps, so that most syncs
-        find its length unchanged."""
+        """Extend the file for the rest of this flush.
+
+        Extended in steps, so that most syncs find its length unchanged.
+        """
         if position + length <= self._allocated:
             return
         limit = max(self.plan.limits.bytes, position + length)
@@ -457,8 +466,11 @@ class _Writer:
 
 
 def _make_directory(fs: FileSystem, path: str) -> None:
-    """Create a log's directory durably. The sync also covers a directory that an earlier flush
-    created without being able to sync its parent."""
+    """Create a log's directory durably.
+
+    The sync also covers a directory that an earlier flush created without being able to sync its
+    parent.
+    """
     if not fs.exists(path):
         fs.make_directory(path)
     fs.sync_directory(path.rpartition("/")[0])

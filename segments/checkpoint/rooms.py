@@ -1,10 +1,11 @@
 """Rooms for payloads: which logs have preallocated space, and giving it back to the disk.
 
 Flushes make room after a log's last frame (`flusher.py`). A log keeps it as long as it receives
-large appends. It loses it after a whole round of checkpoints without any, or when other logs need
-its turn; all logs lose it when the disk has little space left. The space stays allocated until a
-checkpoint's thread has cut the file after the last placed entry and removed the next file, in which
-nothing was placed. Until then the log has no room, so nothing new is placed there.
+large appends. It loses it after a whole round of checkpoints without any, or when `ROOMS_MAX` other
+logs have received room since; all logs lose it when the disk has little space left. The space stays
+allocated until a checkpoint's thread has cut the file after the last placed entry and removed the
+next file, in which nothing was placed. Until then the log has no room, so nothing new is placed
+there.
 
 Logs whose files may be longer than necessary are recorded as surplus. After a start these are all
 logs: the previous run may have left room, or a truncation that was not durable.
@@ -78,8 +79,10 @@ class Rooms:
         return log_id in self._held
 
     def bytes_for(self, log: DiskLog, flushed: int, limits: SegmentLimits, *, is_full: bool) -> int:
-        """Return the bytes of room to make after a flush of `flushed` bytes. A log that wanted none
-        since the last flush gives up its room."""
+        """Return the bytes of room to make after a flush of `flushed` bytes.
+
+        A log that wanted none since the last flush gives up its room.
+        """
         placement = log.placement
         is_wanted, placement.is_wanted = placement.is_wanted, False
         was_held = self._held.pop(log.id, None)
@@ -124,16 +127,17 @@ class Rooms:
         self._surplus.pop(log_id, None)
 
     def take(self, log: DiskLog) -> bool:
-        """Return True if a flush of this log that is about to begin should give its surplus
-        back."""
+        """Return True if a flush of this log about to begin should give its surplus back."""
         is_due = log.id in self._surplus and log.placement.is_settled
         if is_due:
             del self._surplus[log.id]
         return is_due
 
     def take_due(self, planned: Container[LogId]) -> list[Surplus]:
-        """Return the surplus to give back of logs that are not flushed. A log with a payload in
-        progress, or a truncation that is not durable, waits."""
+        """Return the surplus to give back of logs that are not flushed.
+
+        A log with a payload in progress, or a truncation that is not durable, waits.
+        """
         due: list[Surplus] = []
         for log in list(self._surplus.values()):
             if len(due) == LOOKS_MAX:
@@ -154,8 +158,9 @@ class Rooms:
 
 
 def give_back(files: LogFiles, segment: int, position: int) -> None:
-    """Cut a log's files after the page in which `segment` ends at `position`. Blocks. Raises
-    OSError; a full disk may refuse it.
+    """Cut a log's files after the page in which `segment` ends at `position`.
+
+    Blocks. Raises OSError; a full disk may refuse it.
 
     The removal of following files is durable. The cut need not be: a crash brings the allocation
     back, and the next start checks every log. The last page keeps its other bytes, so no data that
@@ -181,8 +186,10 @@ def give_back(files: LogFiles, segment: int, position: int) -> None:
 
 def cut_behind(file: File, position: int) -> bool:
     """Cut the file after the page that contains the end `position`, if blocks are allocated there.
+
     Return False if none are, or if the medium is too damaged; they then stay until the segment is
-    sealed."""
+    sealed.
+    """
     end = position - position % -_PAGE_BYTES
     if file.size() <= end or file.allocated() <= end:
         return False

@@ -1,11 +1,11 @@
-"""Checkpoint scheduling: committed entries go to segments, applied state to the meta, and notes to
-the journal. Then journal files that nothing needs any more are released.
+"""Checkpoint scheduling: entries to segments, applied state to the meta, notes to the journal.
 
-One checkpoint runs at a time, triggered by bytes, entries or time. A checkpoint by time is a round
-of parts, each with its own share of the logs: flushing thirty logs together, or collecting the
-state of a thousand at once, takes a tenth of a second or more, for which appends would wait. Data
-that a full disk refuses stays in the journal and in memory. The checkpoint does the rest of its
-work, and is retried each second until one succeeds.
+After a checkpoint, journal files that nothing needs any more are released. One checkpoint runs at a
+time, triggered by bytes, entries or time. A checkpoint by time is a round of parts, each with its
+own share of the logs: flushing thirty logs together, or collecting the state of a thousand at once,
+takes a tenth of a second or more, for which appends would wait. Data that a full disk refuses stays
+in the journal and in memory. The checkpoint does the rest of its work, and is retried each second
+until one succeeds.
 
 Does not depend on how blocks, segments and transactions are written.
 """
@@ -48,7 +48,7 @@ PART_MS_MIN = 200
 """Maximum number of parts of a checkpoint by time, and minimum time between them."""
 JOURNAL_FILES_MIN = 3
 """The journal file being written, and two that wait for their entries to reach segments. If many
-logs are dirty, a tail that needs an older file is flushed in its log's part, whatever its size."""
+logs are dirty, a tail that needs an older file is flushed in its log's part at any size."""
 JOURNAL_FILES_MANY = 5
 """With more files, they are released after each part rather than at a round's end."""
 
@@ -98,12 +98,14 @@ _BEFORE = {begun: before for before, begun in _BEGUN.items()}
 
 
 class CheckpointOwner(Protocol):
-    """Methods that the scheduler requires of the store. Calls rather than values: checkpoints begin
-    by timers, and only the store knows which other work uses the files."""
+    """Methods that the scheduler requires of the store.
+
+    Calls rather than values: checkpoints begin by timers, and only the store knows which other work
+    uses the files.
+    """
 
     def checkpoint_may_begin(self) -> bool:
-        """Return True if no other work uses the files, and the store neither closes nor has
-        failed."""
+        """Return True if the store is open and no other work uses the files."""
 
     def checkpoint_collect(self, logs: Sequence[DiskLog]) -> list[MetaBatch]:
         """Return the changes of these logs' state machines since the last call."""
@@ -144,9 +146,12 @@ class CheckpointScheduler:
         spread: int,
         has_places: bool,
     ) -> None:
-        """`spread` is a number that most likely differs between the servers of a set, so that they
-        do not flush the same logs at the same time. `has_places`: logs may have room, also from an
-        earlier run."""
+        """Create an idle scheduler.
+
+        `spread` is a number that most likely differs between the servers of a set, so that they do
+        not flush the same logs at the same time. `has_places`: logs may have room, also from an
+        earlier run.
+        """
         self._workers = workers
         self._options = options
         self._logs = logs
@@ -279,8 +284,10 @@ class CheckpointScheduler:
             self._shares = []  # so that deleted logs are not kept alive
 
     def _begin_part(self, share: int) -> None:
-        """Take state and tails of the logs of this share; if many logs grow, also other tails that
-        have outgrown their size."""
+        """Checkpoint state and tails of the logs of this share.
+
+        If many logs grow, also includes other tails that have outgrown their size.
+        """
         commit = self._take_state(self._of_share(share))
         plans = self._plans_of_share(share)
         if plans or commit.batches or self.rooms.has_surplus or not share:
@@ -299,8 +306,7 @@ class CheckpointScheduler:
                 self._try_again()  # a removal uses the files, and nothing else would retry
 
     def journaled(self, entries: int) -> None:
-        """Note that a block with `entries` entries is durable, or completes a batch that has
-        them."""
+        """Note that a durable block has `entries` entries, or ends a batch that has them."""
         self._entries += entries
         self.release_files()
 
@@ -404,8 +410,11 @@ class CheckpointScheduler:
         return [log for log in self._shares[share] if self._logs.get(log.id) is log]
 
     def _plans_of_share(self, share: int, *, at_least: bool = False) -> list[FlushPlan]:
-        """Plan flushes of this share's logs with due tails; if many logs grow, also of others whose
-        tails have outgrown their own sizes, or the minimum."""
+        """Plan flushes of this share's logs with due tails.
+
+        If many logs grow, also plans others whose tails have outgrown their own sizes, or the
+        minimum.
+        """
         plans = self._plans(log for log in self._of_share(share) if log.id in self.dirty)
         if self._is_spread:
             planned = {plan.files.log_id for plan in plans}
@@ -433,8 +442,10 @@ class CheckpointScheduler:
         return self._planned(due)
 
     def _plans_of_grown(self, planned: Container[int], *, at_least: bool) -> list[FlushPlan]:
-        """Plan flushes of all other logs whose tails have outgrown their own sizes, or the minimum,
-        by id."""
+        """Plan flushes of all other logs whose tails have outgrown a size, by id.
+
+        The size is the log's own, or with `at_least` the minimum.
+        """
         least = self._flush_bytes_min
         # Without a call per log: most are not due.
         grown = [
@@ -477,9 +488,11 @@ class CheckpointScheduler:
 
     @property
     def _is_pressed(self) -> bool:
-        """True if much data waits for segments in memory or in the journal, or the disk is full. If
-        many logs are dirty, journal files wait for tails whose part will come, and flushing others
-        would not help."""
+        """True if much data waits for segments in memory or in the journal, or the disk is full.
+
+        If many logs are dirty, journal files wait for tails whose part will come, and flushing
+        others would not help.
+        """
         is_long = not self._is_spread and self._journal.file_count > JOURNAL_FILES_MIN
         return self._journal.is_full or self._is_crowded or is_long
 
@@ -499,8 +512,7 @@ class CheckpointScheduler:
         )
 
     def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
-        """Return True if the tail has grown to `bytes_min` bytes or to many entries, or was written
-        again."""
+        """Return True if the tail has `bytes_min` bytes or many entries, or was written again."""
         return (log.rewritten and _can_flush(log)) or self._is_grown(log, bytes_min)
 
     def _is_grown(self, log: DiskLog, bytes_min: int) -> bool:
@@ -604,8 +616,10 @@ class CheckpointScheduler:
             self.begin_if_pressed()  # no further block will check
 
     def _note_lost(self, meta_lost: frozenset[int]) -> None:
-        """Note the logs of which nothing may be stored any more: retention must not trim up to the
-        lost state."""
+        """Note the logs of which nothing may be stored any more.
+
+        Retention must not trim up to the lost state.
+        """
         for log in self._logs.values():
             if log.id in meta_lost and not log.is_meta_lost:
                 self.arm()  # all of its state must be written
@@ -640,13 +654,12 @@ class CheckpointScheduler:
         log.stage_state(self._queue.batch, FLUSHED, 0, plan.last, plan.next_offset)
 
     def _rewrite_tails(self) -> None:
-        """Write again, at the journal's head, data that only the oldest file holds, if the journal
-        is longer than its live entries justify: uncommitted entries, tails too small for a flush,
-        and installed states.
+        """Write again, at the journal's head, data that only the oldest file holds.
 
-        Votes need no rewriting: each file's header carries them. The journal may be twice as long
-        as the data that no segment holds, so rewriting never costs more than the appends that
-        caused it.
+        Done if the journal is longer than its live entries justify. The data are uncommitted
+        entries, tails too small for a flush, and installed states. Votes need no rewriting: each
+        file's header carries them. The journal may be twice as long as the data that no segment
+        holds, so rewriting never costs more than the appends that caused it.
 
         Not done on a full disk, or when one may be about to show: it would use the reserve for
         votes, and could delay them. Small amounts are carried over (`journal/carry_over.py`).
@@ -676,15 +689,19 @@ class CheckpointScheduler:
             log.restage(oldest, self._queue.batch, with_tail=not is_due)
 
     def renew_journal(self, sequence: int) -> None:
-        """Have a damaged journal file and those before it released. The data they are needed for is
-        in memory: it goes to segments or is staged again."""
+        """Have a damaged journal file and those before it released.
+
+        The data they are needed for is in memory: it goes to segments or is staged again.
+        """
         self._damaged_upto = max(self._damaged_upto, sequence)
         self.arm()
         self.begin()
 
     def _stage_anew(self) -> None:
-        """Stage again the data for which damaged journal files are needed. Not on a full disk, as
-        in `_rewrite_tails`."""
+        """Stage again the data for which damaged journal files are needed.
+
+        Not on a full disk, as in `_rewrite_tails`.
+        """
         damaged_upto, journal = self._damaged_upto, self._journal
         if not damaged_upto:
             return
@@ -711,19 +728,21 @@ class CheckpointScheduler:
         self._releases = True
 
     def hold_files(self) -> None:
-        """Postpone the release of journal files until the records now staged, which end a need for
-        some, are durable."""
+        """Postpone the release of journal files until the records now staged are durable.
+
+        These records end the need for some of the files.
+        """
         if self._note_token or self._awaiting_proof[0]:
             self._releases = self._releases or bool(self._awaiting_proof[0])
             self._awaiting_proof = (0, 0)
             self._note_token = self._queue.batch.token
 
     def release_files(self) -> None:
-        """Release journal files below the oldest needed one, once the last checkpoint's notes are
-        durable. A deleted log needs its files until it is no longer listed.
+        """Release journal files that are no longer needed, once the last notes are durable.
 
-        They are released when a block after the notes proves these durable. The very last block may
-        be damaged without a trace, and a start would then miss the files.
+        Files below the oldest needed one are released. A deleted log needs its files until it is no
+        longer listed. A block after the notes must prove these durable first: the very last block
+        may be damaged without a trace, and a start would then miss the files.
         """
         token, sequence = self._awaiting_proof
         if token and self._queue.proved_token >= token:
@@ -759,8 +778,11 @@ def _run(
     surplus: list[Surplus],
     pulse: Pulse,
 ) -> Outcome:
-    """Write segments and meta, and give back room. Blocks. Raises OSError, but not for a full disk,
-    which may refuse one part and have space for another."""
+    """Write segments and meta, and give back room.
+
+    Blocks. Raises OSError, but not for a full disk, which may refuse one part and have space for
+    another.
+    """
     outcome = Outcome()
     failpoint.hit("checkpoint.begun")
     for plan in plans:

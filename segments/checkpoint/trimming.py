@@ -20,11 +20,11 @@ from segments.log.segment_header import SegmentInfo
 
 
 class RemoveBelow:
-    """Removes `segments`, and the index files from the first of them on that describe only entries
-    below `first_index`, a limited number per call; returns True while more are left. `pulse` counts
-    them.
+    """Removes `segments` and the index files that describe only entries below `first_index`.
 
-    Oldest first, so that after a crash the rest is still one run of segments. Blocks.
+    The index files begin with that of the first segment. Each call removes a limited number, and
+    returns True while more are left. `pulse` counts them. Oldest first, so that after a crash the
+    rest is still one run of segments. Blocks.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""Compaction of one log at a time, as seen by the loop: steps in the pool, with pauses between
-them.
+"""Compaction of one log at a time, as seen by the loop: steps in the pool with pauses.
 
-First the entries are scanned for keys that supersede earlier records. Then each sealed segment with
-such records is rewritten, oldest first; segments without remaining data are skipped. If not all
-keys fitted in memory, this is one pass of several: each removes the records superseded by its keys
-and leaves the others to the next. A pass rewrites nothing before the previous pass's old files are
-gone, so a segment never has more than two files. At the end a note records how far the log is
-compacted. Small adjacent segments are joined some seconds later, when no old file of the log is
-left. Nothing depends on joins, and a compaction waits for the join of at most one log.
+First the entries are scanned for keys that supersede earlier records. Then each sealed segment that
+contains some of the entries is rewritten, oldest first; segments without remaining data are
+skipped. If not all keys fitted in memory, this is one pass of several: each removes the records
+superseded by its keys and leaves the others to the next. A pass rewrites nothing before the
+previous pass's old files are gone, so a segment never has more than two files. At the end a note
+records how far the log is compacted. Small adjacent segments are joined some seconds later, when no
+old file of the log is left. Nothing depends on joins, and a compaction waits for the join of at
+most one log.
 
 A log may be reset, trimmed, damaged or deleted meanwhile. Completed work stays: a partial
 compaction is valid, and the next one does the rest.
@@ -60,7 +60,7 @@ class Phase(Enum):
     """Current activity of a compaction."""
 
     SCANNING = auto()
-    """Keys of entries are read."""
+    """Entries are scanned for their keys."""
     CLEANING = auto()
     """Segments are rewritten."""
     NOTING = auto()
@@ -72,8 +72,10 @@ class Phase(Enum):
 
 
 class RemoveOld:
-    """Removes old files of rewritten segments, a limited number per call; returns True while more
-    are left. Blocks."""
+    """Removes old files of rewritten segments, a limited number per call.
+
+    Returns True while more are left. Blocks.
+    """
 
     def __init__(self, files: LogFiles, paths: Sequence[str]) -> None:
         self._files = files
@@ -124,8 +126,11 @@ class Compactor:
         self.segments_joined = 0
 
     def may_begin(self, log: DiskLog) -> bool:
-        """Return True if this log may be compacted now. Old files of other logs are no obstacle:
-        waiting for them would allow only one log every ten seconds, however small."""
+        """Return True if this log may be compacted now.
+
+        Old files of other logs are no obstacle: waiting for them would allow only one log every ten
+        seconds, however small.
+        """
         is_free = self._run is None or (self._run.is_join and self._run.log is not log)
         return is_free and self._waiting is None and log.id not in self._old_files
 
@@ -168,8 +173,11 @@ class Compactor:
         *,
         segment_bytes: int,
     ) -> None:
-        """Begin a compaction. All entries up to `compaction.upto` are in sealed segments, durably
-        noted. Small segments are joined up to `segment_bytes`."""
+        """Begin a compaction.
+
+        All entries up to `compaction.upto` are in sealed segments, durably noted. Small segments
+        are joined up to `segment_bytes`.
+        """
         assert self.may_begin(log), "one at a time"
         run = _Run(log, compaction, cleaner, pace, done)
         self._to_join.pop(log.id, None)
@@ -262,8 +270,10 @@ class Compactor:
         new: SegmentInfo,
         end: Index,
     ) -> bool:
-        """Replace old segments by the new one; return False if one is gone. The files that do not
-        count are removed later."""
+        """Replace old segments by the new one; return False if one is gone.
+
+        The files that do not count are removed later.
+        """
         is_void = log.deleted or log.generation != generation
         is_replaced = not is_void and log.replace_segments(old, new, end)
         gone = old if is_replaced else (new,)
@@ -273,8 +283,11 @@ class Compactor:
         return is_replaced
 
     def _remove(self, log: DiskLog, generation: int, paths: list[str]) -> None:
-        """Remove files that are no longer read. Goes through the queue of removals: a reset removes
-        all files of the log, and later flushes may create one with the same name."""
+        """Remove files that are no longer read.
+
+        Goes through the queue of removals: a reset removes all files of the log, and later flushes
+        may create one with the same name.
+        """
 
         def begin() -> Job | None:
             if not log.deleted and log.generation == generation:
@@ -316,7 +329,9 @@ class Compactor:
 
 class _Run:
     """One compaction of one log, or, with `segment_bytes`, the join of small segments after one.
-    `step` and `abandon` run in the pool."""
+
+    `step` and `abandon` run in the pool.
+    """
 
     def __init__(
         self,
@@ -365,8 +380,7 @@ class _Run:
 
     @property
     def is_to_be_repeated(self) -> bool:
-        """True if a step that a full disk refused must be retried, because half of the Idx are
-        written."""
+        """True if a refused step must be retried, because half of the Idx are written."""
         rewriting = self.rewriting
         return rewriting is not None and rewriting.state is RewritingState.INDEXING
 
@@ -376,8 +390,7 @@ class _Run:
         return self.begins_again and self._phase is Phase.CLEANING
 
     def _segments_of_pass(self) -> list[tuple[SegmentInfo, Index]]:
-        """Return (segment, index after its last entry), newest first, of segments with entries to
-        be processed."""
+        """Return (segment, index after its last entry) of segments to process, newest first."""
         found = [
             (segment, following.first_index)
             for segment, following in pairwise(self.log.segments)

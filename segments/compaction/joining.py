@@ -77,9 +77,11 @@ def groups(sizes: Sequence[Size], bytes_max: int) -> list[Group]:
 def find(
     files: LogFiles, segments: Sequence[SegmentInfo], stop: Index, end: Index, bytes_max: int
 ) -> list[tuple[tuple[SegmentInfo, ...], Index]]:
-    """Return (segments to be joined, index after their last entry), newest first, among those whose
-    entries all lie below `end`. `segments` are the log's, whose entries end at `stop`. Blocks.
-    Raises CorruptRecord."""
+    """Return (segments to be joined, index after their last entry), newest first.
+
+    Considers those whose entries all lie below `end`. `segments` are the log's, whose entries end
+    at `stop`. Blocks. Raises CorruptRecord.
+    """
     ends = [segment.first_index for segment in segments[1:] if segment.first_index <= end]
 
     def look() -> list[Size]:

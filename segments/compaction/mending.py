@@ -1,9 +1,10 @@
-"""Rewriting of a segment with copies of its damaged entries, from a replica whose log is compacted
-further: such a copy is smaller and does not fit in the entry's old position.
+"""Rewriting of a segment with smaller copies of its damaged entries.
 
-As in a compaction, the new file replaces the old one when it is complete (`rewriting.py`).
+The copies come from a replica whose log is compacted further: such a copy does not fit in the
+entry's old position. As in a compaction, the new file replaces the old one when it is complete
+(`rewriting.py`).
 
-Does not depend on where the copies come from, or on the loop.
+Does not depend on how the copies are obtained, or on the loop.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ _AT_ONCE = 64
 def mend(
     files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> SegmentInfo:
-    """Return the segment, whose entries end at `end`, rewritten with the copies in place of damaged
-    entries; durable on return.
+    """Rewrite the segment with the copies in place of damaged entries; durable on return.
 
-    Blocks. Raises CorruptRecord if a copy does not fit its neighbours, or if other damage lies
-    between them. Raises OSError.
+    The segment's entries end at `end`. Blocks. Raises CorruptRecord if a copy does not fit its
+    neighbours, or if other damage lies between them. Raises OSError.
     """
     mending = _Mending(files, segment, end, copies)
     try:
@@ -63,9 +63,11 @@ class _Mending(Rewriting):
             self.step()
 
     def give_up(self) -> None:
-        """Return to the old segment, unless Idx already point to the new one. The new one is
-        equally valid and counts at the next start; any later work on the segment writes it again
-        first."""
+        """Return to the old segment, unless Idx already point to the new one.
+
+        The new one is equally valid and counts at the next start; any later work on the segment
+        writes it again first.
+        """
         if self.state is not RewritingState.INDEXING:
             self.abandon()
 
@@ -130,9 +132,12 @@ def _next(
 def _place(
     files: LogFiles, segment: SegmentInfo, index: Index, position: int, base_offset: Offset
 ) -> int:
-    """Return the position of an entry after damaged ones, from its Idx or by a search after the
-    copies, none of which is longer than its original. Raises EntriesDamaged if no such frame
-    exists, or if a client's payload contains another like it."""
+    """Return the position of an entry after damaged ones.
+
+    Taken from its Idx, or found by a search after the copies, none of which is longer than its
+    original. Raises EntriesDamaged if no such frame exists, or if a client's payload contains
+    another like it.
+    """
     with contextlib.suppress(IndexDamaged):
         idx = files.idx(index)
         if idx.segment == segment.number:

@@ -2,8 +2,8 @@
 
     0   magic         8   `VDLCMP01`
     8   CRC           4   CRC32C of bytes [12, 28), seeded with the log id
-    12  upto          8   index of the last entry that was looked at
-    20  markers upto  8   deletion markers up to this entry are gone
+    12  upto          8   index of the last entry considered
+    20  markers upto  8   deletion markers up to this entry are removed
 
 Written after all segments are rewritten, so it describes completed work. If it is missing or
 damaged, the log is compacted again, which does not change what was done already.

@@ -62,14 +62,18 @@ class RewritingState(Enum):
 def read_entries(
     files: LogFiles, segments: Sequence[SegmentInfo], stop: Index, first: Index, end: Index
 ) -> list[StoredEntry]:
-    """Return entries from `first`, one step's worth. `segments` are the log's, whose entries end at
-    `stop`. Blocks. Raises CorruptRecord."""
+    """Return entries from `first`, one step's worth.
+
+    `segments` are the log's, whose entries end at `stop`. Blocks. Raises CorruptRecord.
+    """
     return files.healing(segments, stop, lambda: files.entries(first, end, STEP_BYTES))
 
 
 class Rewriting:
-    """Rewriting of one segment, whose entries end at `end`. `step` runs in the pool, one at a time.
-    Without a `cleaner` no data is removed."""
+    """Rewriting of one segment, whose entries end at `end`.
+
+    `step` runs in the pool, one at a time. Without a `cleaner` no data is removed.
+    """
 
     def __init__(
         self,
@@ -199,8 +203,11 @@ class Rewriting:
         self.state = RewritingState.INDEXING
 
     def _write_index(self) -> int:
-        """Write Idx of some entries by their position in the new file. Raises CorruptRecord if that
-        cannot be read: the log's entries are in the old file, and none of them is damaged."""
+        """Write Idx of some entries by their position in the new file.
+
+        Raises CorruptRecord if that cannot be read: the log's entries are in the old file, and none
+        of them is damaged.
+        """
         assert self._walk is not None, "no file is walked over"
         files, read, is_end = self._files, 0, True
         writer = IndexWriter(files)
@@ -232,9 +239,11 @@ class Rewriting:
         return read
 
     def abandon(self) -> None:
-        """Remove the new file; the old one stays, and Idx that point to the new one are rebuilt
-        when met. Durable on return, because a start would use the new file. Blocks. Raises OSError;
-        must be called again then."""
+        """Remove the new file; the old one stays.
+
+        Idx that point to the new file are rebuilt when met. Durable on return, because a start
+        would use the new file. Blocks. Raises OSError; must be called again then.
+        """
         fs, directory = self._files.fs, self._files.directory
         self._walk = None
         for path in (self._begun, self._files.segment_path(self.new.number)):

@@ -34,8 +34,10 @@ _PAGE_BYTES = 4096
 
 
 def read_form(fs: FileSystem, directory: str) -> int:
-    """Read the form. Raises UnknownFormat for a form of a later version, CorruptRecord or
-    OSError."""
+    """Read the form.
+
+    Raises UnknownFormat for a form of a later version, CorruptRecord or OSError.
+    """
     path = f"{directory}/format"
     if not fs.exists(path):
         return 1

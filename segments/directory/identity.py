@@ -12,7 +12,7 @@ half alone, without padding, is the old form. Layout of a half, little-endian:
     36 logs         4
     40 record       4  length of the cluster record
     44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet;
-                       bit 1: the journal may speak of frames in segments (PLACED)
+                       bit 1: the journal may refer to frames in segments (PLACED)
     48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
     -  server       4  server that owns the directory, 0 while that is not known
@@ -206,8 +206,10 @@ def fresh_path(directory: str) -> str:
 
 
 def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool = False) -> None:
-    """Replace the file durably. Blocks. `is_made`: a file of at least this length exists at
-    `fresh_path` and is overwritten."""
+    """Replace the file durably.
+
+    Blocks. `is_made`: a file of at least this length exists at `fresh_path` and is overwritten.
+    """
     failpoint.hit("identity.before_write")
     fresh = fresh_path(directory)
     if not is_made and fs.exists(fresh):
@@ -229,8 +231,10 @@ def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool
 
 def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> bool:
     """Overwrite the file durably in place, half by half, so that one half is good at any moment.
+
     For a full disk, which has no space for another file. Blocks. Return False, without a change, if
-    the file has another length."""
+    the file has another length.
+    """
     middle = len(data) // 2
     file = fs.open(f"{directory}/identity")
     try:

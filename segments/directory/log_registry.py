@@ -1,5 +1,4 @@
-"""List of existing logs: the identity file, written in the background, once for all changes of a
-turn.
+"""List of existing logs: the identity file, written in the background once per turn.
 
 A created log exists once the file lists it durably. A deleted log is dropped with the next write. A
 full disk delays creation. Deletion frees space, so space for it is reserved.
@@ -36,7 +35,9 @@ def identity_reserve(fs: FileSystem, directory: str) -> Reserve:
 
 def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: bytes) -> None:
     """Write the identity file; on a full disk over a piece of the reserve, or after freeing some.
-    Blocks. Raises OSError (ENOSPC) if none is left."""
+
+    Blocks. Raises OSError (ENOSPC) if none is left.
+    """
     is_made = False
     while True:
         try:
@@ -54,8 +55,10 @@ def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: byt
 
 
 class RegistryOwner(Protocol):
-    """Receiver of notifications about writes. Calls rather than results: writes end in a thread,
-    and no call waits for that."""
+    """Receiver of notifications about writes.
+
+    Calls rather than results: writes end in a thread, and no call waits for that.
+    """
 
     def log_created(self, log: DiskLog) -> None:
         """Handle a log whose existence is durable."""
@@ -142,8 +145,10 @@ class LogRegistry:
     def lose_all(
         self, directory_id: DirectoryId, boots: list[Boot], done: Callable[[], None]
     ) -> None:
-        """Mark every log as lost, including those being created, and give the directory a new id;
-        `done` is called when this is durable."""
+        """Mark every log as lost, and give the directory a new id.
+
+        Includes logs being created. `done` is called when this is durable.
+        """
         self._identity.former_ids.append(self._identity.directory_id)
         self._identity.directory_id = directory_id
         self._identity.boots = boots

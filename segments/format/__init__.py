@@ -1,2 +1,1 @@
-"""On-disk formats: blocks, frames, file names, and checks of LMDB's file that LMDB does not
-make."""
+"""On-disk formats: blocks, frames, file names; and checks of LMDB's file."""

@@ -55,8 +55,8 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
     PLACE      term: a segment; index: of an entry; value: the position of its frame there
     DETAIL     of the following PLACED; term: records; index: base offset; value: timestamp, signed;
                the byte after the kind is the entry's kind
-    PLACED     as ENTRY, without a frame: that is where the last PLACE of its log says, or after the
-               preceding PLACED
+    PLACED     as ENTRY, without a frame: that is at the position in the last PLACE of its log, or
+               after the frame of the preceding PLACED
 
 A block with PLACED records counts only if their frames are in their segments. The next block is not
 written before they are.
@@ -130,8 +130,11 @@ counts."""
 
 @dataclass(slots=True)
 class Mark:
-    """State of one log in a file header: the result of all blocks before the file and of the first
-    one in it, which is part of the same write."""
+    """State of one log in a file header.
+
+    The result of all blocks before the file and of the first one in it, which is part of the same
+    write.
+    """
 
     log_id: LogId
     sequence: int
@@ -238,8 +241,11 @@ def first_block_at(data: bytes) -> int:
 
 
 def marks_end(data: bytes, log_ids_end: int) -> int:
-    """Return the end of the marks after a header's first page, by their contents: their log ids
-    ascend, and are below `log_ids_end`. `len(data)`: they may go on beyond it."""
+    """Return the end of the marks after a header's first page, by their contents.
+
+    Log ids of marks ascend, and are below `log_ids_end`. `len(data)`: the marks may go on beyond
+    it.
+    """
     first = -(-(PAGE_BYTES - FILE_HEADER_BYTES) // MARK.size)
     log_id = 0
     for at in range(FILE_HEADER_BYTES + first * MARK.size, len(data) - 3, MARK.size):
@@ -271,14 +277,19 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 
 
 def is_parity_good(data: bytes) -> bool:
-    """Return True if the parity page matches a header's pages. `data` ends where the first block
-    begins. The old form has no parity."""
+    """Return True if the parity page matches a header's pages.
+
+    `data` ends where the first block begins. The old form has no parity.
+    """
     return data[:8] != FILE_MAGIC or not any(_exclusive_or(memoryview(data)))
 
 
 def mend_file_header(data: bytes, sequence: int) -> FileHeader | None:
-    """Return the header of file `sequence` at the start of `data`, with up to one page corrected by
-    parity; None if more are wrong or there was no header. `data` extends beyond the parity."""
+    """Return the header of file `sequence`, with up to one page corrected by parity.
+
+    `data` begins with the header and extends beyond the parity. None if more pages are wrong or
+    there was no header.
+    """
     view = memoryview(data)
     header = _mend_first_page(view, sequence)
     length = header_length(data)
@@ -330,8 +341,7 @@ def encode_block(
 
 
 def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
-    """Return the length of header and table of the block that `header` begins; 0 if it begins
-    none."""
+    """Return the length of a block's header and table; 0 if `header` begins no block."""
     if len(header) < BLOCK_HEADER_BYTES or header[:4] != BLOCK_MAGIC:
         return 0
     _, _, found_salt, found_lsn, _, length, records, _, _, _ = BLOCK_HEADER.unpack_from(header)

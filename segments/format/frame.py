@@ -42,8 +42,7 @@ assert HEADER.size == FRAME_BYTES, HEADER.size
 
 
 def frame_length(view: memoryview, at: int) -> int:
-    """Return the length of the frame at `at` by its own field, unchecked; 0 if its header is
-    cut."""
+    """Return the unchecked length of the frame at `at`; 0 if its header is cut."""
     if at + FRAME_BYTES > len(view):
         return 0
     length: int = CRC.unpack_from(view, at + 4)[0]
@@ -59,8 +58,10 @@ def frame_header(
     base_offset: Offset,
     timestamp: int,
 ) -> bytes:
-    """Return header and CRC of a frame around `data` that is not an entry. Entries are framed where
-    they are copied, see `DiskLog.stage`."""
+    """Return header and CRC of a frame around `data` that is not an entry.
+
+    Entries are framed where they are copied, see `DiskLog.stage`.
+    """
     rest = HEADER_REST.pack(
         len(data), group_id, term, 0, FRAME_VERSION, 0, 0, index, base_offset, timestamp
     )

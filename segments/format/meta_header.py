@@ -59,8 +59,9 @@ class MetaHeader(NamedTuple):
 
 
 def check_headers(read: Callable[[int, int], bytes], file_bytes: int) -> MetaHeader:
-    """Check both headers and return the current one. `read(length, position)` reads from the file,
-    which has `file_bytes`.
+    """Check both headers and return the current one.
+
+    `read(length, position)` reads from the file, which has `file_bytes`.
 
     Raises CorruptRecord, and StorageError for a file of another version of LMDB.
     """

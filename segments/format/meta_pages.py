@@ -13,7 +13,7 @@ Format: mdb.c of LMDB 0.9, `MDB_page` and `MDB_node`, 64 bits, little-endian:
     page number 8, 0 2, flags 2, pages 4, value                       (overflow pages)
     of a branch: page 4 + 2 (in place of flags), size of key 2, key
     of a leaf: size of value 4, flags 2, size of key 2, key, value or its overflow page 8
-    value in the tree of free pages: count 8, so many page numbers 8 each, descending
+    value in the tree of free pages: count 8, that many page numbers 8 each, descending
 
 Does not depend on keys and values.
 """
@@ -58,8 +58,10 @@ def check_pages(read: Read, file_bytes: int) -> None:
 
 
 def good_items(read: Read, file_bytes: int) -> dict[bytes, bytes]:
-    """Return the items in good pages. Raises CorruptRecord or StorageError if the headers are
-    bad."""
+    """Return the items in good pages.
+
+    Raises CorruptRecord or StorageError if the headers are bad.
+    """
     walk = _Walk(read, check_headers(read, file_bytes), is_strict=False)
     found: dict[bytes, bytes] = {}
     walk.follow(walk.header.items, keep=found)
@@ -78,9 +80,11 @@ def item_at(read: Read, file_bytes: int, key: bytes) -> bytes | None:
 
 
 class _Walk:
-    """One traversal from a header. `damaged`: numbers of damaged pages, 0 if sums do not match. If
-    not strict, every readable item counts, in any order: keys and values have checksums of their
-    own."""
+    """One traversal from a header.
+
+    `damaged`: numbers of damaged pages, 0 if sums do not match. If not strict, every readable item
+    counts, in any order: keys and values have checksums of their own.
+    """
 
     __slots__ = ("_counts", "_is_strict", "_keep", "_page_bytes", "_read", "_used", "damaged",
                  "header")  # fmt: skip

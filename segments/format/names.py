@@ -33,8 +33,10 @@ COMPACTION = "compaction"
 
 
 def says_nothing(name: str) -> bool:
-    """Return True for names that a file system or a desktop may create anywhere: a directory with
-    only such names is empty."""
+    """Return True for names that a file system or a desktop may create anywhere.
+
+    A directory with only such names is empty.
+    """
     return name in _FOREIGN or name.startswith(".")
 
 
@@ -80,8 +82,11 @@ def sequence_of(number: int) -> int:
 
 
 def rewritten(number: int) -> int:
-    """Return the number of a segment after one more rewriting. Of two existing files, one is always
-    the rewriting of the other: the older is removed before the next is made."""
+    """Return the number of a segment after one more rewriting.
+
+    Of two existing files, one is always the rewriting of the other: the older is removed before the
+    next is made.
+    """
     version = (number >> SEQUENCE_BITS) % VERSION_MAX + 1
     return version << SEQUENCE_BITS | sequence_of(number)
 

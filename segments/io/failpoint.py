@@ -129,8 +129,10 @@ def arm(text: str) -> None:
 
 
 def watch(name: str, call: Callable[[], None]) -> None:
-    """Call `call` whenever the place is passed, instead of the action armed there. For a
-    simulation, in which all servers are in one process."""
+    """Call `call` whenever the place is passed, instead of the action armed there.
+
+    For a simulation, in which all servers are in one process.
+    """
     assert name in POINTS, name
     armed[name] = Action("call", call)
 

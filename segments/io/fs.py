@@ -56,8 +56,10 @@ class SyncFailed(OSError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return True if the error is a full disk, a state that ends, rather than a disk that can no
-    longer be trusted: no data was written, or all of it will be written again."""
+    """Return True if the error is a full disk, a state that ends.
+
+    The disk can still be trusted: no data was written, or all of it will be written again.
+    """
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -69,22 +71,30 @@ _PASSING = frozenset(
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return True if the system lacked a descriptor or memory: nothing is wrong with the disk, and
-    a later attempt may succeed. A failed sync is never such an error."""
+    """Return True if the system lacked a descriptor or memory.
+
+    Nothing is wrong with the disk, and a later attempt may succeed. A failed sync is never such an
+    error.
+    """
     is_failed_sync = isinstance(error, SyncFailed)
     return isinstance(error, OSError) and error.errno in _PASSING and not is_failed_sync
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return True if the background work can be retried as a whole. Until then the disk counts as
-    full."""
+    """Return True if the background work can be retried as a whole.
+
+    Until then the disk counts as full.
+    """
     return is_disk_full(error) or is_passing(error)
 
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """Ignore refusals in cleanup after an error, which is repeated before the next attempt: a
-    refusal must not replace the error. A failed sync would become a full disk."""
+    """Ignore refusals in cleanup after an error.
+
+    The cleanup is repeated before the next attempt. Its refusal must not replace the error: a
+    failed sync would become a full disk.
+    """
     try:
         yield
     except OSError as error:
@@ -93,16 +103,20 @@ def unless_refused() -> Iterator[None]:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Return True if the medium cannot read these bytes, which is damage like a bad CRC. False for
-    a failed sync."""
+    """Return True if the medium cannot read these bytes, which is damage like a bad CRC.
+
+    False for a failed sync.
+    """
     is_failed_sync = isinstance(error, SyncFailed)
     return isinstance(error, OSError) and error.errno == errno.EIO and not is_failed_sync
 
 
 class File(Protocol):
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
-        """Write the buffers consecutively at `position`: all of them, or raise. A durable write is
-        for space that the file has; one that fails is a failed sync."""
+        """Write the buffers consecutively at `position`: all of them, or raise.
+
+        A durable write is for space that the file has; one that fails is a failed sync.
+        """
 
     def pread(self, length: int, position: int) -> bytes:
         """Return up to `length` bytes; fewer only at the end of the file."""
@@ -111,23 +125,29 @@ class File(Protocol):
         """Call fdatasync. Raises SyncFailed."""
 
     def write_back(self, length: int, position: int) -> None:
-        """Write these bytes to the medium now, so that a later sync has less to do. This makes
-        nothing durable: neither the file's length nor the location of its blocks. Raises
-        SyncFailed."""
+        """Write these bytes to the medium now, so that a later sync has less to do.
+
+        This makes nothing durable: neither the file's length nor the location of its blocks. Raises
+        SyncFailed.
+        """
 
     def begin_write_back(self, length: int, position: int) -> None:
         """Begin the same without waiting for the medium. Raises SyncFailed."""
 
     def uncache(self, length: int = 0, position: int = 0) -> None:
-        """Drop `length` bytes of the file (0: to its end) from the page cache, as far as they are
-        on the medium. A hint: raises nothing."""
+        """Drop `length` bytes (0: to the end) from the page cache, as far as they are on disk.
+
+        A hint: raises nothing.
+        """
 
     def truncate(self, length: int) -> None: ...
     def allocate(self, length: int, *, start: int = 0) -> None:
-        """Allocate space for the bytes [start, length), or raise ENOSPC now rather than when they
-        are written. The file may be longer afterwards; its contents do not change. No one else may
-        write from `start` on meanwhile: if the file system cannot allocate, the C library reads a
-        byte of each block and writes it back."""
+        """Allocate space for the bytes [start, length), or raise ENOSPC.
+
+        The file may be longer afterwards; its contents do not change. No one else may write from
+        `start` on meanwhile: if the file system cannot allocate, the C library reads a byte of each
+        block and writes it back.
+        """
 
     def size(self) -> int: ...
     def allocated(self) -> int:
@@ -141,8 +161,11 @@ class Lock(Protocol):
 
 
 class MetaUsage(NamedTuple):
-    """Sizes of a key-value file, in bytes: pages with items; all pages ever allocated, including
-    free ones for later use; and the mapped size."""
+    """Sizes of a key-value file, in bytes.
+
+    Pages with items; all pages ever allocated, including free ones for later use; and the mapped
+    size.
+    """
 
     used_bytes: int
     file_bytes: int
@@ -150,13 +173,17 @@ class MetaUsage(NamedTuple):
 
 
 class MetaFile(Protocol):
-    """A small ordered key-value file whose commits are durable transactions. Reading damaged pages
-    raises CorruptRecord, or returns wrong data that the reader must detect."""
+    """A small ordered key-value file whose commits are durable transactions.
+
+    Reading damaged pages raises CorruptRecord, or returns wrong data that the reader must detect.
+    """
 
     @property
     def is_damaged(self) -> bool:
-        """True if pages were invalid when the file was opened: reads return the contents of the
-        other pages, and `commit` raises CorruptRecord."""
+        """True if pages were invalid when the file was opened.
+
+        Reads then return the contents of the other pages, and `commit` raises CorruptRecord.
+        """
 
     @property
     def usage(self) -> MetaUsage:
@@ -170,19 +197,25 @@ class MetaFile(Protocol):
         """Return the items whose key starts with `prefix`, in key order."""
 
     def beginnings(self, length: int) -> list[bytes]:
-        """Return the distinct prefixes of `length` bytes of all keys, ascending. Costs one look-up
-        for each, regardless of the number of keys."""
+        """Return the distinct prefixes of `length` bytes of all keys, ascending.
+
+        Costs one look-up for each, regardless of the number of keys.
+        """
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
-        """Commit one durable transaction; None deletes. The file grows as long as the disk has
-        space."""
+        """Commit one durable transaction; None deletes.
+
+        The file grows as long as the disk has space.
+        """
 
     def sync(self) -> None:
         """Make all readable data durable. Raises SyncFailed."""
 
     def read_medium(self, length: int, position: int) -> int:
-        """Read these bytes from the medium, as far as the system does not keep them in memory;
-        return their number. Raises OSError."""
+        """Read these bytes from the medium; return their number. Raises OSError.
+
+        Bytes that the system keeps in memory are not read from the medium.
+        """
 
     def close(self) -> None: ...
 
@@ -192,12 +225,16 @@ Read = Callable[[int, int], bytes]
 
 
 class MetaChecks(Protocol):
-    """Checks of a key-value file's pages before its library follows them. The file system only
-    knows when to check; `segments.format.meta_pages` implements this."""
+    """Checks of a key-value file's pages before its library follows them.
+
+    The file system only knows when to check; `segments.format.meta_pages` implements this.
+    """
 
     def check_headers(self, read: Read, file_bytes: int, /) -> object:
-        """Check the headers. Raises CorruptRecord, and StorageError for a file of another
-        version."""
+        """Check the headers.
+
+        Raises CorruptRecord, and StorageError for a file of another version.
+        """
 
     def check_pages(self, read: Read, file_bytes: int, /) -> None:
         """Check all pages. Raises as `check_headers`."""
@@ -211,8 +248,11 @@ class FileSystem(Protocol):
         """Open a file. With `create=True` it must not exist; otherwise it must."""
 
     def exists(self, path: str) -> bool:
-        """Return False only if there is no such name. If it cannot be looked up, OSError is raised;
-        otherwise an existing directory could be taken for a new one."""
+        """Return False only if there is no such name.
+
+        If it cannot be looked up, OSError is raised; otherwise an existing directory could be taken
+        for a new one.
+        """
 
     def is_directory(self, path: str) -> bool:
         """Return True if the name is a directory. Raises as `exists`."""
@@ -232,7 +272,9 @@ class FileSystem(Protocol):
 
     def writes_in_place(self, path: str) -> bool:
         """Return True if overwriting bytes of a file in that directory needs no space.
-        Copy-on-write file systems write elsewhere first. False also if this is unknown."""
+
+        Copy-on-write file systems write elsewhere first. False also if this is unknown.
+        """
 
     def lock(self, path: str) -> Lock:
         """Acquire exclusive use of `path`. Raises DirectoryInUse."""
@@ -241,13 +283,15 @@ class FileSystem(Protocol):
         """Return True if `open_meta` would find an existing file. Raises as `exists`."""
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> MetaFile:
-        """Open or create a key-value file. `map_bytes` are mapped at first, and more as the data
-        grows. Raises CorruptRecord if the file is unusable."""
+        """Open or create a key-value file.
+
+        `map_bytes` are mapped at first, and more as the data grows. Raises CorruptRecord if the
+        file is unusable.
+        """
 
 
 def _find_sync_file_range() -> Any:
-    """Return the C library's `sync_file_range(2)`, which Python does not offer; None if it has
-    none."""
+    """Return the C library's `sync_file_range(2)`, which Python does not offer, or None."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if function is not None:
         function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -313,8 +357,10 @@ class RealFile:
         self._write_back(length, position, _WRITE)  # if unsupported, the sync writes everything
 
     def _write_back(self, length: int, position: int, flags: int) -> bool:
-        """Call `sync_file_range`. Return False if the C library, or a sandbox's kernel, does not
-        offer it. Raises SyncFailed."""
+        """Call `sync_file_range`.
+
+        Return False if the C library, or a sandbox's kernel, does not offer it. Raises SyncFailed.
+        """
         if _sync_file_range is None:
             return False
         if _sync_file_range(self._fd, position, length, flags) != 0:
@@ -352,8 +398,10 @@ class RealFile:
 
 
 def _stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result | None:
-    """Return the status of a name; None if it does not exist. Raises OSError where `os.path.exists`
-    returns False."""
+    """Return the status of a name; None if it does not exist.
+
+    Raises OSError where `os.path.exists` returns False.
+    """
     try:
         return os.stat(path, follow_symlinks=follow_symlinks)
     except (FileNotFoundError, NotADirectoryError):
@@ -372,7 +420,9 @@ def _sync_directory(path: str) -> None:
 
 def _type_of_mount(path: str) -> str:
     """Return the type of the directory's file system, as named by the system; empty if unknown.
-    Found by mount, not by device: a subvolume has a device that no mount has."""
+
+    Found by mount, not by device: a subvolume has a device that no mount has.
+    """
     try:
         fd = os.open(path, _DIRECTORY)
         try:
@@ -444,8 +494,10 @@ def _reading() -> Iterator[None]:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Translate LMDB's errors of a writing transaction. Its space was allocated before, so other
-    errors are a failed sync."""
+    """Translate LMDB's errors of a writing transaction.
+
+    Its space was allocated before, so other errors are a failed sync.
+    """
     try:
         yield
     except lmdb.DiskError as error:
@@ -457,8 +509,7 @@ def _writing() -> Iterator[None]:
 
 
 def _refusal_in(error: lmdb.Error) -> OSError:
-    """Return the system's error from the opening of LMDB's files, of which LMDB gives only the
-    text."""
+    """Return the system's error in LMDB's failure to open its files; LMDB gives only the text."""
     codes = [code for code in (*_PASSING, errno.ENOSPC) if os.strerror(code) in str(error)]
     return OSError(codes[0] if codes else errno.EIO, str(error))
 
@@ -468,8 +519,9 @@ _HEADER_TRIES = 8
 
 
 class LmdbFile:
-    """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
-    synced.
+    """An LMDB environment.
+
+    Never `writemap` (a stray pointer would write to the file), always synced.
 
     A commit writes pages, syncs them, and then writes and syncs the page that names them. LMDB
     reports a lack of space in any of these with the same error. Space for all pages that a
@@ -596,8 +648,11 @@ class LmdbFile:
         self._note_usage()
 
     def _put(self, puts: list[tuple[bytes, bytes | None]]) -> lmdb.Transaction[bytes]:
-        """Return a transaction that is not committed. Raises OSError if LMDB lacked memory, or its
-        map was too small after all; the transaction is then void."""
+        """Return a transaction that is not committed.
+
+        Raises OSError if LMDB lacked memory, or its map was too small after all; the transaction is
+        then void.
+        """
         try:
             transaction = self._begin(write=True)
             try:
@@ -621,9 +676,11 @@ class LmdbFile:
         return self._environment.begin(write=write)
 
     def _check_headers(self) -> None:
-        """Check the headers. Raises CorruptRecord or StorageError. If transactions of another
-        thread end between the reads of the two headers, these contradict each other without
-        damage."""
+        """Check the headers.
+
+        Raises CorruptRecord or StorageError. If transactions of another thread end between the
+        reads of the two headers, these contradict each other without damage.
+        """
         for _ in range(_HEADER_TRIES):
             commits = self._commits
             try:
@@ -643,7 +700,9 @@ class LmdbFile:
 
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """Provide space on the disk and in the map for the pages that `puts` can add to the file.
-        Raises OSError if refused."""
+
+        Raises OSError if refused.
+        """
         self._check_headers()
         found = self._environment.stat()
         page_bytes: int = found["psize"]
@@ -659,8 +718,10 @@ class LmdbFile:
         self._largest = largest
 
     def _allocate(self, end: int, largest: int) -> None:
-        """Allocate disk space up to `end`, and for one more transaction as large as the largest: on
-        a full disk, deletions are written here first. Raises OSError if refused."""
+        """Allocate disk space up to `end`, and for one more transaction as large as the largest.
+
+        On a full disk, deletions are written here first. Raises OSError if refused.
+        """
         found = os.fstatvfs(self._fd)
         # A file system may keep a part of a refused request, so never request too much.
         most = os.fstat(self._fd).st_blocks * 512 + found.f_bavail * found.f_frsize
@@ -677,8 +738,10 @@ class LmdbFile:
                 return
 
     def _map(self, map_bytes: int) -> None:
-        """Map at least `map_bytes`. Raises OSError if the address space lacks room, SyncFailed if
-        LMDB has lost its map."""
+        """Map at least `map_bytes`.
+
+        Raises OSError if the address space lacks room, SyncFailed if LMDB has lost its map.
+        """
         map_bytes -= map_bytes % -mmap.PAGESIZE
         # LMDB releases its map before it requests the larger one, so test first that it is
         # available.
@@ -714,8 +777,10 @@ class LmdbFile:
 
 
 def _good_if_damaged(fd: int, checks: MetaChecks) -> dict[bytes, bytes] | None:
-    """Return the good items of a damaged file, None for a whole one. Raises CorruptRecord if
-    nothing is readable, and StorageError."""
+    """Return the good items of a damaged file, None for a whole one.
+
+    Raises CorruptRecord if nothing is readable, and StorageError.
+    """
     file_bytes = os.fstat(fd).st_size
 
     def read(length: int, position: int) -> bytes:
@@ -734,14 +799,13 @@ def _good_if_damaged(fd: int, checks: MetaChecks) -> dict[bytes, bytes] | None:
 
 
 def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
-    """Return the maximum number of pages that a transaction which puts items of these sizes can add
-    to an environment.
+    """Return the maximum number of pages that a transaction can add to an environment.
 
-    LMDB never writes to a page in use: each page on the way to an item is copied once, at most all
-    existing pages. Items larger than a third of a page have pages of their own. Each of the others
-    either splits a full leaf, or shares a page with at least two more; a split adds an item to the
-    page above, which may split in turn, and the tree may grow by a level. Released pages are
-    listed, eight bytes each, in a tree of the same kind.
+    `sizes` are those of the items put. LMDB never writes to a page in use: each page on the way to
+    an item is copied once, at most all existing pages. Items larger than a third of a page have
+    pages of their own. Each of the others either splits a full leaf, or shares a page with at least
+    two more; a split adds an item to the page above, which may split in turn, and the tree may grow
+    by a level. Released pages are listed, eight bytes each, in a tree of the same kind.
     """
     page_bytes, depth = int(tree["psize"]), int(tree["depth"])
     leaf_pages, overflow_pages = int(tree["leaf_pages"]), int(tree["overflow_pages"])
@@ -757,8 +821,10 @@ def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
 
 
 def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return (result of `pread`, ranges [start, end) that the medium cannot read). The latter are
-    zeros without meaning. The unit is a page."""
+    """Return (result of `pread`, ranges [start, end) that the medium cannot read).
+
+    The latter are zeros without meaning. The unit is a page.
+    """
     try:
         return file.pread(length, position), []
     except OSError as error:
@@ -789,8 +855,10 @@ def read_whole(file: File, length: int, position: int) -> bytes:
 
 
 def uncache_steps(file: File, start: int, end: int) -> None:
-    """Drop data that was written to [start, end) and synced from the page cache, in whole units of
-    `UNCACHE_BYTES`. The page in which more will be written soon stays."""
+    """Drop data that was written to [start, end) and synced from the page cache.
+
+    Drops whole units of `UNCACHE_BYTES`. The page in which more will be written soon stays.
+    """
     start -= start % UNCACHE_BYTES
     end -= end % UNCACHE_BYTES
     if end > start:
@@ -798,17 +866,21 @@ def uncache_steps(file: File, start: int, end: int) -> None:
 
 
 def uncache_around(file: File, length: int, position: int) -> None:
-    """Make the next read come from the medium, with all pages it touches. Data that is not written
-    back yet stays in memory."""
+    """Make the next read come from the medium, with all pages it touches.
+
+    Data that is not written back yet stays in memory.
+    """
     start = position - position % _PAGE_BYTES
     end = position + length
     file.uncache(end - end % -_PAGE_BYTES - start, start)
 
 
 def write_over(file: File, data: Buffer, position: int) -> bool:
-    """Write where the medium may be unreadable: there only a whole page can be written, padded with
-    zeros. The rest of an unreadable page, which was lost, becomes zeros, and the file may end with
-    its last page. Return True if there was such a page."""
+    """Write where the medium may be unreadable. Return True if there was such a page.
+
+    There only a whole page can be written, padded with zeros. The rest of an unreadable page, which
+    was lost, becomes zeros, and the file may end with its last page.
+    """
     try:
         file.pwrite([data], position)
         return False
@@ -849,8 +921,10 @@ def free_bytes(fs: FileSystem, path: str) -> int:
 
 
 def make_durable_directory(fs: FileSystem, path: str) -> None:
-    """Create a directory and its missing parents so that a power cut does not undo it: a new name
-    is durable only when its parent directory has been synced."""
+    """Create a directory and its missing parents so that a power cut does not undo it.
+
+    A new name is durable only when its parent directory has been synced.
+    """
     missing = []
     while path and not fs.exists(path):
         missing.append(path)
@@ -862,8 +936,10 @@ def make_durable_directory(fs: FileSystem, path: str) -> None:
 
 
 def sync_names_above(fs: FileSystem, path: str) -> None:
-    """Make the existence of `path` durable: its creator may have died before. Parents that this
-    user may not open were not created by the store."""
+    """Make the existence of `path` durable: its creator may have died before.
+
+    Parents that this user may not open were not created by the store.
+    """
     while path:
         parent, slash, _ = path.rpartition("/")
         try:
@@ -920,8 +996,8 @@ class RealFileSystem:
         lock = RealLock()
         try:
             lock.take(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path)
-            # A leftover lock file may be removed as unused by someone, and the next one would be
-            # another file. The directory stays the same.
+            # An operator may remove a lock file as a leftover, and the next one would be another
+            # file. The directory stays the same.
             directory = os.open(os.path.dirname(path) or ".", _DIRECTORY)
             try:
                 lock.take(directory, path)

@@ -1,5 +1,6 @@
-"""Workers without threads, for tests and for tools without a loop: jobs queue until they are
-pumped, and time is advanced explicitly.
+"""Workers without threads, for tests and for tools without a loop.
+
+Jobs queue until they are pumped, and time is advanced explicitly.
 
 Does not depend on what the jobs do.
 """
@@ -27,8 +28,10 @@ class InlineTimer:
 
 
 class InlineWorkers:
-    """Jobs queue in order; `pump` runs them on the caller's thread. The current time is
-    `now_ms`."""
+    """Jobs queue in order; `pump` runs them on the caller's thread.
+
+    The current time is `now_ms`.
+    """
 
     def __init__(self) -> None:
         self.now_ms = 0

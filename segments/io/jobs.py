@@ -43,8 +43,10 @@ class _Job:
 
 
 class Jobs:
-    """`segments.api.Workers` for one store. `on_rest` is called on the loop when all submitted jobs
-    have ended."""
+    """`segments.api.Workers` for one store.
+
+    `on_rest` is called on the loop when all submitted jobs have ended.
+    """
 
     __slots__ = ("_handed", "_then", "_workers", "is_over", "on_rest")
 

@@ -55,12 +55,14 @@ class Removal:
 
 
 class RemovalsOwner(Protocol):
-    """Methods that the queue requires of the store. Calls rather than values: a removal's turn also
-    comes by timers, and only the store knows which other work uses the files."""
+    """Methods that the queue requires of the store.
+
+    Calls rather than values: a removal's turn also comes by timers, and only the store knows which
+    other work uses the files.
+    """
 
     def removal_may_run(self, token: int) -> bool:
-        """Return True if records staged up to the token are durable, and no other work uses the
-        files."""
+        """Return True if records up to the token are durable and no other work uses the files."""
 
     def removal_is_urgent(self) -> bool:
         """Return True if space is needed too urgently to pause."""

@@ -36,8 +36,10 @@ class Reserve:
         its size, and each journal file needs them several times."""
 
     def fill(self) -> None:
-        """Make the missing pieces, then replace those that are to be larger. Raises OSError
-        (ENOSPC); existing pieces are kept then."""
+        """Make the missing pieces, then replace those that are to be larger.
+
+        Raises OSError (ENOSPC); existing pieces are kept then.
+        """
         wanted = self.wanted_bytes
         self._make_all(self._smaller(self.piece_bytes), self.piece_bytes)
         self._make_all(self._smaller(wanted), wanted)
@@ -52,8 +54,10 @@ class Reserve:
         self._fs.sync_directory(self._folder)
 
     def measure(self, least: int) -> None:
-        """Set `piece_bytes` to the smallest piece left by an earlier run; pieces smaller than
-        `least` are ignored."""
+        """Set `piece_bytes` to the smallest piece that an earlier run left.
+
+        Pieces smaller than `least` are ignored.
+        """
         sizes = [size for size in self._sizes().values() if size >= least]
         self.piece_bytes = min([self.wanted_bytes, *sizes])
 
@@ -82,8 +86,10 @@ class Reserve:
         return RESERVE_PIECES - len(self._smaller(self.piece_bytes))
 
     def take(self, path: str) -> bool:
-        """Rename a piece to `path`, durably; return False if none is left. If OSError is raised, a
-        piece may have that name already and must be given back."""
+        """Rename a piece to `path`, durably; return False if none is left.
+
+        If OSError is raised, a piece may have that name already and must be given back.
+        """
         missing = self._smaller(self.piece_bytes)
         for piece in self._paths():
             if piece not in missing:

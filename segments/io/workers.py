@@ -1,6 +1,8 @@
-"""Threads for blocking work: one for the journal, one for payloads of its blocks, one for essential
-work, one for segments and meta, and a small pool for reads and the rest. Two more only compute, so
-that computation does not wait behind disk work.
+"""Threads for blocking work.
+
+One for the journal, one for payloads of its blocks, one for essential work, one for segments and
+meta, and a small pool for reads and the rest. Two more only compute, so that computation does not
+wait behind disk work.
 
 A job is a plain callable that touches only files and what it closed over. Its result, or the
 exception it raised, is passed to `done` on the loop. The journal thread runs its jobs one at a time

@@ -82,8 +82,10 @@ class Allocation:
         return sequence
 
     def covers(self, logs: int) -> bool:
-        """Return True if the reserve covers the votes of that many logs on a full disk. If not, it
-        must grow, and counts as incomplete until then."""
+        """Return True if the reserve covers the votes of that many logs on a full disk.
+
+        If not, it must grow, and counts as incomplete until then.
+        """
         wanted = piece_bytes_for(logs, self.files.file_bytes)
         reserve = self.files.reserve
         if wanted > reserve.piece_bytes:
@@ -95,8 +97,10 @@ class Allocation:
         return True
 
     def _drop_smaller(self, wanted: int) -> None:
-        """Give back pieces that became the next file before the reserve grew: a header with marks
-        of all logs may not fit in them. Not done if they may be the only files."""
+        """Give back pieces that became the next file before the reserve grew.
+
+        A header with marks of all logs may not fit in them. Not done if they may be the only files.
+        """
         smaller = [file for file in self.prepared if file.is_piece and file.capacity < wanted]
         if smaller and self.has_next and len(smaller) < len(self.prepared):
             self.prepared = deque(file for file in self.prepared if file not in smaller)
@@ -105,9 +109,11 @@ class Allocation:
                 self.returned.append(file.path)
 
     def open(self, spare: Sequence[tuple[int, str]]) -> None:
-        """Adopt the files that an earlier run prepared and never used: (sequence, path). Those of
-        another size were made from the reserve for a block that was never written. Blocks. Raises
-        OSError."""
+        """Adopt the files that an earlier run prepared and never used: (sequence, path).
+
+        Those of another size were made from the reserve for a block that was never written. Blocks.
+        Raises OSError.
+        """
         for sequence, path in spare:
             file = self.files.adopt(sequence, path)
             if file is None:
@@ -116,19 +122,21 @@ class Allocation:
                 self.prepared.append(file)
 
     def take_back(self, paths: Sequence[str]) -> None:
-        """Give files to the reserve that recovery found not to count. Blocks. Must not be called
-        before this process's first block is durable, because they may be the only proof. Raises
-        OSError."""
+        """Give files to the reserve that recovery found not to count.
+
+        Blocks. Must not be called before this process's first block is durable, because they may be
+        the only proof. Raises OSError.
+        """
         for path in paths:
             self.files.reserve.give(path)
         self.pieces_left = self.files.reserve.pieces()
 
     def begin(self, pieces_wanted: int) -> Callable[[], Prepared] | None:
-        """Return a job that prepares the next file and completes the reserve; None if there is
-        nothing to do or a job is in progress.
+        """Return a job that prepares the next file and completes the reserve.
 
-        A released file needs no zeros, so it is prepared even if there is a next file already.
-        `pieces_wanted` is the size that the file must have if made from the reserve; 0: it is not.
+        None if there is nothing to do or a job is in progress. A released file needs no zeros, so
+        it is prepared even if there is a next file already. `pieces_wanted` is the size that the
+        file must have if made from the reserve; 0: it is not.
         """
         has_next = any(not file.is_piece for file in self.prepared) and not self.reuse
         is_done = has_next and self.room is Room.WHOLE and not self.returned
@@ -141,8 +149,10 @@ class Allocation:
         return partial(self.files.ready, sequence, reuse, returned, pieces_wanted)
 
     def made(self, made: Prepared) -> None:
-        """Take the result of the job. A released file that it could not use is not put into `reuse`
-        here."""
+        """Take the result of the job.
+
+        A released file that it could not use is not put into `reuse` here.
+        """
         self.returned += made.returned
         self.room = Room.FULL if made.is_full else Room.WHOLE
         if made.pieces is not None:
@@ -151,9 +161,11 @@ class Allocation:
             self.prepared.append(made.file)
 
     def pieces_wanted(self, waiting: Batch | None, header_bytes: int) -> int:
-        """Return the bytes of the reserve to use for the batch that waits for a file; 0 if there is
-        none or too little is left. More than a few entries leave the last pieces to votes and
-        notes."""
+        """Return the bytes of the reserve to use for the batch that waits for a file.
+
+        0 if there is none or too little is left. More than a few entries leave the last pieces to
+        votes and notes.
+        """
         if waiting is None or self.prepared or not self.pieces_left:
             return 0
         wanted = header_bytes + block_bytes(waiting)
@@ -168,8 +180,11 @@ class Allocation:
         return size - 2 * PAGE_BYTES - header_bytes
 
     def next_room(self, header_bytes: int, *, pieces_kept: int) -> int | None:
-        """Return the bytes that the next file can take in its first block: a prepared one, or a
-        piece of the reserve if more than `pieces_kept` are left. None if there is no such file."""
+        """Return the bytes that the next file can take in its first block.
+
+        It is a prepared file, or a piece of the reserve if more than `pieces_kept` are left. None
+        if there is no such file.
+        """
         if self.prepared:
             return min(file.capacity for file in self.prepared) - header_bytes
         if self.pieces_left > pieces_kept:

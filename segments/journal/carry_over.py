@@ -24,12 +24,12 @@ def carry_over(
     batch: Batch,
     bytes_max: int,
 ) -> int:
-    """Stage again the needed contents of as many of the newest journal files as fit in `bytes_max`,
-    after the batch's own records, and give the batch the marks of a file that stands for them.
+    """Stage again the needed contents of the newest journal files, after the batch's own records.
 
-    Return the sequence of the oldest of these files; 0 if there is none. `live` are all files,
-    ascending; `inside` are those that cannot be the oldest, because they hold the rest of a batch
-    that begins in the file before.
+    Takes as many files as fit in `bytes_max`, and gives the batch the marks of a file that stands
+    for them. Return the sequence of the oldest of these files; 0 if there is none. `live` are all
+    files, ascending; `inside` are those that cannot be the oldest, because they hold the rest of a
+    batch that begins in the file before.
     """
     whole = [logs[log_id] for log_id in sorted(logs) if not logs[log_id].is_lost]
     chosen = 0

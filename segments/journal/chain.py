@@ -80,8 +80,10 @@ class Chain:
         return sorted(self.paths)[-count] if len(self.paths) >= count else 0
 
     def begin(self, file: JournalFile, marks: list[Mark], stands_for: int) -> bytes:
-        """Return the header of `file`, which is next. It stands for the files from `stands_for` on,
-        unless that is 0."""
+        """Return the header of `file`, which is next.
+
+        It stands for the files from `stands_for` on, unless that is 0.
+        """
         begin = self.begins[stands_for] if stands_for else self.durable_lsn
         live = self.live()
         previous = max((n for n in live if not 0 < stands_for <= n), default=0)
@@ -107,8 +109,10 @@ class Chain:
         return [self._drop(n) for n in gone]
 
     def drop_replaced(self) -> list[str]:
-        """Drop the files for which the newest one stands, now that its first block is proved;
-        return their paths."""
+        """Drop the replaced files, now that the newest file's first block is proved.
+
+        Return their paths.
+        """
         gone = [n for n in self.replaced if n in self.paths]
         self.replaced = []
         return [self._drop(n) for n in gone]

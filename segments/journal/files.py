@@ -42,8 +42,10 @@ WRITE_BACK_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class JournalFile:
-    """A journal file in use or prepared. Start LSN and salt are set at its first block. `is_piece`:
-    made from the reserve."""
+    """A journal file in use or prepared.
+
+    Start LSN and salt are set at its first block. `is_piece`: made from the reserve.
+    """
 
     sequence: int
     path: str
@@ -57,8 +59,11 @@ class JournalFile:
 
 @dataclass(slots=True)
 class Prepared:
-    """Result of a preparation. `is_full`: a file or the reserve was refused for lack of space;
-    `pieces`: number of pieces left in the reserve, None if unknown."""
+    """Result of a preparation.
+
+    `is_full`: a file or the reserve was refused for lack of space; `pieces`: number of pieces left
+    in the reserve, None if unknown.
+    """
 
     file: JournalFile | None = None
     is_full: bool = False
@@ -91,11 +96,11 @@ class JournalFiles:
         return None
 
     def make_room(self, unproved: tuple[str, int, int], scrap: Sequence[str]) -> None:
-        """Free pieces of the reserve before the journal is opened, if it is used up: each of a
-        series of failed starts has left a file.
+        """Free pieces of the reserve before the journal is opened, if it is used up.
 
-        The unproved part of the newest file (path, start, end) is written again in place. Once that
-        is durable, the files before it can go. Raises OSError.
+        Each of a series of failed starts has left a file. The unproved part of the newest file
+        (path, start, end) is written again in place. Once that is durable, the files before it can
+        go. Raises OSError.
         """
         path, start, end = unproved
         if self.reserve.pieces() or not path:
@@ -110,20 +115,26 @@ class JournalFiles:
                 self.reserve.give(other)
 
     def cover(self, logs: int) -> None:
-        """Size the reserve before the journal is opened: for that many logs, and with the pieces
-        that an earlier run left. Raises OSError."""
+        """Size the reserve for that many logs, before the journal is opened.
+
+        Accounts for the pieces that an earlier run left. Raises OSError.
+        """
         self.reserve.wanted_bytes = piece_bytes_for(logs, self.file_bytes)
         self.reserve.measure(piece_bytes_for(0, self.file_bytes))
 
     def sync_names(self) -> None:
-        """Make names durable that the previous process had changed, possibly without a sync. Raises
-        OSError."""
+        """Make names durable that the previous process had changed, possibly without a sync.
+
+        Raises OSError.
+        """
         self._fs.sync_directory(self._directory)
 
     def ready(self, sequence: int, reuse: str, returned: Sequence[str], wanted: int) -> Prepared:
-        """Prepare a file, unless `sequence` is 0, and complete the reserve, to which `returned` go
-        back. If necessary, the file is made from the reserve with at least `wanted` bytes, unless
-        that is 0."""
+        """Prepare a file, unless `sequence` is 0, and complete the reserve.
+
+        `returned` go back to the reserve. If necessary, the file is made from the reserve with at
+        least `wanted` bytes, unless that is 0.
+        """
         made = Prepared(is_full=True, reuse=reuse, returned=returned)
         reserve, path = self.reserve, ""
         with unless_refused():
@@ -145,11 +156,14 @@ class JournalFiles:
         return made
 
     def _make_next(self, made: Prepared, sequence: int) -> None:
-        """Make the next file, from `made.reuse` if that is of full size. Raises OSError; a file
-        that could not be used is then in `made.reuse`, under its present name."""
+        """Make the next file, from `made.reuse` if that is of full size.
+
+        Raises OSError; a file that could not be used is then in `made.reuse`, under its present
+        name.
+        """
         fs, size = self._fs, self.file_bytes
         if made.reuse and not fs.exists(made.reuse):
-            made.reuse = ""  # removed by someone else
+            made.reuse = ""  # removed meanwhile
         if made.reuse:
             path = self._new_path(sequence)
             file = fs.open(made.reuse)
@@ -171,8 +185,10 @@ class JournalFiles:
         made.file = self.make(sequence, size)
 
     def make_from_reserve(self, sequence: int, wanted: int) -> JournalFile | None:
-        """Make a file of at least `wanted` bytes from the reserve; None if it has too little. If
-        other users take the space beyond one piece, the file is shorter."""
+        """Make a file of at least `wanted` bytes from the reserve; None if it has too little.
+
+        If other users take the space beyond one piece, the file is shorter.
+        """
         reserve = self.reserve
         count = self.pieces_for(wanted)
         path = self._new_path(sequence)
@@ -200,8 +216,10 @@ class JournalFiles:
         return free_bytes(self._fs, self._directory)
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove files that are no longer needed, durably. Raises OSError; must be called again
-        then."""
+        """Remove files that are no longer needed, durably.
+
+        Raises OSError; must be called again then.
+        """
         failpoint.hit("journal.before_release")
         for path in paths:
             if self._fs.exists(path):
@@ -243,8 +261,11 @@ class JournalFiles:
         return JournalFile(sequence, path, file, size)
 
     def _new_path(self, sequence: int) -> str:
-        """Return the path of the next file. Nothing may exist there: a rename would silently
-        replace it, and it may be another process's journal. Raises FileExistsError."""
+        """Return the path of the next file.
+
+        Nothing may exist there: a rename would silently replace it, and it may be another process's
+        journal. Raises FileExistsError.
+        """
         path = file_path(self._directory, sequence)
         if self._fs.exists(path):
             raise FileExistsError(errno.EEXIST, "journal file exists already", path)
@@ -252,9 +273,11 @@ class JournalFiles:
 
 
 def piece_bytes_for(logs: int, file_bytes: int) -> int:
-    """Return the size of a piece of the reserve for that many logs. A piece is a small journal file
-    with space for the header's marks, a vote of each log, and some small blocks. The size grows in
-    large steps, because each change makes all pieces anew."""
+    """Return the size of a piece of the reserve for that many logs.
+
+    A piece is a small journal file with space for the header's marks, a vote of each log, and some
+    small blocks. The size grows in large steps, because each change makes all pieces anew.
+    """
     covered = max(_LOGS_MIN, 1 << max(logs - 1, 0).bit_length())
     votes = padded(BLOCK_HEADER_BYTES + RECORD_BYTES * covered)
     needed = file_header_bytes(covered) + votes + 2 * PAGE_BYTES + SMALL_BLOCK_BYTES

@@ -38,14 +38,15 @@ def marks_of(logs: Mapping[LogId, DiskLog]) -> list[Mark]:
 
 
 def marks_before(logs: Mapping[LogId, DiskLog], sequence: int) -> list[Mark]:
-    """Return the marks of a file that stands for the journal files from `sequence` on, by log
-    id."""
+    """Return the marks of a file that stands for those from `sequence` on, by log id."""
     return [logs[log_id].mark_before(sequence) for log_id in sorted(logs)]
 
 
 def marks_behind(before: dict[LogId, Mark], batch: Batch) -> dict[LogId, Mark]:
-    """Return the state of each log, by id, after a batch or a first part of one, from the state
-    before it."""
+    """Return the state of each log, by id, after a batch or a first part of one.
+
+    `before` is the state before it.
+    """
     marks = {log_id: replace(mark) for log_id, mark in before.items()}
     buffers = iter(batch.buffers)
     buffer = memoryview(b"")

@@ -24,8 +24,10 @@ def block_bytes(batch: Batch) -> int:
 
 
 def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
-    """Split a batch into a first part of at most `room` bytes, but at least one record, and the
-    rest; each gets its marks."""
+    """Split a batch into a first part of at most `room` bytes and the rest; each gets its marks.
+
+    The first part has at least one record.
+    """
     assert batch.marks is not None, batch.token
     first = Batch(batch.token)
     rest = Batch(batch.token)

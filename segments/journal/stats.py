@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class WriteStats:
-    """Counters since the store was opened. Times are those of whole writes, until the loop handles
-    their completion."""
+    """Counters since the store was opened.
+
+    Times are those of whole writes, until the loop handles their completion.
+    """
 
     blocks: int = 0
     bytes: int = 0

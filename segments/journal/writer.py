@@ -58,12 +58,16 @@ the next file, and other writes meanwhile."""
 
 
 class JournalOwner(Protocol):
-    """Receiver of notifications about batches. Calls rather than results: they come when a thread
-    is done, and no call waits for that."""
+    """Receiver of notifications about batches.
+
+    Calls rather than results: they come when a thread is done, and no call waits for that.
+    """
 
     def journal_written(self, batch: Batch | None) -> None:
-        """Handle a durable batch, which may be acknowledged; None: an empty block or a part of a
-        batch was written."""
+        """Handle a durable batch, which may be acknowledged.
+
+        None: an empty block or a part of a batch was written.
+        """
 
     def journal_failed(self, error: BaseException) -> None:
         """React to a failure. Nothing is written any more."""
@@ -153,8 +157,10 @@ class Journal:
         now_ns: Callable[[], int],
         directory_id: DirectoryId,
     ) -> None:
-        """`logs` are the existing logs, maintained by the owner. `directory_id` is written to each
-        block."""
+        """`logs` are the existing logs, maintained by the owner.
+
+        `directory_id` is written to each block.
+        """
         self._directory_id = directory_id
         self._workers = workers
         self._options = options
@@ -226,8 +232,10 @@ class Journal:
         self._prepare()
 
     def _first_file(self, carried: Batch) -> JournalFile:
-        """Return a small file, so that a start does not wait for a large one to be filled; from the
-        reserve if the disk is full."""
+        """Return a small file, so that a start does not wait for a large one to be filled.
+
+        On a full disk the file is made from the reserve.
+        """
         allocation, files = self.allocation, self.allocation.files
         sequence = allocation.take_sequence()
         try:
@@ -243,8 +251,10 @@ class Journal:
             return piece
 
     def covers(self, logs: int) -> bool:
-        """Return True if the reserve covers the votes of that many logs on a full disk. If not, it
-        is enlarged, and `journal_prepared` follows."""
+        """Return True if the reserve covers the votes of that many logs on a full disk.
+
+        If not, it is enlarged, and `journal_prepared` follows.
+        """
         is_covered = self.allocation.covers(logs)
         if not is_covered and not self.is_full:  # a full disk is retried each second anyway
             self._prepare()
@@ -359,8 +369,11 @@ class Journal:
         self._hand_over(_Write(file, buffers, position, end, part, done_batch, crc))
 
     def _hand_over(self, write: _Write) -> None:
-        """Give the block to the thread; `_ended` follows. No callback may refer to itself: a cycle
-        per block makes work for the garbage collector, which stops all threads."""
+        """Give the block to the thread; `_ended` follows.
+
+        No callback may refer to itself: a cycle per block makes work for the garbage collector,
+        which stops all threads.
+        """
         if self.state is WriterState.STOPPED:
             return
         payloads, write.part.payloads = write.part.payloads, []
@@ -378,8 +391,11 @@ class Journal:
     def _payloads_ended(
         self, write: _Write, payloads: Sequence[Payload], result: int | BaseException
     ) -> None:
-        """Handle the end of the payload writes. Their space was allocated, so a failure is a failed
-        sync, except a lack of memory or descriptors, which occurs before any write."""
+        """Handle the end of the payload writes.
+
+        Their space was allocated, so a failure is a failed sync, except a lack of memory or
+        descriptors, which occurs before any write.
+        """
         if self.state is WriterState.STOPPED:
             return
         self.is_payload_refused = isinstance(result, BaseException) and is_refused(result)
@@ -396,8 +412,11 @@ class Journal:
             self._ended(write, write.result)
 
     def _ended(self, write: _Write, result: int | BaseException) -> None:
-        """Handle the end of a block's write. A failed write or sync is final: the system may have
-        marked the pages clean, so another sync would prove nothing."""
+        """Handle the end of a block's write.
+
+        A failed write or sync is final: the system may have marked the pages clean, so another sync
+        would prove nothing.
+        """
         if self.state is WriterState.STOPPED:
             return
         is_failure = isinstance(result, BaseException) and not is_refused(result)
@@ -417,8 +436,10 @@ class Journal:
             self._take_back(write)
 
     def _take_back(self, write: _Write) -> None:
-        """Take back an empty block that a full disk refused: nothing, and votes least of all,
-        should wait for it. But the block before remains unproved."""
+        """Take back an empty block that a full disk refused.
+
+        Nothing, and votes least of all, should wait for it. But the block before remains unproved.
+        """
         self.chain.crc = write.crc_before
         self._become(WriterState.IDLE)
         self._unproved = True
@@ -432,8 +453,10 @@ class Journal:
         self._owner.journal_written(None)
 
     def _do_without_proof(self) -> None:
-        """Count the last block as proved: a full disk has no space for the block that would prove
-        it, and files wait for that proof."""
+        """Count the last block as proved.
+
+        A full disk has no space for the block that would prove it, and files wait for that proof.
+        """
         if self.queue.proved_token < self.queue.durable_token:
             self.queue.proved_token = self.queue.durable_token
             self._owner.journal_written(None)
@@ -462,8 +485,10 @@ class Journal:
         self._owner.journal_written(batch)
 
     def _advance(self, file: JournalFile, end: int, *, is_missed: bool) -> None:
-        """Advance `file` to `end` after a durable block. `is_missed`: peers must be able to detect
-        its loss."""
+        """Advance `file` to `end` after a durable block.
+
+        `is_missed`: peers must be able to detect its loss.
+        """
         chain, stats = self.chain, self.stats
         if file is not self._current:
             if self._current is not None:
@@ -489,8 +514,7 @@ class Journal:
 
     # --- blocks --------------------------------------------------------------------------------
     def _fit(self, batch: Batch) -> tuple[Batch, Batch | None] | None:
-        """Return (part of the batch for the next block, the rest), or None if a file must come
-        first.
+        """Return (part of the batch for the next block, the rest), or None if a file is needed.
 
         A batch that no file can take whole is split between records. A single record that none can
         take goes to the start of a file and enlarges it.
@@ -502,14 +526,16 @@ class Journal:
         if not prepared:
             return None
         room = prepared[0].capacity - self._header_bytes()
-        room -= room % PAGE_BYTES  # blocks are whole pages, whatever the file's size
+        room -= room % PAGE_BYTES  # blocks are whole pages, even if the file is not
         if need <= room or len(batch.records) == 1 or batch.stands_for:
             return batch, None
         return split(batch, room)
 
     def _needs_file(self, batch: Batch, need: int) -> bool:
-        """Return True if a block of `need` bytes needs a new file. An empty block may extend a full
-        one."""
+        """Return True if a block of `need` bytes needs a new file.
+
+        An empty block may extend a full one.
+        """
         current = self._current
         if current is None:
             return True
@@ -519,8 +545,7 @@ class Journal:
         return file_header_bytes(len(self._logs))
 
     def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
-        """Return (buffers, file, end position) of the block for `batch`, in a new file if
-        needed."""
+        """Return (buffers, file, end position) of the block for `batch`; may begin a new file."""
         chain = self.chain
         table = b"".join(batch.records)
         size = BLOCK_HEADER_BYTES + len(table) + batch.bytes
@@ -583,8 +608,11 @@ class Journal:
             current.capacity = min(current.capacity, current.position)
 
     def release(self, sequence: int, *, damaged_upto: int = 0) -> None:
-        """Release files before `sequence`, which are no longer needed: prepare the next file from
-        them, but not from those up to `damaged_upto`, whose places on the medium may be bad."""
+        """Release files before `sequence`, which are no longer needed.
+
+        The next file is prepared from them, but not from those up to `damaged_upto`, whose places
+        on the medium may be bad.
+        """
         assert sequence <= self.current_sequence, (sequence, self.current_sequence)
         allocation = self.allocation
         damaged = self.chain.release(min(sequence, damaged_upto + 1))
@@ -621,8 +649,10 @@ class Journal:
             self._fail(result)
 
     def _carry_over(self, batch: Batch) -> None:
-        """Let the file that this batch begins replace as many of the newest files as possible: the
-        data needed from them must fit into a piece of the reserve beside the batch."""
+        """Let the file that this batch begins replace as many of the newest files as possible.
+
+        The data needed from them must fit into a piece of the reserve beside the batch.
+        """
         room = self.allocation.carry_room(self._header_bytes()) - block_bytes(batch)
         # A payload may become durable without its block: then earlier files must be unchanged.
         if room >= 0 and self.chain.paths and not batch.payloads:
@@ -631,10 +661,12 @@ class Journal:
             batch.stands_for = carry_over(self._logs, live, inside, batch, room)
 
     def entry_room(self, *, pieces_kept: int) -> int:
-        """Return the bytes of entries that fit in the files at hand, or in a piece of the reserve
-        if more than `pieces_kept` are left: entries that need several pieces may not get them. With
-        fewer, only as much as the next file can still carry over, so that it can replace this
-        one."""
+        """Return the bytes of entries that fit in the files at hand or in a piece of the reserve.
+
+        A piece is counted only if more than `pieces_kept` are left: entries that need several
+        pieces may not get them. With fewer, only as much counts as the next file can still carry
+        over, so that it can replace this one.
+        """
         current = self._current
         assert current is not None, "journal is not open"
         header_bytes = self._header_bytes()
@@ -648,9 +680,12 @@ class Journal:
         return room - self.queue.block_bytes - self._under_way_bytes - 2 * PAGE_BYTES
 
     def has_room_for(self, size: int, beside: int) -> bool:
-        """Return True if a block with one more entry of `size` bytes fits: in the next file as it
-        is, or, if that must be larger, on the disk, which must keep `beside` bytes for others. The
-        file system knows its free space without access to the medium."""
+        """Return True if a block with one more entry of `size` bytes fits.
+
+        It must fit in the next file as it is, or, if that must be larger, on the disk, which must
+        keep `beside` bytes for others. The file system knows its free space without access to the
+        medium.
+        """
         allocation = self.allocation
         needed = size + self.queue.block_bytes + self._under_way_bytes + 2 * PAGE_BYTES
         if allocation.has_next and needed <= allocation.prepared[0].capacity - self._header_bytes():
@@ -669,8 +704,7 @@ class Journal:
             self._workers.essential(job, partial(self._prepared, wanted))
 
     def _prepared(self, wanted: int, made: Prepared | BaseException) -> None:
-        """Handle the end of a preparation, in which a file could take `wanted` bytes of the
-        reserve."""
+        """Handle the end of a preparation, in which a file could take `wanted` reserve bytes."""
         allocation = self.allocation
         allocation.is_preparing = False
         if isinstance(made, BaseException):

@@ -50,8 +50,10 @@ class Found:
 def read(
     log: DiskLog, offset: Offset, end_index: Index, bytes_max: int, index: Index, ahead: int
 ) -> Callable[[], Found]:
-    """Return a job that reads what `Log.read` returns, and `ahead` bytes more. `index` is that of
-    the entry that holds `offset`, or 0 if unknown."""
+    """Return a job that reads what `Log.read` returns, and `ahead` bytes more.
+
+    `index` is that of the entry that holds `offset`, or 0 if unknown.
+    """
     files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
 
@@ -79,8 +81,7 @@ def read(
 def entries(
     log: DiskLog, first: Index, end: Index, bytes_max: int, ahead: int
 ) -> Callable[[], Found]:
-    """Return a job that reads as `Log.entries` does, limited to flushed entries, and `ahead` bytes
-    more."""
+    """Return a job that reads flushed entries as `Log.entries` does, and `ahead` bytes more."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
 
     def look(end: Index) -> Found:
@@ -96,9 +97,11 @@ def _up_to_damage(
     end: Index,
     look: Callable[[Index], Found],
 ) -> Found:
-    """Return `look(end)`. If damage makes later entries of a segment unreachable, return only the
-    entries before it, and before other damage on the way to it. Raises EntriesDamaged if there are
-    none."""
+    """Return `look(end)`.
+
+    If damage makes later entries of a segment unreachable, return only the entries before it, and
+    before other damage on the way to it. Raises EntriesDamaged if there are none.
+    """
     damage: EntriesDamaged | None = None
     while True:
         limit = end
@@ -119,9 +122,11 @@ def _up_to_damage(
 
 
 def slices(found: Found, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
-    """Return the first batches found, as `Log.read` does, and count them in `found`. The reader
-    continues at the offset after the last batch, and so must the rest of `found`: compacted-away
-    entries after that batch are not counted."""
+    """Return the first batches found, as `Log.read` does, and count them in `found`.
+
+    The reader continues at the offset after the last batch, and so must the rest of `found`:
+    compacted-away entries after that batch are not counted.
+    """
     made = Slices(first_offset=offset, end_offset=offset)
     count = 0
     for n, entry in enumerate(found.entries):
@@ -172,8 +177,10 @@ def index_of_offset(log: DiskLog, offset: Offset) -> Callable[[], Index]:
 def index_of_timestamp(
     log: DiskLog, timestamp_ms: int, first: Index, end: Index
 ) -> tuple[Callable[[], TimeFound], Index]:
-    """Return (job that finds the first of entries [first, end) in segments with a timestamp ≥
-    `timestamp_ms`; index of the entry to continue with if it finds none)."""
+    """Return (job, index to continue with if it finds nothing).
+
+    The job finds the first of entries [first, end) in segments with a timestamp ≥ `timestamp_ms`.
+    """
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
     places, following = log.places_of_time(timestamp_ms, first, end)
     return (
@@ -186,8 +193,10 @@ def index_of_timestamp(
 
 
 def segment_spans(log: DiskLog) -> Callable[[], tuple[list[SegmentSpan], list[Sealed]]]:
-    """Return a job that returns the span of each segment, then of the committed part of the tail;
-    and the totals of sealed segments that it had to determine."""
+    """Return a job that returns the span of each segment, then of the committed tail.
+
+    The job also returns the totals of sealed segments that it had to determine.
+    """
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
     newest = [] if not segments else [
         SegmentSpan(
@@ -226,8 +235,10 @@ def _tail_span(log: DiskLog) -> SegmentSpan:
 
 
 def index_in_tail(log: DiskLog, timestamp_ms: int, first: Index, end: Index) -> Index:
-    """Return the first of entries [first, end), all in memory, with a timestamp ≥ `timestamp_ms`,
-    or `end`."""
+    """Return the first entry in the tail with a timestamp ≥ `timestamp_ms`, or `end`.
+
+    Entries [first, end) are all in memory.
+    """
     for chunk, start, stop in log.tail.spans(max(first, log.first), min(end, log.last + 1)):
         for n in range(start, stop):
             if chunk.entries[n].timestamp >= timestamp_ms:

@@ -12,8 +12,10 @@ from ids import NO_INDEX, Index
 
 
 class DamagedRanges:
-    """Ascending, disjoint ranges [first, end). A bad medium may cause many thousands, so each
-    change and each look-up is a binary search."""
+    """Ascending, disjoint ranges [first, end).
+
+    A bad medium may cause many thousands, so each change and each look-up is a binary search.
+    """
 
     __slots__ = ("_ends", "_firsts", "_ranges", "repairs")
 

@@ -79,8 +79,7 @@ class IndexFiles:
         return first
 
     def good_before(self, first: Index, end: Index) -> tuple[Index, Idx] | None:
-        """Return the last entry of [first, end) whose Idx is good, with the Idx; None if there is
-        none."""
+        """Return the last entry of [first, end) whose Idx is good, with the Idx, or None."""
         with IndexReader(self) as reader:
             while first < end:
                 start = Index(max(first, (end - 1) // self.index_entries * self.index_entries))
@@ -226,8 +225,10 @@ class IndexWriter:
 
 
 def _open_or_create(fs: FileSystem, path: str) -> tuple[File, bool]:
-    """Return (index file, True if it was created here). Other threads may create or remove the file
-    at the same time."""
+    """Return (index file, True if it was created here).
+
+    Other threads may create or remove the file at the same time.
+    """
     while True:
         try:
             return fs.open(path), False
@@ -242,8 +243,11 @@ def _open_or_create(fs: FileSystem, path: str) -> tuple[File, bool]:
 
 
 def _read_rows(file: File, count: int, position: int) -> bytes:
-    """Return the Idx at `position`. Those that the medium cannot read are replaced by zeros, which
-    fail every check: each counts as damaged, and only its own segment is read to rebuild it."""
+    """Return the Idx at `position`.
+
+    Those that the medium cannot read are replaced by zeros, which fail every check: each counts as
+    damaged, and only its own segment is read to rebuild it.
+    """
     data, bad = read_around(file, count * IDX_BYTES, position)
     if not bad:
         return data

@@ -69,8 +69,7 @@ def _sequence(segment: SegmentInfo) -> int:
 
 
 def large_payload(data: Buffer) -> memoryview:
-    """Return a view of a large entry's payload; a copy if the view would pin a much larger
-    buffer."""
+    """Return a view of a large payload, or a copy if the view would pin a much larger buffer."""
     view = memoryview(data)
     if 2 * len(view) < memoryview(view.obj).nbytes:
         view = memoryview(bytes(view))
@@ -309,7 +308,8 @@ class DiskLog:
         """Use: state collected after a reset goes to the meta once this token is durable."""
         self.damaged_ranges = DamagedRanges()
         self.rewritten = False
-        """The tail was rewritten at the journal's head, so a flush is due whatever its size."""
+        """The tail was rewritten at the journal's head, so a flush is due regardless of its
+        size."""
         self.flush_blocked = False
         """Use: flushes wait until the files dropped by a reset or a trim are gone."""
         self.generation = 0
@@ -535,9 +535,11 @@ class DiskLog:
         batch.needs_proof = True
 
     def _stage_places_before(self, first: Index, batch: Batch) -> None:
-        """Stage records that give the positions of unflushed entries before `first`. These were
-        placed along with other entries, and are still in older files than the block that said
-        so."""
+        """Stage records that give the positions of unflushed entries before `first`.
+
+        These were placed along with other entries, and are still in older files than the block that
+        said so.
+        """
         begins = [self.flushed_index + 1, *(info.first_index for info in self.placement.begun)]
         for index in [n for n in begins if n < first]:
             segment, position = self.placement.place_of(index, self.cursor, self.tail)
@@ -659,8 +661,10 @@ class DiskLog:
         batch.needs_proof = True
 
     def touch(self, batch: Batch) -> None:
-        """Keep the log's state before the batch changes it, for the header of a file that takes
-        only a part of the batch."""
+        """Keep the log's state before the batch changes it.
+
+        Needed for the header of a file that takes only a part of the batch.
+        """
         if self.id not in batch.before:
             batch.before[self.id] = self.mark()
 
@@ -714,16 +718,19 @@ class DiskLog:
             self._restage_entries(first, batch)
 
     def _first_from(self, sequence: int) -> Index:
-        """Return the first entry that neither a segment nor a journal file before `sequence` holds;
-        0: none."""
+        """Return the first entry in neither a segment nor a journal file before `sequence`, or
+        0."""
         for run in self.runs:
             if run.sequence >= sequence and run.last > self.flushed_index:
                 return max(run.first, self.flushed_index + 1)
         return NO_INDEX
 
     def _restage_entries(self, first: Index, batch: Batch) -> None:
-        """Stage everything from `first` on again. The frames are those in the tail: nothing is
-        copied and no CRC is computed. Placed entries get only their records."""
+        """Stage everything from `first` on again.
+
+        The frames are those in the tail: nothing is copied and no CRC is computed. Placed entries
+        get only their records.
+        """
         self.touch(batch)
         batch.spans.append(Span(self, first, self.last))
         batch.needs_proof = True
@@ -823,8 +830,10 @@ class DiskLog:
     def reset(
         self, first_index: Index, prev_term: Term, next_offset: Offset, state: bytes, batch: Batch
     ) -> None:
-        """Drop every entry and continue at `first_index`. Flushes wait for `allow_flush`, because
-        the existing files belong to the dropped entries."""
+        """Drop every entry and continue at `first_index`.
+
+        Flushes wait for `allow_flush`, because the existing files belong to the dropped entries.
+        """
         self.touch(batch)
         tail = self.tail
         tail.cache.unflushed -= self.unflushed
@@ -856,17 +865,22 @@ class DiskLog:
             self.flush_blocked = False
 
     def trims_all_files(self, first_index: Index) -> bool:
-        """Return True if no entry from `first_index` on lies in a segment, and some entry before it
-        lies in a segment or only in the journal."""
+        """Return True if a trim to `first_index` empties all segments.
+
+        No entry from `first_index` on may lie in a segment, and some entry before it must lie in a
+        segment or only in the journal.
+        """
         placement = self.placement
         is_placed = placement.index >= first_index or placement.rewind_token
         least = self.flushed_index + (1 if self.segments else 2)
         return first_index >= least and not (is_placed or self.is_lost)
 
     def clear(self, first_index: Index, batch: Batch) -> None:
-        """Drop the entries below `first_index`, which include all that segments hold, and continue
-        without segments. Flushes wait for `allow_flush`: files may remain, also of a flush in
-        progress."""
+        """Drop the entries below `first_index` and continue without segments.
+
+        The dropped entries include all that segments hold. Flushes wait for `allow_flush`: files
+        may remain, also of a flush in progress.
+        """
         self.touch(batch)
         self.trim(first_index)
         tail, flushed_index = self.tail, first_index - 1
@@ -902,8 +916,7 @@ class DiskLog:
 
     @property
     def flush_last(self) -> Index:
-        """Last entry that a flush takes: committed, and before any payload that is not durable
-        here.
+        """Last entry that a flush takes: committed, and before any payload not yet durable.
 
         If all such entries are trimmed, `flushed_index`: a flush ends at an entry of the log, or
         right before its first.
@@ -951,11 +964,11 @@ class DiskLog:
         return max(first, self.roll_above + 1)
 
     def replace_segments(self, old: Sequence[SegmentInfo], new: SegmentInfo, end: Index) -> bool:
-        """Replace a sealed segment by its rewritten form, or several by one joined segment; their
-        entries end at `end`. Return False if some are gone.
+        """Replace a sealed segment by its rewritten form, or several by one joined segment.
 
-        After a rewrite that removed data, earlier reads of the segment and cached entries no longer
-        match its contents, so neither is used any more.
+        Their entries end at `end`. Return False if some are gone. After a rewrite that removed
+        data, earlier reads of the segment and cached entries no longer match its contents, so
+        neither is used any more.
         """
         known = self.segments
         place = bisect_right(known, old[0].first_index, key=_first_index) - 1
@@ -973,8 +986,10 @@ class DiskLog:
         return True
 
     def note_timestamp(self, index: Index, timestamp: int) -> None:
-        """Account for the timestamp of an entry that was damaged: its segment's largest timestamp
-        may have been determined without it."""
+        """Account for the timestamp of an entry that was damaged.
+
+        Its segment's largest timestamp may have been determined without it.
+        """
         if index < self.segments[0].first_index:
             return
         place = bisect_right(self.segments, index, key=_first_index) - 1
@@ -986,8 +1001,11 @@ class DiskLog:
             self.note_sealed([sealed._replace(max_timestamp=timestamp)])
 
     def places_of_time(self, timestamp: int, first: Index, end: Index) -> tuple[list[int], Index]:
-        """Return (positions of segments that may hold the first of entries [first, end) whose
-        timestamp is ≥ `timestamp`, up to the first segment known to; index after all of them)."""
+        """Return (positions of segments, index after all of them) for a search by time.
+
+        The segments may hold the first of entries [first, end) whose timestamp is ≥ `timestamp`;
+        the list ends with the first segment known to.
+        """
         segments, maxima = self.segments, self.maxima
         places: list[int] = []
         place = max(bisect_right(segments, first, key=_first_index) - 1, 0)
@@ -1004,10 +1022,12 @@ class DiskLog:
             places.append(place)
         return places, end
 
-    # --- where the log lies in the journal -----------------------------------------------------
+    # --- position in the journal ---------------------------------------------------------------
     def note_journaled(self, sequence: int, first: Index, last: Index) -> None:
-        """Record that entries [first, last] are durable in journal file `sequence`. Older entries
-        of the log from `first` on no longer count."""
+        """Record that entries [first, last] are durable in journal file `sequence`.
+
+        Older entries of the log from `first` on no longer count.
+        """
         runs = self.runs
         while runs and runs[-1].first >= first:
             runs.pop()
@@ -1022,7 +1042,9 @@ class DiskLog:
 
     def note_installed(self, sequence: int, generation: int) -> None:
         """Record that a reset, or its state staged again, is durable in journal file `sequence`.
-        Only now it replaces the state of an earlier reset."""
+
+        Only now it replaces the state of an earlier reset.
+        """
         is_empty = self.install is None and generation == self.generation
         self.install_sequence = 0 if is_empty else sequence
 
@@ -1032,14 +1054,15 @@ class DiskLog:
         self.install_sequence = 0
 
     def oldest_needed(self) -> int:
-        """Return the sequence of the oldest journal file with an entry that no segment holds, or
-        with an installed state that no checkpoint covers; 0: none."""
+        """Return the sequence of the oldest journal file that the log needs; 0: none.
+
+        It has an entry that no segment holds, or an installed state that no checkpoint covers.
+        """
         run, install = self.oldest_run(), self.install_sequence
         return min(run, install) if run and install else run or install
 
     def oldest_run(self) -> int:
-        """Return the sequence of the oldest journal file with an entry that no segment holds; 0:
-        none."""
+        """Return the sequence of the oldest journal file with an unflushed entry; 0: none."""
         self.runs = [run for run in self.runs if run.last > self.flushed_index]
         return min((run.sequence for run in self.runs), default=0)
 
@@ -1053,9 +1076,10 @@ class DiskLog:
         )  # fmt: skip
 
     def mark_before(self, sequence: int) -> Mark:
-        """Return this log's mark for the header of a journal file that replaces those from
-        `sequence` on: the present state, with the last entry that segments and earlier files
-        hold."""
+        """Return this log's mark for a journal file that replaces those from `sequence` on.
+
+        It is the present state, with the last entry that segments and earlier files hold.
+        """
         mark = self.mark()
         before = [run.last for run in self.runs if run.sequence < sequence]
         first = self._first_from(sequence)

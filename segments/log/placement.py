@@ -11,8 +11,8 @@ made durable. A payload therefore meets no full disk, and changes neither a file
 name.
 
 A truncation takes back the positions of the entries it removes. Nothing is written there until the
-truncation is durable: after a crash before that, recovery would find other frames where the journal
-says the old ones are.
+truncation is durable: after a crash before that, recovery would find other frames at the
+positions that the journal has for the old ones.
 
 Does not depend on the journal, threads, or the commit index.
 """
@@ -49,8 +49,11 @@ _PAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class Room:
-    """Durably allocated space in a segment file up to `end`. The file is closed when the last
-    reference goes: a thread may still write when the log has released the room."""
+    """Durably allocated space in a segment file up to `end`.
+
+    The file is closed when the last reference goes: a thread may still write when the log has
+    released the room.
+    """
 
     file: File
     end: int
@@ -103,9 +106,11 @@ class Payload:
         return b"".join(parts)
 
     def _write_head(self, data: Buffer) -> None:
-        """Write the part that shares its page with earlier data. If the page cannot be read, the
-        earlier data becomes zeros; Idx are made durable first, because such frames cannot be walked
-        over."""
+        """Write the part that shares its page with earlier data.
+
+        If the page cannot be read, the earlier data becomes zeros; Idx are made durable first,
+        because such frames cannot be walked over.
+        """
         try:
             self.file.pwrite([data], self.position)
         except OSError as error:
@@ -143,8 +148,11 @@ class Payload:
 
 @dataclass(slots=True)
 class Layout:
-    """Positions for a list of entries. `runs` has (first entry, segment, position of its frame) for
-    each segment; the other fields give the position of the frame after them."""
+    """Positions for a list of entries.
+
+    `runs` has (first entry, segment, position of its frame) for each segment; the other fields give
+    the position of the frame after them.
+    """
 
     runs: list[tuple[Index, int, int]]
     segment: int
@@ -191,8 +199,10 @@ class Placement:
     def lay_out(
         self, tail: Tail, limits: SegmentLimits, entries: Sequence[EntryLike], roll_at: int
     ) -> Layout | None:
-        """Return the layout of these entries, which follow those of `tail`; None if there is no
-        room. Entry `roll_at` (0: none) always begins a segment."""
+        """Return the layout of these entries, which follow those of `tail`.
+
+        None if there is no room. Entry `roll_at` (0: none) always begins a segment.
+        """
         segment, position, timestamp = self.segment, self.position, self.first_timestamp
         room = self.rooms.get(segment)
         span_ms = limits.span_ms
@@ -239,8 +249,10 @@ class Placement:
         *,
         is_read: bool = True,
     ) -> list[Payload]:
-        """Take the positions of the entries up to `last`, which are in `tail` now; return the
-        payloads to be written. `info` is the newest segment that a flush has begun."""
+        """Take the positions of the entries up to `last`; return the payloads to be written.
+
+        The entries are in `tail` now. `info` is the newest segment that a flush has begun.
+        """
         assert not self.rewind_token, self.rewind_token
         made: list[Payload] = []
         info = self.begun[-1] if self.begun else info
@@ -267,13 +279,18 @@ class Placement:
         return made
 
     def note_durable(self, last: Index) -> None:
-        """Note that a payload up to entry `last` and the block that refers to it are durable. Some
-        of its entries may have been truncated meanwhile."""
+        """Note that a payload up to entry `last` and the block that refers to it are durable.
+
+        Some of its entries may have been truncated meanwhile.
+        """
         self.durable = max(self.durable, min(last, self.index))
 
     def place_of(self, index: Index, flushed: Cursor, tail: Tail) -> tuple[int, int]:
-        """Return (segment, position) of the frame of an unflushed entry, or of the one that follows
-        `self.index`. `flushed` is the position of the first unflushed one."""
+        """Return (segment, position) of the frame of an unflushed entry.
+
+        `index` may also be the one after `self.index`. `flushed` is the position of the first
+        unflushed frame.
+        """
         segment, position, first = flushed.segment, flushed.position, tail.flushed_index + 1
         for info in self.begun:
             if info.first_index <= index:
@@ -283,8 +300,10 @@ class Placement:
         return segment, position
 
     def rewind(self, index: Index, flushed: Cursor, tail: Tail, token: int) -> None:
-        """Take back the positions of entries from `index` on, which the batch with that token
-        truncates from `tail`."""
+        """Take back the positions of entries from `index` on.
+
+        The batch with that token truncates them from `tail`.
+        """
         # First: if a segment has no entries left, later ones go to the segment before it.
         self.begun = [info for info in self.begun if info.first_index < index]
         self.segment, self.position = self.place_of(index, flushed, tail)

@@ -69,8 +69,10 @@ class ReadAhead:
         return found
 
     def ahead_bytes(self, bytes_max: int) -> int:
-        """Return the number of bytes to read ahead for a reader, at most `bytes_max`; 0 if there
-        are so many readers that the window would be dropped before it is taken."""
+        """Return the number of bytes to read ahead for a reader, at most `bytes_max`.
+
+        0 if there are so many readers that the window would be dropped before it is taken.
+        """
         share = WINDOWS_BYTES_MAX // (SHARE * max(1, len(self._windows)))
         return min(bytes_max, share) if share >= bytes_max // SHARE else 0
 
@@ -80,8 +82,10 @@ class ReadAhead:
         return found is not None and bool(found.entries)
 
     def keep(self, key: Key, found: Found, *, readers: int = 1) -> None:
-        """Keep the entries after those given to a reader, which will continue at `key`. `readers` 0
-        means that no reader has arrived yet, but one is expected."""
+        """Keep the entries after those given to a reader, which will continue at `key`.
+
+        `readers` 0 means that no reader has arrived yet, but one is expected.
+        """
         entries = found.entries[found.count :]
         old = self._windows.get(key)
         if old is not None and len(old.entries) >= len(entries):

@@ -46,8 +46,11 @@ class Reader:
         refused: Callable[[OSError], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`refused` is called for each read that lacked a descriptor or memory, `fail` for an error
-        of the disk. Both concern the store's owner, not only the caller."""
+        """Create a reader without windows.
+
+        `refused` is called for each read that lacked a descriptor or memory, `fail` for an error of
+        the disk. Both concern the store's owner, not only the caller.
+        """
         self._workers = workers
         self._refused = refused
         self._fail = fail
@@ -119,8 +122,10 @@ class Reader:
         self._run(log, look, lambda result: self._found(key, result))
 
     def _read_on(self, log: DiskLog, age: int, end_index: Index, window: cold.Found) -> None:
-        """Read the data after a window ahead of its reader, once little of the window is left. A
-        reader then waits for the disk only if the disk is slower."""
+        """Read the data after a window ahead of its reader, once little of the window is left.
+
+        A reader then waits for the disk only if the disk is slower.
+        """
         rest = window.entries[window.count :]
         ahead = self.read_ahead.ahead_bytes(AHEAD_BYTES)
         if not rest or not ahead or sum(len(entry.data) for entry in rest) > ahead // 2:
@@ -309,21 +314,24 @@ def _holds_records(window: cold.Found, end_index: Index) -> bool:
 
 
 def _reading_age(log: DiskLog) -> int:
-    """Return the version of the log for windows: it changes with a reset, a repair or a
-    compaction."""
+    """Return the log's version for windows, changed by each reset, repair and compaction."""
     return log.generation + log.damaged_ranges.repairs
 
 
 def _age(log: DiskLog) -> tuple[int, int]:
-    """Return the version of the log for damage: a result counts only if neither a reset nor a
-    repair came between."""
+    """Return the log's version for damage, changed by each reset, repair and rewriting.
+
+    Damage found by a read counts only if the version is still the same.
+    """
     return log.generation, log.damaged_ranges.repairs
 
 
 def _is_replaced(log: DiskLog, before: tuple[int, int], found: object) -> bool:
-    """Return True if damage found by a read that began at version `before` may concern a segment
-    rewritten since. The old file is kept only for some seconds, and a slow read may find it gone
-    without looking at its replacement."""
+    """Return True if damage found by a read may concern a segment rewritten since.
+
+    The read began at version `before`. The old file is kept only for some seconds, and a slow read
+    may find it gone without looking at its replacement.
+    """
     generation, repairs = _age(log)
     is_older = repairs != before[1] and generation == before[0] and not log.deleted
     return is_older and isinstance(found, EntriesDamaged)

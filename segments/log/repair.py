@@ -81,14 +81,18 @@ class SegmentWriter(Protocol):
     """Component that rewrites segments."""
 
     def hold(self, log: DiskLog) -> bool:
-        """Reserve the log's segments until `release`: no other rewrite of them begins. Return False
-        if other work is in progress, or if a segment's old file still exists."""
+        """Reserve the log's segments until `release`: no other rewrite of them begins.
+
+        Return False if other work is in progress, or if a segment's old file still exists.
+        """
 
     def write(
         self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> SegmentInfo:
-        """Rewrite the segment with the copies in place of damaged entries. Blocks. Raises
-        CorruptRecord or OSError."""
+        """Rewrite the segment with the copies in place of damaged entries.
+
+        Blocks. Raises CorruptRecord or OSError.
+        """
 
     def release(
         self,
@@ -96,13 +100,17 @@ class SegmentWriter(Protocol):
         generation: int,
         written: Sequence[tuple[SegmentInfo, SegmentInfo, Index]],
     ) -> None:
-        """Finish the work. `written` has (old segment, new one, index after the last entry) of
-        each."""
+        """Finish the work.
+
+        `written` has (old segment, new one, index after the last entry) of each.
+        """
 
 
 class Repair:
-    """One call of `Store.repair`, which waits until no other work uses the log's files. `begin` and
-    `written` are called on the loop, before and after the job."""
+    """One call of `Store.repair`, which waits until no other work uses the log's files.
+
+    `begin` and `written` are called on the loop, before and after the job.
+    """
 
     __slots__ = (
         "_compacted_upto", "_copies", "_done", "_failure", "_generation", "_holds", "_log",
@@ -118,8 +126,10 @@ class Repair:
         *,
         compacted_upto: Index = NO_INDEX,
     ) -> None:
-        """Keep only the copies of damaged entries. Raises StorageError if one of them cannot be the
-        original entry."""
+        """Keep only the copies of damaged entries.
+
+        Raises StorageError if one of them cannot be the original entry.
+        """
         self._copies = {
             entry.index: copy_of(entry, log.term(entry.index))
             for entry in entries
@@ -171,8 +181,10 @@ class Repair:
             self._failure = WriteRefused(str(error))
 
     def _is_other(self, segment: SegmentInfo, copies: Mapping[Index, Copy]) -> bool:
-        """Return True if one of the copies may differ from the original frame because compaction
-        reduced the entry."""
+        """Return True if compaction may have reduced one of the copied entries.
+
+        Such a copy differs from the original frame.
+        """
         files = self._log.files
         for index, copy in copies.items():
             if index > self._compacted_upto:
@@ -234,8 +246,10 @@ def _read_entry(files: LogFiles, index: Index) -> StoredEntry:
 
 
 def _is_there(files: LogFiles, index: Index, copy: Copy) -> bool:
-    """Return True if the entry is readable after all and is the one copied. Its data may differ,
-    because one of the two may be compacted further."""
+    """Return True if the entry is readable after all and is the one copied.
+
+    Its data may differ, because one of the two may be compacted further.
+    """
     try:
         found = _read_entry(files, index)
     except CorruptRecord:
@@ -253,16 +267,20 @@ def _is_same_entry(found: StoredEntry, copy: StoredEntry) -> bool:
 
 
 def _check_back(files: LogFiles, index: Index, copy: Copy) -> None:
-    """Read the entry back and compare it with the copy. Raises CorruptRecord if the medium returns
-    other data; the range stays damaged."""
+    """Read the entry back and compare it with the copy.
+
+    Raises CorruptRecord if the medium returns other data; the range stays damaged.
+    """
     found = _read_entry(files, index)
     if not _is_same_entry(found, copy.entry) or found.data != copy.entry.data:
         raise CorruptRecord("copy of an entry that was written", index)
 
 
 def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: Index) -> None:
-    """Check the entry against its Idx; the length may differ if compaction may have reduced the
-    entry. Raises CorruptRecord."""
+    """Check the entry against its Idx. Raises CorruptRecord.
+
+    The length may differ if compaction may have reduced the entry.
+    """
     try:
         idx = files.idx(index)
     except IndexDamaged:
@@ -311,9 +329,12 @@ def _repair_segment(
 
 
 def _sync_index(files: LogFiles, segment: SegmentInfo, end: Index) -> None:
-    """Make the segment's Idx durable: beside the written data there may be frames that are no
-    longer needed and that cannot be walked over. A flush leaves this to the beginning of the next
-    segment, because whole frames suffice to rebuild Idx."""
+    """Make the segment's Idx durable.
+
+    Beside the written data there may be frames that are no longer needed and that cannot be walked
+    over. A flush leaves this to the beginning of the next segment, because whole frames suffice to
+    rebuild Idx.
+    """
     for number in range(
         segment.first_index // files.index_entries, (end - 1) // files.index_entries + 1
     ):
@@ -362,8 +383,10 @@ def _place(
     files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, frame: bytes,
     copies: Mapping[Index, Copy],
 ) -> int:  # fmt: skip
-    """Return the position of the frame of entry `index`. Raises CorruptRecord if `frame` cannot be
-    the original one."""
+    """Return the position of the frame of entry `index`.
+
+    Raises CorruptRecord if `frame` cannot be the original one.
+    """
     entry = copies[index].entry
     try:
         idx = files.idx(index)
@@ -413,8 +436,7 @@ def _check_next(
     files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, position: int,
     copies: Mapping[Index, Copy],
 ) -> None:  # fmt: skip
-    """Check that the copy is followed by the next entry, unless that is a copy itself, or by the
-    end."""
+    """Check that the copy is followed by the next entry, another copy, or the end."""
     if index + 1 >= end or index + 1 in copies:
         return
     entry = copies[index].entry
@@ -433,8 +455,11 @@ def _check_next(
 
 
 def _ends_elsewhere(files: LogFiles, file: File, index: Index, position: int, behind: int) -> bool:
-    """Return True if the damaged frame's own length leads to a header of the next entry, good or
-    not, elsewhere than at the copy's end: then the copy is wrong."""
+    """Return True if the damaged frame's own length contradicts the copy's.
+
+    It leads to a header of the next entry, good or not, elsewhere than at the copy's end: then the
+    copy is wrong.
+    """
     end = position + frame_length(memoryview(read_whole(file, FRAME_BYTES, position)), 0)
     if end in {position, behind}:
         return False
@@ -448,8 +473,11 @@ def _ends_elsewhere(files: LogFiles, file: File, index: Index, position: int, be
 def _fits_before(
     files: LogFiles, segment: SegmentInfo, later: Sequence[Index], behind: int, next_offset: Offset
 ) -> bool:
-    """Return True if a frame that ends at `behind`, with the next entry at `next_offset`, leaves
-    enough space for the entries up to the nearest of `later` that has an Idx."""
+    """Return True if enough space is left for the entries up to the nearest with an Idx.
+
+    The frame before them ends at `behind`, and the next entry is at `next_offset`. `later` are the
+    entries searched for an Idx.
+    """
     with IndexReader(files) as reader:
         for between, index in enumerate(later):
             try:

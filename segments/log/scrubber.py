@@ -123,8 +123,10 @@ class Scrubber:
             self._end_pass()
 
     def _next_look(self, *, is_between: bool) -> Look | None:
-        """Return the next step of another part: after the first pass and once an hour, also during
-        a long pass."""
+        """Return the next step of another part, if one is due.
+
+        Parts are due after the first pass and once an hour, also during a long pass.
+        """
         now_ns = self._now_ns()
         look = self._parts.next()
         is_due = now_ns - self._parts_at_ns >= PARTS_MS * NS_PER_MS
@@ -183,8 +185,7 @@ class Scrubber:
         self._workers.pool(job, done)
 
     def _next_log(self) -> DiskLog | None:
-        """Return the log to continue with; set `_index` to its first entry not read in this
-        pass."""
+        """Return the log to continue with; set `_index` to its first unread entry."""
         if not self._log_id:
             self._ids.extend(sorted(self._logs))
             self._pass_logs, self._pass_began_ns = 0, self._now_ns()

@@ -88,9 +88,11 @@ class LogFiles(IndexFiles):
         ]  # fmt: skip
 
     def remove_scrap(self, segment: int, first: Index) -> None:
-        """Remove, durably, leftovers of a flush that do not count: files after `segment` and Idx
-        from entry `first` on. The next flush may lay out entries differently, and remains of the
-        earlier layout could be mistaken for it."""
+        """Remove, durably, leftovers of a flush that do not count.
+
+        These are files after `segment` and Idx from entry `first` on. The next flush may lay out
+        entries differently, and remains of the earlier layout could be mistaken for it.
+        """
         fs = self.fs
         index_number, position = place(first, self.index_entries)
         last = {"log": segment, "index": index_number}
@@ -196,9 +198,11 @@ class LogFiles(IndexFiles):
         first: Index,
         end: Index,
     ) -> TimeFound:
-        """Find the first entry of [first, end) whose timestamp is ≥ `timestamp` in the `segments`
-        at positions `places`. All but the last of `segments` are sealed; unknown totals of sealed
-        ones are determined."""
+        """Find the first entry of [first, end) whose timestamp is ≥ `timestamp`.
+
+        Searches the `segments` at positions `places`. All but the last of `segments` are sealed;
+        unknown totals of sealed ones are determined.
+        """
         learned: list[Sealed] = []
         with IndexReader(self) as reader:
             for n in places:
@@ -216,12 +220,12 @@ class LogFiles(IndexFiles):
         return TimeFound(Index(-1), learned)
 
     def _timed(self, low: Index, high: Index, timestamp: int) -> Index:
-        """Return the first entry of [low, high), all of one segment, whose timestamp is ≥
-        `timestamp`, or `high`.
+        """Return the first entry of one segment whose timestamp is ≥ `timestamp`, or `high`.
 
-        An Idx has the largest timestamp so far in its segment, which is ascending, so about twenty
-        Idx are read by bisection, and the entry. If the larger timestamp belongs to an entry before
-        `low`, the Idx are no help, and the entries of this one segment are read on from there.
+        Searches [low, high), all of one segment. An Idx has the largest timestamp so far in its
+        segment, which is ascending, so about twenty Idx are read by bisection, and the entry. If
+        the larger timestamp belongs to an entry before `low`, the Idx are no help, and the entries
+        of this one segment are read on from there.
         """
         found = self.search(low, high, lambda idx: idx.max_timestamp >= timestamp)
         bytes_max = 0
@@ -235,8 +239,10 @@ class LogFiles(IndexFiles):
         return high
 
     def term_runs(self, first: Index, end: Index) -> list[tuple[Index, Term, Offset]]:
-        """Return (first index, term, offset) of each run of equal terms in [first, end), found by
-        bisection."""
+        """Return (first index, term, offset) of each run of equal terms, found by bisection.
+
+        Searches entries [first, end).
+        """
         runs: list[tuple[Index, Term, Offset]] = []
         with IndexReader(self) as reader:
             while first < end:
@@ -253,8 +259,11 @@ class LogFiles(IndexFiles):
         return runs
 
     def _term(self, reader: IndexReader, index: Index, end: Index) -> Term:
-        """Return the term of an entry. If both its frame and its Idx are damaged, use the
-        neighbours' term if they agree. Raises IndexDamaged."""
+        """Return the term of an entry.
+
+        If both its frame and its Idx are damaged, use the neighbours' term if they agree. Raises
+        IndexDamaged.
+        """
         try:
             return reader.idx(index).term
         except IndexDamaged:
@@ -265,10 +274,10 @@ class LogFiles(IndexFiles):
             raise
 
     def _frames(self, rows: Sequence[Idx], first: Index) -> list[StoredEntry]:
-        """Return the entries of `rows`, which are consecutive in one segment, up to the first
-        damaged one.
+        """Return the entries of `rows` up to the first damaged one.
 
-        Raises EntriesDamaged if the first of them is damaged.
+        The rows are consecutive in one segment. Raises EntriesDamaged if the first of them is
+        damaged.
         """
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
@@ -311,9 +320,11 @@ class LogFiles(IndexFiles):
             file.close()
 
     def _is_rewritten(self, number: int) -> bool:
-        """Return True if another file may hold the entries of a missing segment: a rewritten form
-        of it, or an older segment into which it was joined. Callers look there, and may find
-        nothing."""
+        """Return True if another file may hold the entries of a missing segment.
+
+        It may be a rewritten form of the segment, or an older segment into which it was joined.
+        Callers look there, and may find nothing.
+        """
         if number != sequence_of(number):
             return True
         nearest = 0
@@ -351,12 +362,12 @@ class LogFiles(IndexFiles):
     def segments(
         self, flushed_index: Index, strays: list[str] | None = None
     ) -> tuple[list[SegmentInfo], list[str]]:
-        """Return (log segments by number, paths of files that do not count: begun but cut short by
-        a crash, or replaced by a rewritten form).
+        """Return (log segments by number, paths of files that do not count).
 
-        A damaged header is recovered from the first frame or from the index. Foreign files are
-        added to `strays`. Raises CorruptRecord if a segment that holds entries up to
-        `flushed_index` is behind a file that was cut short.
+        The latter were begun but cut short by a crash, or were replaced by a rewritten form. A
+        damaged header is recovered from the first frame or from the index. Foreign files are added
+        to `strays`. Raises CorruptRecord if a segment that holds entries up to `flushed_index`
+        follows a file that was cut short.
         """
         found: list[SegmentInfo] = []
         begun: list[int] = []
@@ -412,8 +423,11 @@ class LogFiles(IndexFiles):
         return found, [*map(self.segment_path, begun), *replaced]
 
     def _stands_for(self, info: SegmentInfo, number: int) -> bool:
-        """Return True if segment `info` replaces the unreadable file `number`: `info` is older and
-        joined it, or is its rewritten form or its original to which an Idx still points."""
+        """Return True if segment `info` replaces the unreadable file `number`.
+
+        `info` is older and joined it, or is its rewritten form, or is its original to which an Idx
+        still points.
+        """
         if sequence_of(info.number) != sequence_of(number):
             return sequence_of(info.number) < sequence_of(number) <= info.through
         if rewritten(number) == info.number:
@@ -424,9 +438,11 @@ class LogFiles(IndexFiles):
             return False
 
     def _is_joined_in(self, info: SegmentInfo, other: SegmentInfo) -> bool:
-        """Return True if the entries of segment `other`, which is not an earlier form of `info`,
-        were joined into `info`. If the header no longer shows it, Idx decide: they were written
-        before any other file was removed."""
+        """Return True if the entries of segment `other` were joined into `info`.
+
+        False if `other` is an earlier form of `info`. If the header no longer shows it, Idx decide:
+        they were written before any other file was removed.
+        """
         if sequence_of(info.number) == sequence_of(other.number):
             return False
         if info.through != UNKNOWN_THROUGH:
@@ -449,8 +465,10 @@ class LogFiles(IndexFiles):
         return last == end - 1
 
     def _look(self, file: File, number: int) -> SegmentInfo:
-        """Return a log segment's description from its header, or from its first frame. Raises
-        CorruptRecord."""
+        """Return a log segment's description from its header, or from its first frame.
+
+        Raises CorruptRecord.
+        """
         header = b""
         try:
             header = read_whole(file, SEGMENT_HEADER_BYTES, 0)
@@ -464,9 +482,11 @@ class LogFiles(IndexFiles):
             return SegmentInfo(number, first.index, first.base_offset, through=through)
 
     def _told_by_index(self, number: int, low: Index, end: Index) -> SegmentInfo | None:
-        """Describe a segment with unreadable header and first frame by the Idx of entries
-        [low, end), all of which count: its first entry is the one right after the header. None if
-        there is no such entry."""
+        """Describe a segment by its Idx, because its header and first frame are unreadable.
+
+        Idx of entries [low, end), all of which count, are searched: the segment's first entry is
+        the one right after the header. None if there is no such entry.
+        """
         stop = end
         while low < stop:
             middle = (low + stop) // 2
@@ -496,13 +516,12 @@ class LogFiles(IndexFiles):
         position: int = SEGMENT_HEADER_BYTES,
         damaged: list[Index] | None = None,
     ) -> Generator[tuple[StoredEntry, int, int]]:
-        """Yield (entry, position, length) of a segment's frames below index `end`, in order; from
-        entry `index` at `position` if given.
+        """Yield (entry, position, length) of a segment's frames below index `end`, in order.
 
-        With `damaged`, a damaged frame is skipped and its index added there, if its length is
-        known: from a good Idx that points to it, or from its own length field, with up to one bit
-        flipped, if that leads to a good frame of the next entry. Raises EntriesDamaged if the
-        frames break off before `end`.
+        Begins with entry `index` at `position` if given. With `damaged`, a damaged frame is skipped
+        and its index added there, if its length is known: from a good Idx that points to it, or
+        from its own length field, with up to one bit flipped, if that leads to a good frame of the
+        next entry. Raises EntriesDamaged if the frames break off before `end`.
         """
         index = index or segment.first_index
         try:
@@ -546,8 +565,10 @@ class LogFiles(IndexFiles):
         return idx.length if lies_here else 0
 
     def _damaged_length(self, file: File, index: Index, end: int, position: int) -> int:
-        """Return the length of the damaged frame of entry `index`, if it leads to the good frame of
-        the next entry, which is below `end`; 0 if unknown."""
+        """Return the length of the damaged frame of entry `index`; 0 if unknown.
+
+        It must lead to the good frame of the next entry, which is below `end`.
+        """
         says = frame_length(read_stretch(file, FRAME_BYTES, position).view, 0) - FRAME_BYTES
         if index + 1 >= end or says < 0:
             return 0
@@ -615,8 +636,10 @@ class LogFiles(IndexFiles):
         *,
         whole: bool = False,
     ) -> None:
-        """Rebuild only the missing Idx if the surrounding ones allow it; else, and with `whole`,
-        all Idx of the segment."""
+        """Rebuild only the missing Idx if the surrounding ones allow it.
+
+        Otherwise, and with `whole`, all Idx of the segment are rebuilt.
+        """
         for n, segment in enumerate(segments):
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
@@ -635,12 +658,13 @@ class LogFiles(IndexFiles):
         raise damage
 
     def _fill_gap(self, segment: SegmentInfo, end: Index, missing: Index) -> bool:
-        """Write the Idx of entry `missing` again, and unreadable ones beside it: from the nearest
-        good Idx before it up to the next one that agrees with its frame.
+        """Write the Idx of entry `missing` again, and unreadable ones beside it.
 
-        A power cut loses the newest Idx of a log; reading whole segments for them would delay a
-        start with many logs by minutes. Return False if there is no such good Idx, if something is
-        damaged, or if the Idx of `missing` can be read but is wrong: others may be wrong too.
+        Covers entries from the nearest good Idx before it up to the next one that agrees with its
+        frame. A power cut loses the newest Idx of a log; reading whole segments for them would
+        delay a start with many logs by minutes. Return False if there is no such good Idx, if
+        something is damaged, or if the Idx of `missing` can be read but is wrong: others may be
+        wrong too.
         """
         with contextlib.suppress(IndexDamaged):
             self.idx(missing)
@@ -677,8 +701,9 @@ class LogFiles(IndexFiles):
         return True
 
     def rebuild(self, segment: SegmentInfo, end: Index) -> list[Index]:
-        """Write the Idx of a segment's entries below `end` again from its frames. Return the
-        indexes of damaged entries, whose Idx are left as they are.
+        """Write the Idx of a segment's entries below `end` again from its frames.
+
+        Return the indexes of damaged entries, whose Idx are left as they are.
 
         After a damaged entry without an Idx, the largest timestamp so far may be too small; when
         that entry is repaired, all Idx are written again. Raises EntriesDamaged for the part that
@@ -725,8 +750,10 @@ class LogFiles(IndexFiles):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes of a log segment from `start` on; `bad` are ranges of the file that the medium cannot
-    read."""
+    """Bytes of a log segment from `start` on.
+
+    `bad` are ranges of the file that the medium cannot read.
+    """
 
     view: memoryview
     start: int
@@ -749,9 +776,11 @@ def read_stretch(file: File, length: int, position: int) -> Stretch:
 
 
 def _compare(row: Idx, entry: StoredEntry) -> None:
-    """Check that an Idx and its entry agree, and that the Idx's largest timestamp is not below the
-    entry's. Needed because an Idx has a check of only 16 bits, a frame one of 32. Raises
-    IndexDamaged."""
+    """Check that an Idx and its entry agree. Raises IndexDamaged.
+
+    The Idx's largest timestamp must not be below the entry's. Needed because an Idx has a check of
+    only 16 bits, a frame one of 32.
+    """
     says = row.term, row.base_offset, row.records, row.kind
     is_same = says == (entry.term, entry.base_offset, entry.records, entry.kind)
     if not is_same or row.max_timestamp < entry.timestamp:
@@ -780,8 +809,10 @@ def _agrees(
 
 
 def _run(block: IdxBlock, start: int, left: int, *, any_yet: bool) -> tuple[list[Idx], int]:
-    """Return (Idx from number `start` on that lie in one segment and total at most `left` payload
-    bytes, bytes left). Raises IndexDamaged."""
+    """Return (Idx from number `start` on, bytes left). Raises IndexDamaged.
+
+    The Idx lie in one segment and total at most `left` payload bytes.
+    """
     rows: list[Idx] = []
     for n in range(start, block.count):
         row = block.idx(n)

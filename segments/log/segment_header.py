@@ -45,8 +45,10 @@ class Sealed(NamedTuple):
 
 
 class TimeFound(NamedTuple):
-    """Result of a look-up by time: the entry's index, or -1; and totals of sealed segments that had
-    to be determined."""
+    """Result of a look-up by time: the entry's index, or -1.
+
+    `learned` are totals of sealed segments that had to be determined.
+    """
 
     entry: Index
     learned: list[Sealed]
@@ -59,8 +61,11 @@ def is_emptied(sealed: Sealed, first: Index, end: Index) -> bool:
 
 @dataclass(slots=True)
 class SegmentInfo:
-    """One log segment. `sealed` is known once the segment is sealed; for one sealed in an earlier
-    run, once it was looked up."""
+    """One log segment.
+
+    `sealed` is known once the segment is sealed; for one sealed in an earlier run, once it was
+    looked up.
+    """
 
     number: int
     first_index: Index

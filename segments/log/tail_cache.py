@@ -189,8 +189,7 @@ class Tail:
         return found
 
     def spans(self, first: Index, end: Index) -> list[tuple[Chunk, int, int]]:
-        """Return (chunk, number of the first entry, number after the last) covering [first,
-        end)."""
+        """Return (chunk, number of first entry, number after last) covering [first, end)."""
         found: list[tuple[Chunk, int, int]] = []
         if first >= end:
             return found
@@ -209,8 +208,7 @@ class Tail:
         return chunk.entries[index - chunk.first]
 
     def find_offset(self, offset: Offset) -> Index:
-        """Return the index of the last entry in memory whose base offset is ≤ `offset`; 0 if
-        none."""
+        """Return the last index in memory whose base offset is ≤ `offset`; 0 if none."""
         number = bisect_right(self.chunks, offset, key=_chunk_offset) - 1
         if number < 0:
             return NO_INDEX
@@ -257,8 +255,7 @@ class TailCache:
 
     @property
     def crowding(self) -> int:
-        """Bytes that no segment holds yet and that take cache space from others; excludes large
-        entries."""
+        """Bytes that no segment holds yet and that take cache space; excludes large entries."""
         return self.unflushed - self.large_bytes
 
     def memory(self, capacity: int) -> bytearray:
@@ -306,8 +303,10 @@ class TailCache:
                 break
 
     def may_go(self, tail: Tail, chunk: Chunk) -> None:
-        """Make the chunk evictable: all its entries are in segments. From now on its entries'
-        overhead is charged too."""
+        """Make the chunk evictable: all its entries are in segments.
+
+        From now on its entries' overhead is charged too.
+        """
         self._no_longer_waits(chunk)
         charge = len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
         self.bytes += charge - chunk.charge
@@ -350,8 +349,7 @@ class TailCache:
 
 
 def _stop(chunk: Chunk, start: int, end: int, position_max: int) -> int:
-    """Return the number of the entry to stop before: after at least one from `start`, and by
-    position."""
+    """Return the number of the entry to stop before, at least one after `start`."""
     end = min(end, len(chunk.entries))
     if chunk.ends[end - 1] <= position_max:
         return end

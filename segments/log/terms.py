@@ -11,9 +11,10 @@ from ids import NO_OFFSET, Index, Offset, Term
 
 
 class TermRuns:
-    """Runs of equal terms: `starts[n]` is the first index of run n, `terms[n]` its term,
-    `offsets[n]` its first offset. The offset where a term ended is requested often (KIP-101), also
-    of old entries.
+    """Runs of equal terms.
+
+    `starts[n]` is the first index of run n, `terms[n]` its term, `offsets[n]` its first offset. The
+    offset where a term ended is requested often (KIP-101), also of old entries.
 
     Invariant: the first run begins at the index before the log's first entry; it has no offset.
     """

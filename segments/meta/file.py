@@ -116,8 +116,11 @@ class Meta:
             raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
 
     def check(self, log_ids: Iterable[LogId]) -> None:
-        """Read everything once. If anything is damaged, or a page that no key uses, move the good
-        state to a new file. Blocks."""
+        """Read everything once.
+
+        If anything is damaged, or a page that no key uses, move the good state to a new file.
+        Blocks.
+        """
         for log_id in log_ids:
             try:
                 self._load(log_id)
@@ -128,8 +131,10 @@ class Meta:
             self._salvage()
 
     def expect(self, log_id: LogId, applied: Index) -> None:
-        """Check that a checkpoint up to `applied`, which the journal records, is here. If not, a
-        page was lost: the log's state cannot be loaded until all of it is written again."""
+        """Check that a checkpoint up to `applied`, which the journal records, is here.
+
+        If not, a page was lost: the log's state cannot be loaded until all of it is written again.
+        """
         if applied > self.applied(log_id):
             self._outdated.add(log_id)
 
@@ -139,12 +144,14 @@ class Meta:
         return frozenset(self._outdated)
 
     def suspect(self) -> None:
-        """Begin a new file at the next commit, whatever that writes."""
+        """Begin a new file at the next commit, regardless of what it writes."""
         self._is_suspect = True
 
     def read_medium(self, length: int, position: int) -> int:
-        """Read a part of the file from the medium and discard it; return the number of bytes, fewer
-        than `length` at the end. Raises OSError: EIO if the medium cannot read it."""
+        """Read a part of the file from the medium and discard it; return the number of bytes.
+
+        It is less than `length` at the end. Raises OSError: EIO if the medium cannot read it.
+        """
         return self._file.read_medium(length, position)
 
     @property
@@ -196,8 +203,7 @@ class Meta:
     def commit(
         self, batches: Sequence[MetaBatch], covered: Mapping[LogId, Reset] = _NOTHING
     ) -> None:
-        """Write the batches, and by log id the resets that they cover, in one durable
-        transaction."""
+        """Write batches, and by log id the resets they cover, in one durable transaction."""
         if self._is_suspect:
             self._is_suspect = False  # before the salvage: the new file may be damaged as well
             try:
@@ -318,8 +324,11 @@ class Meta:
             raise CorruptRecord("meta has gone back", log_id, expected=known[0], actual=found[0])
 
     def _read(self, batches: Sequence[MetaBatch]) -> dict[bytes, bytes | None]:
-        """Return the stored values of all keys that the batches change, except for batches that
-        clear. Reads all at once: a transaction per log would cost three times as much."""
+        """Return the stored values of all keys that the batches change.
+
+        Excludes batches that clear. Reads all at once: a transaction per log would cost three times
+        as much.
+        """
         keys: list[bytes] = []
         for batch in batches:
             if not batch.clear:
@@ -334,8 +343,10 @@ class Meta:
         stored: Mapping[bytes, bytes | None],
         puts: list[tuple[bytes, bytes | None]],
     ) -> tuple[Index, int, int]:
-        """Add the changes of a batch to `puts`; return the log's new record. Raises
-        CorruptRecord."""
+        """Add the changes of a batch to `puts`; return the log's new record.
+
+        Raises CorruptRecord.
+        """
         log_key = _LOG.pack(batch.log_id)
         prefix = log_key + b"k"
         current: dict[bytes, bytes | None] = {}

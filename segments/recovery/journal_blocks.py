@@ -73,8 +73,10 @@ def bad_frames(block: Block, data: memoryview) -> frozenset[int]:
 def next_block(
     file: File, header: FileHeader, start: int, stop: int, size: int
 ) -> tuple[int, Block] | None:
-    """Return (position, block) of the first block with a good table in [start, stop), found by the
-    file's salt."""
+    """Return (position, block) of the first block with a good table in [start, stop).
+
+    Blocks are found by the file's salt.
+    """
     salt = header.salt.to_bytes(8, "little")
     for window in range(start, stop, _SCAN_BYTES):
         data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)

@@ -74,8 +74,10 @@ def recover(
     index_entries: int,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Read everything back, as the journal describes it. Blocks. Writes only indexes that must be
-    rebuilt."""
+    """Read everything back, as the journal describes it.
+
+    Blocks. Writes only indexes that must be rebuilt.
+    """
     journal_directory = f"{directory}/journal"
     found = Recovered(_carry(replay), identity, meta, cache, replay=replay)
     carried_from = replay.carried_from
@@ -119,9 +121,11 @@ def recover(
 
 
 def _settle_meta(log: DiskLog, meta: Meta) -> None:
-    """Set the log's applied state, now that all of meta was read. A damaged checkpoint covers
-    nothing: after a trim up to it, or without the installed state, there would be no state to start
-    from."""
+    """Set the log's applied state, now that all of meta was read.
+
+    A damaged checkpoint covers nothing: after a trim up to it, or without the installed state,
+    there would be no state to start from.
+    """
     if log.id in meta.outdated:
         log.applied = NO_INDEX
         log.is_meta_lost = True
@@ -185,8 +189,10 @@ def _open_log(
 def _read_tail(
     log: DiskLog, replayed: ReplayedLog, journal: JournalReader, carried_from: tuple[int, int]
 ) -> None:
-    """Read back entries, and an installed state, that only the journal has. Raises StorageError or
-    FileNotFoundError."""
+    """Read back entries, and an installed state, that only the journal has.
+
+    Raises StorageError or FileNotFoundError.
+    """
     for entries in journal_entries(log.files, replayed, journal):
         log.stage(entries, Batch(0))
     log.runs = _runs(replayed, carried_from)
@@ -270,8 +276,7 @@ def _carry(replay: Replay) -> Batch:
 
 
 def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
-    """Return the journal files that hold the entries after the durable end; CARRIED stands for the
-    next file."""
+    """Return the journal files that hold the unflushed entries; CARRIED is the next file."""
     runs: list[Run] = []
     for index in indexes(replayed.flushed_index + 1, replayed.last_index + 1):
         ref = replayed.frames.get(index)

@@ -28,9 +28,11 @@ REMOVED_LOGS = 128
 
 
 class Deletions:
-    """Deleted logs whose data is not fully removed. Their files wait until the identity no longer
-    lists them, so that a crash in between resurrects nothing. Other removals do not wait for that,
-    and may free space for it."""
+    """Deleted logs whose data is not fully removed.
+
+    Their files wait until the identity no longer lists them, so that a crash in between resurrects
+    nothing. Other removals do not wait for that, and may free space for it.
+    """
 
     def __init__(
         self,
@@ -87,11 +89,11 @@ class Deletions:
 
 
 class RemoveLogs:
-    """Moves the files of logs out of the way, durably, then removes them, a limited number per
-    call; returns True while more are left. Blocks.
+    """Moves the files of logs out of the way, durably, then removes them.
 
-    May also be called again after a full disk refused it: files that were moved are removed first,
-    and free space. `pulse` counts its progress.
+    A call removes a limited number, and returns True while more are left. May also be called again
+    after a full disk refused it: files that were moved are removed first, and free space. Blocks.
+    `pulse` counts its progress.
     """
 
     def __init__(
@@ -127,8 +129,10 @@ class RemoveLogs:
         return not self._remove_moved(moved, left)
 
     def _remove_moved(self, moved: Sequence[str], left: int) -> int:
-        """Remove moved directories; return how many more files this call may remove. Their new
-        names are made durable first: half a log must not come back under its old name."""
+        """Remove moved directories; return how many more files this call may remove.
+
+        Their new names are made durable first: half a log must not come back under its old name.
+        """
         if not moved:
             return left
         _sync_moves(self._fs, self._directory)
@@ -166,9 +170,11 @@ def _sync_moves(fs: FileSystem, directory: str) -> None:
 
 
 def remove_orphans(fs: FileSystem, directory: str, identity: Identity) -> list[str]:
-    """Finish deletions that a crash cut short, those already moved first. Return the paths of
-    foreign files, which are left alone. A directory is one of ours only if its log id was ever
-    assigned."""
+    """Finish deletions that a crash cut short, those already moved first.
+
+    Return the paths of foreign files, which are left alone. A directory is one of ours only if its
+    log id was ever assigned.
+    """
     deleted, logs = f"{directory}/deleted", f"{directory}/logs"
     moved, others = _logs_in(fs, deleted, identity)
     # Only moved directories: a log that was reset has one here, and another that is in use.
@@ -198,9 +204,11 @@ def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[LogI
 
 
 def forget_orphans(meta: Meta, identity: Identity) -> None:
-    """Finish in the meta what a crash left to do. Looks at the stored ids, because the assigned
-    ones may be millions. If it is refused for lack of space, or meta is damaged, it is left to a
-    later start."""
+    """Finish in the meta what a crash left to do.
+
+    Looks at the stored ids, because the assigned ones may be millions. If it is refused for lack of
+    space, or meta is damaged, it is left to a later start.
+    """
     known, end = identity.logs, identity.next_log_id
     try:
         meta.forget([n for n in meta.stored() if n not in known and n < end])
@@ -212,8 +220,11 @@ def forget_orphans(meta: Meta, identity: Identity) -> None:
 
 
 def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str]) -> None:
-    """Remove files that recovery found not to count, durably: one that came back could be mistaken
-    for one that counts. Newest first, so that a crash leaves no gap before the rest."""
+    """Remove files that recovery found not to count, durably.
+
+    One that came back could be mistaken for one that counts. Newest first, so that a crash leaves
+    no gap before the rest.
+    """
     for path in sorted(files, reverse=True):
         if fs.exists(path):
             fs.unlink(path)
@@ -224,8 +235,10 @@ def remove_stale(fs: FileSystem, files: Sequence[str], directories: Sequence[str
 
 
 def mend_headers(fs: FileSystem, replay: Replay) -> None:
-    """Rewrite the headers of live files of which one page is damaged: another damaged page could
-    not be corrected. If that fails, they stay as they are."""
+    """Rewrite the headers of live files of which one page is damaged.
+
+    Another damaged page could not be corrected. If the write fails, they stay as they are.
+    """
     live = {path for _, path in replay.live}
     for path in sorted(replay.headers.keys() & live):
         with contextlib.suppress(OSError):

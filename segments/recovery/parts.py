@@ -1,11 +1,10 @@
-"""Checks, while the store runs, of data other than segments that a start reads: damage is found
-while memory still has the contents.
+"""Checks, while the store runs, of the data other than segments that a start reads.
 
-Once an hour the scrubber has all of it checked, a step at a time: both copies of identity and
-format, each block of the journal, each page of the meta's file. Damaged parts are written again
-from memory: the identity; the format; the data that needs journal files up to the damaged one, so
-that these can be released; the logs in the meta, as far as they can be read. Until that is done, a
-start would meet the damage.
+They find damage while memory still has the contents. Once an hour the scrubber has all of it
+checked, a step at a time: both copies of identity and format, each block of the journal, each page
+of the meta's file. Damaged parts are written again from memory: the identity; the format; the data
+that needs journal files up to the damaged one, so that these can be released; the logs in the meta,
+as far as they can be read. Until that is done, a start would meet the damage.
 
 For the meta's file, only unreadable places are detected. Changed bytes are detected when they are
 read, because each value has a checksum. Pages that the process has mapped stay in memory.
@@ -41,8 +40,7 @@ class PartsOwner(Protocol):
     """Methods that the checks require of the store."""
 
     def journal_files(self) -> Sequence[tuple[int, str, int]]:
-        """Return (sequence, path, LSN up to which it counts) of each journal file that a start
-        needs."""
+        """Return (sequence, path, LSN up to which it counts) of each needed journal file."""
 
     def journal_damaged(self, sequence: int) -> bool:
         """React to a damaged journal file. Return False if it was released or reused meanwhile."""

@@ -27,8 +27,11 @@ from segments.recovery.tail import CARRIED, JournalReader, live_sequence, placed
 
 
 def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
-    """Return the placement of the entries after the durable end: those that were placed, and those
-    before them that went along. Raises CorruptRecord if their positions are inconsistent."""
+    """Return the placement of the entries after the durable end.
+
+    It covers those that were placed, and those before them that went along. Raises CorruptRecord if
+    their positions are inconsistent.
+    """
     cursor, flushed = log.cursor, log.flushed_index
     placement = Placement(flushed, flushed, cursor.segment, cursor.position)
     last = last_placed(replayed)
@@ -61,8 +64,7 @@ def last_placed(replayed: ReplayedLog) -> Index:
 
 
 def placed_segments(replayed: ReplayedLog) -> set[int]:
-    """Return the segments that hold placed entries after the durable end, or entries that went
-    along."""
+    """Return the segments with placed entries after the durable end, or with those before them."""
     flushed, last = replayed.flushed_index, last_placed(replayed)
     found = {n for index, n in replayed.begun.items() if flushed < index <= last}
     for index in indexes(flushed + 1, last + 1):
@@ -73,8 +75,10 @@ def placed_segments(replayed: ReplayedLog) -> set[int]:
 
 
 def is_unproved(log: DiskLog, replayed: ReplayedLog, carried_from: tuple[int, int]) -> bool:
-    """Return True if some placed entry is not proved durable: it may have been read from the page
-    cache only."""
+    """Return True if some placed entry is not proved durable.
+
+    It may have been read from the page cache only.
+    """
     return any(
         live_sequence(ref, carried_from) == CARRIED
         for n in indexes(log.flushed_index + 1, log.placement.index + 1)
@@ -115,11 +119,11 @@ def flush_damaged(
     journal: JournalReader,
     applied: Index,
 ) -> bool:
-    """Count the entries up to the last damaged placed one as flushed, if it was committed: their
-    Idx are written, and it can be repaired like any other damaged entry.
+    """Count the entries up to the last damaged placed one as flushed, if it was committed.
 
-    Return False if none is damaged, or if a damaged one may have been acknowledged but is not known
-    to be committed, so that no copy can be expected. Blocks. Raises OSError or StorageError.
+    Their Idx are written, and it can be repaired like any other damaged entry. Return False if none
+    is damaged, or if a damaged one may have been acknowledged but is not known to be committed, so
+    that no copy can be expected. Blocks. Raises OSError or StorageError.
     """
     if not replayed.is_whole:
         return False
@@ -175,8 +179,10 @@ def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> Index:
 
 
 def cursor_of(files: LogFiles, last: Index, numbers: set[int]) -> Cursor:
-    """Return the position of the frame after entry `last`. Raises IndexDamaged if its Idx is
-    implausible."""
+    """Return the position of the frame after entry `last`.
+
+    Raises IndexDamaged if its Idx is implausible.
+    """
     idx = files.idx(last)
     if idx.segment not in numbers:
         raise IndexDamaged("index names no segment", last, actual=idx.segment)

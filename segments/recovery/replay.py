@@ -136,8 +136,7 @@ class Carried:
 
 @dataclass(slots=True)
 class Replay:
-    """Result of the replay: logs by id, the position at which the journal continues, and its
-    files."""
+    """Result of the replay: logs by id, position at which the journal continues, and files."""
 
     logs: dict[LogId, ReplayedLog] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position(0, 0, 1, 0))
@@ -271,8 +270,10 @@ class _Replayer:
         return result
 
     def _check_oldest(self, found: list[_FoundFile], oldest: _FoundFile) -> None:
-        """Check that the file before the oldest was released because no log needs it. If one does,
-        and no damage explains its absence, it is missing."""
+        """Check that the file before the oldest was released because no log needs it.
+
+        If one does, and no damage explains its absence, it is missing.
+        """
         assert oldest.header is not None, oldest.path
         previous = oldest.header.previous
         if not previous or self.result.damaged_blocks or previous in {f.sequence for f in found}:
@@ -291,8 +292,10 @@ class _Replayer:
                 )
 
     def _miss(self, path: str, why: str) -> None:
-        """Raise DataMissing, unless missing files are only reported: then the logs are found
-        incomplete."""
+        """Raise DataMissing, unless missing files are only reported.
+
+        The logs are found incomplete in that case.
+        """
         if not self._missing_is_lost:
             raise DataMissing(path, why)
 
@@ -303,8 +306,7 @@ class _Replayer:
         return not file.is_recycled and durable_mark(self._fs, file.path, -1) >= 0
 
     def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
-        """Sort the files into those that count, those prepared and never used, and those to
-        remove."""
+        """Sort files into those that count, those prepared but never used, and those to remove."""
         result = self.result
         in_chain = {file.sequence for file in chain}
         for file in found:
@@ -387,9 +389,11 @@ class _Replayer:
         return _FoundFile(sequence, path, header, size, is_blank, proves)
 
     def _reach(self, file: File, size: int, length: int) -> bytes:
-        """Return the beginning of the file as far as a header may reach whose first or another page
-        is damaged. Marks of all ids ever assigned could fill a whole file, but most files without a
-        good header were never used."""
+        """Return the beginning of the file, as far as a damaged header may reach.
+
+        Its first or another page is damaged. Marks of all ids ever assigned could fill a whole
+        file, but most files without a good header were never used.
+        """
         reach, end = _REACH_BYTES, 0
         while end < size:
             data, _ = read_around(file, min(size, reach), 0)
@@ -419,9 +423,12 @@ class _Replayer:
             self._proved_lsn = max(self._proved_lsn, one.proves)
 
     def _can_stand(self, file: File, header: FileHeader) -> bool:
-        """Return True if the file is complete enough to stand for those it replaces, or had been
-        durable and is damaged, so that they may be gone. Its table must be good even then, because
-        the marks do not include the entries that the first block repeats."""
+        """Return True if the file may stand for those it replaces.
+
+        It must be complete, or have been durable and be damaged now, so that the others may be
+        gone. Its table must be good even then, because the marks do not include the entries that
+        the first block repeats.
+        """
         size = file.size()
         block, data = read_block(file, header, header.bytes, size)
         if block is None or block.chain != header.chain:
@@ -431,8 +438,10 @@ class _Replayer:
         return not self._is_torn(file, header, block, None)
 
     def _check_header(self, file: File, path: str, header: FileHeader) -> None:
-        """Record the correct header if one page differs from what was written, even a parity page:
-        a second damaged page could not be corrected."""
+        """Record the correct header if one page on disk differs from it, even a parity page.
+
+        A second damaged page could not be corrected.
+        """
         if header.bytes == file_header_bytes(len(header.marks)):
             written = encode_file_header(header)
             if read_whole(file, len(written), 0) != written:
@@ -460,9 +469,11 @@ class _Replayer:
         return chain
 
     def _has_begun(self, found: _FoundFile) -> bool:
-        """Return True if the file's first block is or was there. The header is part of the same
-        write, but the write can be cut between them, and that block holds what a start carries
-        over."""
+        """Return True if the file's first block is or was there.
+
+        The header is part of the same write, but the write can be cut between them, and that block
+        holds what a start carries over.
+        """
         header = found.header
         assert header is not None, found.path
         file = self._fs.open(found.path)
@@ -475,10 +486,12 @@ class _Replayer:
             file.close()
 
     def _judge_left_out(self, found: list[_FoundFile], newest: int, end_lsn: int) -> None:
-        """Check newer files that do not count for proof that the journal was longer: in a header,
-        or in a block of a file without a good header. A file shorter than it must have been also
-        proves damage: it was whole when it was written to, and before the next one was made. Such a
-        file is not blank."""
+        """Check newer files that do not count for proof that the journal was longer.
+
+        The proof may be in a header, or in a block of a file without a good header. A file shorter
+        than it must have been also proves damage: it was whole when it was written to, and before
+        the next one was made. Such a file is not blank.
+        """
         for file in found:
             if file.sequence < newest:
                 continue
@@ -535,8 +548,7 @@ class _Replayer:
             file.close()
 
     def _is_torn(self, file: File, header: FileHeader, block: Block, stop_lsn: int | None) -> bool:
-        """Return True if payloads that the good block refers to are missing, and nothing proves
-        that they existed."""
+        """Return True if payloads of the good block are missing without proof of existence."""
         kinds = block.table[8::RECORD_BYTES]
         if not any(kind == PLACED for kind in kinds):
             return False
@@ -586,8 +598,10 @@ class _Replayer:
     def _is_proved(
         self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
     ) -> bool:
-        """Return True if a later block or a later file proves that this block had been durable;
-        also a file that does not count because its first block never arrived."""
+        """Return True if a later block or a later file proves that this block had been durable.
+
+        The file may be one that does not count because its first block never arrived.
+        """
         end = block.position + block.padded
         if stop_lsn is not None or next_block(file, header, end, size, size) is not None:
             return True
@@ -596,8 +610,10 @@ class _Replayer:
         return is_proved
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
-        """Apply a block's records; frames whose number is in `bad` are lost to their logs. Raises
-        ForeignFile or UnknownFormat."""
+        """Apply a block's records; frames whose number is in `bad` are lost to their logs.
+
+        Raises ForeignFile or UnknownFormat.
+        """
         path = file_path(self._directory, sequence)
         self._check_owner(path, block.directory)
         for kind in sorted(set(block.table[8::RECORD_BYTES]) - KINDS):
@@ -649,8 +665,11 @@ class _Replayer:
             log.suspect = True
 
     def _replace(self, marks: list[Mark]) -> None:
-        """Replace the state of each log by the marks of a file that stands for others which no
-        longer exist. A log that was suspect before may have lost data, and nothing can show it."""
+        """Replace the state of each log by the marks of a file that stands for others.
+
+        Those no longer exist. A log that was suspect before may have lost data, and nothing can
+        show it.
+        """
         for mark in marks:
             log = self._logs.get(mark.log_id)
             if log is None:

@@ -134,8 +134,11 @@ class ReplayedLog:
         self.add(index, FrameRef(sequence, position, length, term, placed))
 
     def _begins(self, index: Index) -> None:
-        """Note if the entry of `place` begins a segment. Later entries are left as they are: the
-        block may be the first part of a batch that repeats them."""
+        """Note if the entry of `place` begins a segment.
+
+        Later entries are left as they are: the block may be the first part of a batch that repeats
+        them.
+        """
         _, segment, position = self.place
         if position == SEGMENT_HEADER_BYTES:
             self.begun[index] = segment

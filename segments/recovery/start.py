@@ -89,11 +89,10 @@ def check_server(directory: str, identity: Identity, server_id: ServerId) -> Non
 def _note_start(
     fs: FileSystem, directory: str, recovered: Recovered, options: StoreOptions, *, boot_id: int
 ) -> None:
-    """Write the identity: one more start, newly lost logs, and, before the journal uses it, the
-    flag that entries may be in segments.
+    """Write the identity with one more start, newly lost logs, and the flag of placed entries.
 
-    A full disk keeps its reserve for lost logs. If there is no other space, the start is not
-    recorded for peers, and no entry is placed during it.
+    The flag is written before the journal uses it. A full disk keeps its reserve for lost logs. If
+    there is no other space, the start is not recorded for peers, and no entry is placed during it.
     """
     identity, end_lsn = recovered.identity, recovered.replay.end_lsn
     boots, had_places = identity.boots, identity.has_places
@@ -128,8 +127,10 @@ def _note_end(fs: FileSystem, directory: str, data: bytes) -> None:
 
 
 def _have_form(fs: FileSystem, directory: str, form: int) -> int:
-    """Record the form before the journal uses it. If there is no space for that, this process
-    writes nothing that requires it."""
+    """Record the form before the journal uses it.
+
+    If there is no space for that, this process writes nothing that requires it.
+    """
     if form < FORM:
         try:
             write_form(fs, directory, FORM)
@@ -141,8 +142,10 @@ def _have_form(fs: FileSystem, directory: str, form: int) -> int:
 
 
 def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:
-    """Remove files that do not count, and repair damaged ones. Return the paths of files that are
-    not the store's. Blocks. Raises OSError."""
+    """Remove files that do not count, and repair damaged ones.
+
+    Return the paths of files that are not the store's. Blocks. Raises OSError.
+    """
     identity = recovered.identity
     remove_stale(fs, recovered.stale_files, recovered.stale_directories)
     forget_orphans(recovered.meta, identity)

@@ -25,8 +25,7 @@ CARRIED = 1 << 62
 def entries_or_damage(
     files: LogFiles, replayed: ReplayedLog, journal: JournalReader
 ) -> Iterator[StoredEntry | Index]:
-    """Yield the entries after the durable end, for inspection; for one that cannot be read, its
-    index."""
+    """Yield the entries after the durable end, or the index of one that cannot be read."""
     index, bytes_max = replayed.flushed_index + 1, _READ_BYTES
     while True:
         try:
@@ -51,7 +50,9 @@ def journal_entries(
     bytes_max: int = _READ_BYTES,
 ) -> Iterator[list[StoredEntry]]:
     """Yield the entries after the durable end, or from `first` on, in runs of adjacent frames.
-    Raises CorruptRecord or FileNotFoundError."""
+
+    Raises CorruptRecord or FileNotFoundError.
+    """
     index = first or replayed.flushed_index + 1
     while index <= replayed.last_index and index in replayed.frames:
         begin = replayed.frames[index]
