@@ -804,7 +804,7 @@ class Store(Protocol):
         the log, never from a default. Raises ReadRefused.
         """
 
-    # --- life --------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
         """Begin a checkpoint now, if none is running.
 

@@ -609,7 +609,7 @@ class DiskStore:
     def compaction_failed(self, error: BaseException) -> None:
         self._fail(error)
 
-    # --- reads behind the tail ----------------------------------------------------------------
+    # --- cold reads ---------------------------------------------------------------------------
     def read_cold(
         self,
         log: Log,
@@ -708,7 +708,7 @@ class DiskStore:
     def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
         return self._meta.load(log.log_id)
 
-    # --- life ---------------------------------------------------------------------------------
+    # --- lifecycle ----------------------------------------------------------------------------
     def close(self, done: Callable[[], None]) -> None:
         assert self._life is not Life.CLOSING, "closed twice"
         if self._life is Life.OPEN:

@@ -223,7 +223,7 @@ class CheckpointScheduler:
         """True if the notes of the last checkpoint are durable: a crash cannot undo it."""
         return self._queue.durable_token >= self._note_token
 
-    # --- when ---------------------------------------------------------------------------------
+    # --- scheduling ---------------------------------------------------------------------------
     def opened(self) -> None:
         """Begin after the store was opened."""
         self._arm_for_rooms()
@@ -396,7 +396,7 @@ class CheckpointScheduler:
 
         self._workers.files(job, finished)
 
-    # --- what ---------------------------------------------------------------------------------
+    # --- work ---------------------------------------------------------------------------------
     def _of_share(self, share: int) -> list[DiskLog]:
         """Return the logs of this share that existed at the round's first part.
 

@@ -139,7 +139,7 @@ class Compactor:
         """True if nothing is in progress, nothing is to be joined, and no old file remains."""
         return self._run is None and not (self._to_join or self._old_files)
 
-    # --- for repairs: see `segments.log.repair.SegmentWriter` ------------------------------------
+    # --- implementation of `segments.log.repair.SegmentWriter` -----------------------------------
     def hold(self, log: DiskLog) -> bool:
         busy = [run.log for run in (self._run, self._waiting) if run is not None]
         if log.id in self._old_files or log in busy:

@@ -134,9 +134,9 @@ class Allocation:
     def begin(self, pieces_wanted: int) -> Callable[[], Prepared] | None:
         """Return a job that prepares the next file and completes the reserve.
 
-        None if there is nothing to do or a job is in progress. A released file needs no zeros, so
-        it is prepared even if there is a next file already. `pieces_wanted` is the size that the
-        file must have if made from the reserve; 0: it is not.
+        Return None if there is nothing to do or a job is in progress. A released file needs no
+        zeros, so it is prepared even if there is a next file already. `pieces_wanted` is the size
+        that the file must have if made from the reserve; 0: it is not.
         """
         has_next = any(not file.is_piece for file in self.prepared) and not self.reuse
         is_done = has_next and self.room is Room.WHOLE and not self.returned
@@ -163,8 +163,8 @@ class Allocation:
     def pieces_wanted(self, waiting: Batch | None, header_bytes: int) -> int:
         """Return the bytes of the reserve to use for the batch that waits for a file.
 
-        0 if there is none or too little is left. More than a few entries leave the last pieces to
-        votes and notes.
+        Return 0 if there is none or too little is left. More than a few entries leave the last
+        pieces to votes and notes.
         """
         if waiting is None or self.prepared or not self.pieces_left:
             return 0

@@ -733,7 +733,7 @@ class Journal:
         self._is_retry_armed = False
         self._prepare()
 
-    # --- the end -------------------------------------------------------------------------------
+    # --- shutdown ------------------------------------------------------------------------------
     def stop(self) -> None:
         """Stop after a failure here or elsewhere: nothing is written or acknowledged any more."""
         self._become(WriterState.STOPPED)

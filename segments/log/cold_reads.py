@@ -4,7 +4,7 @@ A job takes what it needs from the log when it is created on the loop: the prese
 durable end. It then touches only files, so the loop may continue to append and flush. Data read
 here never enters the cache, because a slow consumer must not evict what tailing consumers read.
 
-Does not depend on the journal or on who reads.
+Does not depend on the journal or on its readers.
 """
 
 from __future__ import annotations

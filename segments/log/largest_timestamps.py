@@ -9,7 +9,7 @@ rest moves up. Their values are never read, because a look-up gives its start po
 
 The timestamp of a segment from an earlier run is UNKNOWN, later than all, until it is looked up.
 
-Does not depend on files, entries or who reads.
+Does not depend on files, entries or readers.
 """
 
 from __future__ import annotations

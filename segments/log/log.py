@@ -718,8 +718,7 @@ class DiskLog:
             self._restage_entries(first, batch)
 
     def _first_from(self, sequence: int) -> Index:
-        """Return the first entry in neither a segment nor a journal file before `sequence`, or
-        0."""
+        """Return the first entry not in a segment or a journal file before `sequence`; 0: none."""
         for run in self.runs:
             if run.sequence >= sequence and run.last > self.flushed_index:
                 return max(run.first, self.flushed_index + 1)

@@ -201,7 +201,7 @@ class Placement:
     ) -> Layout | None:
         """Return the layout of these entries, which follow those of `tail`.
 
-        None if there is no room. Entry `roll_at` (0: none) always begins a segment.
+        Return None if there is no room. Entry `roll_at` (0: none) always begins a segment.
         """
         segment, position, timestamp = self.segment, self.position, self.first_timestamp
         room = self.rooms.get(segment)

@@ -10,7 +10,7 @@ share a window.
 Entries are views. A single remaining entry keeps all the memory that was read with it, so a window
 is charged with that memory. A small rest of a window is copied.
 
-Does not depend on files or on who reads.
+Does not depend on files or on its readers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReadAhead:
     def ahead_bytes(self, bytes_max: int) -> int:
         """Return the number of bytes to read ahead for a reader, at most `bytes_max`.
 
-        0 if there are so many readers that the window would be dropped before it is taken.
+        Return 0 if there are so many readers that the window would be dropped before it is taken.
         """
         share = WINDOWS_BYTES_MAX // (SHARE * max(1, len(self._windows)))
         return min(bytes_max, share) if share >= bytes_max // SHARE else 0

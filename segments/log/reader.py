@@ -4,7 +4,7 @@ Readers waiting for the same position share one read. The data after a window is
 reader (`read_ahead.py`). The result of a thread is checked against changes of the log meanwhile:
 removed entries are reported as `Compacted`, and damaged ones are noted.
 
-Does not depend on the journal or on who reads.
+Does not depend on the journal or on its readers.
 """
 
 from __future__ import annotations

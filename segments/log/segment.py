@@ -440,8 +440,8 @@ class LogFiles(IndexFiles):
     def _is_joined_in(self, info: SegmentInfo, other: SegmentInfo) -> bool:
         """Return True if the entries of segment `other` were joined into `info`.
 
-        False if `other` is an earlier form of `info`. If the header no longer shows it, Idx decide:
-        they were written before any other file was removed.
+        Return False if `other` is an earlier form of `info`. If the header no longer shows it, Idx
+        decide: they were written before any other file was removed.
         """
         if sequence_of(info.number) == sequence_of(other.number):
             return False

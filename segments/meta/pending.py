@@ -27,7 +27,7 @@ class MetaCommit:
 
 
 class PendingMeta:
-    """Use: `collect`, `take`, and once that is durable `saved`."""
+    """Collected state of all logs. Use: `collect`, `take`, and once that is durable `saved`."""
 
     __slots__ = ("_batches", "_covering")
 

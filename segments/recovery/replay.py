@@ -26,7 +26,7 @@ as whole. So is a header that was never completely written, if all of it but a p
 
 A newer file without a header of its own was never used, or its first write was cut, or the header
 is damaged. Everything ever written to the directory had its durable mark on disk before, so only in
-the last case there is a block whose mark lies after the end of the chain. Then every log is
+the last case is there a block whose mark lies after the end of the chain. Then every log is
 suspect.
 
 A block names the directory it was written to. A file of another directory, put there by mistake,
@@ -548,7 +548,7 @@ class _Replayer:
             file.close()
 
     def _is_torn(self, file: File, header: FileHeader, block: Block, stop_lsn: int | None) -> bool:
-        """Return True if payloads of the good block are missing without proof of existence."""
+        """Return True if payloads of the good block are missing and not proved durable."""
         kinds = block.table[8::RECORD_BYTES]
         if not any(kind == PLACED for kind in kinds):
             return False
