@@ -290,7 +290,7 @@ class RecordCleaner(Protocol):
         """Return what remains of an entry's payload (length 0 if nothing); None: all of it."""
 
     def next_pass(self) -> None:
-        """All entries were cleaned: forget the keys, because other keys follow."""
+        """Forget the keys: all entries were cleaned, and other keys follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -597,7 +597,7 @@ class DiskStore:
         self.workers.call_later(0, lambda: done(False))
 
     def _roll_above(self, log: DiskLog, index: Index) -> None:
-        """Have the newest segment end at this entry, or as soon after it as allowed."""
+        """Make the newest segment end at this entry, or as soon after it as allowed."""
         log.roll_above = max(log.roll_above, index)
         log.rewritten = True  # flush its tail, however small
         if log.hard.commit > log.flushed_index:
@@ -727,7 +727,7 @@ class DiskStore:
         self._closed()
 
     def _rested(self) -> None:
-        """Called when no job of any kind is running."""
+        """React to the end of the last running job of any kind."""
         if self._life is Life.CLOSING:
             self._try_close()
 
@@ -745,7 +745,7 @@ class DiskStore:
             self.on_fatal(error)
 
     def _stop(self) -> None:
-        """Stop. Work in progress is no longer reported as durable."""
+        """Stop all parts. Work in progress is no longer reported as durable."""
         self._life = Life.STOPPED
         self._registry.is_closed = self._scrubber.is_stopped = True
         self._journal.stop()
@@ -814,4 +814,4 @@ def _nothing() -> None:
 
 
 def _ignore(_: object) -> None:
-    """Default callback: do nothing."""
+    """Do nothing: the default callback."""

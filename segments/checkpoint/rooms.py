@@ -52,7 +52,7 @@ class Rooms:
     """The rooms of all logs; the part that runs on the loop."""
 
     def __init__(self, logs: Iterable[DiskLog]) -> None:
-        """`logs` are those for which an earlier run may have left room."""
+        """Begin without rooms. `logs` are those for which an earlier run may have left room."""
         self._held: dict[LogId, DiskLog] = {}
         """Logs that have room or are to get it, least recently served first."""
         self._wishes: dict[LogId, int] = {}

@@ -689,7 +689,7 @@ class CheckpointScheduler:
             log.restage(oldest, self._queue.batch, with_tail=not is_due)
 
     def renew_journal(self, sequence: int) -> None:
-        """Have a damaged journal file and those before it released.
+        """Arrange the release of a damaged journal file and those before it.
 
         The data they are needed for is in memory: it goes to segments or is staged again.
         """

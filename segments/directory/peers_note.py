@@ -46,7 +46,7 @@ class PeersNote:
         workers: Workers,
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`fail` receives errors after which the disk cannot be trusted any more."""
+        """Begin without a note. `fail` receives errors after which the disk is not trusted."""
         self._fs = fs
         self._directory = directory
         self._workers = workers

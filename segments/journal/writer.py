@@ -157,9 +157,10 @@ class Journal:
         now_ns: Callable[[], int],
         directory_id: DirectoryId,
     ) -> None:
-        """`logs` are the existing logs, maintained by the owner.
+        """Create a journal that is not open yet.
 
-        `directory_id` is written to each block.
+        `logs` are the existing logs, maintained by the owner. `directory_id` is written to each
+        block.
         """
         self._directory_id = directory_id
         self._workers = workers

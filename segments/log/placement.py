@@ -181,7 +181,7 @@ class Placement:
     rooms: dict[int, Room] = field(default_factory=dict)
     """Rooms by segment: the present one, and perhaps the next."""
     is_wanted: bool = False
-    """True if an append since the last flush would have been placed had there been room."""
+    """True if an append since the last flush was large enough to be placed."""
     wishes: int = 0
     """Number of appends large enough to be placed. Use: a log without any during a round of
     checkpoints gives its room back."""
@@ -189,7 +189,7 @@ class Placement:
     """Use: until that token is durable nothing is written after `index`; 0: it is.
     Invariant: not below the token of a truncation that has taken positions back."""
     rewinds: int = 0
-    """Number of rewinds. Use: work that a flush began before one is discarded."""
+    """Number of rewinds. Use: room made by a flush that began before one is not used."""
 
     @property
     def is_settled(self) -> bool:

@@ -191,7 +191,7 @@ def remove_orphans(fs: FileSystem, directory: str, identity: Identity) -> list[s
 
 
 def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[LogId], list[str]]:
-    """(ids of logs that have a directory there, paths of everything else)."""
+    """Return (ids of logs that have a directory there, paths of everything else)."""
     log_ids: list[LogId] = []
     strays: list[str] = []
     for name in fs.list(folder):

@@ -70,7 +70,7 @@ class Parts:
     def __init__(
         self, fs: FileSystem, directory: str, form: int, meta: Meta, owner: PartsOwner
     ) -> None:
-        """`form`: form of the directory, according to its note if there is one."""
+        """Begin without checks. `form` is the directory's form, from its note if there is one."""
         self._fs = fs
         self._directory = directory
         self._form = form
