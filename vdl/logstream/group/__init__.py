@@ -1,1 +1,1 @@
-"""One replica of a group, and what hangs on it."""
+"""One replica of a group, and its parts."""

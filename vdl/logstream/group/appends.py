@@ -1,7 +1,4 @@
-"""Appends to a partition on their way: held back before the log, or waiting behind their entry.
-
-Must not know: who decides what becomes of them.
-"""
+"""Appends to a partition in progress: held before the log, or waiting for their entry's commit."""
 
 from __future__ import annotations
 
@@ -13,23 +10,25 @@ from vdl.errors import ErrorCode
 from vdl.records.batch import BatchHeader
 
 Verify = Callable[[Callable[[ErrorCode], None]], None]
-"""Asks a transaction's coordinator whether it is open and has this partition, or puts it in. The
-argument is called once, also at once: NONE, or why not."""
+"""Function that requests a transaction's coordinator to confirm that the transaction is open and
+has this partition, or to add it. The argument is called once, possibly at once, with NONE or the
+reason for a refusal."""
 
 
 @dataclass(slots=True)
 class Appended:
-    """What became of one batch."""
+    """Outcome of appending one batch."""
 
     error: ErrorCode
     base_offset: Offset = NO_OFFSET
     log_start_offset: Offset = NO_OFFSET
     duplicate_timestamp: int | None = None
-    """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
+    """Largest timestamp of the batch as first appended; None: it is no duplicate."""
 
 
 class Waiter:
-    """A produce that waits for its entry to commit, and for `copies` of it on voters' disks."""
+    """A produce request that waits for its entry to commit, and to be durable on `copies`
+    voters."""
 
     __slots__ = (
         "base_offset", "copies", "deadline_ns", "done", "duplicate_timestamp", "index", "term",

@@ -1,25 +1,25 @@
-"""How far a partition's log is compacted, and when: what its leader decides by.
+"""Rules by which a partition's leader decides how far the log is compacted, and when.
 
 Compaction keeps the newest record of each key. The leader decides up to which entry, and the
-decision is an entry in the partition's log (`Compact`), so what is removed is the same on every
-replica, whenever each gets to it. Whole segments are looked at, never the newest.
+decision is an entry in the partition's log (`Compact`), so every replica removes the same records,
+whenever it compacts. Compaction covers whole segments, never the newest.
 
-It is decided when the part that was written since the last decision is large enough
-(`min.cleanable.dirty.ratio`), or has waited for long enough (`max.compaction.lag.ms`); records
-younger than `min.compaction.lag.ms` are left out. Their times are compared with the cluster's
-settled time, as for retention: no wrong clock makes a record old. What waits for too long is told
-by the time of stamps.
+A compaction is due when the part written since the last decision is large enough
+(`min.cleanable.dirty.ratio`), or is old enough (`max.compaction.lag.ms`); records younger than
+`min.compaction.lag.ms` are left out. That age is measured by the cluster's settled time, as for
+retention: no wrong clock makes a record old. The maximum lag is measured by the stamping time.
 
-A deletion marker goes some time after its first compaction (`delete.retention.ms`), so that who
-reads from the beginning meets it. Two rules say when:
+A deletion marker is removed some time after its first compaction (`delete.retention.ms`), so that a
+consumer reading from the beginning sees it. Two rules determine the time:
 
-* No wall clock takes part. Each replica marks on its own monotonic clock when it was first
-  compacted so far (`CompactedMarks`), as for idle producers. Marks are in memory only: a server
-  that starts reckons anew, so markers go late rather than early.
-* A marker goes only when every replica reports to have lost all that it deletes. Else one that was
-  away, or is being fed, could have a deleted record and never hear of its deletion.
+* No wall clock takes part. Each replica notes on its own monotonic clock when it was first
+  compacted up to an entry (`CompactedMarks`), as for idle producers. Marks are in memory only: a
+  server starts without any, so markers are removed late rather than early.
+* A marker is removed only when every replica reports that it has removed all records which the
+  marker deletes. Otherwise a replica that was away, or is being fed, could keep a deleted record
+  and never receive its deletion.
 
-Must not know: topics and their settings, how entries are rewritten, who reports.
+Does not depend on topics, their settings, or how entries are rewritten.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from segments.api import SegmentSpan
 from vdl.clock import MS
 
 PARTS = 24
-"""Marks are apart by this part of the time that deletion markers are kept: they are kept for
-longer by no more than that."""
+"""Marks are this fraction of `delete.retention.ms` apart: deletion markers are kept that much
+longer at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """What a compacted topic asks for."""
+    """Settings of a compacted topic."""
 
     min_lag_ms: int = 0
     max_lag_ms: int = (1 << 63) - 1
@@ -56,9 +56,11 @@ def compaction_end(
     settled_ms: int,
     stamp_ms: int,
 ) -> Index:
-    """The last entry that is to be compacted, where entries up to `compacted` are; 0 when there is
-    too little to be worth it. `spans` are the log's segments, and last its tail. Behind `stable`
-    transactions are open: nobody knows yet what of them stays."""
+    """Return the last entry to be compacted, where entries up to `compacted` are; 0 if too few.
+
+    `spans` are the log's segments, with its tail last. After `stable` transactions are open: it is
+    not decided yet which of their records stay.
+    """
     clean_bytes = dirty_bytes = 0
     upto = NO_INDEX
     is_overdue = False
@@ -72,7 +74,8 @@ def compaction_end(
             break
         if policy.min_lag_ms and span.max_timestamp > settled_ms - policy.min_lag_ms:
             break
-        # Nobody knows the oldest time in a segment. It is hardly before the newest of those before.
+        # The oldest time in a segment is unknown. It is hardly before the newest of the earlier
+        # ones.
         oldest_ms = span.max_timestamp if began_ms < 0 else min(began_ms, span.max_timestamp)
         is_overdue = is_overdue or 0 <= oldest_ms <= stamp_ms - policy.max_lag_ms
         began_ms = max(began_ms, span.max_timestamp)
@@ -85,7 +88,7 @@ def compaction_end(
 
 
 class CompactedMarks:
-    """Up to which entry one replica was compacted, and since when."""
+    """Entries up to which one replica was compacted, with times."""
 
     __slots__ = ("_marks",)
 
@@ -95,24 +98,24 @@ class CompactedMarks:
 
     @property
     def newest(self) -> Index:
-        """Up to where the replica is known to be compacted; 0: nothing is."""
+        """Index up to which the replica is known to be compacted; 0: none."""
         return self._marks[-1][0] if self._marks else NO_INDEX
 
     def note(self, upto: Index, retention_ms: int, now_ns: int) -> None:
-        """All entries up to `upto` are compacted."""
+        """Note that all entries up to `upto` are compacted."""
         marks = self._marks
         if marks and (upto <= marks[-1][0] or now_ns - marks[-1][1] < retention_ms * MS // PARTS):
             return
         if upto:
             marks.append((upto, now_ns))
-        if (
-            len(marks) > PARTS + 2
-        ):  # the time was made shorter: what lies between waits for the next
+        if len(marks) > PARTS + 2:  # the period was shortened: marks in between are dropped
             del marks[1]
 
     def markers_upto(self, retention_ms: int, now_ns: int) -> Index:
-        """The last entry whose deletion markers were compacted so long ago; 0: there is none. No
-        older mark is needed any more."""
+        """Return the last entry whose deletion markers were compacted `retention_ms` ago; 0: none.
+
+        Drops older marks, which are not needed any more.
+        """
         marks = self._marks
         before_ns = now_ns - retention_ms * MS
         while len(marks) > 1 and marks[1][1] <= before_ns:

@@ -1,11 +1,11 @@
 """Responses held until the journal block they depend on is durable.
 
-Whatever a replica says about its own log, term or vote, to its peers or to itself as a leader that
-counts votes for an entry, leaves only when the journal block that holds it is durable (thesis
-§10.2.1). Here it waits. Whoever submits a block, or hears that one is durable, is given what may
-leave and delivers it.
+Responses of a replica about its own log, term or vote, to its peers or to itself as a leader that
+counts votes for an entry, leave only when the journal block that holds the state is durable (thesis
+§10.2.1). The caller that submits a block, or is notified that one is durable, receives the
+responses that may leave, and delivers them.
 
-Must not know: what a response says, where it goes.
+Does not depend on the content or the receiver of a response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox
 
 Responses = list[tuple[Group, Sequence[Message]]]
-"""In the order in which they are to be delivered."""
+"""Responses by group, in the order of delivery."""
 
 
 class DurableResponses:
@@ -32,8 +32,10 @@ class DurableResponses:
         """By the journal token that must be durable first."""
 
     def submit(self, outbox: Outbox) -> Responses:
-        """Close the turn's block and line up the responses that wait for it; those that wait for
-        nothing, as their groups have nothing that is not durable."""
+        """Close the turn's block and queue the responses that wait for it.
+
+        Return the responses that wait for nothing, because all state of their groups is durable.
+        """
         store = self._store
         token = 0
         if outbox.staged:
@@ -56,7 +58,7 @@ class DurableResponses:
         return ready
 
     def durable(self, token: int) -> Responses:
-        """The journal is durable up to `token`: what has waited for that."""
+        """Return the responses that waited for the journal, which is durable up to `token`."""
         waiting = self._waiting
         ready: Responses = []
         for at in sorted(waiting):

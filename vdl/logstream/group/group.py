@@ -1,15 +1,15 @@
-"""One replica of one Raft group: the node, its log, and the order in which their answers travel.
+"""One replica of one Raft group: its node, its log, and the order in which responses leave.
 
-The core says what is to be done (`Ready`); this file does it, for one group, inside the host's
-turn. Rules:
+The core returns actions (`Ready`); this file executes them, for one group, inside the host's turn.
+Rules:
 
-* What a replica tells anybody about its own log, term or vote leaves only when the journal block
-  that holds it is durable, and so do its requests for votes; a leader counts itself the same way
-  (thesis §10.2.1).
+* Responses about this replica's log, term or vote, and requests for votes, leave only when the
+  journal block that holds the state is durable. A leader counts itself the same way (thesis
+  §10.2.1).
 * Entries are staged before messages are encoded, so that peers are sent the one copy in the cache.
-* Timers are lazy: ticks are made up for when a message arrives or something falls due.
+* Timers are lazy: ticks are counted when a message arrives or a timer is due.
 
-Must not know: what entries mean. That is the `Owner`'s: a log stream or a state group.
+The meaning of entries belongs to the `Owner`: a log stream or a state group.
 """
 
 from __future__ import annotations
@@ -64,119 +64,128 @@ from vdl.logstream.options import COMMANDS_BYTES, HostOptions
 from vdl.state.table import LargeState, Scan
 
 CAMPAIGNS_PER_TICK = 10
-"""So many groups that lost their leader together are surely followed in one tick, a millisecond
+"""Number of groups that lost their leader together whose campaigns end within one tick, at 1 ms
 each."""
 
 APPLIED_BYTES_MAX = 256 << 10
-"""Of commands of a coordinator, in a turn: some thousand positions, which take 30 ms."""
+"""Bytes of coordinator commands applied in a turn: some thousand positions, which take 30 ms."""
 
 MEASURED_TICKS = 500
-"""How long the size that a state had when it was encoded in pieces is that of the present one."""
+"""Time for which the size of a state encoded in pieces counts as that of the present one."""
 
 _LATELY_NS = 1_000 * MS
-"""How long clients are told of the loss of a leader."""
+"""Time for which clients are given the loss of a leader."""
 _NO_LOSS = (0, ServerId(0))
 
 
 class Owner(Protocol):
-    """What a group's entries are for. All calls come from inside a turn and may not block."""
+    """The consumer of a group's entries. All calls come from inside a turn and may not block."""
 
     @property
     def entries_are_state(self) -> bool:
-        """Whether the entries themselves are kept, not only what was made of them: then a snapshot
-        stands at the log's start, else at its applied end."""
+        """True if the entries themselves are kept, not only the state made of them.
+
+        A snapshot is then taken at the log's start, otherwise at the applied index.
+        """
 
     @property
     def is_remembered(self) -> bool:
-        """Whether entries are applied only once the commit index that covers them is durable here:
-        then what was applied is never more than what a restart applies again."""
+        """True if entries are applied only once the commit index that covers them is durable here.
+
+        The applied state is then never ahead of what a restart applies again.
+        """
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Committed entries that are durable here, in order, each exactly once."""
+        """Apply committed entries that are durable here, in order, each exactly once."""
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
-        """Committed entries that the state reflects already, because it came with a snapshot; in
-        order, and after a restart again from the last checkpoint on. `is_last`: all were."""
+        """Read committed entries that the state reflects already, because it came with a snapshot.
+
+        In order; after a restart again from the last checkpoint on. `is_last`: all have been
+        passed.
+        """
 
     def install(self, items: Items) -> None:
         """Replace the applied state by a snapshot's."""
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Whether an entry is so rare, or so needed to make room, that a full disk takes it."""
+        """Return True if a full disk takes the entry: it is rare enough, or needed to make room."""
 
     def stopped(self) -> None:
-        """The replica is taken out of service; its successor may come."""
+        """Stop: the replica is taken out of service, and its successor may be opened."""
 
     def items(self) -> Items:
-        """The whole applied state, in key order."""
+        """Return the whole applied state, in key order."""
 
     def snapshot_items(self, start: Offset, *, is_short: bool) -> Items | None:
-        """What a replica needs of it to which the entries behind those of the snapshot are sent as
-        well; the first of these begins at `start`. `is_short`: without what follows from those.
-        None: it cannot be told now."""
+        """Return the state for a replica that also receives the entries after the snapshot's index.
+
+        The first of these entries begins at `start`. `is_short`: leave out what follows from them.
+        None: not available now.
+        """
 
     @property
     def snapshots_are_short(self) -> bool:
-        """Whether these may leave out what follows from those entries: all who may get them know
-        that."""
+        """True if snapshots may leave out what follows from those entries: all receivers support
+        it."""
 
     def scan(self) -> Scan | None:
-        """The same, to be read in pieces; None: `items` costs little."""
+        """Return `items` as a scan in pieces; None: `items` costs little."""
 
     @property
     def item_count(self) -> int:
-        """How much there is in it, at no cost: about in proportion to what `items` says."""
+        """Size of the state, available at no cost: about proportional to `items`."""
 
     def committed(self, commit: Index) -> None:
-        """The commit index moved to `commit`."""
+        """Note that the commit index moved to `commit`."""
 
     def serving_started(self) -> None:
-        """This replica leads and has applied the first entry of its own term (§8)."""
+        """Note that this replica leads and has applied the first entry of its own term (§8)."""
 
     def leadership_lost(self) -> None:
-        """This replica led a term that has ended for it."""
+        """Note that a term ended in which this replica led."""
 
     def leader_changed(self) -> None:
-        """The known leader or the term changed."""
+        """Note that the known leader or the term changed."""
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits here with a deadline."""
+        """True if any request with a deadline waits here."""
 
     @property
     def holds_proposals(self) -> bool:
-        """Whether some were refused for want of room, or during a transfer, and wait."""
+        """True if proposals wait that were refused for lack of room or during a transfer."""
 
     def room_available(self) -> None:
-        """Those may be tried again."""
+        """Retry held proposals."""
 
     def expire(self, now_ns: int) -> None:
-        """Answer those whose deadline has passed."""
+        """Answer requests whose deadline has passed."""
 
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
-        """Applied state that changed since the last call."""
+        """Return the applied state that changed since the last call."""
 
     @property
     def large(self) -> LargeState | None:
         """The state, if it may be large; None: all of it is read and loaded at once."""
 
     def installed(self) -> None:
-        """What `install` does once the items are loaded."""
+        """Finish `install` once the items are loaded."""
 
 
 @dataclass(slots=True)
 class Coming:
-    """A state that another replica gave, and who hears when it is taken."""
+    """A state received from another replica, and the callback for its installation."""
 
     snapshot: Snapshot
     state: OpenSnapshot
     taken: Callable[[], None]
     outbox: Outbox | None = None
-    """Of the turn in which it began to wait for the disk."""
+    """Outbox of the turn in which the state began to wait for the disk."""
 
 
 class Group:
-    """One replica. `dirty` means the host's next turn pumps it."""
+    """One replica of one group. `dirty`: the host's next turn pumps it."""
 
     __slots__ = (
         "_cold_first",
@@ -255,9 +264,12 @@ class Group:
         heard_ago: Callable[[NodeId], int],
         loaded: dict[bytes, bytes | None] | None = None,
     ) -> None:
-        """`placement`: what the members are to be, preferred leader first; `members`: what they
-        are, as of `applied`. `full`: the servers whose disks are known to be full, at any time.
-        `loaded`: see `AppliedState`."""
+        """Create a replica.
+
+        `placement`: wanted members, preferred leader first; `members`: actual ones, as of
+        `applied`. `full`: servers whose disks are known to be full, kept current. `loaded`: see
+        `AppliedState`.
+        """
         self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
@@ -265,16 +277,18 @@ class Group:
         self.owner = owner
         self.placement = tuple(placement)
         self.leaving: tuple[NodeId, ...] = ()
-        """Replicas that are not to be members any more, and whose servers keep them until the group
-        has removed them."""
+        """Replicas that are to be removed, and whose servers keep them until the group has removed
+        them."""
         self.adding: frozenset[NodeId] = frozenset()
-        """Those of `placement` that a reassignment brings: they come together, or not yet."""
+        """Replicas in `placement` that a reassignment adds: they become members together, or not
+        yet."""
         self.wanted_revision = 0
-        """Of `placement`, as the catalog is applied here: see `vdl/state/reassignment.py`."""
+        """Revision of `placement`, as the catalog is applied here: see
+        `vdl/state/reassignment.py`."""
         self.to_finish = False
-        """Whether the catalog waits to hear that the group has done its part of a reassignment."""
+        """True if the catalog waits for the group to finish its part of a reassignment."""
         self.revision = members.revision
-        """The last revision that this was said of in the group's own log."""
+        """Last revision that the group's own log recorded."""
         self._settled_for: tuple[object, object] = (None, None)
         node_storage = LogStorage(
             log, members.conf_state, applied=applied, make_snapshot=self._snapshot
@@ -288,8 +302,8 @@ class Group:
                 rng=rng,
                 is_linked=is_linked,
                 heard_ago=heard_ago,
-                # At a follower no producer waits for records to be committed, for commands somebody
-                # may.
+                # At a follower no producer waits for a commit of records, but a client may wait for
+                # one of commands.
                 commit_apart=owner.entries_are_state,
                 applied_bytes_max=(
                     options.apply_bytes_max if owner.large is None else APPLIED_BYTES_MAX
@@ -299,34 +313,35 @@ class Group:
         self._options, self._rng = options, rng
         self._is_linked, self._full = is_linked, full
         self._gone_tick = 0
-        """When the leader's process was proved gone; 0 once somebody leads, or the election timeout
-        has to show it."""
+        """Tick at which the leader's process was proved gone; 0 once there is a leader, or once the
+        election timeout applies again."""
         self.dirty = False
         self._tick = tick
         self.last_tick = tick()
         self.owes_tick = False
-        """A tick passed that was not counted, because something was due in it."""
+        """True if the last tick was not counted, because a timer was due in it."""
         self.due_tick = self.entry_tick = 0
         self.last_token = 0
         """Invariant: everything this group staged is durable once this token is."""
         self.commit = self.node.commit
         self.applied = applied
         self.whole_at = self.commit
-        """What a life before this one may have applied. Below it the state is one of the past,
-        because entries could not be read at the start: this replica votes and acknowledges, and
-        nobody acts on its state."""
+        """Highest index that an earlier process may have applied. Below it the state is older than
+        the one before the restart, because entries could not be read at the start: this replica
+        votes and acknowledges, and its state is not used."""
         self.on_whole: Callable[[], None] | None = None
         """Called once, when the state is whole; only if it was not from the beginning."""
-        self.on_loading: Callable[[], None] | None = None  # when `is_loading` has changed
+        self.on_loading: Callable[[], None] | None = None  # called when `is_loading` has changed
         self.apply_stalled = False
-        """What is to be applied next could not be read: see `retry_apply`."""
+        """True if the next entries to apply could not be read: see `retry_apply`."""
         self.meta_applied = applied
-        """Applied index that the last checkpoint got."""
+        """Applied index of the last checkpoint."""
         self.reflects = members.reflects
-        """State and members reflect entries up to here, also those not yet applied again."""
+        """State and members reflect entries up to this index, including ones not applied again
+        yet."""
         self._members_stored: Members | None = None
-        """As a checkpoint of this life got them. What an earlier one got may be older than
-        `members`, which replay may have moved."""
+        """Members in the last checkpoint of this process. An earlier checkpoint may be older than
+        `members`, which replay may have changed."""
         self._stored_for: Membership | None = None
         self._state = AppliedState(
             owner,
@@ -335,33 +350,37 @@ class Group:
             loaded=loaded,
         )
         self.trim_refused = 0
-        """Where the log would have been cut when the state was last found too large for that."""
+        """Index at which the log would have been cut when the state was last too large for that."""
         self.snapshot_cache = SnapshotCache()
         self._throttle, self._move_throttle, self._encodings = throttle, move_throttle, encodings
         self._gain = Gain()
         self._cold_first: dict[NodeId, int] = {}
-        """From where on each peer was last to be fed from disk, until that has been read."""
+        """For each peer, the first index of its pending read from disk."""
         self._held = 0
-        """Applications that wait for the disk; while there are any, all wait."""
+        """Number of applications that wait for the disk; while there are any, all later ones
+        wait."""
         self._coming: Coming | None = None
-        """A state from elsewhere that is taken once what it stands on is durable here."""
+        """A state from another replica that is taken once the commit index it needs is durable
+        here."""
         self.reads = ReadRounds()
         self.awaits_copies = False
-        """Set by the owner: it waits for copies of committed entries, which `pump` reports to
-        it."""
+        """Set by the owner while it waits for copies of committed entries, which `pump` reports."""
         self.was_leader = self.serving = False
         """`serving`: leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = NodeId(0)
         self.lost_leader = _NO_LOSS
-        """When the leader's server was last lost (monotonic ns), and that server."""
+        """Time of the last loss of the leader's server (monotonic ns), and that server."""
         self.term_known = self.term_listed = self.node.term
-        """`term_listed`: the last of them that was held against what other servers claim."""
+        """`term_listed`: the last term that was compared with other servers' leader lists."""
 
     # --- members ---------------------------------------------------------------------------
     @property
     def accepts_appends(self) -> bool:
-        """Whether there is room for new records here and at a majority. Without it they would wait
-        for a disk to get room, and what makes room would wait behind them."""
+        """True if there is room for new records here and at a majority.
+
+        Without it records would wait for a disk to get space, and the entries that free space would
+        wait behind them.
+        """
         return self.store.accepts_appends and not (self._full and self._is_majority_full())
 
     def _is_majority_full(self) -> bool:
@@ -376,19 +395,21 @@ class Group:
 
     @property
     def members(self) -> list[NodeId]:
-        """Everybody the group's log is replicated to, ids ascending."""
+        """Replicas to which the group's log is replicated, ids ascending."""
         return sorted(self.node.membership.members())
 
     @property
     def listed(self) -> tuple[NodeId, ...]:
-        """Every replica that its server has to keep: those that are to be members, preferred leader
-        first, and those that leave."""
+        """Replicas that their servers have to keep: wanted members, preferred leader first, and
+        leaving ones."""
         return self.placement + self.leaving if self.leaving else self.placement
 
     @property
     def is_settled(self) -> bool:
-        """Whether the members are what the catalog says they are to be, and it knows. Asked often,
-        and answered anew when either has changed."""
+        """True if the members are those in the catalog, and the catalog knows.
+
+        Read often; computed again when either changed.
+        """
         if self.to_finish:
             return False
         membership = self.node.raft.membership
@@ -405,21 +426,23 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state reflects everything that it did before a restart, and is loaded. One
-        that is not whole never leads or serves: it does not campaign, because entries wait to be
-        applied that are not in memory (`raft.candidate`), or as long as `is_loading`, which its
-        host sees to."""
+        """True if the state is loaded and reflects everything that it did before a restart.
+
+        A replica that is not whole never leads or serves. While entries that are not in memory wait
+        to be applied, it does not campaign (`raft.candidate`). While `is_loading`, its host forbids
+        leading.
+        """
         return self.applied >= self.whole_at and not self.is_loading
 
     @property
     def is_loading(self) -> bool:
-        """Whether a state from elsewhere is being loaded, which counts as applied."""
+        """True while a state from another replica, which counts as applied, is being loaded."""
         return self._state.loading is not None
 
     @property
     def needs_pump(self) -> bool:
-        """Whether `pump` would do anything."""
-        # Another role, leader or term than the last pump left makes the node ready.
+        """True if `pump` would do anything."""
+        # A role, leader or term that changed since the last pump makes the node ready.
         return (
             self.node.has_ready()
             or (self.was_leader and (self.owner.holds_proposals or not self.serving))
@@ -430,23 +453,27 @@ class Group:
 
     @property
     def preferred(self) -> bool:
-        """First of its placement: leads when it can."""
+        """True if this replica is a voter and first in the placement: it leads when it can."""
         return self.placement[0] == self.replica_id and self.node.raft.is_voter
 
     # --- time ------------------------------------------------------------------------------
     @property
     def tick(self) -> int:
-        """The present tick; `last_tick` may be long past, for a group that rests."""
+        """Present tick. `last_tick` may be much older, for a group at rest."""
         return self._tick()
 
     def catch_up(self, tick: int) -> None:
-        """Make up for ticks that passed unseen, without letting anything fall due: what fell due
-        is the timer's to say, and the message at hand may be the reason why it should not."""
+        """Count ticks that have passed, without letting a timer fall due.
+
+        Due timers are run by `fall_due`, and the message at hand may be the reason why one should
+        not run.
+        """
         if tick > self.last_tick:
             self._count_harmless(tick, self.node.ticks_until_due())
 
     def _count_harmless(self, tick: int, due: int) -> int:
-        """Count ticks up to the one in `due` ticks, not including it; how many are left to it."""
+        """Count ticks up to, not including, the one in `due` ticks. Return how many are left to
+        it."""
         elapsed = tick - self.last_tick
         harmless = min(elapsed, due - 1)
         self.last_tick = tick
@@ -458,21 +485,25 @@ class Group:
         return due
 
     def count_owed(self) -> int:
-        """At the end of a turn nothing is due any more: count the tick that was left out when
-        something was. The ticks until something is due.
+        """Count the tick that was left out because a timer was due.
 
-        A leader may be due each time a tick has passed, and not at the end of each turn: followers
-        that were out of step have acknowledged what they lacked. Its timer is put off each time.
-        If that tick were left out, no quorum would be checked, and who is silent be sent no
-        heartbeat, for as long as records come in."""
+        At the end of a turn no timer is due. Return the ticks until something is due.
+
+        A leader may have a timer due each time a tick has passed, but not at the end of each turn,
+        because followers that were out of step have acknowledged what they lacked. Its timer is
+        postponed each time. If that tick were left out, no quorum would be checked, and silent
+        followers would receive no heartbeat, for as long as records arrive.
+        """
         self.owes_tick = False
         self.node.tick(1)
         return self.node.ticks_until_due()
 
     def fall_due(self, tick: int) -> tuple[int, bool]:
-        """Let what is due happen, also when messages have already made up for the last tick: under
-        load they nearly always have, and elections and check-quorum must not starve. The ticks
-        until something is due again, and whether something was."""
+        """Run what is due, also if messages have already counted the last tick.
+
+        Under load they nearly always have, and elections and check-quorum must not starve. Return
+        the ticks until something is due again, and True if something was due.
+        """
         node = self.node
         due = self._count_harmless(max(tick, self.last_tick), node.ticks_until_due())
         if due > 1:
@@ -482,7 +513,7 @@ class Group:
         return node.ticks_until_due(), True
 
     def is_leaderless(self, servers: Set[ServerId]) -> bool:
-        """Whether nobody leads, though most voters are on these servers."""
+        """Return True if the group has no leader, though most voters are on these servers."""
         node = self.node
         voters = node.membership.incoming
         reachable = [replica for replica in voters if server_of(replica) in servers]
@@ -491,20 +522,23 @@ class Group:
     def campaign_in_turn(
         self, servers: Mapping[ServerId, bool], tick: int, *, leaderless: int
     ) -> None:
-        """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
-        `servers`, those alive, do in their order of preference and not at one time: simultaneous
-        candidates split the vote. Those that should not lead, by what is said there, come last.
-        One that lacks entries loses its turn.
-        `leaderless`: how many groups lost their leader together. Where they are many, those whose
-        turn is first take longer, and the others give them that long; an election timeout at the
-        most."""
+        """Campaign soon, because the leader's process is gone, unless another replica wins before.
+
+        Replicas on `servers`, those alive, campaign one after another in order of preference:
+        simultaneous candidates split the vote. Those marked there as servers that should not lead
+        come last. A candidate that lacks entries loses its turn.
+
+        `leaderless`: number of groups that lost their leader together. If they are many, the
+        campaigns of the first replicas take longer, so the others wait longer, an election timeout
+        at most.
+        """
         options, node = self._options, self.node
         self.catch_up(tick)
-        # Lists prove that a leader lives, and are looked at only when the election timer is due:
-        # it may be now, for all who are left.
+        # Leader lists prove that a leader is alive, and are looked up only when the election timer
+        # is due: with this it may be due now, for all remaining replicas.
         node.leader_heard(0)
         node.forget_leader()
-        # If none is there, its replicas are about to be moved away, and not gone yet.
+        # If none is there, the replicas are about to be moved away, but still exist.
         alive = self._turns(self.placement, servers) or self._turns(self.members, servers)
         last = max(0, len(alive) - 1)
         turn = alive.index(self.replica_id) if self.replica_id in alive else last
@@ -516,21 +550,25 @@ class Group:
         self._gone_tick = tick
 
     def leader_resigned(self, tick: int) -> None:
-        """Its leader lived until now, and leads no more: time to be elected anew is counted from
-        when this replica might have looked last."""
+        """Restart the election timer: the leader was alive until now, and does not lead any more.
+
+        The time is counted from when this replica might have looked last.
+        """
         self.catch_up(tick)
         self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
 
     def _turns(self, replicas: Iterable[NodeId], servers: Mapping[ServerId, bool]) -> list[NodeId]:
-        """Those of the replicas that are on these servers, first those that should lead."""
+        """Return the replicas on these servers, those that should lead first."""
         alive = [replica for replica in replicas if server_of(replica) in servers]
         return sorted(alive, key=lambda replica: not servers[server_of(replica)])
 
     def leader_gave_up(self, servers: Mapping[ServerId, bool], tick: int) -> None:
-        """The leader of this term says that it leads no more: it hears nobody. Whoever is preferred
-        of the replicas on `servers`, those alive but for its own, campaigns soon. The others listen
-        to it, and wait as after a resignation: on slow disks two candidates would spend terms.
-        See `campaign_in_turn`."""
+        """React to a leader of this term that resigned because it hears no quorum.
+
+        The preferred one of the replicas on `servers`, those alive except the leader's own,
+        campaigns soon. The others wait as after a resignation: two candidates on slow disks would
+        spend terms. See `campaign_in_turn`.
+        """
         node = self.node
         self.leader_resigned(tick)
         node.forget_leader()
@@ -540,9 +578,12 @@ class Group:
             self._gone_tick = tick
 
     def _campaign_again(self) -> None:
-        """While nobody leads, campaign again before the election timeout: votes may have been
-        split, a request may have come before its receiver knew. Ever later, for a slow disk needs
-        its time, and for no longer than an election timeout: there may be no majority."""
+        """Campaign again before the election timeout while there is no leader.
+
+        Votes may have been split, or a request may have come before its receiver knew of the loss.
+        The delay grows, because a slow disk needs time. It ends with the election timeout: there
+        may be no majority.
+        """
         node, options = self.node, self._options
         ticks = max(2 * options.failover_ticks_max, self.last_tick - self._gone_tick)
         if node.lead or ticks >= options.election_ticks:
@@ -551,27 +592,32 @@ class Group:
             node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
 
     def lately_lost_leader(self, now_ns: int) -> tuple[int, ServerId]:
-        """When the group lost its leader together with the leader's server, and that server;
-        (0, 0) if not lately."""
+        """Return when the group lost its leader together with the leader's server, and that server.
+
+        (0, 0) if there was no recent loss.
+        """
         return self.lost_leader if now_ns - self.lost_leader[0] <= _LATELY_NS else _NO_LOSS
 
     def commit_request(self) -> MsgAppResp:
-        """What makes the leader repeat its commit index, which may have been lost on its way: an
-        old acknowledgement. Like every one it vouches for nothing that is not durable here."""
+        """Return a message that makes the leader send its commit index again, in case it was lost.
+
+        It is an old acknowledgement. Like any other it covers only entries that are durable here.
+        """
         node = self.node
         index = min(node.commit, node.stable)
         return MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
 
     def propose(self, entry: Entry) -> None:
-        """Append an entry to the leader's log. Raises ProposalDropped, then nothing changed."""
-        # While everybody is in step: ticks that passed at rest, counted only after the entry put
-        # all out of step, would make heartbeats due before its answers can be here.
+        """Append an entry to the leader's log. Raise ProposalDropped, with nothing changed, if
+        refused."""
+        # Count ticks that passed at rest while all followers are in step. Counted after the entry,
+        # which puts them out of step, they would make heartbeats due before responses can arrive.
         self.catch_up(self._tick())
         self.node.propose([entry])
 
     # --- the turn ----------------------------------------------------------------------------
     def pump(self, outbox: Outbox) -> None:
-        """Do what the core wants done, until it wants nothing more without a disk or a peer."""
+        """Execute the node's actions until the next ones need a disk or a peer."""
         node, log = self.node, self.node.raft.log
         self.reads.begin(node)
         while node.has_ready():
@@ -607,7 +653,7 @@ class Group:
     def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:
         store = self.store
         if message.snapshot is not None:
-            self._note_role()  # it may have led at the turn's beginning: an owner stops first
+            self._note_role()  # it may have led when the turn began: an owner stops leading first
             self._install(message.snapshot, outbox)
             outbox.urgent = True
         if message.entries:
@@ -622,7 +668,7 @@ class Group:
         outbox.after_append.append((self, message.must_sync, message.responses))
 
     def _install(self, snapshot: Snapshot, outbox: Outbox) -> None:
-        """Replace log and state by what a leader sent (§7). Both are in one journal record."""
+        """Replace log and state by a leader's snapshot (§7). Both are in one journal record."""
         data = bytes(snapshot.data)
         state = open_snapshot(data)
         self.store.reset_log(
@@ -639,7 +685,7 @@ class Group:
         self._take_items(state, outbox)
 
     def _take_items(self, state: OpenSnapshot, outbox: Outbox) -> None:
-        """The state came from another replica."""
+        """Take over the state of another replica."""
         self.apply_stalled = False
         self.snapshot_cache.forget_size()
         if state.is_in_parts and self._state.large is not None:
@@ -651,8 +697,11 @@ class Group:
         self._loaded()
 
     def _load(self, state: OpenSnapshot, outbox: Outbox) -> None:
-        """Take the state in pieces. A crash in between leaves what there was before, or, of a
-        snapshot, what the journal has of it."""
+        """Take over a state in pieces.
+
+        After a crash in between, the state is the one before, or that of the snapshot if the
+        journal has it.
+        """
 
         def loaded() -> None:
             self.owner.installed()
@@ -664,7 +713,7 @@ class Group:
             self.on_loading()
 
     def _loaded(self) -> None:
-        """The state is loaded: apply what waited for that."""
+        """Apply what waited for the state to be loaded."""
         self._note_whole()
         for message in self._state.take_unapplied():
             self.apply(message)
@@ -672,11 +721,14 @@ class Group:
             self.on_loading()
 
     def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
-        """Take the state that another replica made of entries which this one has and cannot read,
-        while nobody else has them any more either; the log stays as it is. False when that is not
-        possible now. Until the next checkpoint it is in memory only: a crash in between leaves
-        what there was, and a commit index that tells how much was acted on. Hence it is taken, and
-        `taken` called, only once that is durable. Raises DecodeError."""
+        """Take the state that another replica made of entries which this one has and cannot read.
+
+        Used when no other replica has the entries any more; the log stays unchanged. Return False
+        if that is not possible now. Until the next checkpoint the state is in memory only: after a
+        crash in between, the state is the one before, and the commit index shows how much was acted
+        on. Therefore the state is taken, and `taken` called, only once that index is durable. Raise
+        DecodeError if the state is malformed.
+        """
         check_members(snapshot.conf_state)
         state = open_snapshot(snapshot.data)
         if not self._may_take(snapshot, state):
@@ -696,14 +748,17 @@ class Group:
         return state.members.reflects >= self.reflects
 
     def _await_state(self, outbox: Outbox) -> None:
-        """Have the commit index that a coming state stands on made durable. Members may reflect
-        more than the state's index: that their index is committed comes by itself."""
+        """Make the commit index that the received state needs durable.
+
+        Members may reflect more than the state's index: that their index is committed is learned
+        from the leader.
+        """
         coming = self._coming
         assert coming is not None, self.group_id
         members = coming.state.members
         is_same = members.conf_state == self.node.membership.conf_state()
         if not self._may_take(coming.snapshot, coming.state):
-            self._coming = None  # the entries could be read after all, or a snapshot came
+            self._coming = None  # the entries became readable, or a snapshot came
         elif is_same or self.commit >= members.reflects:
             coming.outbox = outbox
             self._hold(
@@ -723,8 +778,10 @@ class Group:
         coming.taken()
 
     def retry_apply(self, outbox: Outbox) -> None:
-        """Read again what is to be applied next, if that failed: a damaged range may have been
-        repaired, or the disk have room."""
+        """Read the next entries to apply again, if that failed.
+
+        A damaged range may have been repaired, or the disk may have space.
+        """
         if self.apply_stalled:
             self.apply_stalled = False
             self.node.entries_ready(self.replica_id, [])
@@ -737,8 +794,10 @@ class Group:
             on_whole()
 
     def snapshot_for(self, first: int) -> Snapshot | None:
-        """The state for a replica that lacks entries from `first` on, which are cut off here; None
-        when it cannot be given now."""
+        """Return the state for a replica that lacks entries from `first` on, or None.
+
+        The entries must be cut off here. None if it is not available now.
+        """
         if not self.is_whole or first >= self.log.first_index:
             return None
         try:
@@ -747,8 +806,10 @@ class Group:
             return None
 
     def _snapshot(self) -> Snapshot:
-        """What a replica gets that is behind the log's start. Raises
-        SnapshotTemporarilyUnavailable."""
+        """Return a snapshot for a replica behind the log's start.
+
+        Raise SnapshotTemporarilyUnavailable if there is none now.
+        """
         log, owner, snapshot_cache, tick = self.log, self.owner, self.snapshot_cache, self.tick
         if self._state.loading is not None:
             raise SnapshotTemporarilyUnavailable
@@ -756,7 +817,7 @@ class Group:
         kept = snapshot_cache.kept(first_index=log.first_index, tick=tick, is_short=is_short)
         if kept is not None:
             return kept
-        # The core asks at each sign of life.
+        # The core requests one at each message of the peer.
         if self._state.encoding is None and not snapshot_cache.may_encode(
             owner.item_count, tick, self.snapshot_bytes_max
         ):
@@ -769,7 +830,7 @@ class Group:
         try:
             next_offset = log.offset_after(index)
         except (storage.CorruptRecord, storage.ReadRefused):
-            # Of the index: who reads there, the scrubber too, rebuilds it.
+            # Damage in the index, which any reader, the scrubber included, rebuilds.
             snapshot_cache.failed(tick)
             raise SnapshotTemporarilyUnavailable from None
         conf_state = self.node.membership.conf_state()
@@ -786,7 +847,7 @@ class Group:
         return snapshot
 
     def _encode(self, conf_state: ConfState, reflects: Index, items: Items) -> bytes:
-        """The state as snapshots hold it, in one piece: it is a small one."""
+        """Encode the state as a snapshot in one piece; only for small states."""
         members = members_of(conf_state, reflects=reflects, revision=self.revision)
         data = encode_snapshot(members, items)
         uncompressed = sum(len(key) + len(value) for key, value in items)
@@ -795,7 +856,7 @@ class Group:
 
     @property
     def snapshot_bytes_max(self) -> int:
-        """How large a snapshot may be."""
+        """Maximum size of a snapshot."""
         return PARTS_BYTES_MAX if self.snapshots_in_parts else SNAPSHOT_BYTES_MAX
 
     @property
@@ -805,9 +866,10 @@ class Group:
         return large is not None and large.snapshots_in_parts
 
     def snapshot_bytes(self, *, limit: int, anew: bool) -> int | None:
-        """How large a snapshot would be now, as far as the last one tells, and certainly if it may
-        have passed the limit since; `anew`: encode one. None: that takes more than this turn, to be
-        asked again."""
+        """Return the expected size of a snapshot, measured again if it may have passed `limit`.
+
+        `anew`: encode one. None: that takes more than this turn, so call again later.
+        """
         if self._state.loading is not None:
             return None
         items, snapshot_cache = self.owner.item_count, self.snapshot_cache
@@ -824,8 +886,8 @@ class Group:
 
     # --- a snapshot in pieces ------------------------------------------------------------------
     def _encode_later(self) -> StateEncoding | None:
-        """The encoding of a state that is too large for one turn, which has begun; None: it is
-        not."""
+        """Return the encoding, already begun, of a state too large for one turn; None: it is
+        small."""
         has_begun = self._state.encoding is not None
         encoding = self._state.encode()
         if encoding is not None and not has_begun:
@@ -854,7 +916,7 @@ class Group:
         return False
 
     def _stand(self, encoding: StateEncoding) -> None:
-        """What was read is the state as it is now."""
+        """Give the encoding the index and members of what was read, which is the present state."""
         log, index, conf_state = self.log, self.applied, self.node.membership.conf_state()
         try:
             next_offset = log.offset_after(index)
@@ -878,22 +940,24 @@ class Group:
         self.owner.committed(commit)
 
     def _changes_members(self, message: MsgStorageApply) -> bool:
-        for entry in message.entries:  # a generator costs, for each commit
+        for entry in message.entries:  # a generator is slower, for each commit
             if entry.kind in CONF_CHANGE_KINDS and entry.index > self.reflects:
                 return True
         return False
 
     def _hold(self, message: MsgStorageApply, outbox: Outbox) -> None:
-        """Wait until the commit index is durable here, and have what follows wait too. Members
-        change only then: a quorum counted with new members must not be forgotten in a crash, or the
-        old ones would be asked again, of whom one may be gone for good."""
+        """Wait until the commit index is durable here, and make later applications wait too.
+
+        Members change only then. If a crash lost the change, the old members would form the quorum
+        again, and one of them may be gone for good.
+        """
         self._held += 1
         outbox.staged = True
         outbox.urgent = True
         outbox.after_append.append((self, True, [message]))
 
     def apply_held(self, message: MsgStorageApply) -> None:
-        """`apply` what waited for the disk; without entries it is a state from elsewhere."""
+        """Apply what waited for the disk. A message without entries is a received state."""
         self._held -= 1
         assert self._held >= 0, self.group_id
         if message.entries:
@@ -902,9 +966,11 @@ class Group:
             self._take_coming()
 
     def apply(self, message: MsgStorageApply) -> None:
-        """Apply committed entries, in order; not those that waited until a snapshot, which always
-        stands for more than what was committed before, had brought what comes of them. While a
-        state is loaded, later."""
+        """Apply committed entries, in order; later, if a state is being loaded.
+
+        Entries that waited until a snapshot replaced them are skipped: a snapshot always covers
+        more than was committed before it.
+        """
         if self._state.loading is not None:
             self._state.unapplied.append(message)
             return
@@ -935,14 +1001,14 @@ class Group:
             self._note_whole()
 
     def _read_cold(self, want: ColdRead, outbox: Outbox) -> None:
-        """Entries a peer, or this replica's own applier, needs that left memory."""
+        """Read entries that left memory, for a peer or for this replica's own state."""
         if want.peer != self.replica_id:
             self._feed(want, outbox)
             return
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
-                # At once it would fail again: it waits until that may have changed.
+                # A retry now would fail too: it waits until the cause may be gone.
                 self.apply_stalled = True
                 return
             self.node.entries_ready(want.peer, [as_entry(stored) for stored in found])
@@ -951,7 +1017,7 @@ class Group:
         self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
 
     def _feed(self, want: ColdRead, outbox: Outbox) -> None:
-        """Read what a peer needs, when it is its turn, if it needs it then."""
+        """Read entries for a peer when the throttle admits it, if they are still needed then."""
         peer = want.peer
         key = (self, peer)
         throttle: RecoveryThrottle | MoveThrottle = self._throttle
@@ -961,7 +1027,7 @@ class Group:
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
             if isinstance(found, storage.StorageError):
-                found = []  # asked again at the peer's next sign of life
+                found = []  # requested again at the peer's next message
             self._gain.fed(peer, len(found), began_ns)
             self.node.entries_ready(peer, [as_entry(stored) for stored in found])
             self._withdraw_unwanted()
@@ -982,8 +1048,11 @@ class Group:
         throttle.run(key, want.bytes_max, read, due_ns=due_ns)
 
     def _is_wanted(self, peer: NodeId, first: int) -> bool:
-        """Whether the core still waits for these entries: a peer that is probed anew, as after the
-        reset of its link, is not sent them, nor does one who leads no more send any."""
+        """Return True if the core still waits for these entries.
+
+        It does not if the peer is probed anew, as after a reset of its link, or if this replica
+        leads no more.
+        """
         progress = self.node.raft.progress.get(peer)
         return self.node.is_leader and progress is not None and progress.cold_read_first == first
 
@@ -996,7 +1065,7 @@ class Group:
                 del self._cold_first[peer]
 
     def withdraw_reads(self) -> None:
-        """The replica is taken out of service: nobody is to be fed by it."""
+        """Stop feeding peers: the replica is taken out of service."""
         self._state.encoding = self._state.loading = None
         for peer in self._cold_first:
             self._withdraw(peer)
@@ -1008,8 +1077,11 @@ class Group:
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
-        """What changed since the last checkpoint. None when nothing did, when the state is being
-        loaded, and when there is more than one turn has time for: that is taken to pieces first."""
+        """Return what changed since the last checkpoint.
+
+        None if nothing did, if a state is being loaded, or if there is too much for one turn: that
+        is encoded in pieces first.
+        """
         if self._state.loading is not None:
             return None
         if self._state.has_many_changes:
@@ -1020,7 +1092,8 @@ class Group:
         if clear:
             self._members_stored = None
         stored, membership = self._members_stored, self.node.membership
-        # Compared by identity, for a thousand groups that rest: a change makes a new one.
+        # Compared by identity, which is cheap for a thousand groups at rest: a change makes a new
+        # object.
         if stored is None or membership is not self._stored_for:
             self._stored_for, conf_state = membership, membership.conf_state()
             self._members_stored = stored = members_of(
@@ -1035,7 +1108,7 @@ class Group:
         return storage.MetaBatch(self.log.log_id, self.applied, items.items(), clear=clear)
 
     def _note_role(self) -> None:
-        """Tell the owner what changed since the last turn, in the order it needs it."""
+        """Report to the owner what changed since the last turn, in the order it needs."""
         if self._gone_tick:
             self._campaign_again()
         raft = self.node.raft
@@ -1076,7 +1149,7 @@ def _config(
     commit_apart: bool,
     applied_bytes_max: int,
 ) -> Config:
-    """How every node here runs: writes are asynchronous, votes are durable before they count."""
+    """Return the configuration of every node here: asynchronous writes, durable votes."""
     return Config(
         id=replica_id,
         election_ticks=options.election_ticks,
@@ -1087,7 +1160,7 @@ def _config(
         async_storage_writes=True,
         pre_vote=True,
         check_quorum=True,
-        # One that was removed does not know it before it has applied that, and may be elected.
+        # A removed member does not know so before it has applied the change, and may be elected.
         step_down_on_removal=True,
         quiet_heartbeats=True,
         is_linked=is_linked,

@@ -1,25 +1,25 @@
-"""Which replicas of the groups led here are in sync (Kafka's ISR), as the leader's progress says.
+"""In-sync replicas (Kafka's ISR) of the groups led here, computed from the leader's progress.
 
 A replica is in sync while its server is heard of and it holds what the leader's log held a bounded
-time ago (`replica.lag.time.max.ms`). As in Kafka, lag is a time, not a number of records: each look
-remembers where the leader's log ended; a replica that reaches that end was caught up at the time of
-that look.
+time ago (`replica.lag.time.max.ms`). As in Kafka, lag is a time, not a number of records. Each
+check notes where the leader's log ended; a replica that reaches that end was caught up at the time
+of that check.
 
 Rules:
 
 * A new leader begins with itself. Another voter joins once it holds an entry of the leader's own
   term and was caught up lately; it leaves when it lags for too long, or when its server is silent
-  for longer than two election timeouts. A refused connection proves a dead process, and so does
-  one to a process that began later: it leaves at once. Between the bounds of joining (`JOIN_NS`)
-  and of leaving the list does not change.
-* A replica whose link was lost does not join by what it held before, only once it answers again:
-  its server may have come back without that.
-* Learners, and replicas that are to be replaced, are not in sync. One that leaves is, while it is
-  a voter: what was acknowledged may depend on it.
-* How many copies an entry has does not follow from this list but from the voters' durable match
-  (`copied`). The list only says whether it is worth waiting for copies.
+  for longer than two election timeouts. A refused connection proves a dead process, and so does a
+  connection to a later process: the replica leaves at once. Between the bounds of joining
+  (`JOIN_NS`) and of leaving the list does not change.
+* A replica whose link was lost does not join by what it held before, only once it responds again:
+  its server may have restarted without that data.
+* Learners, and replicas that are to be replaced, are not in sync. A leaving replica may be, while
+  it is a voter: acknowledged records may depend on it.
+* The number of copies of an entry is counted by the voters' durable match index (`copied`), not by
+  this list. The list only shows if copies can be expected.
 
-Must not know: topics, their settings, who waits.
+Does not depend on topics or their settings.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS, HostOptions
 
 LOOK_NS = 1_000 * MS
-"""How often each led group is looked at."""
+"""Interval in which each led group is checked."""
 
 JOIN_NS = 2 * LOOK_NS
-"""A replica joins if it was caught up not longer ago than this: at one look it holds what the log
-held at the look before."""
+"""Maximum time since a joining replica was caught up: at one check it holds what the log held at
+the check before."""
 
 NEVER_NS = -(1 << 62)
 
 
 @dataclass(slots=True)
 class Follower:
-    """One replica in its leader's eyes."""
+    """Leader's view of one replica."""
 
     target: Index
-    """Where the leader's log ended at `target_ns`; the replica has not been seen to hold it yet."""
+    """End of the leader's log at `target_ns`; the replica has not been seen to hold it yet."""
     target_ns: int
     caught_up_ns: int = NEVER_NS
     """Invariant: the replica holds all that the leader's log held then."""
     heard_ns: int = NEVER_NS
     is_gone: bool = False
-    """Whether its server's process was proved dead since."""
+    """True if its server's process was proved dead since."""
 
 
 class InSync:
@@ -74,22 +74,24 @@ class InSync:
 
     @property
     def servers(self) -> tuple[ServerId, ...]:
-        """The servers that hold the in-sync replicas, in the order of the placement."""
+        """Servers of the in-sync replicas, in the order of the placement."""
         return tuple([server_of(r) for r in self.group.listed if r in self.replicas])
 
     @property
     def is_whole(self) -> bool:
-        """Whether all replicas there are to be are in sync."""
+        """True if all listed replicas are in sync."""
         return len(self.replicas) == len(self.group.listed)
 
     def is_young(self, now_ns: int) -> bool:
-        """Whether replicas that live may not have been heard of yet in this term."""
+        """Return True if live replicas may not have been heard of yet in this term."""
         return now_ns - self.since_ns < silence_ns(self._options)
 
     def may_reach(self, copies: int, now_ns: int, linked: Container[ServerId]) -> bool:
-        """Whether an entry can be expected to get so many durable copies on voters. A new leader's
-        own progress says little yet: it expects something of whoever it has a link to. `linked`:
-        servers that there is a link to."""
+        """Return True if an entry can be expected to become durable on `copies` voters.
+
+        The progress of a new leader is incomplete: until then every linked voter counts. `linked`:
+        the linked servers.
+        """
         missing = copies - len(self.replicas)
         if missing <= 0:
             return True
@@ -99,7 +101,7 @@ class InSync:
         return sum(server_of(replica) in linked for replica in others) >= missing
 
     def look(self, now_ns: int, is_heard: Callable[[Group, NodeId], bool]) -> bool:
-        """Judge every replica anew; whether the list changed."""
+        """Check every replica again. Return True if the list changed."""
         group = self.group
         raft = group.node.raft
         last, voters = raft.log.last_index, raft.membership.incoming
@@ -114,7 +116,8 @@ class InSync:
                 continue
             follower = self._followers.get(replica)
             if follower is None:
-                # A replica that holds an entry of this term has been there since it began.
+                # A replica that holds an entry of this term counts as heard of since the term
+                # began.
                 follower = Follower(last, now_ns, heard_ns=self.since_ns)
                 self._followers[replica] = follower
             if progress.match >= last:
@@ -133,7 +136,7 @@ class InSync:
         return before != self.replicas
 
     def placed(self) -> None:
-        """The group is to have other replicas: those that are not wanted any more leave at once."""
+        """Remove replicas at once that are not in the new placement."""
         self.replicas &= frozenset(self.group.listed)
 
     def _is_in_sync(
@@ -148,8 +151,10 @@ class InSync:
         return match >= self.group.node.raft.term_start and lag_ns <= min(JOIN_NS, lag_max_ns)
 
     def times(self, replica: NodeId, clock: Clock) -> tuple[int, int]:
-        """(when the replica was last heard of, a time of which it holds all), ms since 1970 on this
-        server's clock; -1: not known."""
+        """Return (when the replica was last heard of, a time whose data it holds completely).
+
+        In ms since 1970 on this server's clock; -1: unknown.
+        """
         now_ms, now_ns = clock.wall_ms(), clock.now_ns()
         if replica == self.group.replica_id:
             return now_ms, now_ms
@@ -163,7 +168,7 @@ class InSync:
         return heard_ms, caught_up_ms
 
     def server_gone(self, server_id: ServerId) -> bool:
-        """The server's process is gone: its replica leaves at once; whether it was in sync."""
+        """Remove the replica of a server whose process is gone. Return True if it was in sync."""
         for replica, follower in self._followers.items():
             if server_of(replica) == server_id:
                 follower.is_gone = True
@@ -174,13 +179,15 @@ class InSync:
 
 
 def silence_ns(options: HostOptions) -> int:
-    """How long a server may not be heard of before its replicas are not in sync any more."""
+    """Return how long a server may be silent before its replicas are not in sync any more."""
     return 2 * options.election_ticks * TICK_NS
 
 
 def copied(group: Group, copies: int) -> Index:
-    """Highest index that so many voters, or all the replicas there are to be if those are fewer,
-    are known to hold durably; 0 where this replica does not lead."""
+    """Return the highest index that `copies` voters, or all if they are fewer, hold durably.
+
+    As far as is known; 0 if this replica does not lead.
+    """
     raft = group.node.raft
     if not group.node.is_leader:
         return NO_INDEX
@@ -188,40 +195,40 @@ def copied(group: Group, copies: int) -> Index:
 
 
 class InSyncReplicas:
-    """The lists of all groups led here."""
+    """The in-sync replicas of all groups led here."""
 
     def __init__(self, options: HostOptions, clock: Clock, linked: Container[ServerId]) -> None:
-        """`linked`: the servers that there is a link to, as they are now."""
+        """Create the lists. `linked`: the linked servers, kept current."""
         self._options = options
         self._clock = clock
         self._linked = linked
         self._led: dict[GroupId, InSync] = {}
         self._young: dict[GroupId, InSync] = {}
-        """Looked at each time: a new leader's clients wait for it to know its replicas."""
+        """Checked each time: a new leader's clients wait until it knows its replicas."""
         self._round: list[InSync] = []
-        """Still to be looked at in this second."""
+        """Groups still to be checked in this second."""
         self._round_size = 0
         self._incarnations: dict[ServerId, int] = {}
-        """Of the process of each server that was last linked."""
+        """Incarnation of the last linked process of each server."""
         self.changed: set[GroupId] = set()
-        """Groups led here whose list may be another one than when this was last cleared."""
+        """Groups led here whose list may have changed since this was last cleared."""
 
     def __getitem__(self, group_id: GroupId) -> InSync:
         return self._led[group_id]
 
     def get(self, group_id: GroupId) -> InSync | None:
-        """The list of a group that is led here."""
+        """Return the list of a group if it is led here."""
         found = self._led.get(group_id)
         is_led = found is not None and found.group.node.is_leader
         return found if is_led else None
 
     @property
     def count(self) -> int:
-        """How many groups are led here."""
+        """Number of groups that are led here."""
         return len(self._led)
 
     def lead(self, group: Group, now_ns: int) -> InSync:
-        """The list of a group this server leads, begun anew with each term."""
+        """Return the list of a group led by this server; each term begins a new one."""
         found = self._led.get(group.group_id)
         if found is None or found.term != group.node.term or found.group is not group:
             found = self._led[group.group_id] = InSync(group, self._options, now_ns)
@@ -229,13 +236,12 @@ class InSyncReplicas:
         return found
 
     def may_reach(self, group: Group, copies: int) -> bool:
-        """Whether an entry of a group led here can be expected to get so many copies: see
-        `InSync.may_reach`."""
+        """See `InSync.may_reach`, for a group led here."""
         now_ns = self._clock.now_ns()
         return self.lead(group, now_ns).may_reach(copies, now_ns, self._linked)
 
     def resign(self, group_id: GroupId) -> None:
-        """It is not led here, or not any more."""
+        """Drop the list of a group that is not led here."""
         if self._led.pop(group_id, None) is not None:
             self._young.pop(group_id, None)
             self.changed.discard(group_id)
@@ -243,10 +249,12 @@ class InSyncReplicas:
     def look(
         self, now_ns: int, *, share: int, is_heard: Callable[[Group, NodeId], bool]
     ) -> Iterator[Group]:
-        """Look at the young ones and at one `share`-th of all: called that often in `LOOK_NS`.
-        `is_heard`: whether a group's replica was heard of by its leader lately. Yields the groups
-        of which peers, and whoever waits for copies, have to hear before the next is looked at:
-        a peer is not heard of a group before it has the newest list."""
+        """Check the young lists and one `share`-th of all; call that often in `LOOK_NS`.
+
+        `is_heard`: True if the leader heard of a replica lately. Yields the groups whose peers and
+        waiting appends have to receive the change before the next list is checked: a peer counts as
+        heard of in a group only once it has the newest list.
+        """
         for group_id, one in list(self._young.items()):
             if self._has_changed(one, now_ns, is_heard):
                 yield one.group
@@ -254,7 +262,7 @@ class InSyncReplicas:
                 del self._young[group_id]
                 if self._led.get(group_id) is one:
                     self.changed.add(group_id)
-                    # Whoever waits for copies that will not come gets an answer.
+                    # Answer appends that wait for copies which will not come.
                     yield one.group
         if not self._round:
             self._round = list(self._led.values())
@@ -279,15 +287,17 @@ class InSyncReplicas:
         return has_changed
 
     def server_linked(self, server_id: ServerId, incarnation: int) -> list[Group]:
-        """There is a link to that server. If its process is another one than the last, that one is
-        gone, with all that was not durable, or was lost since. The groups whose list is another
-        one."""
+        """Note a link to a server. Return the groups whose list changed.
+
+        If its process is another than the last, the earlier one is gone, with all its data that was
+        not durable or was lost since.
+        """
         before = self._incarnations.get(server_id, incarnation)
         self._incarnations[server_id] = incarnation
         return [] if before == incarnation else self.server_gone(server_id)
 
     def server_gone(self, server_id: ServerId) -> list[Group]:
-        """The process of that server is gone. The groups whose list is another one."""
+        """Note that a server's process is gone. Return the groups whose list changed."""
         found = [one.group for one in list(self._led.values()) if one.server_gone(server_id)]
         self.changed.update(group.group_id for group in found)
         return found

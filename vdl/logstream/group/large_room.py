@@ -1,13 +1,14 @@
-"""Whether this server takes another large batch, for all its groups together.
+"""Admission of large batches, for all groups of this server together.
 
-Large batches stay in memory until a segment holds them, which comes after the commit. So a leader
-appends none beyond a bound; a follower's is higher, and beyond it it takes one of each other server
-at a time: two that are full of what they lead would else wait for each other for ever.
+Large batches stay in memory until a segment holds them, which is after the commit. A leader
+therefore appends none beyond a bound. A follower's bound is higher, and beyond it the follower
+takes one at a time from each other server. Otherwise two servers that are full of batches which
+they lead would wait for each other for ever.
 
-One that is staged and finds no room on the disk holds up what comes behind it, votes too: so it is
-looked at before, with what was taken in this turn and is not staged yet.
+A staged batch that finds no space on the disk would block everything behind it, votes too. So the
+space is checked before, including what was taken in this turn and is not staged yet.
 
-Must not know: messages, clients.
+Does not depend on messages or clients.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from vdl.logstream.options import LARGE_LED_BYTES_MAX
 from vdl.logstream.stats import HostStats
 
 TAKEN_BYTES_MAX = 256 << 20
-"""Of large batches in memory and in no segment, with one more that a follower takes."""
+"""Maximum bytes of large batches in memory and in no segment, including the next one a follower
+takes."""
 
 
 class LargeRoom:
-    """Of one server."""
+    """Admission of large batches on one server."""
 
     __slots__ = ("_beyond", "_stats", "_store", "_taken_bytes", "_taken_turn")
 
@@ -32,18 +34,20 @@ class LargeRoom:
         self._store = store
         self._stats = stats
         self._beyond: dict[ServerId, tuple[Group, int]] = {}
-        """Of each leading server: where the last one beyond the bound went, in which turn."""
+        """By leading server: the group and turn of its last batch beyond the bound."""
         self._taken_bytes = 0
-        """Of what is not staged yet: since turn `_taken_turn`."""
+        """Bytes taken since turn `_taken_turn`, which are not staged yet."""
         self._taken_turn = -1
 
     def may_append(self, size: int) -> bool:
-        """Whether a leader here appends one more of so many bytes."""
+        """Return True if a leader here may append one more batch of `size` bytes."""
         return self._is_within(size, LARGE_LED_BYTES_MAX) and self._fits_disk(size)
 
     def may_take(self, size: int, group: Group, server_id: ServerId) -> bool:
-        """Whether a follower takes one more of so many bytes from the server that leads. It is to
-        be taken then."""
+        """Return True if a follower may take one more batch of `size` bytes from a leading server.
+
+        The caller must then take it.
+        """
         if not self._fits_disk(size):
             return False
         if self._is_within(size, TAKEN_BYTES_MAX):
@@ -54,8 +58,10 @@ class LargeRoom:
         return True
 
     def _has_beyond(self, server_id: ServerId) -> bool:
-        """Whether what was last taken beyond the bound may still be in memory, and the server leads
-        its group, so that its commit is to come."""
+        """Return True if the server's last batch beyond the bound may still be in memory.
+
+        The server must still lead the batch's group, so that its commit will come.
+        """
         found = self._beyond.get(server_id)
         if found is None:
             return False
@@ -71,7 +77,7 @@ class LargeRoom:
         return self._store.has_room_for(self._taken() + size)
 
     def take(self, size: int) -> None:
-        """One of so many bytes is taken, and staged at the end of the turn."""
+        """Count a batch of `size` bytes, which is staged at the end of the turn."""
         self._taken_bytes = self._taken() + size
 
     def _taken(self) -> int:

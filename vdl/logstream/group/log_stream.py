@@ -1,14 +1,14 @@
 """A log stream: one replica of one topic partition, as the front end uses it.
 
 `append` assigns offset, term and index and appends to the leader's log in one call, or refuses;
-nothing is awaited in between. What cannot be appended yet (the leader's own-term entry is not
-applied, a transfer is under way, no room) is held in arrival order, bounded by its deadline.
+it never waits in between. A batch that cannot be appended yet (the leader's own-term entry is not
+applied, a transfer is under way, there is no room) is held in arrival order until its deadline.
 
-An acknowledgement is given when the commit index reaches the entry, and so many voters hold it
-durably as the topic asks for (`min.insync.replicas`); for no other reason. When leadership ends,
-whoever waits is answered at once: "never appended" only if that is certain.
+An append is acknowledged only when the commit index reaches its entry and the number of voters set
+by the topic (`min.insync.replicas`) hold it durably. When leadership ends, all waiting requests are
+answered at once; "never appended" only if that is certain.
 
-Must not know: the wire format of requests, other partitions, the disk.
+Does not depend on the wire format of requests, other partitions or the disk.
 """
 
 from __future__ import annotations
@@ -85,16 +85,17 @@ from vdl.state.partition import (
 from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
-"""Deletions of one partition that may wait to be applied."""
+"""Maximum number of deletions of one partition that wait to be applied."""
 COMMANDS_MAX = 10_000
+"""Maximum number of commands of other groups that wait to be applied to one partition."""
+
 UNSHORTENED_MAX = 100_000
-"""Aborted transactions that a snapshot for an older version may list: as many as that one takes."""
-"""Commands of other groups that may wait to be applied to one partition."""
+"""Maximum number of aborted transactions in a snapshot for an older version: its own limit."""
 
 _PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
 _ATTRIBUTES_POSITION = 22
-"""The low byte."""
+"""Position of the low byte of the attributes."""
 _SAID_FOR_CERTAIN = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
@@ -102,7 +103,7 @@ _SAID_FOR_CERTAIN = {
 
 
 class Wait:
-    """A long poll that wants committed records at or beyond `offset`, or stable ones at or beyond
+    """A long poll for committed records at or beyond `offset`, or stable ones at or beyond
     `stable_offset`."""
 
     __slots__ = ("callback", "offset", "stable_offset")
@@ -117,7 +118,7 @@ class Wait:
 
 
 class LogStream:
-    """See the module. `group` is set by the host right after construction."""
+    """One replica of one topic partition. The host sets `group` right after construction."""
 
     __slots__ = (
         "_agreed_ms",
@@ -168,9 +169,12 @@ class LogStream:
         alive: Mapping[ServerId, Hello],
         large_room: LargeRoom,
     ) -> None:
-        """`in_sync`, `gaps` and `large_room`: the server's. `agreed_ms`: what time it is.
-        `next_producer_id`: ids from it on are not given out yet. `alive`: the other servers linked
-        now."""
+        """Create the stream of a replica.
+
+        `in_sync`, `gaps` and `large_room` are the server's. `agreed_ms` returns the time.
+        `next_producer_id` returns the least id that is not assigned yet. `alive`: the other servers
+        linked now.
+        """
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -184,7 +188,8 @@ class LogStream:
         self._alive = alive
         self._large_room = large_room
         self._proved = gaps.count
-        """After so many gaps a quorum has answered here, or nobody led before the last of them."""
+        """Number of gaps after which a quorum last confirmed the leader here. Initially those
+        before this replica opened: nobody led here then."""
         self._overlay = Overlay()
         self.transactions = Transactions(
             self,
@@ -194,23 +199,24 @@ class LogStream:
             agreed_ms=agreed_ms,
         )
         self._uncopied: list[Waiter] = []
-        """Waiters whose entries are committed, but not on as many disks as requested."""
+        """Waiters whose entries are committed, but not durable on as many replicas as requested."""
         self._waiters: deque[Waiter] = deque()
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
         self._waits_for_stable = False
-        """Whether any of them may wait for stable records."""
+        """True if any of them may wait for stable records."""
         self._asked: list[Pending[bool]] = []
         self._commands: deque[Pending[Outcome]] = deque()
-        """Of other groups, by index."""
+        """Commands of other groups that wait to be applied, by index."""
         self._deletions: deque[Pending[ErrorCode]] = deque()
         self._untimed = UntimedSegments()
         self._push_back: PushBack | None = None
         self._taken: dict[NodeId, Index] = {}
-        """What replicas held when retention last looked and something was to go, in this term."""
+        """Match index of each follower in this term, when retention last ran and had something to
+        delete."""
         self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
         self._expiry_index = 0
-        """The entry of the newest `ExpireProducers` that was appended here."""
+        """Index of the newest `ExpireProducers` that was appended here."""
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -223,17 +229,19 @@ class LogStream:
 
     @property
     def serving(self) -> bool:
-        """Leads and has applied its own term's first entry."""
+        """True if this replica leads and has applied the first entry of its own term."""
         return self.group.serving
 
     @property
     def is_proved(self) -> bool:
-        """Whether the loop has run without a gap since a quorum last proved who leads: else `prove`
-        comes before a read."""
+        """True if the loop has run without a gap since a quorum last confirmed the leader.
+
+        Otherwise `prove` comes before a read.
+        """
         return self._proved == self._gaps.look()
 
     def prove(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """Have a quorum say that this replica still leads, as `read_index` does."""
+        """Confirm by a read index that this replica still leads."""
         gap = self._gaps.count
 
         def proved(passed: bool) -> None:
@@ -250,13 +258,15 @@ class LogStream:
 
     @property
     def leader_server(self) -> ServerId:
-        """Server id of the leader this replica knows, 0 for none."""
+        """Server id of the leader known to this replica, 0 for none."""
         return server_of(self.group.node.lead)
 
     @property
     def log_start_offset(self) -> Offset:
-        """The first offset that may be read. Records below are deleted; some of them may still be
-        on disk."""
+        """First offset that may be read.
+
+        Records below it are deleted; some of them may still be on disk.
+        """
         return max(self.state.log_start_offset, self.group.log.log_start_offset)
 
     @property
@@ -266,8 +276,10 @@ class LogStream:
 
     @property
     def last_stable_offset(self) -> Offset:
-        """Records below it belong to no open transaction, and are committed. Never moves back on
-        those that lead and serve."""
+        """Offset below which all records are committed and belong to no open transaction.
+
+        Never moves back on replicas that lead and serve.
+        """
         overlay, producers = self._overlay, self.state.producers
         if self.group.serving and not overlay.unstable and not producers.open:
             return self.high_watermark
@@ -275,18 +287,22 @@ class LogStream:
 
     @property
     def stable_index(self) -> Index:
-        """The last entry of what is stable."""
+        """Index of the last stable entry."""
         return self.transactions.stable()[0]
 
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
-        """The aborted transactions that may have records in [start, end), all of it stable; in the
-        order of their markers (KIP-98)."""
+        """Return the aborted transactions that may have records in [start, end).
+
+        The range must be stable. Ordered by their markers (KIP-98).
+        """
         return self.state.aborted.between(start, end) if self.state.aborted else []
 
     @property
     def aborted_age(self) -> int:
-        """While it is the same, `aborted` is complete for whatever was read since it was looked at
-        first."""
+        """Age of the list of aborted transactions.
+
+        While it is unchanged, `aborted` is complete for everything read since it was first checked.
+        """
         return self.state.aborted.age
 
     # --- append ------------------------------------------------------------------------------
@@ -301,14 +317,15 @@ class LogStream:
         verify: Verify | None = None,
         begins_epoch: bool = False,
     ) -> None:
-        """Append one checked v2 batch, writable, and call `done` once with its fate. It is
-        acknowledged when a majority and `copies_min` replicas hold it, all if they are fewer.
-        `verify` is needed for a batch of a transaction; `begins_epoch`: that transaction began a
-        new epoch of its producer (KIP-890).
+        """Append one checked v2 batch, writable, and call `done` once with the outcome.
+
+        It is acknowledged when a majority and `copies_min` replicas hold it durably, or all
+        replicas if they are fewer. `verify` is required for a batch of a transaction;
+        `begins_epoch`: that transaction began a new epoch of its producer (KIP-890).
 
         `done` may run before this returns. `batch` is patched in place (base offset and leader
-        epoch lie outside its CRC). It may be reused after the turn, but not one that is large: that
-        is kept as it is.
+        epoch lie outside its CRC). It may be reused after the turn, except a large one: that is
+        kept as it is.
         """
         group = self.group
         if not group.node.is_leader:
@@ -337,7 +354,7 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> None:
-        """New records are refused. What is sent again, for its answer was lost, needs no room."""
+        """Refuse new records for lack of space. A retry of an appended batch needs no space."""
         if header.producer_id >= 0 and self.group.serving:
             verdict = self.state.producers.check(
                 self._overlay,
@@ -354,12 +371,12 @@ class LogStream:
 
     def _hold(self, held: HeldAppend) -> None:
         if len(self._held) >= self._options.held_appends_max:
-            # Certainly not appended, and the client may try again: Kafka has no better code.
+            # Certainly not appended, and the client may retry: Kafka has no better code.
             held.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
         self._held.append(held)
         if self._push_back is not None:
-            self._outbox.mark_dirty(self.group)  # or nobody would look at its deadline
+            self._outbox.mark_dirty(self.group)  # otherwise its deadline is not checked
 
     def _append_now(
         self,
@@ -371,7 +388,8 @@ class LogStream:
         verify: Verify | None,
         begins_epoch: bool,
     ) -> bool:
-        """False when there is no room for it now; then nothing happened."""
+        """Append or answer the batch. Return False, with nothing changed, if there is no room for
+        it now."""
         producer_id = header.producer_id
         transactions = self.transactions
         if transactions.verifying and producer_id in transactions.verifying:
@@ -407,7 +425,7 @@ class LogStream:
             if (
                 is_any_open
                 and not is_transactional
-                # Of any epoch: a newer one would fence the marker that is to come.
+                # Of any epoch: a newer one would fence the marker that is still to come.
                 and self.state.producers.has_transaction(self._overlay, producer_id)
             ):
                 done(Appended(ErrorCode.INVALID_TXN_STATE, log_start_offset=self.log_start_offset))
@@ -452,7 +470,7 @@ class LogStream:
                 is_transactional=is_transactional,
             )
             if is_transactional and transactions.verified:
-                transactions.verified.pop(producer_id, None)  # from now on the log says it
+                transactions.verified.pop(producer_id, None)  # from now on the log records it
         self._waiters.append(
             Waiter(
                 index=entry.index,
@@ -474,9 +492,11 @@ class LogStream:
     def _refuse(
         self, verdict: ErrorCode, deadline_ns: int, done: Callable[[Appended], None]
     ) -> None:
-        """What the producer's own past forbids. That something is missing before the batch, if only
-        all of its past, is said only by a leader who knows that it still is one: its successor may
-        have what is missing, and the client would give the batch up, or send it as a new one."""
+        """Reject a batch by its sequence number or epoch.
+
+        That batches before it are missing is reported only after a read index confirmed the leader.
+        Its successor may have them, and the client would drop the batch or send it as a new one.
+        """
 
         def confirmed(leads: bool) -> None:
             error = verdict if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -494,8 +514,10 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[Appended], None],
     ) -> None:
-        """A retry is answered as its original was; if that is not committed yet, when it is. The
-        number of copies requested now counts."""
+        """Answer a retry with the result of its original, once that is committed.
+
+        The number of copies requested now counts.
+        """
         if original.index <= self.group.commit and (
             copies <= 1 or original.index <= copied(self.group, copies)
         ):
@@ -530,8 +552,10 @@ class LogStream:
 
     # --- read --------------------------------------------------------------------------------
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> storage.Slices:
-        """Committed batches from `offset`, or stable ones. Raises NotInMemory, OffsetOutOfRange
-        (KIP-74)."""
+        """Return committed batches from `offset`, or stable ones.
+
+        Raise NotInMemory or OffsetOutOfRange (KIP-74).
+        """
         if offset < self.log_start_offset:
             raise storage.OffsetOutOfRange(f"offset {offset} is below {self.log_start_offset}")
         end = self.transactions.stable()[0] if stable else self.group.commit
@@ -545,7 +569,7 @@ class LogStream:
         *,
         stable: bool = False,
     ) -> None:
-        """As `read`, from disk, off the loop. `done` may be called before this returns."""
+        """As `read`, from disk and off the loop. `done` may run before this returns."""
         group = self.group
         end = self.transactions.stable()[0] if stable else group.commit
         group.store.read_cold(group.log, offset, end, bytes_max, done)
@@ -553,15 +577,19 @@ class LogStream:
     def wait_for(
         self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
     ) -> Wait:
-        """Call back once when a record at `offset` is committed, when one at `stable_offset` is
-        stable, or when the leader changes; at most once a turn. `NEVER`: that is not waited for."""
+        """Call back once when a record is available or the leader changes; at most once a turn.
+
+        A record at `offset` is available when committed, one at `stable_offset` when stable.
+        `NEVER`: do not wait for it.
+        """
         wait = Wait(offset, stable_offset, callback)
         self._waits_for_stable = self._waits_for_stable or stable_offset != NEVER
         self._waits.append(wait)
         return wait
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """True: `high_watermark` reflects everything acknowledged before this call (§8)."""
+        """Start a read index. True: `high_watermark` covers everything acknowledged before this
+        call (§8)."""
         if not self.group.node.is_leader:
             done(False)
             return
@@ -569,7 +597,8 @@ class LogStream:
         self._outbox.mark_dirty(self.group)
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """True now or as soon as this leader may serve; False when it is not the leader."""
+        """Call `done` with True once this leader may serve, possibly at once; with False if it does
+        not lead."""
         if not self.group.node.is_leader:
             done(False)
         elif self.group.serving:
@@ -578,8 +607,10 @@ class LogStream:
             self._asked.append(Pending(deadline_ns, done))
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
-        """The leader epoch that the log's start was written in (KIP-320); the present one when
-        there is no record, -1 when it cannot be told now."""
+        """Find the leader epoch of the log's first record (KIP-320).
+
+        The present epoch if there is no record, -1 if it is unknown now.
+        """
         group = self.group
         start = self.log_start_offset
         if start >= self.high_watermark:
@@ -595,12 +626,14 @@ class LogStream:
         group.store.index_of_offset(group.log, start, found)
 
     def producers(self) -> Iterable[ActiveProducer]:
-        """The idempotent producers of committed batches, as this replica has applied them; by
-        id. See `Producers.active`."""
+        """Return the idempotent producers of committed batches as applied here; by id.
+
+        See `Producers.active`.
+        """
         return self.state.producers.active()
 
     def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:
-        """How many bytes of the log's committed entries this replica keeps."""
+        """Find the number of bytes of committed entries that this replica keeps."""
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             done(spans if isinstance(spans, storage.StorageError) else sum(s.bytes for s in spans))
@@ -610,8 +643,11 @@ class LogStream:
     def segment_starts(
         self, done: Callable[[list[tuple[Offset, int]] | storage.StorageError], None]
     ) -> None:
-        """Of each segment, oldest first: its first offset that is not deleted, and the largest
-        timestamp up to its end (ms, -1 while there is none)."""
+        """Find the start of each segment, oldest first.
+
+        A start is its first offset that is not deleted, and the largest timestamp up to its end
+        (ms, -1 while there is none).
+        """
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if isinstance(spans, storage.StorageError):
@@ -631,13 +667,13 @@ class LogStream:
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
-        """The least committed offset, of those not deleted, whose timestamp is ≥ `timestamp_ms`
+        """Find the least committed, undeleted offset whose timestamp is ≥ `timestamp_ms`
         (KIP-79)."""
         group = self.group
 
         def found(answer: TimedOffset | storage.StorageError) -> None:
             if isinstance(answer, TimedOffset) and 0 <= answer.offset < self.log_start_offset:
-                # It was deleted while it was looked for. What the next one's time is, nobody knows.
+                # It was deleted during the search. The timestamp of the next one is unknown.
                 self.offset_for_time(timestamp_ms, done)
             else:
                 done(answer)
@@ -655,7 +691,7 @@ class LogStream:
     def offset_of_largest_time(
         self, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
-        """The first committed record, of those not deleted, that has the largest timestamp of all
+        """Find the first committed, undeleted record with the largest timestamp of all
         (KIP-734)."""
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
@@ -670,9 +706,11 @@ class LogStream:
     def delete_records(
         self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
-        """Delete everything below `offset`; -1: everything committed (KIP-107). `done` once it is
-        decided and applied here; the records are gone then, on every replica that will ever
-        lead."""
+        """Delete everything below `offset`; -1: everything committed (KIP-107).
+
+        `done` runs once this is committed and applied here. The records are then gone on every
+        replica that can ever lead.
+        """
         if not self.serving:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
@@ -697,8 +735,11 @@ class LogStream:
         stamp_ms: int,
         fed: Collection[ServerId],
     ) -> None:
-        """Delete what the policy no longer asks to keep; times are those of `ClusterTime`. `fed`:
-        the servers whose replicas may still need some of it."""
+        """Delete records that the policy no longer keeps.
+
+        Times are those of `ClusterTime`. `fed`: servers whose replicas may still need some of the
+        records.
+        """
         self._untimed.look(spans, stamp_ms)
         if retention_start(spans, policy, settled_ms, self._untimed) <= self.log_start_offset:
             self._taken = {}
@@ -706,7 +747,7 @@ class LogStream:
             return
         try:
             needed, replica = self._needed_by(fed)
-        except OSError:  # no descriptor is left, or no memory: nothing is lost if it stays
+        except OSError:  # no descriptor or memory is left: keeping the records loses nothing
             return
         patient, impatient = held_starts(spans, policy, settled_ms, self._untimed, needed=needed)
         before, match = self._taken.get(replica, -1), self._match(replica)
@@ -714,7 +755,7 @@ class LogStream:
         self._taken = {follower: known.match for follower, known in progress.items()}
         start = impatient
         if patient < impatient and match > before:
-            # It takes entries, or nobody knows yet whether it does.
+            # It takes entries, or it is not known yet whether it does.
             start = patient
             if before >= 0 and (self._push_back is None or self._push_back.replica != replica):
                 last = self.group.node.last_index
@@ -726,21 +767,23 @@ class LogStream:
             self._advance_log_start(offset)
 
     def _needed_by(self, servers: Collection[ServerId]) -> tuple[Offset, NodeId]:
-        """The least committed offset that a replica on one of these servers does not hold yet, as
-        far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file.
-        Raises ReadRefused."""
+        """Return the least committed offset that a replica on `servers` lacks, and that replica.
+
+        As far as this leader knows; (`NEVER`, 0) if none lacks any. May read a file. Raise
+        ReadRefused if the read is refused.
+        """
         log, raft = self.group.log, self.group.node.raft
         needed = Offset(NEVER), NONE
         for replica, progress in raft.progress.items():
             if server_of(replica) in servers and progress.match < self.group.commit:
                 match = max(progress.match, log.first_index - 1)
-                # What is damaged heals: until then nobody is waited for.
+                # Damage gets repaired: until then nothing is kept for the replica.
                 with contextlib.suppress(storage.CorruptRecord):
                     needed = min(needed, (log.offset_after(match), replica))
         return needed
 
     def _match(self, replica: NodeId) -> Index:
-        """What a follower holds durably, as far as this leader knows; 0 if it is no member."""
+        """Return a follower's match index as known to this leader; 0 if it is no member."""
         progress = self.group.node.raft.progress.get(replica)
         return NO_INDEX if progress is None else progress.match
 
@@ -750,9 +793,11 @@ class LogStream:
             self._outbox.mark_dirty(self.group)
 
     def expire_producers(self, now_ns: int, *, kept: int, may_append: bool) -> None:
-        """Have producers forgotten that have been idle for long enough, which is sooner for those
-        that are more than `kept`. Called on every replica, so that whoever leads next knows for how
-        long; decided by the leader, if it `may_append`."""
+        """Have idle producers forgotten, earlier if there are more than `kept`.
+
+        Called on every replica, so that a new leader knows how long each has been idle. Only the
+        leader decides, if it `may_append`.
+        """
         producers = self.state.producers
         self._idle_producers.note(producers, now_ns)
         idle_index = self._idle_producers.index(producers, now_ns, kept=kept)
@@ -766,8 +811,10 @@ class LogStream:
             self._expiry_index = self.group.node.last_index
 
     def compact(self, *, upto: Index, markers_upto: Index) -> None:
-        """Decide that the log is compacted so far, if there is room for the decision: see
-        `Compact`. Each replica does it in its own time."""
+        """Propose compaction up to these indexes if there is room for the entry: see `Compact`.
+
+        Each replica compacts in its own time.
+        """
         if self.serving and self.group.store.accepts_appends:
             self._propose(Compact(upto, markers_upto))
 
@@ -775,8 +822,10 @@ class LogStream:
         return self._propose(AdvanceLogStart(offset))
 
     def command(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
-        """Append a command of another group, and answer with what came of it when it is applied
-        here. It may be appended again: see `peers/group_commands.py`."""
+        """Append a command of another group, and return its result when it is applied here.
+
+        It may be appended again: see `peers/group_commands.py`.
+        """
         try:
             command = decode_command(data)
         except DecodeError:
@@ -807,12 +856,14 @@ class LogStream:
         return True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
-        """(largest epoch ≤ `epoch` in the log, offset where the next larger one starts); (-1, -1)
-        when `epoch` is above all there are (KIP-101, KIP-279). Use: on a leader that serves.
+        """Return (largest epoch ≤ `epoch` in the log, offset where the next larger one starts).
 
-        An epoch that is deleted ended at the log's start at the latest: that is answered under its
-        own number, as Kafka does. A consumer that has read to the end of what was deleted later is
-        where it should be; told of no such epoch, it would take its position for truncated.
+        (-1, -1) if `epoch` is above all of them (KIP-101, KIP-279). Use: on a leader that serves.
+
+        An epoch whose records are deleted ended at the log's start at the latest. It is returned
+        under its own number, as Kafka does. A consumer that read to the end of records deleted
+        later is at the right position; an answer without that epoch would make it assume a
+        truncation.
         """
         group = self.group
         log = group.log
@@ -830,7 +881,8 @@ class LogStream:
                 first = middle + 1
         last = first - 1
         end_offset = log.offset_after(last)
-        # By what may be read, not by what is still on this replica's disk: all answer alike.
+        # Use the readable start, not that of this replica's files: all replicas give the same
+        # answer.
         log_start = self.log_start_offset
         if end_offset <= log_start:
             return epoch, log_start
@@ -843,10 +895,10 @@ class LogStream:
 
     @property
     def is_remembered(self) -> bool:
-        return False  # nothing but reads follows from what was applied
+        return False  # only reads follow from the applied state
 
     def load(self, items: Items, listed: AbortedTransactions | None = None) -> None:
-        """Take the stored state, before the replica runs. `listed`: see `PartitionState.load`."""
+        """Load the stored state, before the replica runs. `listed`: see `PartitionState.load`."""
         self.state.load(items, listed)
         self.state.producers.ids_given_out(self._next_producer_id())
 
@@ -869,12 +921,15 @@ class LogStream:
 
     @property
     def snapshots_are_short(self) -> bool:
-        """Of what is linked: a server that is away must not keep a lost replica from being
-        replaced, and what is kept for it is made anew when it is back with an older version."""
+        """True if all linked servers read short snapshots.
+
+        Servers that are away are not counted: they must not keep a lost replica from being
+        replaced. A snapshot is made anew if one returns with an older version.
+        """
         return not speaks_less(VERSION_OF_SHORT_SNAPSHOTS, self.group, self._alive)
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
-        """The list of aborted transactions is made of them: the snapshot has none."""
+        """Build the list of aborted transactions from entries, if the snapshot had none."""
         state = self.state
         if state.lists_all:
             return
@@ -900,21 +955,23 @@ class LogStream:
                 self._outbox.wake(self)
 
     def scan(self) -> None:
-        """A partition's state is read in one piece."""
+        """Return None: a partition's state is read in one piece."""
 
     @property
     def item_count(self) -> int:
         return self.state.item_count
 
     def start(self) -> None:
-        """The group exists: what is committed may be read."""
+        """Make committed records readable, once the group exists."""
         self.high_watermark = self.group.log.offset_after(self.group.commit)
 
     def committed(self, commit: Index) -> None:
-        """Complete the waiters that `commit` reaches: their entries are on a majority's
-        disks. Those that wait for more copies are completed when these are durable, or when too few
-        replicas are left in sync: then the entry is committed, and its fate as it was asked for
-        open. Called also when more copies may be there: `commit` is then the one of before."""
+        """Complete the waiters up to `commit`: a majority holds their entries durably.
+
+        A waiter that requires more copies is completed when these are durable. If too few replicas
+        are left in sync, it fails: its entry is committed, but with fewer copies than requested.
+        Called also when there may be more copies; `commit` is then unchanged.
+        """
         log = self.group.log
         self.high_watermark = log.offset_after(commit)
         waiters = self._waiters
@@ -924,9 +981,8 @@ class LogStream:
             leads_in = node.term if node.is_leader else 0
             while waiters and waiters[0].index <= commit:
                 waiter = waiters.popleft()
-                # Committed, but is it still ours? A leader that was deposed in this very turn
-                # may see its entry overwritten by one of a later term at the same index: then
-                # it certainly never will be read.
+                # A leader deposed in this turn may see its entry overwritten by one of a later term
+                # at the same index. Such an entry will certainly never be read.
                 if waiter.term == leads_in or log.term(waiter.index) == waiter.term:
                     if waiter.copies > 1:
                         self._uncopied.append(waiter)
@@ -947,10 +1003,10 @@ class LogStream:
             self._outbox.wake(self)
 
     def _answer_copied(self) -> None:
-        """Complete committed waiters by how many voters' disks have their entries."""
+        """Complete committed waiters by the number of voters that hold their entries durably."""
         group = self.group
         if not group.node.is_leader:
-            return  # nobody knows here any more; `leadership_lost` answers in this very turn
+            return  # unknown here from now on; `leadership_lost` answers in this turn
         reached: dict[int, int] = {}
         left: list[Waiter] = []
         waiters, self._uncopied = self._uncopied, left
@@ -972,8 +1028,8 @@ class LogStream:
         group.awaits_copies = bool(left)
 
     def wake(self) -> None:
-        """Run the long polls that the high watermark passed, or what is stable. Once a turn, from
-        the host."""
+        """Run the long polls whose offsets became committed or stable. Once a turn, from the
+        host."""
         end = self.high_watermark
         stable_end = self.last_stable_offset if self._waits_for_stable else 0
         ready = [
@@ -993,7 +1049,7 @@ class LogStream:
                     wait.callback()
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Producer windows and transactions follow the committed batches."""
+        """Update producer windows and transactions from committed batches."""
         if self._waits_for_stable:
             self._outbox.wake(self)
         transactions = self.transactions
@@ -1014,7 +1070,7 @@ class LogStream:
                     producer_id,
                     epoch,
                     sequence,
-                    entry.records,  # also of those that compaction removed
+                    entry.records,  # includes records that compaction removed
                     entry.base_offset,
                     entry.index,
                     entry.timestamp,
@@ -1027,7 +1083,7 @@ class LogStream:
     def _apply_marker(self, entry: Entry) -> None:
         marker = read_marker(memoryview(entry.data))
         if marker is None:
-            return  # a control batch about something else
+            return  # a control batch of another type
         self.state.apply_marker(
             marker.producer_id,
             marker.producer_epoch,
@@ -1045,12 +1101,12 @@ class LogStream:
         log_start = self.state.log_start_offset
         answer = self.state.apply(entry.data, end_offset=entry.base_offset)
         while self._commands and self._commands[0].index <= entry.index:
-            # No other leader can have overwritten it: then nobody would wait here any more.
+            # No other leader can have overwritten it: the queue would have been emptied.
             self._commands.popleft().done(Outcome(OutcomeKind.APPLIED, answer))
         while self._deletions and self._deletions[0].index <= entry.index:
             self._deletions.popleft().done(ErrorCode.NONE)
         if self._waits and self.state.log_start_offset != log_start:
-            self.leader_changed()  # the log begins elsewhere: who waits has to be told
+            self.leader_changed()  # the log start moved: long polls have to check it
 
     def serving_started(self) -> None:
         self._append_held()
@@ -1067,14 +1123,14 @@ class LogStream:
             self._append_held()
 
     def append_verified(self, held: Sequence[HeldAppend]) -> None:
-        # Before what is held meanwhile: there may be a later batch of the same producer.
+        # Before the held ones, which may include a later batch of the same producer.
         self._held.extendleft(reversed(held))
         self._append_held()
 
     def _append_held(self) -> None:
         held = self._held
         while held:
-            first = held.popleft()  # what it sets off may change the line
+            first = held.popleft()  # the call may change the queue
             if not self.group.accepts_appends:
                 self._answer_without_room(
                     first.header, first.copies_min, first.deadline_ns, first.done
@@ -1092,7 +1148,8 @@ class LogStream:
                 return
 
     def leadership_lost(self) -> None:
-        """Answer everyone: held batches were never appended, appended ones have an open fate."""
+        """Answer every request: held batches were never appended, appended ones have an unknown
+        outcome."""
         self._overlay.clear()
         held, self._held = self._held, deque()
         waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
@@ -1117,23 +1174,26 @@ class LogStream:
             one.done(False)
 
     def leader_changed(self) -> None:
-        """Run every long poll: something else than the high watermark is new."""
+        """Run every long poll: the leader, the term or the log start changed."""
         waits, self._waits = self._waits, []
         for wait in waits:
             if wait.callback is not None:
                 wait.callback()
 
     def expire(self, now_ns: int) -> None:
-        """Deadlines: a held batch was not appended, an appended one may yet commit."""
+        """Answer requests past their deadline.
+
+        A held batch was not appended; an appended one may still commit.
+        """
         slow = self._push_back
         if slow is not None and not slow.goes_on(now_ns, match=self._match(slow.replica)):
             self._end_push_back()
         is_open = Appended(ErrorCode.REQUEST_TIMED_OUT)
-        # `iter` keeps the type of an answer from being looked for in the queue.
+        # `iter` keeps `end_all` from searching the queue for an answer.
         end_all(iter(take_late(self._held, now_ns)), is_open)
         self.transactions.expire(now_ns)
         for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
-            # It stays in line, so that the order of the rest is kept; nobody listens any more.
+            # It stays in the queue to keep the order of the others; its result is discarded.
             waiter.deadline_ns = NEVER
             done, waiter.done = waiter.done, _nobody
             done(is_open)
@@ -1146,7 +1206,7 @@ class LogStream:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits here with a deadline."""
+        """True if any request with a deadline waits here."""
         return bool(
             self._held
             or self._waiters
@@ -1160,26 +1220,27 @@ class LogStream:
         )
 
     def close(self) -> None:
-        """The replica is deleted or the server stops."""
+        """Answer every request: the replica is deleted or the server stops."""
         self.leadership_lost()
         self.leader_changed()
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Deletions, Raft's own entries, and ends of transactions, but no records."""
+        """Return True for deletions, Raft's own entries and ends of transactions; False for
+        records."""
         return not entry.records or _is_control(entry)
 
     def stopped(self) -> None:
-        """`close` has been called: nobody waits."""
+        """Do nothing: `close` has answered every request."""
 
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
 
     @property
     def large(self) -> None:
-        """Its state is small."""
+        """None: the state is small."""
 
     def installed(self) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
 
 def _is_control(entry: Entry) -> bool:
@@ -1188,4 +1249,4 @@ def _is_control(entry: Entry) -> bool:
 
 
 def _nobody(_: Appended) -> None:
-    """Receives the fate of a batch whose client was already answered."""
+    """Discard the result of a batch whose client was already answered."""

@@ -1,18 +1,18 @@
-"""How fast replicas that a reassignment adds are fed, where an operator has set a limit (KIP-73).
+"""Rate limits set by an operator for feeding replicas that a reassignment adds (KIP-73).
 
-An operator limits what servers send as leaders, and what servers get as followers, in bytes a
-second; and says for which replicas of a topic each limit is. Kafka's leaders and followers keep to
-these each for itself. Here it is leaders who feed, so they keep both: of what a follower may get,
-each leader takes the part that its share of that follower's moves is.
+An operator limits what servers send as leaders, and what servers receive as followers, in bytes a
+second; and lists the replicas of a topic to which each limit applies. In Kafka leaders and
+followers enforce their limits separately. Here leaders enforce both: each leader takes the fraction
+of a follower's limit that corresponds to its fraction of that follower's moves.
 
-Whoever is fed under a limit has to wait until every limit that is for it has room, and is never fed
-faster because others write: a limit below what is written keeps a move from ever ending, as in
-Kafka, and shows as such. Nobody else is held up: replicas that were lost, and members that have
-fallen behind, are fed as ever (`recovery_throttle.py`).
+A limited replica waits until every limit that applies to it has room. It is not fed faster when
+others write: a limit below the write rate keeps a move from ever ending, as in Kafka, and shows as
+such. Other replicas are not limited: lost replicas, and members that have fallen behind, are fed by
+`recovery_throttle.py`.
 
-It has the methods of `RecoveryThrottle`, and its jobs are of keys as there (`keyed_jobs.py`).
+Has the methods of `RecoveryThrottle`, and jobs by key as there (`keyed_jobs.py`).
 
-Must not know: what moves, who has set a limit, what a key stands for.
+Does not depend on what moves, who set a limit, or what a key stands for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vdl.logstream.group.keyed_jobs import KeyedJobs
 
 _SECOND_NS = 1_000_000_000
 PIECE_NS = 100_000_000
-"""A piece takes about so long at the limit."""
+"""A piece takes about this long at the limit."""
 PIECE_BYTES_MIN = 16 << 10
 
 
 def piece_bytes(limit: int) -> int:
-    """How much to move at a time: what others wait for."""
+    """Return the number of bytes to move at a time, for which others wait."""
     return max(PIECE_BYTES_MIN, limit * PIECE_NS // _SECOND_NS)
 
 
@@ -40,7 +40,7 @@ class _Job(NamedTuple):
 
 
 class MoveThrottle:
-    """See the module."""
+    """Rate limits of moves on one server."""
 
     __slots__ = ("_clock", "_is_starting", "_jobs", "_limits", "_next_ns", "_paced", "_timer")
 
@@ -49,47 +49,53 @@ class MoveThrottle:
         self._limits: Mapping[Hashable, int] = {}
         """Bytes a second, by limit."""
         self._paced: Mapping[Hashable, tuple[Hashable, ...]] = {}
-        """By key: the limits that are for it."""
+        """By key: the limits that apply to it."""
         self._next_ns: dict[Hashable, int] = {}
-        """By limit: when what was begun so far has taken its time."""
+        """By limit: time at which all that was begun has used its share."""
         self._jobs: KeyedJobs[_Job, tuple[Hashable, ...]] = KeyedJobs()
-        """A job runs on the limits that its bytes count for."""
+        """The terms of a job are the limits that count its bytes."""
         self._is_starting = False
         self._timer: Timer | None = None
 
     def pace(
         self, limits: Mapping[Hashable, int], paced: Mapping[Hashable, tuple[Hashable, ...]]
     ) -> None:
-        """From now on these limits hold (bytes a second, at least 1), each for the keys that name
-        it. A key that names none is not held up."""
+        """Set the limits (bytes a second, at least 1), and the limits that apply to each key.
+
+        Keys without limits are not delayed.
+        """
         self._limits, self._paced = limits, paced
         self._next_ns = {limit: self._next_ns.get(limit, 0) for limit in limits}
         self._go_on()
 
     def is_paced(self, key: Hashable) -> bool:
-        """Whether a limit is for it."""
+        """Return True if a limit applies to the key."""
         return key in self._paced
 
     def run(
         self, key: Hashable, size: int, job: Callable[[], None], *, due_ns: int | None = None
     ) -> None:
-        """Run a job that moves about `size` bytes when it may; `ended` must follow. It takes the
-        place of the one of its key that waits. No time makes it due."""
+        """Run a job that moves about `size` bytes, once its limits allow it; `ended` must follow.
+
+        It replaces the waiting job of its key. `due_ns` is ignored.
+        """
         del due_ns
         if self._jobs.add(key, _Job(size, job)):
             self._go_on()
 
     def now_ns(self) -> int:
-        """The clock of it all."""
+        """Return the present time of the throttle's clock."""
         return self._clock.now_ns()
 
     def withdraw(self, key: Hashable) -> None:
-        """The job of this key is not needed any more: it does not run, unless it has begun."""
+        """Drop the job of this key, unless it has begun."""
         self._jobs.withdraw(key)
 
     def ended(self, key: Hashable, less: int) -> None:
-        """The job of this key that ran is over. It moved `less` bytes fewer than was said, or more:
-        a batch is never cut."""
+        """End the running job of this key.
+
+        It moved `less` bytes fewer than announced, or more: a batch is never cut.
+        """
         limits, _ = self._jobs.end(key)
         for limit in limits:
             if limit in self._limits:
@@ -121,7 +127,7 @@ class MoveThrottle:
         limits = self._paced.get(key, ())
         size, job = self._jobs.begin(key, limits)
         for limit in limits:
-            # A pause is not made up for: what follows would be faster than the limit.
+            # Pauses are not compensated: what follows would be faster than the limit.
             start_ns = max(self._next_ns[limit], now_ns)
             self._next_ns[limit] = start_ns + size * _SECOND_NS // self._limits[limit]
         job()

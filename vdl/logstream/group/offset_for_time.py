@@ -1,11 +1,11 @@
-"""Which offset belongs to a time: ListOffsets by timestamp (KIP-79), and by the largest of all
-(KIP-734).
+"""Offset lookup by time: ListOffsets by timestamp (KIP-79), and by the largest of all (KIP-734).
 
 The store knows the largest timestamp of every batch; the exact record is found by walking the one
-batch that must hold it. A batch may not: its header overstates, or that record is deleted. What
-lies near behind it has been read then and is looked at, and the store is asked again from there on.
+batch that must hold it. A batch may not hold it if its header overstates, or if that record is
+deleted. Then the entries close behind it are read and searched, and the search in the store
+continues from there.
 
-Must not know: requests, leadership.
+Does not depend on requests or leadership.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vdl.records.batch import CorruptBatch, first_at_or_after
 
 @dataclass(frozen=True, slots=True)
 class TimedOffset:
-    """A record's offset, timestamp (ms) and the leader epoch it was written in; offset -1: none."""
+    """A record's offset, timestamp (ms) and leader epoch; offset -1: none."""
 
     offset: Offset
     timestamp: int
@@ -31,10 +31,10 @@ class TimedOffset:
 NO_RECORD = TimedOffset(NO_OFFSET, -1, -1)
 
 WALK_BYTES = 1 << 20
-"""How much is read behind a batch that has no such record."""
+"""Bytes read behind a batch that holds no such record."""
 
 NO_TIME = -1
-"""The timestamp of a record without one, and the least there is."""
+"""Timestamp of a record without one, which is the least possible."""
 
 Done = Callable[[TimedOffset | storage.StorageError], None]
 
@@ -48,16 +48,22 @@ def find_offset_for_time(
     commit: Index,
     done: Done,
 ) -> None:
-    """The first record from `start_offset` up to index `commit` whose timestamp is ≥
-    `timestamp_ms`. The log may hold deleted records below `start_offset`."""
+    """Find the first record with timestamp ≥ `timestamp_ms`.
+
+    The search covers `start_offset` up to index `commit`. The log may hold deleted records below
+    `start_offset`.
+    """
 
     def walk(entry: storage.EntryLike) -> TimedOffset | None:
-        """Batches are found by their largest timestamp, which their header may overstate: a batch
-        without such a record after all passes the question on to the next."""
+        """Return the entry's first such record.
+
+        Batches are found by their largest timestamp, which their header may overstate. None: this
+        batch has no such record, and the search goes on with the next.
+        """
         try:
             record = first_at_or_after(memoryview(entry.data), timestamp_ms, start_offset)
         except CorruptBatch:
-            # The records are the producer's own business; the best answer left is the batch.
+            # The producer's records cannot be decoded; the batch is the best answer left.
             first = max(entry.base_offset, start_offset)
             return TimedOffset(first, entry.timestamp, entry.term)
         return record and TimedOffset(Offset(record[0]), record[1], entry.term)
@@ -66,9 +72,9 @@ def find_offset_for_time(
         return next(filter(None, map(walk, entries)), None)
 
     def search(first: Index | storage.StorageError) -> None:
-        """The batches from index `first` on."""
+        """Search the batches from index `first` on."""
         if isinstance(first, storage.OffsetOutOfRange):
-            done(NO_RECORD)  # all there is, is deleted
+            done(NO_RECORD)  # all records are deleted
         elif isinstance(first, storage.StorageError):
             done(first)
         else:
@@ -83,7 +89,7 @@ def find_offset_for_time(
             fetch(index, 1, is_near=False)
 
     def fetch(index: Index, bytes_max: int, *, is_near: bool) -> None:
-        """Entries from `index` on; `is_near`: behind one that had no such record."""
+        """Read entries from `index` on; `is_near`: behind one without such a record."""
 
         def read(entries: list[storage.StoredEntry] | storage.StorageError) -> None:
             found(entries, is_near=is_near)
@@ -108,7 +114,7 @@ def find_offset_for_time(
             if not entry.records or not len(entry.data):
                 continue  # a command, or compacted away
             if entry.base_offset + entry.records <= start_offset:
-                # Deleted, and so is all before the log's start: on from there.
+                # Deleted, like all records before the log's start: continue from there.
                 store.index_of_offset(log, start_offset, search)
                 return
             if entry.timestamp >= timestamp_ms:
@@ -128,7 +134,7 @@ def find_offset_for_time(
                 fetch(last + 1, WALK_BYTES, is_near=True)
 
         if candidates:
-            # A batch may hold as many records as its producer liked, compressed.
+            # A compressed batch may hold any number of records.
             store.workers.pool(partial(walk_all, candidates), walked)
         else:
             walked(None)
@@ -139,11 +145,12 @@ def find_offset_for_time(
 def find_offset_of_largest_time(
     bound_ms: int, find: Callable[[int, Done], None], done: Done
 ) -> None:
-    """The first of the records with the largest timestamp. None has a later one than `bound_ms`;
-    `find` looks for the first at or after a time.
+    """Find the first of the records with the largest timestamp.
 
-    As a rule a record has the time that bounds all. If not, because that one is deleted or a header
-    overstates, the largest is found by halving: 63 questions at most.
+    No record is later than `bound_ms`; `find` searches the first at or after a time.
+
+    As a rule a record has the bounding time. If not, because that one is deleted or a header
+    overstates, the largest is found by bisection: 63 searches at most.
     """
     low, high = NO_RECORD, bound_ms
 

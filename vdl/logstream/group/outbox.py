@@ -1,10 +1,10 @@
-"""What waits for the next turn of the loop: the one queue through which things go up.
+"""Work for the next turn of the loop: the one queue through which lower layers pass work up.
 
-Groups that are dirty, what they want to send, stage and apply, and the long polls to be woken. A
-turn makes one journal block and one frame a peer of it, however many groups were dirty: batching
+Holds dirty groups, their messages, staged and applicable entries, and the long polls to be woken. A
+turn makes one journal block and one frame per peer of it, however many groups were dirty: batching
 comes from the loop, not from timers.
 
-Must not know: what a turn does, what a message says.
+Does not depend on what a turn does, or on the content of messages.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SERVER_SHIFT = 16
 
 
 def server_of(replica_id: NodeId) -> ServerId:
-    """The server a Raft id lives on; 0 for no replica."""
+    """Return the server of a Raft id; 0 for no replica."""
     return replica_id >> SERVER_SHIFT
 
 
 def replica_id_of(server_id: ServerId, replica_number: ReplicaNumber) -> NodeId:
-    """The Raft id of a server's replica; replica numbers are given out by the catalog."""
+    """Return the Raft id of a server's replica. The catalog assigns replica numbers."""
     assert 0 < replica_number < 1 << SERVER_SHIFT, replica_number
     return NodeId(server_id << SERVER_SHIFT | replica_number)
 
 
 class Waking(Protocol):
-    """A partition, as far as it counts here."""
+    """A partition whose long polls are run."""
 
     @property
     def group_id(self) -> GroupId: ...
@@ -45,11 +45,12 @@ class Waking(Protocol):
 
 
 class Outbox:
-    """What is to be done in the next turn, or in the one that runs. One a server.
+    """The work of the next turn, or of the running one. One per server.
 
-    Whatever goes up goes through here: a collaborator never calls the host, it leaves something and
-    has a turn scheduled. Invariant: when the loop is left while anything is in `dirty`, `to_wake`
-    or `out`, or `catalog_changed`, a turn is scheduled, unless the server is closed.
+    A collaborator never calls the host: it leaves work here and has a turn scheduled.
+
+    Invariant: when the loop is left while anything is in `dirty`, `to_wake` or `out`, or
+    `catalog_changed`, a turn is scheduled, unless the server is closed.
     """
 
     __slots__ = (
@@ -61,32 +62,33 @@ class Outbox:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.run_turn: Callable[[], None] = _nothing
-        """What a turn does; set once, by the host."""
+        """The turn; set once, by the host."""
         self.is_scheduled = False
-        """A turn will come, or runs."""
+        """True if a turn will come, or runs."""
         self.is_closed = False
-        """No turn comes any more."""
+        """True if no turn comes any more."""
         self.dirty: list[Group] = []
-        """To be pumped, in this order. Invariant: each of them is `dirty`, no other group is."""
+        """Groups to be pumped, in this order. Invariant: each of them is `dirty`, no other group
+        is."""
         self.out: dict[ServerId, list[tuple[GroupId, PeerMessage]]] = {}
         """Messages by server, in the order they were produced."""
         self.after_append: list[tuple[Group, bool, Sequence[Message]]] = []
-        """(group, whether it staged something that must be synced, responses that wait for it)."""
+        """(group, True if it staged something that must be synced, responses that wait for it)."""
         self.applies: list[tuple[Group, MsgStorageApply]] = []
-        """What is committed and can be applied, once everything that is waited for has left."""
+        """Committed entries to apply, after the turn's messages, answers and journal block."""
         self.to_wake: dict[GroupId, Waking] = {}
         """Partitions whose long polls are to be run once, at the end of the turn; by group id."""
         self.staged = False
-        """Something is staged in the store that the turn's journal block takes along."""
+        """True if anything is staged in the store for the turn's journal block."""
         self.urgent = False
-        """Somebody waits for that block."""
+        """True if a response waits for that block."""
         self.urgent_token = 0
-        """The journal token of the newest block that somebody waits for."""
+        """Journal token of the newest block for which a response waits."""
         self.catalog_changed = False
-        """The applied catalog is another one than the host has acted on."""
+        """True if the host has not yet acted on the last change of the applied catalog."""
 
     def schedule(self) -> None:
-        """Have what is here dealt with soon."""
+        """Have a turn run soon."""
         if not self.is_scheduled and not self.is_closed:
             self.is_scheduled = True
             self._clock.call_soon(self.run_turn)
@@ -100,12 +102,14 @@ class Outbox:
                 self.schedule()
 
     def note_staged(self, group: Group) -> None:
-        """Something of the group was staged outside its pump: it leaves with this turn."""
+        """Note that something of the group was staged outside its pump: it leaves with this
+        turn."""
         self.staged = True
         self.mark_dirty(group)
 
     def note_catalog(self) -> None:
-        """A command of the catalog was applied: looked at once a turn, however many there were."""
+        """Note that a catalog command was applied. The host acts once a turn on any number of
+        them."""
         self.catalog_changed = True
         self.schedule()
 
@@ -125,10 +129,10 @@ class Outbox:
             queue.append((group_id, message))  # type: ignore[arg-type]  # see assert
 
     def take_applies(self) -> list[tuple[Group, MsgStorageApply]]:
-        """What is to be applied now; whoever takes it does."""
+        """Return the entries to apply now, and forget them; the caller applies them."""
         taken, self.applies = self.applies, []
         return taken
 
 
 def _nothing() -> None:
-    """No host yet."""
+    """Do nothing: there is no host yet."""

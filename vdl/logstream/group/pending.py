@@ -1,10 +1,7 @@
-"""Whoever waits for an answer, with a deadline: one type, and one way to end what has waited for
-too long.
+"""Pending requests with a deadline: one type, and one way to end those that waited for too long.
 
-Each queue knows what ends its waits in time (an index that is committed, a round that is confirmed,
-a leader) and what is said when that does not come. Deadlines are looked at ten times a second.
-
-Must not know: what is waited for.
+Each queue knows what completes its requests (a committed index, a confirmed round, a leader) and
+the answer if that does not happen in time. Deadlines are checked ten times a second.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ Told_contra = TypeVar("Told_contra", contravariant=True)
 
 
 class Pending(Generic[Answer]):
-    """Somebody who waits. Invariant: `done` is called once, and it is not in its queue then."""
+    """A pending request. Invariant: `done` is called once, and it is not in its queue then."""
 
     __slots__ = ("deadline_ns", "done", "index", "term")
 
@@ -34,14 +31,14 @@ class Pending(Generic[Answer]):
         self.deadline_ns = deadline_ns
         self.done = done
         self.index = index
-        """Of the entry that is waited for, where that is what ends the wait."""
+        """Index of the entry whose commit or application completes the request, if there is one."""
         self.term = term
-        """In which it was appended by this server as leader; 0 when it was not, or does not
-        count."""
+        """Term in which this server appended the entry as leader; 0 if it did not, or if it does
+        not count."""
 
 
 class HasDeadline(Protocol):
-    """`Pending`, or whatever else waits with a deadline."""
+    """`Pending`, or another request with a deadline."""
 
     deadline_ns: int
 
@@ -50,7 +47,8 @@ Waiting = TypeVar("Waiting", bound=HasDeadline)
 
 
 def take_late(queue: MutableSequence[Waiting], now_ns: int) -> list[Waiting]:
-    """Take out those whose deadline has passed, in their order; the rest keeps its own."""
+    """Remove and return the requests whose deadline has passed, in order; the rest keeps its
+    order."""
     late = [one for one in queue if one.deadline_ns <= now_ns]
     if late:
         left = [one for one in queue if one.deadline_ns > now_ns]
@@ -60,13 +58,13 @@ def take_late(queue: MutableSequence[Waiting], now_ns: int) -> list[Waiting]:
 
 
 class Waits(HasDeadline, Protocol[Told_contra]):
-    """`Pending`, or whatever else waits with a deadline for an answer of this kind."""
+    """`Pending`, or another request with a deadline that takes an answer of this type."""
 
     @property
     def done(self) -> Callable[[Told_contra], None]: ...
 
 
 def end_all(waiting: Iterable[Waits[Told_contra]], answer: Told_contra) -> None:
-    """All of these get the same answer, in their order."""
+    """Give all of these the same answer, in order."""
     for one in waiting:
         one.done(answer)

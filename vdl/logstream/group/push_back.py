@@ -1,15 +1,15 @@
-"""Producers of a partition are slowed for a follower that retention would pass.
+"""Backpressure on a partition's producers for a follower that retention would pass.
 
 A follower that is fed more slowly than producers write falls back towards the log's start, and is
-no copy for as long as they go on. Retention waits for it (`retention.py`), but not for ever. So at
-the end of that patience entries are admitted half as fast as the follower takes them: it gains on
-both ends of the log, however slow it is.
+no copy for as long as they go on. Retention waits for it (`retention.py`), but not for ever. When
+that time is over, entries are admitted half as fast as the follower takes them, so that it gains on
+both ends of the log at any speed.
 
-A follower must not stop producers. What is asked of it is progress: one that takes nothing for
-`STALLED_NS` slows nobody any more until retention looks again, and one that has taken nothing by
-then is passed.
+A follower must not stop producers, so it has to make progress. One that takes nothing for
+`STALLED_NS` slows them no more until retention runs again; if it has taken nothing by then,
+retention passes it.
 
-Must not know: what retention keeps, where entries wait.
+Does not depend on the retention policy, or on where entries wait.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ STALLED_NS = 1_000 * MS
 
 
 class PushBack:
-    """For one follower, from the ends of the log as they are now: the leader's `last`, and what the
-    follower holds durably, its `match`."""
+    """Backpressure for one follower.
+
+    It counts from the present ends of the log: the leader's `last`, and the follower's `match`.
+    """
 
     __slots__ = ("_last", "_match", "_moved_ns", "_seen", "replica")
 
@@ -34,11 +36,11 @@ class PushBack:
         self._moved_ns = NEVER
 
     def admits(self, *, last: Index, match: Index) -> bool:
-        """Whether another entry may be appended."""
+        """Return True if another entry may be appended."""
         return (last - self._last) * GAIN <= match - self._match
 
     def goes_on(self, now_ns: int, *, match: Index) -> bool:
-        """Whether the follower still takes entries. Use: often, while anybody waits."""
+        """Return True if the follower still takes entries. Use: often, while any append waits."""
         if match > self._seen or self._moved_ns == NEVER:
             self._seen, self._moved_ns = match, now_ns
         return now_ns - self._moved_ns < STALLED_NS

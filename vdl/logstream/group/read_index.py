@@ -1,9 +1,9 @@
-"""Read index rounds of one group (Raft §8, thesis §6.4): one round for all who wait.
+"""Read index rounds of one group (Raft §8, thesis §6.4).
 
-Whoever must not see stale state requests a round; the requests of one turn share one heartbeat
-round; each is answered True once the leader proved that it still led after the request *and* this
-replica applied up to the index it had then. Answered False when leadership ends or the deadline
-passes.
+A caller that must not see stale state requests a round; the requests of one turn share one
+heartbeat round. A request is answered True once the leader proved that it still led after the
+request *and* this replica applied up to the commit index of that time. It is answered False when
+leadership ends or the deadline passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReadRounds:
         self._asks.append(Pending(deadline_ns, done))
 
     def begin(self, node: RawNode) -> None:
-        """Start one round for everything asked since the last."""
+        """Start one round for all requests since the last."""
         if self._asks:
             self._number += 1
             context = self._number.to_bytes(8, "big")
@@ -44,20 +44,20 @@ class ReadRounds:
             node.read_index(context)
 
     def confirmed(self, states: list[ReadState]) -> None:
-        """The core confirmed rounds; each is answered once `index` is applied."""
+        """Note the rounds that the core confirmed; each is answered once `index` is applied."""
         for state in states:
             asks = self._rounds.pop(state.context, None)
             if asks:
                 self._confirmed.append((state.index, asks))
 
     def applied(self, index: Index) -> None:
-        """Answer what waited for `index`."""
+        """Answer the requests that waited for `index` to be applied."""
         while self._confirmed and self._confirmed[0][0] <= index:
             for ask in self._confirmed.popleft()[1]:
                 ask.done(True)
 
     def fail(self) -> None:
-        """Leadership ended: nobody here can confirm anything."""
+        """Answer False to all requests: leadership ended."""
         asks = self._asks
         for round_asks in self._rounds.values():
             asks.extend(round_asks)
@@ -70,7 +70,7 @@ class ReadRounds:
             ask.done(False)
 
     def expire(self, now_ns: int) -> None:
-        """Answer False to those whose deadline has passed."""
+        """Answer False to requests whose deadline has passed."""
         late = take_late(self._asks, now_ns)
         for context in list(self._rounds):
             late += take_late(self._rounds[context], now_ns)

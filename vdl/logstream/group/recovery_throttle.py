@@ -1,18 +1,18 @@
-"""How fast followers that are far behind are fed from disk.
+"""Rate limit for feeding followers that are far behind from disk.
 
-They read what nobody else reads, and may read all of it: without a limit they would take the disk
-and the links from the producers' followers. One limit in bytes serves all groups a server leads,
-which take turns.
+They read data that no other reader needs, and may read all of it: without a limit they would take
+the disk and the links from the followers that are in step. One limit in bytes serves all groups
+that a server leads, in turns.
 
-A limit alone would leave a follower behind for ever when producers are faster. So each may also be
-fed `GAIN` times as fast as its group is written to, whatever others take (`Gain` measures that,
-and `run` is told when the job is due by it).
+With this limit alone a follower could stay behind for ever when producers are faster. So each
+follower may also be fed `GAIN` times as fast as its group is written to, whatever others use:
+`Gain` measures that, and `run` takes the time at which a job is due by it.
 
-Jobs have a key, which says for whom they are: of each key at most one runs and one waits, and the
-one that waits can be withdrawn (`keyed_jobs.py`). Without that each reset of a link would leave a
-read behind that nobody needs, and those who do need theirs would wait for all of them.
+Jobs have a key, which names the beneficiary: of each key at most one runs and one waits, and the
+waiting one can be withdrawn (`keyed_jobs.py`). Otherwise each reset of a link would leave an
+unneeded read behind, for which needed ones would wait.
 
-Must not know: what is read, what a key stands for.
+Does not depend on what is read, or what a key stands for.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from vdl.logstream.group.keyed_jobs import KeyedJobs
 
 _SECOND_NS = 1_000_000_000
 BURST_NS = 100_000_000
-"""A pause of this length may be made up for at once."""
+"""A pause of up to this length may be compensated at once."""
 GAIN = 2
-"""How many times as fast as its group is written to a follower is fed at least."""
+"""Minimum rate at which a follower is fed, as a multiple of its group's write rate."""
 GAIN_NS = _SECOND_NS
-"""Over how long that is measured, about."""
+"""Approximate period over which the write rate is measured."""
 NEVER_NS = 1 << 63
 
 _Job = tuple[int, Callable[[], None], int]
-"""The most bytes it may move, what it does, when it may begin whatever others take."""
+"""(bytes it may move at most, the job, time at which it may begin regardless of the limit)."""
 
 
 class RecoveryThrottle:
-    """See the module."""
+    """Rate limit of one server's recovery reads."""
 
     __slots__ = (
         "_bytes_per_second", "_clock", "_due_first", "_is_starting",
@@ -50,22 +50,25 @@ class RecoveryThrottle:
         self._clock = clock
         self._bytes_per_second = bytes_per_second
         self._next_ns = 0
-        """When the next read may begin: when all so far have taken their time."""
+        """Time at which the next read may begin: when all so far have used their share."""
         self._jobs: KeyedJobs[_Job, bool] = KeyedJobs()
-        """A job runs on whether its bytes count for the limit."""
+        """The terms of a job: True if its bytes count for the limit."""
         self._due_first: list[tuple[int, int, Hashable]] = []
-        """A heap of (when, number, key) of jobs that are due by themselves; also of some that wait
-        no longer, dropped when they come up."""
+        """Heap of (time, number, key) of jobs that become due regardless of the limit. It may
+        contain jobs that wait no longer, which are dropped when they come up."""
         self._is_starting = False
-        """A job may end before it returns: the loop that began it goes on, not one within it."""
+        """True while jobs are started. A job may end before it returns: the loop that began it
+        continues, not a nested one."""
         self._timer: Timer | None = None
         self._number = 0
 
     def run(
         self, key: Hashable, size: int, job: Callable[[], None], *, due_ns: int = NEVER_NS
     ) -> None:
-        """Run a job that moves at most `size` bytes, now or when it is its turn, at `due_ns` at the
-        latest; `ended` must follow. It takes the place of the one of its key that waits."""
+        """Run a job that moves at most `size` bytes, when the limit admits it, or at `due_ns`.
+
+        `ended` must follow. It replaces the waiting job of its key.
+        """
         if self._jobs.add(key, (size, job, due_ns)):
             self._note_due(key, due_ns)
             self._go_on()
@@ -76,16 +79,18 @@ class RecoveryThrottle:
             heappush(self._due_first, (due_ns, self._number, key))
 
     def now_ns(self) -> int:
-        """The clock that due times are of."""
+        """Return the present time of the clock of due times."""
         return self._clock.now_ns()
 
     def withdraw(self, key: Hashable) -> None:
-        """The job of this key is not needed any more: it does not run, unless it has begun."""
+        """Drop the job of this key, unless it has begun."""
         self._jobs.withdraw(key)
 
     def ended(self, key: Hashable, less: int) -> None:
-        """The job of this key that ran is over. It moved `less` bytes fewer than it might have:
-        others may use its time."""
+        """End the running job of this key.
+
+        It moved `less` bytes fewer than it might have, which others may use.
+        """
         counts, behind = self._jobs.end(key)
         if behind is not None:
             self._note_due(key, behind[2])
@@ -119,7 +124,7 @@ class RecoveryThrottle:
         job()
 
     def _first_due_ns(self) -> int:
-        """When the first job that waits is due by itself."""
+        """Return when the first waiting job becomes due regardless of the limit."""
         heap = self._due_first
         while heap:
             due_ns, _, key = heap[0]
@@ -135,9 +140,11 @@ class RecoveryThrottle:
 
 
 class Gain:
-    """How fast a group is written to, in entries, and when by that each of its followers that are
-    far behind is to be fed again. Looked at only while one is: it costs appends nothing. What
-    counts is entries, not bytes: to gain on the log's end is to be fed more than are written."""
+    """Write rate of a group, in entries, and when slow followers must be fed to gain on it.
+
+    Measured only while a follower is far behind: it costs appends nothing. Entries count, not
+    bytes: a follower gains on the log's end if it is fed more entries than are written.
+    """
 
     __slots__ = ("_fed", "_seen")
 
@@ -148,15 +155,16 @@ class Gain:
         """By follower: when it was last fed, and how many entries."""
 
     def fed(self, follower: Hashable, count: int, now_ns: int) -> None:
-        """A follower is sent so many entries."""
+        """Note that `count` entries are sent to a follower."""
         self._fed[follower] = now_ns, count
 
     def forget(self, follower: Hashable) -> None:
-        """It is no member any more."""
+        """Forget a follower that is no member any more."""
         self._fed.pop(follower, None)
 
     def due_ns(self, follower: Hashable, last_index: Index, now_ns: int) -> int:
-        """When it is to be fed again so that it gains; `NEVER_NS` while nothing is written."""
+        """Return when the follower must be fed again to gain; `NEVER_NS` while nothing is
+        written."""
         seen = self._seen
         if not seen or now_ns > seen[-1][0]:
             seen.append((now_ns, last_index))

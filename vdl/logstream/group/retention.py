@@ -1,24 +1,26 @@
-"""How much of a partition is kept: `retention.ms` and `retention.bytes`.
+"""Retention of a partition's records: `retention.ms` and `retention.bytes`.
 
-Retention deletes whole segments, oldest first, as Kafka does: a segment goes when its newest record
-is older than the time, or when what is left without it is still as large as the size. By time also
-the newest segment may go, when nothing was written for that long; by size it never does. The leader
-decides and the decision is an entry in the partition's log, so all replicas have one log start.
+Retention deletes whole segments, oldest first, as Kafka does: a segment is deleted when its newest
+record is older than the time, or when the remaining segments are still as large as the size. By
+time the newest segment may be deleted too, if nothing was written for that long; by size it never
+is. The leader decides and the decision is an entry in the partition's log, so all replicas have one
+log start.
 
-Time is the cluster's, settled (`time/agreed_time.py`): no clock that is wrong deletes early.
+Time is the cluster's settled time (`time/agreed_time.py`): no wrong clock deletes early.
 
-A segment none of whose records has a time (Kafka's -1; or one of commands alone) is older than what
-follows and goes with it. Where nothing that has a time follows, it goes when a leader has known it
-for as long as records are kept: Kafka takes the file's time, which differs between replicas. Each
-new leader, or each restart of it, reckons anew, so it goes late rather than early.
+A segment without any timestamp (Kafka's -1; or one of commands alone) is older than what follows
+and is deleted with it. If no segment with a time follows, it is deleted when a leader has known it
+for the retention time: Kafka takes the file's time, which differs between replicas. Each new
+leader, or each restart of it, starts to count anew, so it is deleted late rather than early.
 
-What a follower that lives still needs waits for it: one that is being fed from the log's start, and
-not faster than is written, would else have to begin there again and again, and be no copy for as
-long. It waits until twice as much is kept as was asked for, so that one that is stuck does not fill
-the disks of the others; then producers are slowed while the follower gets on (`push_back.py`). When
-four times as much is kept it is passed all the same: it may get on too slowly for ever.
+Records that a live follower still needs are held back: a follower that is fed from the log's start,
+no faster than producers write, would otherwise have to begin there again and again, and be no copy
+for as long. They are held until twice the retention limit is kept, so that a stuck follower does
+not fill the disks of the others. Then producers are slowed while the follower makes progress
+(`push_back.py`). At four times the limit they are deleted all the same: the follower may be too
+slow for ever.
 
-Must not know: topics and their settings, how deleting is done, who lives.
+Does not depend on topics, their settings, or how deleting is done.
 """
 
 from __future__ import annotations
@@ -34,21 +36,22 @@ FOREVER = -1
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What a topic asks for; -1 is without limit."""
+    """Retention settings of a topic; -1 is without limit."""
 
     retention_ms: int = FOREVER
     retention_bytes: int = FOREVER
     segments: SegmentLimits | None = None
-    """When its logs begin new segments, on each replica for itself; None as the store does."""
+    """Limits at which a replica's log begins new segments; None: the store's."""
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether nothing is ever deleted."""
+        """True if nothing is ever deleted."""
         return self.retention_ms == FOREVER and self.retention_bytes == FOREVER
 
     @property
     def at_most(self) -> RetentionPolicy:
-        """What is kept while a follower needs it; twice as much for one that gets on."""
+        """Policy that applies while a follower needs records; twice this for one that makes
+        progress."""
         return RetentionPolicy(
             self.retention_ms if self.retention_ms == FOREVER else HELD * self.retention_ms,
             self.retention_bytes
@@ -58,22 +61,24 @@ class RetentionPolicy:
 
 
 HELD = 2
-"""How many times as much as was asked for is kept for followers."""
+"""Multiple of the retention limit that is kept for followers."""
 KEEP = RetentionPolicy()
 
 
 class UntimedSegments:
-    """Since when a leader knows what its log's segments without any time hold. A segment is known
-    by its end, so one that grows is as new as its last record."""
+    """Times since when a leader knows its log's segments without timestamps.
+
+    A segment is identified by its end, so one that grows is as new as its last record.
+    """
 
     __slots__ = ("_since_ms",)
 
     def __init__(self) -> None:
         self._since_ms: dict[int, int] = {}
-        """End offset -> time of stamps, as for all that is deleted by settled time later."""
+        """End offset -> stamping time; compared with settled time when deleting."""
 
     def look(self, spans: Sequence[SegmentSpan], stamp_ms: int) -> None:
-        """`spans` as they are now; no others are remembered."""
+        """Note the present segments, `spans`; forget all others."""
         before = self._since_ms
         self._since_ms = {
             span.end_offset: before.get(span.end_offset, stamp_ms)
@@ -89,10 +94,10 @@ class UntimedSegments:
 def retention_start(
     spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int, untimed: UntimedSegments
 ) -> Offset:
-    """The offset that the log is to start with; `spans` are the log's segments, oldest first,
-    `now_ms` is `AgreedTime.settled_ms`, `untimed` has looked at them.
+    """Return the offset with which the log is to start.
 
-    Returns 0 or less than the present start where nothing is to be deleted.
+    `spans` are the log's segments, oldest first, `now_ms` is `AgreedTime.settled_ms`, and `untimed`
+    has noted them. The result is 0, or below the present start, if nothing is to be deleted.
     """
     start = Offset(0)
     if policy.retention_ms != FOREVER:
@@ -100,7 +105,7 @@ def retention_start(
         for span in spans:
             if span.max_timestamp < 0:
                 if not untimed.known_before(span, before_ms):
-                    continue  # it goes with the next one that has a time
+                    continue  # it is deleted with the next one that has a time
             elif span.max_timestamp >= before_ms:
                 break
             start = span.end_offset
@@ -122,9 +127,12 @@ def held_starts(
     *,
     needed: Offset,
 ) -> tuple[Offset, Offset]:
-    """As `retention_start`, while a follower needs offsets from `needed` on: with patience, so that
-    all of them stay, and without. The two are equal when nothing that `at_most` does not keep would
-    have to stay for it, and when so much stays already that there is no patience left."""
+    """As `retention_start`, while a follower needs offsets from `needed` on.
+
+    Return the start that keeps all of them, and the start that does not wait for the follower. The
+    two are equal if all the needed records are within `at_most`, and if so much is kept already
+    that waiting ends.
+    """
     wanted = retention_start(spans, policy, now_ms, untimed)
     if wanted <= needed:
         return wanted, wanted

@@ -1,20 +1,20 @@
-"""What is remembered of how a group's state was encoded: the last snapshot, and how large it was.
+"""The last snapshot of a group's state, and its size as an estimate for the next.
 
-To encode a state is work for the whole loop, some 6 us for each committed offset: with a hundred
-thousand of them longer than the shortest election timeout. So it is not done to answer a question
-that was answered before:
+Encoding a state blocks the loop, some 6 us for each committed offset: with a hundred thousand of
+them longer than the shortest election timeout. So a state is not encoded again for the same
+question:
 
-* How large a snapshot would be is worked out from the last one: bytes per item, times the items
-  there are now. A state that has doubled since, or halved, is encoded again. So is one of which
-  checkpoints have stored so many items of more than twice the usual length that it may be over the
-  limit by now: what a client says along with a position can be 4 KiB instead of nothing. For less,
-  who asks leaves a margin. Whether a snapshot can be sent is decided by the snapshot itself.
-* A snapshot that was made is kept for whoever asks next, mostly the same peer, because the link had
-  no room for the frame. It does as long as the entries behind it are in the log.
+* The size of a snapshot is estimated from the last one: bytes per item, times the present number of
+  items. A state that has doubled or halved since is encoded again. So is one of which checkpoints
+  have stored so many items of more than twice the usual length that it may be over the limit by
+  now: the metadata that a client attaches to a position can be 4 KiB instead of nothing. For
+  smaller errors the caller leaves a margin. The final check is made on the snapshot itself.
+* A snapshot is kept for the next request, mostly of the same peer, because the link had no room for
+  the frame. It is valid as long as the entries behind it are in the log.
 
-Ticks are those of the group that asks.
+Ticks are those of the calling group.
 
-Must not know: what items are, who asks for a snapshot, whether it arrived.
+Does not depend on what items are, or whether a snapshot arrived.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from raft.types import Snapshot
 from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 
 KEPT_TICKS = 1_000
-"""How long a snapshot is kept that nobody asks for: up to 8 MiB a group, some 30 of a coordinator
-with a million positions. Longer than a leader waits
-for one that was lost on the way."""
+"""Ticks for which an unrequested snapshot is kept: up to 8 MiB a group, some 30 of a coordinator
+with a million positions. Longer than a leader waits for one that was lost on the way."""
 
 PAUSE_TICKS = 100
-"""The least time from one snapshot that is made to the next."""
+"""Minimum time between two snapshots."""
 
 RETRY_TICKS = 500
-"""After which it is looked again whether a state that was too large fits into a snapshot."""
+"""Time after which a state that was too large is tried again."""
 
 RETRY_TICKS_MAX = 60_000
-"""As long as it is not expected to fit, each wait is twice the one before, up to this: what is
-expected may be wrong, and a replica that nothing is sent to stays behind for ever."""
+"""Maximum of that time, which doubles as long as the state is not expected to fit. It is bounded
+because the estimate may be wrong, and a replica that receives nothing stays behind for ever."""
 
 
 class SnapshotCache:
-    """See the module."""
+    """The last snapshot of one group, and the sizes of its last encoding."""
 
     __slots__ = (
         "_asked_tick", "_bytes", "_grown", "_is_short", "_item_bytes", "_items", "_retry_ticks",
@@ -51,59 +50,61 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self.measured_until = 0
-        """Until which tick what was measured counts as measured anew. For the owner to set."""
+        """Tick until which the measurement counts as new. Set by the owner."""
         self._items = 0
         self._bytes = 0
-        """Of the last encoding; 0 before the first."""
+        """Size of the last encoding; 0 before the first."""
         self._item_bytes = 0
-        """What an item took then, uncompressed."""
+        """Uncompressed bytes per item in that encoding."""
         self._grown = 0
-        """By how much what was stored since and is twice as long, or longer, is longer, in all."""
+        """Excess bytes, in total, of items stored since that are at least twice as long."""
         self._snapshot: Snapshot | None = None
         self._is_short = False
-        """Whether that one is: see `Owner.snapshots_are_short`."""
+        """True if the snapshot is short: see `Owner.snapshots_are_short`."""
         self._asked_tick = 0
         self._tick: int | None = None
-        """When a snapshot was last made, or tried."""
+        """Tick at which a snapshot was last made, or tried."""
         self._retry_ticks = 0
-        """How long to wait from there because it was too large; 0 if it was not."""
+        """Time to wait from there because it was too large; 0 if it was not."""
 
-    # --- how large ---------------------------------------------------------------------------
+    # --- size --------------------------------------------------------------------------------
     def measured(self, items: int, size: int, uncompressed: int) -> None:
-        """A state of so many items took so many bytes."""
+        """Note that a state of `items` items took `size` bytes."""
         self._items = items
         self._bytes = size
         self._item_bytes = uncompressed // (items + 1)
         self._grown = 0
 
     def stored(self, items: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """A checkpoint stores these keys and values, None where they went."""
+        """Note the keys and values that a checkpoint stores, None for removed ones."""
         usual = self._item_bytes
         for key, value in items:
             if value is not None and (more := len(key) + len(value) - usual) > usual:
                 self._grown += more
 
     def forget_size(self) -> None:
-        """The state is another one."""
+        """Forget the measurement: the state was replaced."""
         self._bytes = 0
 
     def is_like_measured(self, items: int) -> bool:
-        """Whether the last encoding says something of a state of so many items."""
+        """Return True if the last encoding is a basis for a state of `items` items."""
         now, then = items + 1, self._items + 1
         return self._bytes > 0 and now < 2 * then and then < 2 * now
 
     def bytes_expected(self, items: int) -> int:
-        """How large a state of so many items would be; 0 before the first was encoded."""
+        """Return the estimated size of a state of `items` items; 0 before the first encoding."""
         return self._bytes * (items + 1) // (self._items + 1)
 
     def may_have_passed(self, limit: int, items: int) -> bool:
-        """Whether a state of so many items may be over the limit because they are longer now."""
+        """Return True if a state of `items` items may exceed the limit because the items became
+        longer."""
         expected = self.bytes_expected(items)
         return expected <= limit < expected + self._grown
 
     # --- snapshots ---------------------------------------------------------------------------
     def may_encode(self, items: int, tick: int, bytes_max: int = SNAPSHOT_BYTES_MAX) -> bool:
-        """Whether a snapshot of so many items may be made now. `bytes_max`: what fits."""
+        """Return True if a snapshot of `items` items may be made now. `bytes_max`: the size
+        limit."""
         if self._tick is None:
             return True
         wait = self._retry_ticks
@@ -114,24 +115,26 @@ class SnapshotCache:
         return tick - self._tick >= wait
 
     def too_large(self, tick: int) -> None:
-        """The state did not fit."""
+        """Note that the state did not fit."""
         self._tick = tick
         self._retry_ticks = min(max(2 * self._retry_ticks, RETRY_TICKS), RETRY_TICKS_MAX)
 
     def failed(self, tick: int) -> None:
-        """A snapshot could not be made, for another reason."""
+        """Note that a snapshot could not be made, for another reason."""
         self._tick = tick
         self._retry_ticks = RETRY_TICKS
 
     def keep(self, snapshot: Snapshot, tick: int, *, is_short: bool = False) -> None:
-        """A snapshot was made; the one before goes. `is_short`: see `Owner.snapshots_are_short`."""
+        """Keep a new snapshot in place of the last. `is_short`: see `Owner.snapshots_are_short`."""
         self._snapshot, self._is_short = snapshot, is_short
         self._asked_tick = self._tick = tick
         self._retry_ticks = 0
 
     def kept(self, *, first_index: Index, tick: int, is_short: bool = False) -> Snapshot | None:
-        """The last snapshot, for a log that begins at `first_index`: what is behind it is there.
-        Not one that is shorter than one may be now."""
+        """Return the last snapshot if a log that begins at `first_index` has the entries behind it.
+
+        None if it is short and may not be.
+        """
         snapshot = self._snapshot
         is_too_short = self._is_short and not is_short
         if snapshot is None or is_too_short or snapshot.index < first_index - 1:
@@ -141,10 +144,10 @@ class SnapshotCache:
         return snapshot
 
     def forget_unused(self, tick: int) -> None:
-        """Let go of a snapshot that nobody has asked for lately."""
+        """Drop a snapshot that was not requested lately."""
         if self._snapshot is not None and tick - self._asked_tick >= KEPT_TICKS:
             self._snapshot = None
 
     def forget_snapshot(self) -> None:
-        """Nobody will ask here any more."""
+        """Drop the snapshot: no more requests will come."""
         self._snapshot = None

@@ -1,26 +1,25 @@
-"""What a replica knows apart from its log's entries: in checkpoints, and in snapshots for peers.
+"""State of a replica apart from its log's entries: in checkpoints, and in snapshots for peers.
 
-*Members* are the group's configuration. In Raft as it is done here a configuration takes effect
-when it is applied, so it is applied state and is checkpointed with the rest, under a key of its
-own.
+*Members* are the group's configuration. In this Raft a configuration takes effect when it is
+applied, so it is applied state and is checkpointed with the rest, under a key of its own.
 
 A *snapshot* is sent to a replica that is behind the log's start (§7): members, and the items of the
 state machine. For a group of commands it replaces the entries up to the last applied one. For a
-partition it does not: its records are the entries. There it stands at the log's *start*, a few
-hundred bytes, and the entries follow by ordinary appends, from disk if need be: one path for all
-catching up, resumable, every frame checksummed. What such a snapshot brings (members and producer
-windows) may then reflect more than the log's start: `reflects` says up to where, and entries up to
-there are not applied to it again.
+partition it does not: its records are the entries. Its snapshot is taken at the log's *start*, a
+few hundred bytes, and the entries follow by ordinary appends, from disk if necessary: one path for
+all catching up, resumable, every frame checksummed. The members and producer windows in such a
+snapshot may then reflect more than the log's start: `reflects` is the index up to which they do,
+and entries up to there are not applied to them again.
 
-A large state is a snapshot *in parts*, each of so many items, so that neither who makes it nor who
-takes it does all of it in one turn:
+A large state is a snapshot *in parts*, each of a limited number of items, so that neither its
+sender nor its receiver processes all of it in one turn:
 
      0  0            u32  no plain length: a version that does not know parts refuses it
      4  item count   u32
      8  member bytes u32, members
         and for each part: bytes u32, plain bytes u32, zstd frame of an array of items
 
-Must not know: who asks, how snapshots travel, what items mean.
+Does not depend on how snapshots travel, or what items mean.
 """
 
 from __future__ import annotations
@@ -40,22 +39,23 @@ from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 from segments.api import INSTALLED_STATE_BYTES_MAX
 
 SNAPSHOT_BYTES_MAX = 8 << 20
-"""The largest snapshot that is not in parts, compressed: it travels in one frame and is kept in one
-journal record. A group whose log was cut while its state was half as large, and has outgrown it
-since, cannot have a replica replaced. A coordinator refuses what would bring it to that half."""
+"""Maximum size of a snapshot that is not in parts, compressed: it travels in one frame and is kept
+in one journal record. A group whose log was cut while its state was half as large, and has outgrown
+the limit since, cannot have a replica replaced. A coordinator refuses what would bring it to that
+half."""
 
 PARTS_BYTES_MAX = INSTALLED_STATE_BYTES_MAX
-"""The same of one in parts. No state that may be sent so gets there, however little compression
-makes of it: a position takes at most some 80 bytes more than it counts as (`Offsets.bytes`)."""
+"""Maximum size of a snapshot in parts. No state that may be sent so reaches it, however badly it
+compresses: a position takes at most some 80 bytes more than it counts as (`Offsets.bytes`)."""
 
 STATE_BYTES_MAX = 64 << 20
-"""The largest state a snapshot that is not in parts may say it holds, and the largest part."""
+"""Maximum plain size of a state in a snapshot that is not in parts, and of a part."""
 
 PART_BYTES = 1 << 20
-"""A part ends once its items have as many bytes, plain."""
+"""Plain bytes of items after which a part ends."""
 
 MEMBERS_KEY = b"\x00"
-"""Where checkpoints keep the members. No machine has a key of this kind."""
+"""Key of the members in checkpoints. No machine has a key of this kind."""
 
 Items = list[tuple[bytes, bytes]]
 """A machine's state: (key, value) in key order."""
@@ -65,19 +65,19 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
     """A group's configuration as of an applied index. Replica ids ascending."""
 
     reflects: Index
-    """Members and items are those of after this index, if more than that has been applied."""
+    """Index that members and items reflect, if more than that has been applied."""
     voters: tuple[NodeId, ...]
     voters_outgoing: tuple[NodeId, ...] = ()
     learners: tuple[NodeId, ...] = ()
     learners_next: tuple[NodeId, ...] = ()
     auto_leave: bool = False
     revision: int = 0
-    """Up to which revision of what the members are to be the group has done its part: see
+    """Last revision of the wanted members for which the group has done its part: see
     `vdl/state/reassignment.py`."""
 
     @property
     def conf_state(self) -> ConfState:
-        """In the core's form."""
+        """The configuration in the core's form."""
         return ConfState(
             voters=self.voters,
             voters_outgoing=self.voters_outgoing,
@@ -95,7 +95,7 @@ class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def members_of(conf_state: ConfState, *, reflects: Index, revision: int = 0) -> Members:
-    """The core's form, with the index it was applied at."""
+    """Return the members of a configuration, with the index at which it was applied."""
     return Members(
         reflects=reflects,
         voters=conf_state.voters,
@@ -108,19 +108,18 @@ def members_of(conf_state: ConfState, *, reflects: Index, revision: int = 0) -> 
 
 
 def revision_of(entry: Entry) -> int:
-    """The revision that a membership change says the group has done its part of; 0 if it says
-    nothing."""
+    """Return the revision that a membership change completes; 0 if it names none."""
     context = decode_conf_change(entry.data).context
     return _REVISION.unpack(context)[0] if context else 0
 
 
 def revision_context(revision: int) -> bytes:
-    """What a membership change carries to say so."""
+    """Return the context of a membership change that completes a revision."""
     return _REVISION.pack(revision)
 
 
 DecodeError = msgspec.DecodeError
-"""Bytes that are no snapshot, or no members, of this version."""
+"""Raised for bytes that are no snapshot, or no members, of this version."""
 
 _LENGTH = Struct("<I")
 _HEAD_OF_PARTS = Struct("<III")
@@ -128,7 +127,7 @@ _PART = Struct("<II")
 _PAIR = b"\x92"
 """msgpack: two values follow."""
 _ARRAY_32 = 0xDD
-"""So many values follow."""
+"""msgpack: an array whose length follows as u32."""
 _ITEM_COUNT = Struct(">BI")
 _REVISION = Struct("<Q")
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -138,34 +137,36 @@ _ITEMS = msgspec.msgpack.Decoder(Items)
 
 
 def encode_members(members: Members) -> bytes:
-    """The value kept under `MEMBERS_KEY`."""
+    """Return the value kept under `MEMBERS_KEY`."""
     return _ENCODER.encode(members)
 
 
 def encode_snapshot(members: Members, items: Items) -> bytes:
-    """The payload of a snapshot, as it travels and as the journal keeps it: its plain length (u32)
-    and a zstd frame; names and small numbers are most of it."""
+    """Return the payload of a snapshot, as it travels and as the journal keeps it.
+
+    Its plain length (u32) and a zstd frame; names and small numbers are most of it.
+    """
     plain = _ENCODER.encode(SnapshotState(members, items))
     return _LENGTH.pack(len(plain)) + bytes(cramjam.zstd.compress(plain))
 
 
 class SnapshotWriter:
-    """`encode_snapshot` in pieces: of the same plain bytes."""
+    """Encoder of a snapshot in pieces, with the same plain bytes as `encode_snapshot`."""
 
     __slots__ = ("_compressor", "_length")
 
     def __init__(self, members: Members, count: int) -> None:
-        """`count`: of all items."""
+        """Begin a snapshot. `count`: the number of all items."""
         self._compressor = cramjam.zstd.Compressor()
         self._length = 0
         self._write(_PAIR + _ENCODER.encode(members) + _ITEM_COUNT.pack(_ARRAY_32, count))
 
     def add(self, items: Items) -> None:
-        """The items that follow, in key order. Work: a microsecond for each."""
+        """Add the next items, in key order. Work: a microsecond for each."""
         self._write(b"".join(map(_ENCODER.encode, items)))
 
     def finish(self) -> bytes:
-        """All of them were added."""
+        """Return the snapshot; all items were added."""
         return _LENGTH.pack(self._length) + bytes(self._compressor.finish())
 
     def _write(self, plain: bytes) -> None:
@@ -174,22 +175,22 @@ class SnapshotWriter:
 
 
 class PartsWriter:
-    """A snapshot in parts."""
+    """Encoder of a snapshot in parts."""
 
     __slots__ = ("_items", "_parts", "_plain_bytes", "length")
 
     def __init__(self, members: Members, count: int) -> None:
-        """`count`: of all items."""
+        """Begin a snapshot. `count`: the number of all items."""
         encoded = _ENCODER.encode(members)
         self._parts = [_HEAD_OF_PARTS.pack(0, count, len(encoded)), encoded]
         self.length = sum(map(len, self._parts))
-        """Bytes of what is written."""
+        """Bytes written so far."""
         self._items: Items = []
         self._plain_bytes = 0
-        """Of `_items`, about."""
+        """Approximate plain bytes of `_items`."""
 
     def add(self, items: Items) -> None:
-        """The items that follow, in key order. Work: a microsecond for each."""
+        """Add the next items, in key order. Work: a microsecond for each."""
         for item in items:
             self._items.append(item)
             self._plain_bytes += len(item[0]) + len(item[1])
@@ -197,7 +198,7 @@ class PartsWriter:
                 self._end_part()
 
     def finish(self) -> bytes:
-        """All of them were added."""
+        """Return the snapshot; all items were added."""
         if self._items:
             self._end_part()
         return b"".join(self._parts)
@@ -217,14 +218,17 @@ class OpenSnapshot:
     members: Members
     is_in_parts: bool
     count: int
-    """Of the items."""
+    """Number of items."""
     pieces: Iterator[Items]
-    """In key order. Raises DecodeError where a part is none."""
+    """Items in key order. Raises DecodeError at a malformed part."""
 
 
 def open_snapshot(data: bytes | bytearray | memoryview) -> OpenSnapshot:
-    """What `decode_snapshot` does, a piece at a time where it is in parts. Raises DecodeError for
-    what is not laid out as a snapshot; what a part holds is seen when it is read."""
+    """Open a snapshot, to be read a piece at a time if it is in parts.
+
+    Raise DecodeError if the layout is not that of a snapshot. The content of a part is checked when
+    it is read.
+    """
     if len(data) < _HEAD_OF_PARTS.size or _LENGTH.unpack_from(data)[0]:
         state = decode_snapshot(data)
         return OpenSnapshot(state.members, False, len(state.items), iter([state.items]))
@@ -261,7 +265,7 @@ def _part(packed: memoryview, length: int) -> Items:
 
 
 def check_members(conf_state: ConfState) -> None:
-    """Raises DecodeError for members that cannot be."""
+    """Raise DecodeError if the members are impossible."""
     try:
         restored(conf_state)
     except InvalidConfChange as error:
@@ -269,7 +273,10 @@ def check_members(conf_state: ConfState) -> None:
 
 
 def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
-    """Nothing in the result points into `data`. Raises DecodeError."""
+    """Decode a snapshot. Raise DecodeError if it is malformed.
+
+    The result does not refer to `data`.
+    """
     if len(data) >= _HEAD_OF_PARTS.size and not _LENGTH.unpack_from(data)[0]:
         opened = open_snapshot(data)
         return SnapshotState(opened.members, [item for piece in opened.pieces for item in piece])
@@ -287,8 +294,10 @@ def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
 
 
 def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
-    """A checkpoint's items without the members, and these; `initial` when they never changed.
-    Raises DecodeError."""
+    """Return the members in a checkpoint, and its other items.
+
+    `initial` if the members never changed. Raise DecodeError if they are malformed.
+    """
     if items and items[0][0] == MEMBERS_KEY:
         return _MEMBERS.decode(items[0][1]), items[1:]
     return initial, items
@@ -309,8 +318,10 @@ def pass_over(owner: Passing, entries: Sequence[Entry], reflects: Index) -> None
 
 
 def for_the_owner(entries: Sequence[Entry], reflects: Index) -> Sequence[Entry]:
-    """The entries that an owner applies: no membership changes, and none that its state already
-    reflects."""
+    """Return the entries that an owner applies.
+
+    These exclude membership changes, and entries that its state already reflects.
+    """
     if entries[0].index > reflects:
         for entry in entries:
             if entry.kind in CONF_CHANGE_KINDS:

@@ -1,11 +1,11 @@
-"""Whether the servers of all members of a group speak a protocol version.
+"""Checks of the protocol versions that the servers of a group's members speak.
 
 A replica that cannot apply a command stops. So a leader proposes a command of a newer version only
-while all members are known to speak it. A server that is away may come back with an older version.
+while all members are known to speak it. A server that is away may return with an older version.
 
-What a replica of an older version applies, and judges otherwise once it leads, a leader of a newer
-one leaves while a member is known to be of an older version: that is while servers are upgraded one
-by one. A server that is away does not count then.
+Some behaviour is accepted by replicas of an older version, but handled differently once such a
+replica leads. A leader of a newer version avoids it while a member is known to be of an older
+version: that is, while servers are upgraded one by one. A server that is away does not count then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from vdl.logstream.group.outbox import server_of
 def members_speak(
     version: int, group: Group, alive: Mapping[ServerId, Hello], server_id: ServerId
 ) -> bool:
-    """Return whether they do. `alive`: the servers linked now; `server_id`: this server."""
+    """Return True if all members speak `version`. `alive`: the servers linked now; `server_id`:
+    this one."""
     for replica in group.members:
         other = server_of(replica)
         if other == server_id:
@@ -33,6 +34,7 @@ def members_speak(
 
 
 def speaks_less(version: int, group: Group, alive: Mapping[ServerId, Hello]) -> bool:
-    """Return whether a member's server that is linked now does. `alive`: those servers."""
+    """Return True if a linked member speaks less than `version`. `alive`: the servers linked
+    now."""
     linked = [alive.get(server_of(replica)) for replica in group.members]
     return any(hello is not None and hello.version < version for hello in linked)

@@ -1,16 +1,15 @@
-"""A state that is encoded in pieces, over many turns of the loop, while entries are applied to it.
+"""Encoding of a state in pieces, over many turns of the loop, while entries are applied to it.
 
-The state of a full coordinator is a million items, and each takes microseconds. So it is read a few
-hundred at a time. What is read is of different moments; but whatever changes
-meanwhile is noted as changed, for the next checkpoint, and is taken from there. Once all has been
-read and nothing changed is left to take, what is in hand is the state of this very moment: of one
-applied index. From then on it stands still, and is put in order, packed and compressed, again in
-pieces.
+The state of a full coordinator is a million items, and each takes microseconds. So a few hundred
+are read at a time. They are read at different moments; but every change in the meantime is noted
+for the next checkpoint, and is taken from there. Once all items have been read and no change is
+left to take, the result is the present state, of one applied index. From then on it is fixed, and
+is sorted, packed and compressed, again in pieces.
 
-Changes that are taken here are the next checkpoint's, too, and the other way round: whoever takes
-them tells the other.
+Changes that are taken here also belong to the next checkpoint, and the other way round: the one
+that takes them passes them to the other.
 
-Must not know: what items mean, whom the snapshot is for.
+Does not depend on what items mean, or on the receiver of the snapshot.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from vdl.state.table import LargeState, Scan
 Changes = list[tuple[bytes, bytes | None]]
 
 CHANGES_KEPT = 4_000
-"""Positions that may have changed and wait to be encoded for the next checkpoint: some 30 ms. What
-changes often is encoded once as long as no more do."""
+"""Maximum number of changed positions that wait for the next checkpoint: some 30 ms of encoding.
+Within it a position that changes often is encoded once."""
 
 PACKED_PER_READ = 4
-"""Items that can be packed in the time that one takes to be read."""
+"""Number of items that can be packed in the time in which one is read."""
 PREFIX_BYTES = 2
-"""Of a key: items that share it are kept together, so that few have to be sorted at a time."""
+"""Bytes of a key by which items are partitioned, so that few have to be sorted at a time."""
 
 
 class StateEncoding:
-    """See the module."""
+    """The encoding of one state."""
 
     __slots__ = (
         "_items",
@@ -63,36 +62,41 @@ class StateEncoding:
         *,
         piece: int,
     ) -> None:
-        """`items` and `take_changes`: see `vdl.state.table.Scan`. `piece`: how many items are read
-        at a time."""
+        """Begin an encoding.
+
+        `items` and `take_changes`: see `vdl.state.table.Scan`. `piece`: number of items read at a
+        time.
+        """
         self.is_wanted = False
-        """Whether somebody is to be sent it; else it is only measured."""
+        """True if the snapshot will be sent; otherwise it is only measured."""
         self._items, self._take_changes = items, take_changes
         self._piece = self._room = piece
         self._parts: dict[bytes, dict[bytes, bytes]] = {}
         self._rest: list[bytes] = []
-        """The parts that are still to be packed, the last first."""
+        """Parts still to be packed, in reverse order."""
         self._writer: SnapshotWriter | PartsWriter | None = None
         self.standing: Snapshot | None = None
-        """The snapshot, but for its data, once nothing changes in it any more."""
+        """The snapshot, without its data, once the items are fixed."""
         self.count = self.plain_bytes = 0
-        """How much there is in the state, as its owner says; bytes of the keys and values that are
-        packed."""
+        """Size of the state as given by its owner; bytes of the keys and values packed so far."""
 
     def changed(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """A checkpoint took these changes."""
+        """Take over changes that a checkpoint took."""
         if self.standing is None:
             for key, value in changes:
                 self._put(key, value)
 
     def read_on(self) -> bool:
-        """Read one more piece. True: nothing is left, and this is the state as it is now; `stand`
-        is to be called before it changes."""
+        """Read one more piece. Return True if this is the state as it is now.
+
+        `stand` must then be called before the state changes.
+        """
         changes = self._take_changes(self._room)
         self.changed(changes)
         left = self._room - len(changes)
         if not left:
-            # Perhaps as much changes as is taken: take more the next time, to come to an end.
+            # Changes may come as fast as they are taken: take more the next time, to come to an
+            # end.
             self._room = 2 * len(changes)
             return False
         self._room = max(self._piece, 2 * len(changes))
@@ -104,15 +108,14 @@ class StateEncoding:
     def stand(
         self, standing: Snapshot, members: Members, *, count: int, in_parts: bool = False
     ) -> None:
-        """What was read, with these members, is to be the data of this snapshot, which is in parts
-        or not."""
+        """Fix the items read, with these members, as the data of this snapshot, in parts or not."""
         self.standing, self.count = standing, count
         self._rest = sorted(self._parts, reverse=True)
         made = PartsWriter if in_parts else SnapshotWriter
         self._writer = made(members, sum(map(len, self._parts.values())))
 
     def pack_on(self) -> bytes | None:
-        """Pack one more piece; the whole, once there is no more."""
+        """Pack one more piece. Return the whole snapshot after the last."""
         writer = self._writer
         assert writer is not None, "it changes yet"
         left = self._piece * PACKED_PER_READ
@@ -146,7 +149,7 @@ class StateOwner(Protocol):
 
 
 class AppliedState:
-    """A group's state on its way to checkpoints, and to an encoding that takes changes, too."""
+    """A group's changed state, for checkpoints and for an encoding that is under way."""
 
     __slots__ = (
         "_changes", "_is_replaced", "_owner", "_piece", "_unstored", "_unstored_is_all",
@@ -161,29 +164,32 @@ class AppliedState:
         piece: int,
         loaded: dict[bytes, bytes | None] | None = None,
     ) -> None:
-        """`piece`: see `StateEncoding`; a state that is not larger is not encoded in pieces.
-        `loaded`: the whole state, as it was before the changes that nobody has taken; None: it is
-        stored, or to be encoded."""
+        """Create the state.
+
+        `piece`: see `StateEncoding`; a state that is not larger is not encoded in pieces. `loaded`:
+        the whole state, without the changes not taken yet; None: it is stored, or to be encoded.
+        """
         self._owner = owner
         self._piece = piece
         self._is_replaced = is_replaced
-        """A snapshot came in: what checkpoints hold is none of the present state."""
+        """True if a snapshot replaced the state: checkpoints hold nothing of it."""
         self.encoding: StateEncoding | None = None
-        """The one that has begun. Set it to None to end it."""
+        """The encoding that has begun. Set it to None to end it."""
         self.large = owner.large
         self._changes: ChangesEncoding | None = None
-        """The one under way: a checkpoint waits for it."""
+        """The encoding of changes under way, for which a checkpoint waits."""
         self.loading: StateLoading | None = None
-        """A state from elsewhere that is loaded in pieces. Set it to None to end it."""
+        """A received state that is loaded in pieces. Set it to None to end it."""
         self.unapplied: list[MsgStorageApply] = []
-        """What is to be applied once it is."""
+        """Applications that wait for the state to be loaded."""
         self._unstored: dict[bytes, bytes | None] = {} if loaded is None else loaded
-        """What was taken of the state's changes and no checkpoint has got yet."""
+        """Changes taken from the state that no checkpoint has received yet."""
         self._unstored_is_all = loaded is not None
-        """That it is the whole state, and not only what changed of it."""
+        """True if they are the whole state, not only its changes."""
 
     def encode(self) -> StateEncoding | None:
-        """The encoding, which may begin now. None: the state is to be encoded in one piece."""
+        """Return the encoding, begun now if necessary. None: the state is to be encoded in one
+        piece."""
         if self.encoding is None:
             owner = self._owner
             is_in_parts = self.large is not None and self.large.snapshots_in_parts
@@ -196,8 +202,8 @@ class AppliedState:
         return self.encoding
 
     def encode_changes(self) -> bool:
-        """Encode what changed, as far as that is more than the next checkpoint should have to.
-        Whether that was anything."""
+        """Encode changes in excess of the next checkpoint's limit. Return True if there were
+        any."""
         large = self.large
         if large is None or (count := large.changed_positions) <= CHANGES_KEPT:
             return False
@@ -209,11 +215,12 @@ class AppliedState:
 
     @property
     def has_many_changes(self) -> bool:
-        """Whether more wait to be encoded than a checkpoint should have to."""
+        """True if more changes wait to be encoded than a checkpoint may have."""
         return self.large is not None and self.large.changed_positions > 2 * CHANGES_KEPT
 
     def begin_changes(self) -> ChangesEncoding | None:
-        """Encode changes in turns, until a checkpoint can have them; None: that has begun."""
+        """Encode changes over several turns, until a checkpoint can take them; None: that has
+        begun."""
         if self._changes is not None:
             return None
 
@@ -232,16 +239,17 @@ class AppliedState:
         return changes
 
     def replaced(self, items: Items) -> None:
-        """The state is to be what another replica gave."""
+        """Note that a state from another replica replaces the present one."""
         self._is_replaced = True
         self.encoding = self.loading = None
         self._unstored, self._unstored_is_all = {}, not self._owner.entries_are_state
         if self._unstored_is_all:
-            # As it came it is stored: all of it would be encoded again for the next checkpoint.
+            # Store the items as received: otherwise all would be encoded again for the next
+            # checkpoint.
             self._unstored.update(items)
 
     def load(self, pieces: Iterator[Items], loaded: Callable[[], None]) -> StateLoading:
-        """As `replaced`, the owner's state too, in pieces; `loaded` is called at the end."""
+        """Replace the state in pieces, the owner's too; `loaded` is called at the end."""
         assert self.large is not None, "it is small"
         self.replaced([])
 
@@ -259,15 +267,17 @@ class AppliedState:
         return loading
 
     def take_unapplied(self) -> list[MsgStorageApply]:
-        """What waited for the state to be loaded."""
+        """Return the applications that waited for the state to be loaded."""
         unapplied, self.unapplied = self.unapplied, []
         return unapplied
 
     def collect(self, *, is_lost: bool) -> tuple[dict[bytes, bytes | None], bool]:
-        """What a checkpoint is to store, and whether that is all there is. `is_lost`: what the
-        ones before have stored."""
+        """Return the items that a checkpoint is to store, and True if they are the whole state.
+
+        `is_lost`: what earlier checkpoints stored is lost.
+        """
         is_all, self._is_replaced = self._is_replaced or is_lost, False
-        # Before the changes are taken: they are a part of it that need not be made once more.
+        # Before the changes are taken: they are part of it and need not be encoded twice.
         whole: dict[bytes, bytes | None] | None = (
             dict(self._owner.items()) if is_all and not self._unstored_is_all else None
         )
@@ -283,12 +293,12 @@ class AppliedState:
 
 
 class ChangesEncoding:
-    """What a start has applied again, on its way to the next checkpoint. An `Encoder`."""
+    """Encoding of the changes that a start applied again, for the next checkpoint. An `Encoder`."""
 
     __slots__ = ("encode_on",)
 
     def __init__(self, encode_on: Callable[[], bool]) -> None:
-        """`encode_on`: see `Encoder.encode_on`."""
+        """Create the encoding. `encode_on`: see `Encoder.encode_on`."""
         self.encode_on = encode_on
 
 
@@ -296,7 +306,7 @@ class Encoder(Protocol):
     """A group whose state is being encoded."""
 
     def encode_on(self) -> bool:
-        """Do one more piece; whether there is another."""
+        """Process one more piece. Return True if there is another."""
 
 
 class StateEncodings:
@@ -305,22 +315,22 @@ class StateEncodings:
     __slots__ = ("_clock", "_is_armed", "_is_over", "_waiting")
 
     def __init__(self, clock: Clock, is_over: Callable[[], bool]) -> None:
-        """`is_over`: whether the server has stopped."""
+        """Create the queue. `is_over`: returns True if the server has stopped."""
         self._clock = clock
         self._is_over = is_over
         self._waiting: dict[Encoder, None] = {}
-        """In the order in which they are served."""
+        """Encoders in the order in which they are served."""
         self._is_armed = False
 
     def add(self, encoder: Encoder) -> None:
-        """It has begun."""
+        """Queue an encoder that has begun."""
         self._waiting[encoder] = None
         self._arm()
 
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True
-            self._clock.call_later(1, self._next)  # behind the next look at the files
+            self._clock.call_later(1, self._next)  # after the loop has polled its sockets again
 
     def _next(self) -> None:
         self._is_armed = False

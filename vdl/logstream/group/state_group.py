@@ -1,10 +1,10 @@
 """One replica of a group whose entries are commands: the catalog, or a group coordinator.
 
 Commands carry their preconditions; `apply` decides. A proposer on this server is answered when its
-command is applied *here*, so it can read its own write. Whoever cannot be answered so hears what is
-certain: never appended, or fate unknown.
+command is applied *here*, so it can read its own write. Otherwise the answer is the known outcome:
+never appended, or unknown.
 
-Must not know: what commands mean, who proposed them from where.
+Does not depend on what commands mean, or who proposed them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from vdl.state import commands
 from vdl.state.table import LargeState, Scan
 
 COMMAND_BYTES_MAX = 8 << 20
-"""The largest command: it travels to the peers in one frame."""
+"""Maximum size of a command, which travels to the peers in one frame."""
 
 
 class OutcomeKind(Enum):
-    """What a proposer may hear."""
+    """Kinds of outcome of a proposal."""
 
     APPLIED = "applied"
     NOT_APPENDED = "not appended"
-    """Certain: it will never take effect."""
+    """It will certainly never take effect."""
     TOO_LARGE = "too large"
-    """As certain; and no leader will take it, ever."""
+    """It will certainly never take effect, and no leader will take it, ever."""
     UNKNOWN = "unknown"
     """It may or may not take effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The fate of a command. `result` is the machine's own, None unless applied."""
+    """The outcome of a command. `result` is the machine's own, None unless applied."""
 
     kind: OutcomeKind
     result: Any = None
@@ -72,7 +72,7 @@ class Machine(Protocol):
 
 
 class StateObserver(Protocol):
-    """Runtime that reacts to what was applied, or came with a snapshot."""
+    """Observer of commands that were applied, and of states that came with a snapshot."""
 
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None: ...
     def on_installed(self, group: StateGroup) -> None: ...
@@ -81,7 +81,7 @@ class StateObserver(Protocol):
 
 
 class StateGroup:
-    """See the module. `group` is set by the host right after construction."""
+    """One replica of a command group. The host sets `group` right after construction."""
 
     __slots__ = (
         "_alive",
@@ -109,19 +109,22 @@ class StateGroup:
         alive: Mapping[ServerId, Hello],
         is_essential: bool = False,
     ) -> None:
-        """`time`: what commands are stamped with, see `AgreedTime.now_ms`. `alive`: the other
-        servers linked now.
-        `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
-        also when the disk is full, and applied only when they cannot be forgotten."""
+        """Create the replica.
+
+        `time`: stamps commands, see `AgreedTime.now_ms`. `alive`: the other servers linked now.
+        `is_essential`: the catalog, on which this server's replicas depend. Its commands are taken
+        also when the disk is full, and applied only when they are durable here.
+        """
         self.machine = machine
         self.group_id: GroupId
-        """Of the replica; from when it first runs."""
+        """Group id of the replica, set when it first runs."""
         self.is_essential = is_essential
         self._group: Group | None = None
         self.observers: list[StateObserver] = []
         self._server_id = server_id
         self._boot = boot
-        """Drawn at start: distinguishes this run's commands from those of the run before."""
+        """Random number drawn at start: distinguishes commands of this process from those of
+        earlier ones."""
         self._seq = 0
         self._time = time
         self._alive = alive
@@ -131,7 +134,7 @@ class StateGroup:
 
     @property
     def group(self) -> Group:
-        """The replica; only once it runs."""
+        """The replica. Invariant: read only once it runs."""
         assert self._group is not None, "the replica has not opened yet"
         return self._group
 
@@ -142,7 +145,7 @@ class StateGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether the replica has opened, with a state that is not one of the past."""
+        """True if the replica has opened and its state is whole."""
         return self._group is not None and self._group.is_whole
 
     @property
@@ -151,7 +154,7 @@ class StateGroup:
 
     @property
     def serving(self) -> bool:
-        """Leads, and has applied its own term's first entry."""
+        """True if this replica leads, and has applied the first entry of its own term."""
         group = self._group
         return group is not None and group.serving and group.is_whole
 
@@ -161,17 +164,20 @@ class StateGroup:
 
     @property
     def leader_server(self) -> ServerId:
-        """Server id of the leader this replica knows, 0 for none."""
+        """Server id of the leader known to this replica, 0 for none."""
         return server_of(self.group.node.lead) if self.is_running else NO_SERVER
 
     def members_speak(self, version: int) -> bool:
-        """Whether all members can apply commands of this protocol version."""
+        """Return True if all members can apply commands of this protocol version."""
         return members_speak(version, self.group, self._alive, self._server_id)
 
     # --- proposing ---------------------------------------------------------------------------
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
-        """Propose on this leader; `done` once, when the command is applied here, or when its
-        fate is as certain as it will get."""
+        """Propose on this leader.
+
+        `done` is called once: when the command is applied here, or when no more can be known of its
+        outcome.
+        """
         if not self.serving:
             done(NOT_APPENDED)
             return
@@ -184,7 +190,7 @@ class StateGroup:
             done(NOT_APPENDED)
 
     def envelope(self, command: Any) -> tuple[int, bytes]:
-        """A command with this server's next sequence number: (number, entry payload)."""
+        """Return a command with this server's next sequence number: (number, entry payload)."""
         assert self.machine.understands(command), (self.group_id, command)
         self._seq += 1
         return self._seq, commands.encode(
@@ -198,14 +204,14 @@ class StateGroup:
         )
 
     def accepts(self, data: bytes) -> bool:
-        """Whether a command that came from another server is one this machine can apply."""
+        """Return True if this machine can apply a command received from another server."""
         try:
             return self.machine.understands(commands.decode(data).command)
         except commands.DecodeError:
             return False
 
     def append(self, data: bytes) -> bool:
-        """Append an envelope, anybody's, to the leader's log; False when it was refused."""
+        """Append an envelope of any server to the leader's log; return False if it was refused."""
         if not self.serving or len(data) > COMMAND_BYTES_MAX:
             return False
         return self._append(data)
@@ -216,7 +222,7 @@ class StateGroup:
         if not (self.is_essential or group.accepts_appends):
             return False
         if not store.accepts_appends:
-            # The store does not know yet what was appended in this turn.
+            # The store does not count what was appended in this turn yet.
             needed = len(data) + group.node.uncommitted_bytes
             if needed >= store.entry_room(is_essential=True):
                 return False
@@ -230,15 +236,16 @@ class StateGroup:
     def expect(
         self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: Term = NO_TERM
     ) -> None:
-        """Answer `done` when this server's command `seq` is applied here."""
+        """Call `done` when this server's command `seq` is applied here."""
         self._pending[seq] = Pending(deadline_ns, done, term=term)
 
     def forget(self, seq: int) -> None:
-        """Nobody waits for `seq` any more."""
+        """Drop the pending request of `seq`."""
         self._pending.pop(seq, None)
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """True: `machine` reflects everything that was committed before this call (§8)."""
+        """Start a read index. True: `machine` reflects everything committed before this call
+        (§8)."""
         if not self.group.node.is_leader:
             done(False)
             return
@@ -248,25 +255,28 @@ class StateGroup:
     # --- the group's owner -------------------------------------------------------------------
     @property
     def entries_are_state(self) -> bool:
-        return False  # what commands did is what counts
+        return False  # the state made of the commands counts
 
     @property
     def is_remembered(self) -> bool:
-        """The catalog's: replicas are made and deleted by it, which a restart must not undo."""
+        """True for the catalog: it creates and deletes replicas, which a restart must not undo."""
         return self.is_essential
 
     def load(self, items: Items) -> None:
-        """Take the stored state, before the replica runs."""
+        """Load the stored state, before the replica runs."""
         self.machine.load(items)
 
     def install(self, items: Items) -> None:
-        """Commands of this server that the snapshot reflects are answered at their deadline. Nobody
-        hears of a state that is older than what a life before this one has acted on."""
+        """Load a snapshot's state.
+
+        Commands of this server that it reflects are answered at their deadline. Observers are not
+        notified of a state older than the one an earlier process has acted on.
+        """
         self.machine.load(items)
         self.installed()
 
     def installed(self) -> None:
-        """See `install`: all of it is there."""
+        """Notify observers that the installed state is complete."""
         if self.group.is_whole:
             for observer in self.observers:
                 observer.on_installed(self)
@@ -282,7 +292,7 @@ class StateGroup:
         return False
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
-        """A snapshot stands for what it reflects."""
+        """Do nothing: a snapshot contains the effects of these entries."""
 
     def scan(self) -> Scan | None:
         return self.machine.scan()
@@ -293,7 +303,7 @@ class StateGroup:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         if not self.group.is_whole:
-            # A life before this one has acted on it, and on more: nobody may on less.
+            # An earlier process acted on a later state: observers must not see an older one.
             self.replay(entries)
             return
         for entry in entries:
@@ -301,7 +311,7 @@ class StateGroup:
                 self._apply_one(entry)
 
     def replay(self, entries: Sequence[Entry]) -> None:
-        """As `apply`, while the state is not whole: nobody waits and nobody listens yet."""
+        """As `apply`, while the state is not whole: no observers and no pending requests."""
         for entry in entries:
             if len(entry.data):
                 envelope = commands.decode(entry.data)
@@ -318,29 +328,29 @@ class StateGroup:
                 pending.done(Outcome(OutcomeKind.APPLIED, result))
 
     def committed(self, commit: Index) -> None:
-        """Commands are answered at apply."""
+        """Do nothing: commands are answered when applied."""
 
     def serving_started(self) -> None:
         for observer in self.observers:
             observer.on_serving(self)
 
     def leadership_lost(self) -> None:
-        """What this leader appended may still commit under the next one; nobody waits for that."""
+        """Answer UNKNOWN: commands of this leader may still commit under the next one."""
         for seq in [seq for seq, pending in self._pending.items() if pending.term]:
             self._pending.pop(seq).done(UNKNOWN)
         for observer in self.observers:
             observer.on_stopped_serving(self)
 
     def leader_changed(self) -> None:
-        """Forwarded commands keep waiting: the new leader may have them."""
+        """Do nothing: forwarded commands keep waiting, because the new leader may have them."""
 
     @property
     def holds_proposals(self) -> bool:
-        """Never: their proposers try again."""
+        """False: proposers retry."""
         return False
 
     def room_available(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no proposal is held."""
 
     def expire(self, now_ns: int) -> None:
         for seq in [s for s, pending in self._pending.items() if pending.deadline_ns <= now_ns]:
@@ -348,22 +358,24 @@ class StateGroup:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits here with a deadline."""
+        """True if any request with a deadline waits here."""
         return bool(self._pending)
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Raft's own entries; and the catalog's commands: they are few, and deleting a topic is one
-        of them."""
+        """Return True for Raft's own entries and the catalog's commands.
+
+        The latter are few, and deleting a topic is one of them.
+        """
         return self.is_essential or entry.kind is not EntryKind.NORMAL
 
     def stopped(self) -> None:
-        """The replica gives way to its successor, which begins with nothing."""
+        """Give way to the replica's successor, which begins with an empty state."""
         if self.group.was_leader:
             self.leadership_lost()
         self._group = None
 
     def close(self) -> None:
-        """The server stops."""
+        """Answer all pending commands: the server stops."""
         pending, self._pending = self._pending, {}
         for one in pending.values():
             one.done(UNKNOWN)

@@ -1,9 +1,9 @@
-"""A state that is loaded in pieces, over many turns of the loop: at a start, or from a snapshot.
+"""Loading of a state in pieces, over many turns of the loop: at a start, or from a snapshot.
 
-A million positions take six seconds. Until all are there the state is none: nothing is applied to
-it, read of it or stored of it, which its replica sees to.
+A million positions take six seconds. Until all are loaded the state cannot be used: its replica
+ensures that nothing is applied to it, read from it or stored of it.
 
-Must not know: what items mean, where they come from.
+Does not depend on what items mean, or where they come from.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from vdl.logstream.group.snapshots import Items
 from vdl.state.table import LargeState
 
 LOADED_PER_TURN = 2_000
-"""Items: some 15 ms. A state that is not larger is loaded at once."""
+"""Items loaded in a turn: some 15 ms. A state that is not larger is loaded at once."""
 
 
 class StateLoading:
-    """See the module. An `Encoder`, served with those."""
+    """The loading of one state. An `Encoder`, served with those."""
 
     __slots__ = ("_items", "_loaded", "_state", "_took", "_wanted")
 
@@ -32,16 +32,21 @@ class StateLoading:
         wanted: Callable[[], bool],
         loaded: Callable[[], None],
     ) -> None:
-        """`took`: told of each piece that is loaded. `wanted`: asked before each; once it is False,
-        nothing is done any more. `loaded`: called at the end."""
+        """Begin to load.
+
+        `took`: called with each piece that is loaded. `wanted`: called before each; once it returns
+        False, loading stops. `loaded`: called at the end.
+        """
         self._items = (item for piece in pieces for item in piece)
         self._state = state
         self._took, self._wanted, self._loaded = took, wanted, loaded
         state.begin_load()
 
     def encode_on(self) -> bool:
-        """Load one more piece; whether there is another. Raises DecodeError for what never was a
-        state."""
+        """Load one more piece. Return True if there is another.
+
+        Raise DecodeError if the data are not a state.
+        """
         if not self._wanted():
             return False
         if piece := list(islice(self._items, LOADED_PER_TURN)):

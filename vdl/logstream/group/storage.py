@@ -1,7 +1,7 @@
-"""A segments log as the storage of one Raft node.
+"""A log of `segments` as the storage of one Raft node.
 
-The core asks for terms and entries in its own vocabulary and raises its own errors; the store has
-neither. This adapter is the only place where the two meet. Must not know: roles, messages.
+The core has its own terms and errors, which the store does not know. This adapter is the only place
+that translates between them. Does not depend on roles or messages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ KINDS = tuple(EntryKind)
 
 
 def as_entry(stored: storage.EntryLike) -> Entry:
-    """The entry itself when it still is the one that was appended, else a copy of what was
-    stored (entries replayed by recovery)."""
+    """Return the entry itself if it is the one that was appended, otherwise a copy.
+
+    Entries replayed by recovery are copied.
+    """
     if isinstance(stored, Entry):
         return stored
     return Entry(
@@ -51,8 +53,11 @@ class LogStorage:
         self.snapshot = make_snapshot
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """As recovered. What has been applied was committed, whether or not the commit index, which
-        never forces a sync, reached the journal in time."""
+        """Return the recovered state.
+
+        Applied entries were committed, even if the commit index, which never forces a sync, did not
+        reach the journal in time.
+        """
         state = self._log.hard_state
         commit = max(state.commit, self._applied)
         return HardState(term=state.term, vote=state.vote, commit=commit), self._conf_state
@@ -64,7 +69,7 @@ class LogStorage:
         return self._log.last_index
 
     def next_offset(self, index: Index) -> Offset:
-        """Offset that follows the entry at `index`."""
+        """Return the offset that follows the entry at `index`."""
         return self._log.offset_after(index)
 
     def term(self, index: Index) -> Term:
@@ -76,7 +81,7 @@ class LogStorage:
             raise raft_errors.Unavailable from None
 
     def entries(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
-        """Entries [lo, hi), at least one, then ≤ `bytes_max`, from memory."""
+        """Return entries [lo, hi), at least one, then ≤ `bytes_max`, from memory."""
         try:
             found = self._log.entries(lo, hi, bytes_max)
         except storage.NotInMemory as missing:

@@ -1,13 +1,14 @@
 """The transactions of one partition, on one replica of it.
 
-A batch of a transaction is appended only to one that is open (KIP-890): here, or as the
-transaction's coordinator says when it is asked. Batches of the same producer wait behind the
-question, in their order, and nobody else does. A marker that comes meanwhile makes the answer one
-of the past: the question is put again. So no transaction is opened that no marker will end.
+A batch of a transaction is appended only to an open one (KIP-890): open here, or confirmed by the
+transaction's coordinator on request. Batches of the same producer wait behind that verification, in
+their order; those of other producers do not. A marker that arrives meanwhile makes the result
+outdated: the coordinator is queried again. So every transaction that is opened will be ended by a
+marker.
 
-What is stable ends where the oldest open transaction begins (KIP-98).
+The stable part of the log ends where the oldest open transaction begins (KIP-98).
 
-Must not know: how batches are appended and acknowledged, who reads.
+Does not depend on how batches are appended and acknowledged, or on readers.
 """
 
 from __future__ import annotations
@@ -36,36 +37,38 @@ from vdl.state.partition import EndTransactionMarker, PartitionState
 from vdl.state.producers import NO_NUMBER, Overlay
 
 MARKERS_MAX = 10_000
-"""Markers that may wait to be applied to one partition."""
+"""Maximum number of markers that wait to be applied to one partition."""
 
 OPEN_TRANSACTIONS_MAX = 4_096
-"""Transactions that may be open in one partition; what would begin another is refused."""
+"""Maximum number of open transactions in one partition; a batch that would begin another is
+refused."""
 
 BEHIND_MAX = 4 * OPEN_TRANSACTIONS_MAX
-"""Batches behind the first ones of the producers that are asked about: as many as these have on
-their way at a time, the first one left out (KIP-98)."""
+"""Maximum number of batches behind the first ones under verification: as many as these producers
+have in flight at a time, without the first one (KIP-98)."""
 
 VERIFIED_MAX = 4_096
-"""Producers that are known to have a transaction and have written nothing of it here."""
+"""Maximum number of producers that are known to have a transaction and have written nothing of it
+here."""
 
 _MARKER_IS_REFUSED = {
     ErrorCode.TRANSACTION_COORDINATOR_FENCED,
     ErrorCode.INVALID_PRODUCER_EPOCH,
 }
-"""For good: it is not to be sent again."""
+"""These refusals are final: the marker must not be sent again."""
 
 _index = attrgetter("index")
 
 
 class _Verification:
-    """A question about a producer's transaction, and the batches behind it, in their order."""
+    """A query about a producer's transaction, and the batches behind it, in their order."""
 
     __slots__ = ("held", "is_void")
 
     def __init__(self, first: HeldAppend) -> None:
         self.held = [first]
         self.is_void = False
-        """A marker came after the question was put."""
+        """True if a marker came after the query was sent."""
 
 
 class Stream(Protocol):
@@ -82,11 +85,11 @@ class Stream(Protocol):
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
     def append_verified(self, held: Sequence[HeldAppend]) -> None:
-        """Append the batches of a producer whose transaction is open, before all that is held."""
+        """Append the batches of a producer whose transaction is open, before all held ones."""
 
 
 class Transactions:
-    """See the module."""
+    """The transactions of one partition."""
 
     __slots__ = (
         "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_state", "_stream",
@@ -102,8 +105,11 @@ class Transactions:
         outbox: Outbox,
         agreed_ms: Callable[[], int],
     ) -> None:
-        """`overlay`: what this leader has appended and not seen applied. `agreed_ms`: what time it
-        is."""
+        """Create the transactions of a stream.
+
+        `overlay`: batches that this leader appended and has not seen applied. `agreed_ms` returns
+        the time.
+        """
         self._stream = stream
         self._state = state
         self._overlay = overlay
@@ -112,26 +118,28 @@ class Transactions:
         self.verifying: dict[int, _Verification] = {}
         """By producer id. Use: on a leader."""
         self._behind_count = 0
-        """Batches behind the first ones of these. Invariant: it is their sum."""
+        """Number of batches behind the first ones of these. Invariant: it is their sum."""
         self._due_ns = NEVER
-        """Before which none of those batches has waited for too long."""
+        """Time before which none of those batches reaches its deadline."""
         self.verified: dict[int, int] = {}
-        """Producer id → epoch of those whose transaction has this partition, as its coordinator
-        said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
+        """Producer id → epoch of those whose transaction has this partition, as confirmed by its
+        coordinator, with nothing in it yet. Invariant: no marker has come since. Use: on a
+        leader."""
         self.endings: list[Pending[ErrorCode]] = []
-        """Markers that wait to be applied, or for an entry to be. Invariant: by its index."""
+        """Requests that wait for a marker, or for the entry before it, to be applied. Invariant:
+        ordered by index."""
 
     # --- what is stable ----------------------------------------------------------------------
     def stable(self) -> tuple[Index, Offset]:
-        """(last entry of what is stable, offset behind it)."""
+        """Return (last stable entry, offset behind it)."""
         group = self._stream.group
         if not self._state.lists_all:
-            # No more can be said than that nothing is: of what was aborted not all is known.
+            # The aborted transactions are not all known: nothing can be called stable.
             return group.log.first_index - 1, self._stream.log_start_offset
         index, offset = group.commit, self._stream.high_watermark
         if not group.serving:
-            # What is committed and not applied may open a transaction. One that serves has
-            # appended all of that itself.
+            # Committed entries that are not applied may open a transaction. A serving leader has
+            # appended all of these itself.
             known = max(group.applied, group.reflects)
             if known < index:
                 index, offset = self._known_stable(known)
@@ -141,23 +149,25 @@ class Transactions:
                 index, offset = first_index - 1, first_offset
         oldest = self._state.producers.oldest_open
         if oldest is not None and oldest.first_offset < offset:
-            # Where its beginning is deleted, nothing that is left is stable.
+            # If the transaction's beginning is deleted, none of the remaining records is stable.
             index = oldest.first_index - 1
             offset = max(oldest.first_offset, min(self._stream.log_start_offset, offset))
         return index, offset
 
     def _known_stable(self, known: Index) -> tuple[Index, Offset]:
-        """(entry, offset behind it) up to which the state tells what is open, below the commit
-        index."""
+        """Return (entry, offset behind it) up to which the state knows the open transactions.
+
+        `known` is below the commit index.
+        """
         group = self._stream.group
         try:
             return known, group.log.offset_after(known)
-        except storage.StorageError:  # its place cannot be read just now
+        except storage.StorageError:  # its place cannot be read now
             return group.log.first_index - 1, self._stream.log_start_offset
 
     # --- beginning ---------------------------------------------------------------------------
     def may_join(self, header: BatchHeader) -> bool:
-        """Whether the batch's transaction is open here, or known to be open."""
+        """Return True if the batch's transaction is open here, or known to be open."""
         if self.verified.get(header.producer_id) == header.producer_epoch:
             return True
         return self._state.producers.has_transaction(
@@ -165,14 +175,13 @@ class Transactions:
         )
 
     def verify(self, held: HeldAppend) -> None:
-        """Ask the transaction's coordinator; then append the batch, and those that came behind it
-        meanwhile."""
+        """Query the transaction's coordinator; then append the batch, and those behind it."""
         producer_id = held.header.producer_id
         producers = self._state.producers
         if held.verify is None:
             held.done(Appended(ErrorCode.INVALID_TXN_STATE))
             return
-        # Those that are asked about may all begin. Those of the overlay may be open already.
+        # All producers under verification may begin one. Those of the overlay may be open already.
         begun = len(producers.open) + len(self.verifying) + len(self.verified)
         is_full = (
             begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
@@ -183,13 +192,15 @@ class Transactions:
             return
         verification = self.verifying[producer_id] = _Verification(held)
         self._due_ns = min(self._due_ns, held.deadline_ns)
-        self._outbox.mark_dirty(self._stream.group)  # or nobody would look at its deadline
+        self._outbox.mark_dirty(self._stream.group)  # otherwise its deadline is not checked
         held.verify(partial(self._verification_ended, producer_id, verification))
 
     def hold(self, append: HeldAppend) -> None:
-        """Put a batch behind the question about its producer. Refuses it if too many wait: with a
-        code upon which clients try again, and do not look for another leader. Thousands that are
-        late together would ask for metadata, and be later for it."""
+        """Put a batch behind the verification of its producer; refuse it if too many wait.
+
+        The error code makes clients retry without looking for another leader. Thousands that are
+        late together would request metadata, which would delay them more.
+        """
         if self._behind_count >= BEHIND_MAX:
             append.done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS))
             return
@@ -198,7 +209,7 @@ class Transactions:
         self._due_ns = min(self._due_ns, append.deadline_ns)
 
     def _end_verification(self, producer_id: int) -> list[HeldAppend]:
-        """Nobody waits for the answer any more. The batches behind the question."""
+        """End the verification. Return its batches."""
         held = self.verifying.pop(producer_id).held
         self._behind_count -= len(held) - 1
         return held
@@ -207,7 +218,7 @@ class Transactions:
         self, producer_id: int, verification: _Verification, error: ErrorCode
     ) -> None:
         if self.verifying.get(producer_id) is not verification:
-            return  # all of it is answered: it took too long, or this leads no more
+            return  # its batches are answered: the deadline passed, or this replica leads no more
         held = verification.held
         if verification.is_void and error is ErrorCode.NONE:
             verification.is_void = False
@@ -222,7 +233,7 @@ class Transactions:
                 one.done(Appended(error, log_start_offset=self._stream.log_start_offset))
             return
         if len(self.verified) >= VERIFIED_MAX:
-            self.verified.clear()  # they are asked about again
+            self.verified.clear()  # they are verified again
         self.verified[producer_id] = held[0].header.producer_epoch
         self._stream.append_verified(held)
 
@@ -234,11 +245,12 @@ class Transactions:
         deadline_ns: int,
         done: Callable[[ErrorCode], None],
     ) -> None:
-        """Append the marker that ends a producer's transaction, and call `done` once: NONE when it
-        is applied here, or when a quorum confirms that there is nothing that it ends.
+        """Append the marker that ends a producer's transaction, and call `done` once.
+
+        NONE: it is applied here, or a quorum confirmed that there is nothing to end.
 
         Final errors: TRANSACTION_COORDINATOR_FENCED, INVALID_PRODUCER_EPOCH. After any other the
-        marker is to be sent again, to whoever leads then; it may have been appended.
+        marker is to be sent again, to the leader of that time; it may have been appended.
         """
         again = partial(self._end_again, command, deadline_ns=deadline_ns, done=done)
         if not self._stream.serving:
@@ -263,7 +275,7 @@ class Transactions:
         elif verdict is True:
             self._append_marker(command, deadline_ns, done)
         elif pending is not None:
-            # It follows from what is not committed yet, and may never be.
+            # It depends on an entry that is not committed yet, and may never be.
             retry = partial(self._ended_before, again)
             insort(self.endings, Pending(deadline_ns, retry, index=pending.index), key=_index)
         else:
@@ -298,7 +310,7 @@ class Transactions:
         producer_id, number = command.producer_id, command.number
         epoch, coordinator_epoch = command.producer_epoch, command.coordinator_epoch
         if number == NO_NUMBER:
-            # Only coordinators begin epochs: nobody else fences them, or the producer.
+            # Only coordinators begin epochs: this marker fences neither them nor the producer.
             epoch, coordinator_epoch = self._state.producers.epochs(self._overlay, producer_id)
         marker = Marker(
             producer_id, epoch, coordinator_epoch, command.commit, self._agreed_ms(), number
@@ -307,7 +319,8 @@ class Transactions:
         if not self._has_room(len(batch)):
             done(ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        # The log's largest timestamps are those of records that somebody may look for.
+        # No timestamp: the log's largest timestamps are those of records that a client may look
+        # for.
         entry = Entry(data=batch, records=1)
         try:
             self._stream.group.propose(entry)
@@ -320,15 +333,18 @@ class Transactions:
         self._outbox.mark_dirty(self._stream.group)
 
     def _has_room(self, entry_bytes: int) -> bool:
-        """Whether a marker may be appended. On a full disk nothing new begins, so there are few:
-        they get some of the room that is left, or what is stable would stand still until somebody
-        deletes something. Not of that which deletions need."""
+        """Return True if a marker may be appended.
+
+        On a full disk no transaction begins, so there are few markers: they get some of the space
+        that is left, or the stable part would stop growing until records are deleted. They do not
+        use the space that deletions need.
+        """
         store = self._stream.group.store
         needed = entry_bytes + self._stream.group.node.uncommitted_bytes
         return store.accepts_appends or needed < store.entry_room(is_essential=False)
 
     def answer_endings(self, index: Index) -> None:
-        """What waited for the entry, or one before it, is applied."""
+        """Answer the requests that waited for entries up to `index` to be applied."""
         endings = self.endings
         if endings and endings[0].index <= index:
             count = bisect_right(endings, index, key=_index)
@@ -338,11 +354,13 @@ class Transactions:
 
     # --- the log stream ----------------------------------------------------------------------
     def expire(self, now_ns: int) -> None:
-        """Deadlines. A batch behind one that waited for too long would leave a gap: none of them is
-        kept."""
+        """Answer requests past their deadline.
+
+        A batch behind one past its deadline would leave a gap: all of them are answered.
+        """
         if now_ns >= self._due_ns:
             self._end_late(now_ns)
-        # `iter` keeps the type of an answer from being looked for in the queue.
+        # `iter` keeps `end_all` from searching the queue for an answer.
         end_all(iter(take_late(self.endings, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
 
     def _end_late(self, now_ns: int) -> None:
@@ -360,7 +378,7 @@ class Transactions:
                     held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
 
     def leadership_lost(self) -> list[HeldAppend]:
-        """Nobody waits here any more. The batches that were never appended."""
+        """Answer all waiting requests. Return the batches that were never appended."""
         self.verified = {}
         verifying, self.verifying = self.verifying, {}
         self._behind_count = 0
@@ -372,7 +390,7 @@ class Transactions:
 
 
 def transaction_ended(done: Callable[[Outcome], None], error: ErrorCode) -> None:
-    """Tell another group's leader what became of its marker."""
+    """Report the outcome of a marker to another group's leader."""
     if error is ErrorCode.NONE or error in _MARKER_IS_REFUSED:
         done(Outcome(OutcomeKind.APPLIED, CommandAnswer(error)))
     else:
