@@ -1,1 +1,1 @@
-"""What servers say to one another about their groups."""
+"""Communication between servers about their groups."""

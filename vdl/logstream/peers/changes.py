@@ -1,9 +1,9 @@
-"""What changes about leaderships, in-sync replicas and the quorum: told in the log, once a second.
+"""Log messages about changes of leaderships, in-sync replicas and the quorum, once a second.
 
-A server that fails moves thousands of leaderships at one time. So what changed within a second is
-one line a kind, which says how many partitions it was and names the first of them.
+A server that fails moves thousands of leaderships at once. So the changes within a second are
+logged in one line of each kind, with the number of partitions and the names of the first of them.
 
-Must not know: why it changed.
+Does not depend on the reason of a change.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.state import HostState
 
 NAMES_MAX: Final = 3
-"""Partitions that are named, of all that a line is about."""
+"""Maximum number of partitions named in a line."""
 
 
 class Changes:
-    """Of one server. Bounded by the groups it has."""
+    """Unlogged changes of one server. Bounded by the number of its groups."""
 
     def __init__(self, state: HostState) -> None:
         self._state = state
         self._gained: dict[GroupId, None] = {}
         self._lost: dict[GroupId, None] = {}
-        """Since the last line."""
+        """Changes since the last line."""
         self._out: dict[GroupId, frozenset[ServerId]] = {}
-        """Of groups led here: whose replicas the log calls out of sync."""
+        """By group led here: servers whose replicas were logged as out of sync."""
         self._has_quorum = False
 
     def leads(self, group_id: GroupId) -> None:
-        """This server leads the group, in a new term."""
+        """Note that this server leads the group, in a new term."""
         self._gained[group_id] = None
 
     def leads_no_more(self, group_id: GroupId) -> None:
-        """It does not any more."""
+        """Note that this server does not lead the group any more."""
         self._lost[group_id] = None
         self._out.pop(group_id, None)
 
     def look(self) -> None:
-        """Tell what changed since the last look."""
+        """Log the changes since the last call."""
         self._look_at_quorum()
         gained, lost = self._named(self._gained), self._named(self._lost)
         self._gained, self._lost = {}, {}
@@ -100,20 +100,22 @@ class Changes:
             log.info("in_sync_again", server=server_id, partitions=len(names), names=_told(names))
 
     def _named(self, groups: Collection[GroupId]) -> list[str]:
-        """Names, topics' first, without those of deleted topics."""
+        """Return the groups' names, topics' first, without those of deleted topics."""
         own = self._state.system_groups
         ordered = sorted(groups, key=lambda group_id: (group_id in own, group_id))
         return [name for group_id in ordered if (name := self._state.name_of(group_id))]
 
 
 def linked(state: HostState) -> set[ServerId]:
-    """Return this server and those there is a link to, without those that wait to be replaced: they
-    have no vote."""
+    """Return this server and the linked ones, without those that wait to be replaced.
+
+    The latter have no vote.
+    """
     return {state.server_id, *state.alive}.difference(waiting(state))
 
 
 def waiting(state: HostState) -> list[ServerId]:
-    """Return the servers that are linked in another directory than the catalog knows."""
+    """Return the servers that are linked in another directory than the one in the catalog."""
     catalog = state.catalog
     return [
         server_id
@@ -123,7 +125,7 @@ def waiting(state: HostState) -> list[ServerId]:
 
 
 def lacks_quorum(state: HostState) -> bool:
-    """Return whether this server is linked to no majority of the registered servers."""
+    """Return True if this server is linked to no majority of the registered servers."""
     registered = state.catalog.servers.keys()
     return 2 * len(registered & linked(state)) <= len(registered)
 

@@ -1,14 +1,14 @@
-"""The commit index of partitions, sent to followers without haste.
+"""Delayed propagation of partitions' commit indexes to followers.
 
-Only consumers wait for it there that read from a follower in their rack, and they can: a new
-leader's own first entry tells it what is committed. So it travels with the next entries, and where
-none follow for a while, in messages without answers, those of all groups together. Sent by itself,
+On a follower only consumers that read from a replica in their rack wait for the commit index, and
+they can wait: a new leader learns it from its own first entry. So it travels with the next entries;
+if none follow for a while, in messages without responses, for all groups together. Sent separately
 for each commit, it would cost a leader with many groups as much as the entries do.
 
-State groups do not come here: a command that another server has proposed is answered there, once
-it is applied.
+State groups are not handled here: a command that another server proposed is answered there, once it
+is applied.
 
-Must not know: what a commit means.
+Does not depend on the meaning of a commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.state import HostState
 
 PATIENCE_NS = 50 * MS
-"""How long a commit index may wait for entries to travel with."""
+"""Time for which a commit index may wait for entries to travel with."""
 
 
 class CommitPropagation:
@@ -34,15 +34,17 @@ class CommitPropagation:
         self._due: dict[GroupId, Group] = {}
 
     def stepped(self, group: Group) -> None:
-        """A message was stepped into `group`, or it has applied something: it is pumped if there
-        is anything to do. Often there is not; or only a commit index to send, which has time."""
+        """Have `group` pumped if needed, after a message was stepped or entries were applied.
+
+        Often it is not needed, or only a commit index is to be sent, which can wait.
+        """
         if group.needs_pump:
             self._outbox.mark_dirty(group)
         elif group.node.raft.commit_news_due:
             self.due(group)
 
     def due(self, group: Group) -> None:
-        """The group leads, and its followers may lack its commit index."""
+        """Note that the group leads, and its followers may lack its commit index."""
         if not self._due:
             self._state.clock.call_later(PATIENCE_NS, self._send)
         self._due[group.group_id] = group
@@ -50,7 +52,7 @@ class CommitPropagation:
     def _send(self) -> None:
         due, self._due = self._due, {}
         for group_id, group in due.items():
-            if self._groups.get(group_id) is group:  # else it was deleted meanwhile
+            if self._groups.get(group_id) is group:  # otherwise it was deleted in the meantime
                 for message in group.node.tell_commit():
                     self._outbox.send(group_id, message)
         if self._outbox.out:

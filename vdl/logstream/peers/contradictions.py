@@ -1,9 +1,9 @@
-"""What peers say that cannot be true: counted, and logged now and then.
+"""Contradictory messages of peers: counted, and logged from time to time.
 
-It is dropped where it is found, and costs nothing else: one of the two replicas is faulty, and all
-other groups of that server go on.
+Such a message is dropped where it is found, and has no other effect: one of the two replicas is
+faulty, and all other groups of that server go on.
 
-Must not know: what is said.
+Does not depend on the content of messages.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from vdl.clock import MS
 from vdl.logstream.state import HostState
 
 TELL_NS = 10_000 * MS
-"""How often it is logged: each heartbeat may bring one."""
+"""Minimum interval of log messages: each heartbeat may bring a contradiction."""
 
 
 class Contradictions:
-    """Of all peers of one server."""
+    """Contradictions of all peers of one server."""
 
     __slots__ = ("_state", "_tell_ns")
 
     def __init__(self, state: HostState) -> None:
         self._state = state
         self._tell_ns = 0
-        """Before which none is logged again."""
+        """Time before which none is logged again."""
 
     def found(self, server_id: ServerId, group_id: GroupId, *, message: str, says: str) -> None:
-        """A peer's message contradicts what is known of a group here, or itself."""
+        """Count a peer's message that contradicts itself or the known state of a group."""
         state, stats = self._state, self._state.stats
         stats.contradictions += 1
         stats.contradicted_ns = now_ns = state.clock.now_ns()

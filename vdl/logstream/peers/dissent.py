@@ -1,13 +1,13 @@
-"""Replicas that cannot follow a leader say so, and then prove no majority for it.
+"""Reports by replicas that cannot follow their leader, so that they do not count for it.
 
-A leader stays one while a majority of servers acknowledges its list. That is no proof where the
-replica on such a server has lost its data, or where other entries are committed in it than the
-leader has: those two logs had a majority each, so one of the replicas that made them has forgotten
-what it acknowledged. Neither can be mended here. The replica leaves the leader alone for the rest
-of the term, and tells it. A leader that no majority follows steps down: it would serve clients from
-a log that lacks acknowledged records. One that has a majority without that replica goes on.
+A leader stays in office while a majority of servers acknowledges its list. That proves nothing if
+the replica on such a server has lost its data, or has other committed entries than the leader:
+those two logs had a majority each, so one of the replicas that made them has lost what it
+acknowledged. Neither can be repaired here. The replica does not follow the leader for the rest of
+the term, and reports that. A leader that no majority follows steps down: it would serve clients
+from a log that lacks acknowledged records. One that has a majority without that replica goes on.
 
-Must not know: elections, what is acknowledged to clients.
+Does not depend on elections, or on acknowledgements to clients.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.state import HostState
 
 SAY_NS = 1_000 * MS
-"""How often a leader is told, of each group."""
+"""Minimum interval of reports to a leader, per group."""
 
 
 class Dissent:
-    """Both directions, for one server."""
+    """Reports of one server's replicas, and those of its peers'."""
 
     __slots__ = ("_refused", "_said_ns", "_state", "lost_log")
 
     def __init__(self, state: HostState) -> None:
         self._state = state
         self._refused: dict[GroupId, tuple[NodeId, Term, Dissenting]] = {}
-        """By group: the leader and term that the replica here cannot follow, and why."""
+        """By group: the leader and term that the replica here cannot follow, and the reason."""
         self.lost_log: Callable[[GroupId], Log | None] = _none_is
-        """The log of a group's replica here, if that is lost. Set once, when the host is made."""
+        """Returns the log of a group's replica here, if that is lost. Set once, when the host is
+        created."""
         self._said_ns: dict[GroupId, int] = {}
-        """By group: when a leader was told last."""
+        """By group: time of the last report to a leader."""
 
     # --- this server's replicas -----------------------------------------------------------------
     def lost(self, group_id: GroupId, message: PeerMessage, server_id: ServerId) -> None:
-        """A message came for a group of which no replica runs here: perhaps it is lost."""
+        """Report a lost replica, if a leader's message came for a group without a running replica
+        here."""
         log = self.lost_log(group_id)
         if log is None:
             return
@@ -54,7 +56,7 @@ class Dissent:
             self._say(server_id, Dissenting(group_id, replica, Reason.LOST))
 
     def diverged(self, group: Group, message: PeerMessage, first: Index) -> None:
-        """A leader has another entry at `first` than the one that is committed here."""
+        """Report that a leader has another entry at `first` than the one that is committed here."""
         log = group.log
         try:
             first_offset = log.offset_after(first - 1)
@@ -68,8 +70,10 @@ class Dissent:
         self._say(server_of(message.from_), dissenting)
 
     def refuses(self, group: Group, message: PeerMessage, server_id: ServerId) -> bool:
-        """Whether the message is of a leader that the replica here cannot follow in this term: to
-        answer would be to acknowledge it."""
+        """Return True if the message is from a leader that the replica cannot follow in this term.
+
+        A response would acknowledge the leader.
+        """
         refused = self._refused.get(group.group_id)
         if refused is None:
             return False
@@ -96,7 +100,7 @@ class Dissent:
 
     # --- peers' replicas ------------------------------------------------------------------------
     def received(self, server_id: ServerId, payload: memoryview) -> None:
-        """A DISSENT frame. Raises MalformedFrame."""
+        """Take a DISSENT frame. Raise MalformedFrame if it is malformed."""
         found = decode_dissent(payload)
         group = self._state.groups.get(found.group)
         if group is None or server_of(found.replica) != server_id:
@@ -117,7 +121,8 @@ class Dissent:
             )
 
     def followed(self, group_id: GroupId, message: PeerMessage) -> None:
-        """A replica acknowledged what the leader here sent: it can follow it, in this term."""
+        """Note that a replica acknowledged entries of the leader here: it can follow it in this
+        term."""
         dissenting = self._state.dissenting.get(group_id, set())
         if isinstance(message, MsgAppResp) and not message.reject:
             dissenting.discard(message.from_)
@@ -125,7 +130,7 @@ class Dissent:
             self._state.dissenting.pop(group_id, None)
 
     def link_down(self, server_id: ServerId) -> None:
-        """It says so again, if it is still so."""
+        """Forget the server's reports: it repeats those that still hold."""
         for group_id, replicas in list(self._state.dissenting.items()):
             replicas -= {replica for replica in replicas if server_of(replica) == server_id}
             if not replicas:
@@ -136,6 +141,6 @@ class Dissent:
 
 
 def _none_is(group_id: GroupId) -> Log | None:
-    """No replica is known to be lost yet."""
+    """Return None: no replica is known to be lost yet."""
     del group_id
     return None

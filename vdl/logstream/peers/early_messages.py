@@ -1,11 +1,11 @@
-"""Raft messages that came before the group they are for.
+"""Raft messages that arrive before their group is here.
 
-A leader may be quicker than the catalog entry of its group, and a replica takes a moment to open.
-Dropping its first messages would cost an election timeout, so they wait here, bounded. Appends with
-entries do not: they pin what they were received in, and the leader probes again after an answer.
-Nor do heartbeats: there is always another one.
+A leader may be faster than the catalog entry of its group, and a replica takes a moment to open.
+Dropping its first messages would cost an election timeout, so a bounded number is kept here.
+Appends with entries are not kept: they pin their receive buffer, and the leader probes again after
+a response. Nor are heartbeats, which are repeated.
 
-Must not know: what the messages say.
+Does not depend on the content of messages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, MsgSnap, PeerMessage
 
 
 class EarlyMessages:
-    """Messages by group, in the order they came; at most `messages_max` in all, with snapshots of
-    `snapshot_bytes_max` in all."""
+    """Messages by group, in order of arrival.
+
+    At most `messages_max` in all, with snapshots of `snapshot_bytes_max` in all.
+    """
 
     __slots__ = ("_by_group", "_count", "_messages_max", "_snapshot_bytes", "_snapshot_bytes_max")
 
@@ -33,7 +35,7 @@ class EarlyMessages:
         return self._count
 
     def keep(self, group_id: GroupId, message: PeerMessage) -> bool:
-        """False when it is not kept."""
+        """Keep a message. Return False if it is not kept."""
         is_repeated = (isinstance(message, MsgApp) and message.entries) or isinstance(
             message, MsgHeartbeat | MsgCommit
         )
@@ -48,18 +50,18 @@ class EarlyMessages:
         return True
 
     def take(self, group_id: GroupId) -> list[PeerMessage]:
-        """The group is here, or never will be."""
+        """Remove and return the messages of a group that is here, or never will be."""
         messages = self._by_group.pop(group_id, [])
         self._count -= len(messages)
         self._snapshot_bytes -= sum(map(_snapshot_bytes, messages))
         return messages
 
     def drop_unless(self, is_expected: Callable[[GroupId], bool]) -> None:
-        """Forget the messages of groups that turned out not to be for this server."""
+        """Drop the messages of groups that turned out to have no replica here."""
         for group_id in [group_id for group_id in self._by_group if not is_expected(group_id)]:
             self.take(group_id)
 
 
 def _snapshot_bytes(message: PeerMessage) -> int:
-    """What else there is in a message is small."""
+    """Return the size of a message's snapshot. Other parts of messages are small."""
     return len(message.snapshot.data) if type(message) is MsgSnap else 0

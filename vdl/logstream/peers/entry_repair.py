@@ -1,18 +1,18 @@
-"""Damaged ranges: entries that a replica has but cannot read from its disk any more.
+"""Repair of damaged ranges: entries that a replica has but cannot read from its disk any more.
 
-A damaged frame in a segment whose tail is intact costs a replica nothing but that entry: its vote
-and its place in the log are in the journal. It goes on, serves the rest, and requests another
-replica's copy, by index and term; any replica may have it, whoever leads. One whose state
-waits for the entry (`Group.is_whole`) still gives others those that it has.
+A damaged frame in a segment whose tail is intact costs a replica only that entry: its vote and its
+place in the log are in the journal. It goes on, serves the rest, and requests another replica's
+copy, by index and term; any replica may have it, not only the leader. A replica whose state waits
+for the entry (`Group.is_whole`) still gives others those that it has.
 
-Replicas cut their logs each on its own. If the others have cut the entry off, nobody has it, and
-nobody needs it: what it did is in their states. A replica that has not applied it takes such a
-state, and one that has lets go of it, too.
+Replicas cut their logs independently. If the others have cut the entry off, no copy is left, and
+none is needed: the effect of the entry is in their states. A replica that has not applied it takes
+such a state; one that has applied it cuts it off too.
 
-The other way round, this answers replicas that request entries. They have committed the entry and
-know its term, so an answer need not be known to be committed here.
+In the other direction, this answers replicas that request entries. They have committed the entry
+and know its term, so an answer need not be known to be committed here.
 
-Must not know: how damaged ranges are found or filled.
+Does not depend on how damaged ranges are found or filled.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 ANSWER_BYTES_MAX = 1 << 20
-"""Most that one answer carries, unless one entry is larger."""
+"""Maximum bytes of one answer, unless one entry is larger."""
 
 PATIENCE_NS = 2_000 * MS
-"""After which a request that was not answered is dropped."""
+"""Time after which a request without an answer is dropped."""
 
 HOPELESS_REFUSALS = 10
-"""After so many vain requests for one range, or looks when the group has no other replica, an
-operator is warned, and told no more of it."""
+"""Number of vain requests for one range, or of checks while the group has no other replica, after
+which an operator is warned, once."""
 
 ANSWERS_AT_ONCE_MAX = 8
-"""Reads for other replicas that may be under way; more are answered with nothing."""
+"""Maximum number of reads for other replicas under way; more requests get an empty answer."""
 
 
 class Request:
-    """The one request of this server that is under way: for entries [start, end) of a range
-    that begins at `first`."""
+    """The request in flight of this server: entries [start, end) of a range that begins at
+    `first`."""
 
     __slots__ = ("end", "first", "group", "number", "peer", "start", "until_ns")
 
@@ -80,7 +80,7 @@ class Request:
         self.until_ns = until_ns
 
     def is_met_by(self, from_server: ServerId, answer: RangeAnswer) -> bool:
-        """Whether an answer is to this request, in all that it names."""
+        """Return True if an answer matches this request in all that it names."""
         return (
             (answer.request, from_server) == (self.number, self.peer)
             and answer.group in (None, self.group.group_id)
@@ -89,31 +89,34 @@ class Request:
 
 
 class EntryRepair:
-    """One server's part."""
+    """Entry repair of one server."""
 
     def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
         self._status = status
         self._pending: Request | None = None
         self._is_repairing = False
-        """Copies are being written, which may take as long as the disk likes: others would wait
-        behind them."""
+        """True while copies are being written, which may take any time: others would wait behind
+        them."""
         self._answering = 0
         self._turn = 0
         self._refusals: dict[tuple[GroupId, Index], int] = {}
-        """How often a range (group, first index) was requested in vain."""
+        """By range (group, first index): number of vain requests."""
         self._cut_off: dict[tuple[GroupId, Index], Index] = {}
-        """Where the next request for a range begins: the peer of the last one has cut off what
-        lies before that."""
+        """By range: start of the next request, as the peer of the last one has cut off the entries
+        before."""
         self._known: set[GroupId] = set()
         """Groups that were logged as damaged."""
         self._without_room: set[GroupId] = set()
-        """Those of them for whose repair the disk has had no room."""
+        """Groups among them for whose repair the disk had no space."""
 
     # --- requesting ----------------------------------------------------------------------------
     def look_around(self) -> None:
-        """Request a damaged range, unless an answer is waited for. Ranges and peers take turns:
-        what nobody has, or nobody can be sent a request for, must not keep the others waiting."""
+        """Request a damaged range, unless a request is in flight.
+
+        Ranges and peers take turns: a range of which no copy exists, or for which no peer can be
+        reached, must not block the others.
+        """
         damaged = [group for group in self._state.groups.values() if group.log.damaged]
         incomplete = [group.group_id for group in self._state.groups.values() if not group.is_whole]
         self._status.note_damage(
@@ -127,16 +130,16 @@ class EntryRepair:
         for group in damaged:
             ranges = group.log.damaged
             self._note_damaged(group, ranges[0])
-            # A state of the past may know members of the past.
+            # A state of the past may list members of the past.
             replicas = {*group.members, *group.listed}
             others = {server_of(replica) for replica in replicas} - {self._state.server_id}
             if peers := sorted(others & self._state.alive.keys()):
                 reachable.append((group, ranges, peers))
             elif not others:
-                # There is nobody who could have a copy. A peer that is down may: it is waited for.
+                # No replica could have a copy. A peer that is down may: the range waits for it.
                 self._note_refusal(group, ranges[0][0])
         if reachable:
-            # Not each range is looked at: a bad medium may bring many thousands.
+            # Do not iterate over the ranges: a bad medium may bring many thousands.
             turn = self._turn % sum(len(ranges) for _, ranges, _ in reachable)
             self._turn += 1
             for group, ranges, peers in reachable:
@@ -155,11 +158,11 @@ class EntryRepair:
         self, group: Group, damage: tuple[Index, Index], peers: Sequence[ServerId], now_ns: int
     ) -> None:
         first, end = damage
-        # A range that comes up again goes to the next peer, whatever the number of ranges.
+        # Each request of a range goes to the next peer, for any number of ranges.
         asked_before = self._refusals.get((group.group_id, first), 0)
         peer = peers[asked_before % len(peers)]
         wants_state = group.applied + 1 < end
-        # What others have cut off must not hide what they have behind it.
+        # Start where the last peer's log starts: it may have the rest of the range.
         start = self._cut_off.pop((group.group_id, first), first)
         if start >= end:
             start = first
@@ -172,7 +175,7 @@ class EntryRepair:
             )
 
     def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer's copy, or its regrets. Raises MalformedFrame."""
+        """Take a peer's copy, or its report that it has none. Raise MalformedFrame if malformed."""
         answer = decode_answer(payload, self._version_of(from_server))
         request = self._pending
         if request is None or not request.is_met_by(from_server, answer):
@@ -190,7 +193,7 @@ class EntryRepair:
                 self._note_refusal(group, request.first)
             return
         for entry in entries:
-            entry.data = bytes(entry.data)  # the frame's memory is used again
+            entry.data = bytes(entry.data)  # the frame's memory is reused
 
         def repaired(error: storage.StorageError | None) -> None:
             self._is_repairing = False
@@ -207,8 +210,8 @@ class EntryRepair:
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
 
-        # What was decided here says too little: a state that waits for the entry has not applied
-        # what the peer's has.
+        # The decisions applied here may be too old: a state that waits for the entry has not
+        # applied those of the peer's.
         owner = group.owner
         decided = owner.state.compact_upto if isinstance(owner, LogStream) else NO_INDEX
         upto = max(decided, answer.compacted_upto)
@@ -216,8 +219,11 @@ class EntryRepair:
         self._state.store.repair(group.log, entries, repaired, compacted_upto=upto)
 
     def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
-        """Whether what was requested, which that replica has cut off, is needed here no more
-        either: its state is taken, or the log cut behind it, now or when that is durable."""
+        """Return True if the range, which the peer has cut off, is not needed here any more.
+
+        Then the peer's state is taken, or the log cut behind the range, now or once that is
+        durable.
+        """
         log, end = group.log, min(request.end, answer.log_start)
         if group.applied + 1 < end:
             return answer.state is not None and self._takes_state(group, answer.state)
@@ -228,7 +234,7 @@ class EntryRepair:
                     group.store.trim_log(log, first_index=end)
                     self._state.outbox.note_staged(group)
             except (storage.CorruptRecord, storage.ReadRefused):
-                return True  # of the index: a read there, as of the range itself, rebuilds it
+                return True  # in the index: any read there, also of the range itself, rebuilds it
         return True
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
@@ -247,7 +253,7 @@ class EntryRepair:
         return is_coming
 
     def _note_damaged(self, group: Group, damage: tuple[Index, Index]) -> None:
-        """Log a group once, until it is whole again."""
+        """Log a damaged group once, until it is whole again."""
         if group.group_id not in self._known:
             self._known.add(group.group_id)
             first, end = damage
@@ -259,7 +265,7 @@ class EntryRepair:
             )
 
     def _note_refusal(self, group: Group, first: Index) -> None:
-        """A vain request, or nobody to send one to. Another peer gets it at the next look."""
+        """Count a vain request, or that no peer can get one. Another peer gets the next."""
         key = (group.group_id, first)
         self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
         if refusals == HOPELESS_REFUSALS:
@@ -272,8 +278,10 @@ class EntryRepair:
             )
 
     def _note_without_room(self, group: Group) -> None:
-        """A full disk has no room for a copy: it is requested again, and that says nothing about
-        the copies there are. Logged once, until the group is whole again."""
+        """Log once, until the group is whole again, that a full disk has no space for a copy.
+
+        It is requested again: the failure is no evidence about the existing copies.
+        """
         if group.group_id not in self._without_room:
             self._without_room.add(group.group_id)
             partition = self._state.told_of(group.group_id)
@@ -290,7 +298,7 @@ class EntryRepair:
 
     # --- answering -----------------------------------------------------------------------------
     def request_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer needs entries. Raises MalformedFrame."""
+        """Answer a peer's request for entries. Raise MalformedFrame if it is malformed."""
         wanted = decode_range(payload)
         group = self._state.groups.get(wanted.group)
         asker = self._state.alive.get(from_server)
@@ -333,7 +341,7 @@ class EntryRepair:
             answer([])
 
     def _version_of(self, server_id: ServerId) -> int:
-        """Of the protocol that a peer's link speaks; 0: the link is gone."""
+        """Return the protocol version of a peer's link; 0: the link is gone."""
         hello = self._state.alive.get(server_id)
         return 0 if hello is None else hello.version
 
@@ -344,19 +352,23 @@ def _compacted(group: Group) -> tuple[Index, Index]:
 
 
 def _is_compacted_as_far(wanted: RangeRequest, group: Group) -> bool:
-    """Whether nothing comes back with what was asked for that compaction removed there. That more
-    is gone of it here is as good: it was decided, so it will be gone there, too. To wait for a
-    replica that is compacted just as far would be to wait for ever, for damage stops compaction."""
+    """Return True if the entries contain nothing that compaction has removed at the requester.
+
+    They may lack more: that was decided, so it will be removed there too. The request cannot wait
+    for a replica compacted equally far, because damage stops compaction.
+    """
     upto, markers_upto = wanted.compacted
     here_upto, here_markers_upto = _compacted(group)
     return wanted.first > upto or (here_upto >= upto and here_markers_upto >= markers_upto)
 
 
 def _holds_records(group: Group, end: Index) -> bool:
-    """Whether entries below `end` have records that are not deleted here: those are cut when their
-    deletion is applied here, too. What has none, as a change of members, each replica cuts with
-    what lies before it, and how far that was stored is its own matter. Raises CorruptRecord,
-    ReadRefused."""
+    """Return True if entries below `end` have records that are not deleted here.
+
+    Those are cut when their deletion is applied here, too. Entries without records, such as changes
+    of members, are cut by each replica together with the entries before them, depending on its own
+    checkpoints. Raise CorruptRecord or ReadRefused.
+    """
     owner = group.owner
     if not isinstance(owner, LogStream):
         return False

@@ -1,13 +1,13 @@
-"""Reads from followers (KIP-392): which replica a consumer is sent to, and when one may serve.
+"""Reads from followers (KIP-392): the choice of a replica, and the conditions for serving.
 
-A consumer that says in which rack it is may read from a replica there in place of the leader. The
-leader chooses: of the replicas in that rack that are in sync, as its own progress says, and hold
-what the consumer asks for, the one that holds most. A follower serves what it knows to be committed
-while the leader, as it was heard of within an election timeout, counts it as in sync. It hears of
-commits up to 50 ms late (`commit_propagation.py`). In any doubt the consumer goes back to the
-leader, who says what is so.
+A consumer that names its rack may read from a replica there instead of the leader. The leader
+chooses: of the replicas in that rack that are in sync, by its own progress, and hold the requested
+offset, the one that holds most. A follower serves records that it knows to be committed while the
+leader, as heard of within an election timeout, lists it as in sync. It learns commit indexes up to
+50 ms late (`commit_propagation.py`). In case of doubt the consumer returns to the leader, which
+decides.
 
-Must not know: requests, sessions, who reads.
+Does not depend on requests, sessions or readers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vdl.logstream.state import HostState
 
 
 class FollowerReads:
-    """See the module."""
+    """Follower reads on one server."""
 
     __slots__ = ("_liveness", "_state", "_within_ns")
 
@@ -33,8 +33,10 @@ class FollowerReads:
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def may_serve(self, group_id: GroupId) -> bool:
-        """Whether the replica here, which does not lead, may be read from: a voter that stays, that
-        is whole, and that its present leader counts as in sync."""
+        """Return True if the replica here, which does not lead, may be read from.
+
+        It must be a voter that stays, whole, and listed as in sync by its present leader.
+        """
         state = self._state
         group = state.groups.get(group_id)
         if group is None or group.node.is_leader or not group.is_whole:
@@ -50,8 +52,10 @@ class FollowerReads:
         return is_followed and state.server_id in self._liveness.in_sync_of(group_id)
 
     def replica_for(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
-        """The server that consumers in a rack are to read a group led here from, beginning with
-        `offset`, which is no higher than the high watermark; -1: from here."""
+        """Return the server from which consumers in a rack should read a led group; -1: this one.
+
+        `offset`: the first one they read, which is not above the high watermark.
+        """
         state = self._state
         servers = state.catalog.servers
         own, in_sync = servers.get(state.server_id), state.in_sync.get(group_id)
@@ -72,7 +76,7 @@ class FollowerReads:
 
 
 def _holds(group: Group, replica: NodeId, offset: Offset) -> bool:
-    """Whether a led group's replica has shown that it holds all before `offset`."""
+    """Return True if a led group's replica has shown that it holds all records before `offset`."""
     node = group.node
     progress = node.progress(replica)
     if progress is None or progress.state is not ProgressState.REPLICATE:

@@ -1,11 +1,11 @@
 """Catalog commands from any server: appended by the catalog's leader, answered where applied.
 
-A server that does not lead the catalog sends the encoded command to the one that does, and waits
-until the command is applied *here*. A refusal is definite, so the command is sent again, to whoever
-leads by then; anything else that goes wrong leaves the fate open until the deadline, because a
-command sent twice might be applied twice.
+A server that does not lead the catalog sends the encoded command to the leader, and waits until the
+command is applied *here*. A refusal is definite, so the command is then sent again, to the leader
+of that time. After any other failure the outcome is unknown until the deadline, because a command
+sent twice might be applied twice.
 
-Must not know: what commands mean.
+Does not depend on what commands mean.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import CATALOG_GROUP, HostState
 
 WAITING_MAX = 10_000
-"""Commands of this server that wait for a catalog leader, or for what it made of them."""
+"""Maximum number of commands of this server that wait for a catalog leader, or for their result."""
 
 
 class Forwarded:
-    """A command on its way."""
+    """A command in progress."""
 
     __slots__ = ("command", "deadline_ns", "done", "sent_to", "seq")
 
@@ -48,7 +48,7 @@ class Forwarded:
         self.done = done
         self.seq = 0
         self.sent_to = 0
-        """Server that may have appended it, 0 when certainly nobody has."""
+        """Server that may have appended it, 0 if certainly none has."""
 
 
 class Forwarding:
@@ -65,12 +65,15 @@ class Forwarding:
         self._numbers = state.request_numbers
         self._liveness = liveness
         self._waiting: list[Forwarded] = []
-        """Not sent to anybody, or definitely refused."""
+        """Commands that were not sent, or definitely refused."""
         self._sent: dict[int, Forwarded] = {}
-        """By the number of the request."""
+        """Sent commands, by request number."""
 
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
-        """`done` once: applied here, certainly not appended, or unknown at the deadline."""
+        """Propose a command; call `done` once.
+
+        It was applied here, or certainly not appended, or the outcome is unknown at the deadline.
+        """
         if len(self._waiting) + len(self._sent) >= WAITING_MAX:
             done(NOT_APPENDED)
             return
@@ -79,9 +82,9 @@ class Forwarding:
             self._waiting.append(forwarded)
 
     def _try(self, forwarded: Forwarded) -> bool:
-        """Append here or send to the leader; False when neither is possible now."""
+        """Append here or send to the leader. Return False if neither is possible now."""
         catalog = self._catalog
-        # A server without a catalog replica of its own (yet) goes by what the others say.
+        # A server without a running catalog replica uses the other servers' lists.
         leader = (
             catalog.leader_server
             if catalog.is_running
@@ -115,7 +118,7 @@ class Forwarding:
 
     # --- frames ------------------------------------------------------------------------------
     def proposal_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer wants this server, as the catalog's leader, to append its command."""
+        """Append a peer's command, as the catalog's leader."""
         propose = decode_command(payload)
         if propose.group != CATALOG_GROUP:
             outcome = ProposeOutcome.UNKNOWN_GROUP
@@ -129,7 +132,7 @@ class Forwarding:
         self._transport.send(from_server, FrameType.PROPOSED, encode_proposed(answer))
 
     def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """The leader appended our command, or certainly did not."""
+        """Take the leader's answer: it appended our command, or certainly did not."""
         answer = decode_proposed(payload)
         forwarded = self._sent.get(answer.request_id)
         if forwarded is None or forwarded.sent_to != from_server:
@@ -145,7 +148,7 @@ class Forwarding:
 
     # --- time --------------------------------------------------------------------------------
     def retry(self, now_ns: int) -> None:
-        """Try what waits again; answer what has waited too long."""
+        """Try waiting commands again, and answer those whose deadline has passed."""
         waiting, self._waiting = self._waiting, []
         for forwarded in waiting:
             if forwarded.deadline_ns <= now_ns:
@@ -155,11 +158,12 @@ class Forwarding:
 
     @property
     def busy(self) -> bool:
-        """Whether commands wait for a leader."""
+        """True if commands wait for a leader."""
         return bool(self._waiting)
 
     def close(self) -> None:
-        """The server stops. What was sent is answered by the catalog's own closing."""
+        """Answer waiting commands: the server stops. Sent ones are answered when the catalog
+        closes."""
         waiting, self._waiting = self._waiting, []
         for forwarded in waiting:
             forwarded.done(NOT_APPENDED)

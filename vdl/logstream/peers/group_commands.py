@@ -1,23 +1,22 @@
-"""Commands from one group to another: appended by the leader of whichever group, answered from
-there.
+"""Commands from one group to another, appended and answered by the receiving group's leader.
 
-A transaction's coordinator tells partitions and other coordinators that it ended; a partition asks
-a coordinator whether a transaction is open. Both lead their groups on different servers. Such a
-command is sent to the leader of its group as far as it is known here, and sent again, to whoever
-leads by then, until it is answered or its deadline has passed. So it may be applied more than once,
-and must be one that does no harm then.
+A transaction's coordinator reports its end to partitions and other coordinators; a partition
+queries a coordinator for open transactions. Both have their leaders on different servers. Such a
+command is sent to the leader of its group as far as it is known here, and sent again, to the leader
+of that time, until it is answered or its deadline has passed. So it may be applied more than once,
+and must do no harm then.
 
-An answer names its command by a number alone, and may come seconds later, after the link or the
+An answer names its command by a number only, and may come seconds later, after the link or the
 process that sent the command was replaced. So numbers begin at random in each process
 (`HostState.request_numbers`), and a leader answers only the process that sent the command.
 
-What small commands and answers a turn brings for one server leaves at its end, in one frame of each
-kind: a system call for each would cost more than what they are for.
+Small commands and answers of a turn for one server leave at its end, in one frame of each kind: a
+system call for each would cost more than the commands do.
 
-Only commands that all servers understand may be sent: whoever sends them asks the finalised
-features first (`vdl/state/features.py`). A server of an older version is sent none.
+Only commands that all servers understand may be sent: the caller first checks the finalised
+features (`vdl/state/features.py`). Servers of older versions receive none.
 
-Must not know: what commands mean.
+Does not depend on what commands mean.
 """
 
 from __future__ import annotations
@@ -57,27 +56,27 @@ from vdl.state import commands
 from vdl.state.answer import CommandAnswer
 
 WAITING_MAX = 20_000
-"""Commands of this server that are not answered yet; more are not taken."""
+"""Maximum number of commands of this server without an answer; more are not taken."""
 
 ANSWER_NS = 3_000 * MS
-"""After which a command that is not answered is sent again: its leader may have been deposed, or
-its frame was lost with a link."""
+"""Time after which a command without an answer is sent again: its leader may have been deposed, or
+its frame lost with a link."""
 
 RETRY_NS = 50 * MS
-"""How long a command waits that was refused: by a server that does not lead yet, or has no room."""
+"""Delay before a refused command is sent again: the server does not lead yet, or has no room."""
 
 URGENT_BYTES = 4 << 10
-"""Smaller commands are not kept behind entries."""
+"""Smaller commands are sent in the urgent lane, before entries."""
 
 JOINED_MAX = 64
-"""Commands, or answers, in one frame."""
+"""Maximum number of commands, or answers, in one frame."""
 
 Receiver = Callable[[GroupId, Any, int, Callable[[Outcome], None]], None]
 """(group, command, deadline, done) for a coordinator that leads here."""
 
 
 class _Sent(Pending[Outcome]):
-    """A command that is not answered yet."""
+    """A command without an answer."""
 
     __slots__ = ("again_ns", "data", "group_id", "is_open", "sent_to", "was_open")
 
@@ -88,17 +87,17 @@ class _Sent(Pending[Outcome]):
         self.group_id = group_id
         self.data = data
         self.is_open = False
-        """Whether it may be applied."""
+        """True if it may be applied."""
         self.was_open = False
-        """The same before it was last sent."""
+        """`is_open` before it was last sent."""
         self.sent_to = 0
         """The server that is to answer; 0: it is not sent at present."""
         self.again_ns = 0
-        """When it is sent again."""
+        """Time at which it is sent again."""
 
 
 class _Outgoing:
-    """What is to leave for one server."""
+    """Commands and answers to be sent to one server."""
 
     __slots__ = ("answers", "commands")
 
@@ -109,7 +108,7 @@ class _Outgoing:
 
 
 class GroupCommands:
-    """The commands that one server sends to groups, and those it is sent as their leader."""
+    """The commands that one server sends to groups, and those it receives as their leader."""
 
     __slots__ = (
         "_again_timer_ns", "_due_ns", "_liveness", "_sent", "_state", "out", "receive",
@@ -120,20 +119,24 @@ class GroupCommands:
         self._liveness = liveness
         self._sent: dict[int, _Sent] = {}
         self._due_ns = NEVER
-        """Before which none of them is due: thousands need not be looked at each time."""
+        """Time before which none of them is due, so that thousands need not be checked each
+        time."""
         self.out: dict[ServerId, _Outgoing] = {}
-        """What leaves at the turn's end, by server. Use: `flush` while there is any."""
+        """Output of the turn, by server. Use: `flush` while there is any."""
         self._again_timer_ns = NEVER
         self.receive: Receiver = self._propose
-        """What is done with a command for a coordinator that leads here. By default it is proposed
-        as it is."""
+        """Handler of commands for a coordinator that leads here. The default proposes them
+        unchanged."""
 
     def send(
         self, group_id: GroupId, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """Have `data` appended by the leader of a group: a partition's command, or a coordinator's
-        as `commands.encode_command` makes it. `done` once, perhaps before this returns: APPLIED
-        with a `CommandAnswer`; TOO_LARGE and NOT_APPENDED for certain; UNKNOWN at the deadline."""
+        """Have `data` appended by the leader of a group.
+
+        It is a partition's command, or a coordinator's as encoded by `commands.encode_command`.
+        `done` is called once, perhaps before this returns: APPLIED with a `CommandAnswer`;
+        TOO_LARGE and NOT_APPENDED are certain; UNKNOWN at the deadline.
+        """
         if group_id == CATALOG_GROUP or len(self._sent) >= WAITING_MAX:
             done(NOT_APPENDED)
         elif len(data) > COMMAND_BYTES_MAX:
@@ -145,7 +148,7 @@ class GroupCommands:
 
     @property
     def awaited(self) -> set[GroupId]:
-        """Groups whose leaders have not answered something that they were sent."""
+        """Groups whose leaders have not answered a command sent to them."""
         return {sent.group_id for sent in self._sent.values() if sent.sent_to}
 
     def _try(self, number: int) -> None:
@@ -183,7 +186,7 @@ class GroupCommands:
         return out
 
     def flush(self) -> None:
-        """Send what this turn brought. Called by the host."""
+        """Send the turn's commands and answers. Called by the host."""
         out, self.out = self.out, {}
         for server_id, outgoing in out.items():
             commands, answers = outgoing.commands, outgoing.answers
@@ -194,7 +197,7 @@ class GroupCommands:
                     self._not_sent(server_id, [number for number, _ in some])
             for start in range(0, len(answers), JOINED_MAX):
                 some_answers = answers[start : start + JOINED_MAX]
-                # Those that do not leave are missed, and their commands sent again.
+                # Answers that do not leave are missed, and their commands sent again.
                 self._send(server_id, FrameType.COMMAND_DONE, FrameType.COMMANDS_DONE, some_answers)
 
     def _send(
@@ -204,7 +207,7 @@ class GroupCommands:
         plural: FrameType,
         payloads: list[list[Buffer]],
     ) -> bool:
-        """False if some of it has not left."""
+        """Send payloads. Return False if some of them did not leave."""
         hello, send = self._state.alive.get(server_id), self._state.transport.send
         if hello is None:
             return False
@@ -216,7 +219,7 @@ class GroupCommands:
         for number in numbers:
             sent = self._sent.get(number)
             if sent is not None and sent.sent_to == server_id:
-                # An older peer may have got some of them.
+                # A peer of an older version may have received some of them.
                 self._wait(sent)
 
     def _note_sent(self, sent: _Sent, leader: ServerId, until_ns: int) -> None:
@@ -227,7 +230,7 @@ class GroupCommands:
         self._due_ns = min(self._due_ns, until_ns)
 
     def _wait(self, sent: _Sent) -> None:
-        """Send it again in a moment."""
+        """Have the command sent again after `RETRY_NS`."""
         now_ns = self._state.clock.now_ns()
         sent.sent_to = 0
         sent.again_ns = now_ns + RETRY_NS
@@ -242,7 +245,7 @@ class GroupCommands:
             self.retry(self._state.clock.now_ns())
 
     def _ended(self, number: int, server_id: ServerId, outcome: Outcome) -> None:
-        """A server answered, perhaps late."""
+        """Take a server's answer, possibly late."""
         sent = self._sent.get(number)
         if sent is None:
             return
@@ -261,18 +264,20 @@ class GroupCommands:
 
     # --- frames ------------------------------------------------------------------------------
     def commands_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """As `command_received`, of several."""
+        """As `command_received`, for several."""
         for one in split(payload):
             self.command_received(from_server, one)
 
     def answers_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """As `answer_received`, of several."""
+        """As `answer_received`, for several."""
         for one in split(payload):
             self.answer_received(from_server, one)
 
     def command_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer's command for a group that is led here, as far as it knows. Raises
-        MalformedFrame."""
+        """Take a peer's command for a group that leads here, as far as the peer knows.
+
+        Raise MalformedFrame if it is malformed.
+        """
         sent = decode_command(payload)
         request_id = sent.request_id
         asker = self._state.alive.get(from_server)
@@ -295,7 +300,7 @@ class GroupCommands:
         self._outgoing(to_server).answers.append(encode_done(done))
 
     def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """What a peer made of our command. Raises MalformedFrame."""
+        """Take a peer's answer to our command. Raise MalformedFrame if it is malformed."""
         done = decode_done(payload)
         outcome = _OUTCOMES.get(done.fate, UNKNOWN)
         if done.fate is Fate.APPLIED:
@@ -334,7 +339,7 @@ class GroupCommands:
 
     # --- time --------------------------------------------------------------------------------
     def retry(self, now_ns: int) -> None:
-        """Send again what is due; end what has waited for too long."""
+        """Send due commands again, and end those whose deadline has passed."""
         if now_ns < self._due_ns:
             return
         due: list[int] = []
@@ -348,7 +353,7 @@ class GroupCommands:
         for number in due:
             late = self._sent.get(number)
             if late is None:
-                continue  # it was answered meanwhile
+                continue  # it was answered in the meantime
             if late.deadline_ns > now_ns:
                 self._try(number)
             else:
@@ -356,15 +361,17 @@ class GroupCommands:
                 late.done(UNKNOWN if late.is_open else NOT_APPENDED)
 
     def link_down(self, server_id: ServerId) -> None:
-        """What it was sent may be lost. Nothing that was to leave for it does: the next link may be
-        to another process."""
+        """Send the server's commands again, as they may be lost; drop unsent output for it.
+
+        The next link may be to another process.
+        """
         self.out.pop(server_id, None)
         for sent in self._sent.values():
             if sent.sent_to == server_id:
                 self._wait(sent)
 
     def close(self) -> None:
-        """The server stops."""
+        """Answer all commands: the server stops."""
         pending, self._sent = self._sent, {}
         for sent in pending.values():
             sent.done(UNKNOWN)

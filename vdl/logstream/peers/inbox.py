@@ -1,21 +1,22 @@
-"""Raft messages that come from peers: which replica they are for, and whether it may have them.
+"""Incoming Raft messages: dispatch to replicas, and admission.
 
-A message for a replica that is about to run is kept for a moment; one for a former replica of this
-server, from a server that does not speak for its sender, or of a group that is not here is dropped.
-Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
-get past the catalog and the state machines, which look at commands before they are appended.
+A message for a replica that is about to run is kept for a moment. Dropped are messages for a former
+replica of this server, from a server that does not own their sender, and for groups that are not
+here; Raft repeats all that matter. Also dropped are messages that can be decoded but are sent by no
+host: a proposal would bypass the catalog and the state machines, which check commands before they
+are appended.
 
-A message that contradicts this replica's log, or itself, is dropped and told of: one of the two is
-faulty. The group goes on with whoever agrees, and all other groups of that server with it.
+A message that contradicts this replica's log, or itself, is dropped and reported: one of the two
+replicas is faulty. The group goes on with the replicas that agree, and so do all other groups of
+that server.
 
 A server whose segments do not keep up takes no more entries as a follower, beyond a bound for all
-its groups together: what it has not taken it does not acknowledge, the leader's window fills, and
-it sends again at each heartbeat. The commit index it still takes. What counts is what waits for the
-own disk: entries that are not committed wait for others, and two servers that waited for one
-another would do so for ever. Those are bounded where they come from: a leader holds its producers
-back.
+its groups together. It does not acknowledge the refused ones, the leader's window fills, and the
+leader sends again at each heartbeat. The commit index is still taken. Only entries that wait for
+the own disk count: uncommitted entries wait for other servers, and two servers could wait for each
+other for ever. Those are bounded at their source: a leader holds its producers back.
 
-Must not know: frames, what messages say beyond their kind.
+Does not depend on frames, or on the content of messages beyond their type.
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 FULL_DISK_BYTES = 16 << 10
-"""What a full disk takes of a group at one time, and then only what must be."""
+"""Bytes that a full disk takes of a group at one time, and only of entries that it has to take."""
 ENTRY_OVERHEAD_BYTES = 256
-"""More than an entry takes in the journal besides its data."""
+"""Upper bound of an entry's space in the journal, besides its data."""
 NEEDED_NS = 500 * MS
-"""How long entries wait before a full disk takes them: longer than others need to commit them."""
+"""Time for which entries wait before a full disk takes them: longer than others need to commit
+them."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
     (
         MsgApp,
@@ -76,17 +78,17 @@ SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
         MsgCommit,
         MsgSnap,
         MsgTimeoutNow,
-        # By a leader that is deposed in the turn in which it was asked.
+        # Sent by a leader that is deposed in the turn of the request.
         MsgReadIndex,
         MsgReadIndexResp,
     )
 )
-"""Not MsgProp and MsgTransferLeader: commands travel in frames of their own (`forwarding.py`), and
-only leaders hand over."""
+"""Without MsgProp and MsgTransferLeader: commands travel in frames of their own (`forwarding.py`),
+and only leaders start transfers."""
 
 
 class Inbox:
-    """See the module."""
+    """Incoming Raft messages of one server."""
 
     __slots__ = (
         "_awaited",
@@ -132,21 +134,22 @@ class Inbox:
             state.options.early_messages_max, state.options.early_snapshot_bytes_max
         )
         self._awaited: dict[GroupId, tuple[int, Index, int]] = {}
-        """By group id: the last entry of what a full disk was sent and that was not committed; the
-        leader's term, the index, and since when."""
+        """By group id: last uncommitted entry that was sent to a full disk; as (leader's term,
+        index, time since when)."""
         self._granted_bytes = 0
-        """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
+        """Bytes of a full disk's space granted to entries that are not staged yet, since turn
+        `_granted_turn`."""
         self._granted_turn = 0
         self._store = state.store
         self._unflushed_max = state.unflushed_bytes_max
         self._taken_bytes = 0
-        """Of entries that are not staged yet, with their frames: since turn `_taken_turn`."""
+        """Bytes, with frames, of entries that are not staged yet, since turn `_taken_turn`."""
         self._taken_turn = -1
         self._flushable_bytes = -1
-        """As of turn `_taken_turn`; -1 before it was looked up."""
+        """Flushable bytes as of turn `_taken_turn`; -1: not looked up."""
 
     def step(self, group_id: GroupId, message: PeerMessage, server_id: ServerId, tick: int) -> None:
-        """Hand a message over, keep it or drop it."""
+        """Step a message into its group, keep it, or drop it."""
         stats = self._stats
         stats.messages_in += 1
         if type(message) not in SENT_BY_HOSTS:
@@ -178,7 +181,7 @@ class Inbox:
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
-            # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
+            # Leaders' liveness is looked up only when needed, as here (§6, stickiness).
             self._proofs.report_leader(group)
             self._last_resort.requested(group, message, server_id)
         try:
@@ -199,40 +202,46 @@ class Inbox:
         self._commits.stepped(group)
 
     def begin(self, group: Group, tick: int) -> None:
-        """The group runs from now on: it gets what its peers have already said."""
+        """Step the early messages of a group that starts to run."""
         for message in self._early.take(group.group_id):
             self.step(group.group_id, message, server_of(message.from_), tick)
 
     def forget(self, group_id: GroupId) -> None:
-        """No replica of the group will run here."""
+        """Drop the messages of a group that will have no replica here."""
         self._early.take(group_id)
         self._awaited.pop(group_id, None)
 
     def catalog_changed(self) -> None:
-        """What is kept for groups that turned out not to be for this server goes."""
+        """Drop the messages of groups that turned out to have no replica here."""
         next_group_id = self._state.catalog.next_group_id
         self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
 
     def _may_take(self, message: PeerMessage, group: Group) -> bool:
-        """Whether a peer's message can be stepped: not a snapshot of another version, and with a
-        full disk only what has to be taken, as far as there is room. The leader tries again."""
+        """Return True if a peer's message can be stepped; the leader sends refused ones again.
+
+        Snapshots of another version are refused. A full disk takes only what it has to, as far as
+        there is space.
+        """
         if type(message) is MsgSnap:
             if not _is_readable(message):
                 return False
             needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
             return not self._status.is_full or self._grant(group, needed, is_essential=False)
         if type(message) is MsgApp and message.entries and self._status.is_full:
-            self._status.look()  # its leader takes more until it has heard of it
+            self._status.look()  # its leader sends more until it receives the status
             message.entries = self._fitting(message, group)
             return bool(message.entries)
         return True
 
-    # --- a server that is crowded --------------------------------------------------------------
+    # --- flow control --------------------------------------------------------------------------
     def _taken_of(self, message: MsgApp, group: Group) -> list[Entry]:
-        """The first of a leader's entries, as far as there is room for those that are committed.
-        One may pass the bound: a large one must not wait for ever behind little that is not due to
-        be flushed. Others are taken beyond it, for no flush frees them before they are committed;
-        but not in one message with some that a flush will free."""
+        """Return the first of a leader's entries, as far as there is room for the committed ones.
+
+        One entry may exceed the bound: a large one must not wait for ever behind a few bytes that
+        are not due to be flushed. Uncommitted entries are taken beyond the bound, because no flush
+        frees their room before they are committed; but not in one message with entries that a flush
+        will free.
+        """
         turns = self._stats.turns
         if self._taken_turn != turns:
             self._taken_turn = turns
@@ -264,8 +273,10 @@ class Inbox:
         return entries[:count]
 
     def _with_room_for_large(self, message: MsgApp, group: Group) -> list[Entry]:
-        """The first of a leader's entries: those that are here already, and of the others those
-        before the first large one for which there is no room. They count apart: see `Store`."""
+        """Return the first of a leader's entries, up to the first new large one without room.
+
+        Entries that are here already need no room. Large ones count separately: see `Store`.
+        """
         entries, large_room = message.entries, self._state.large_room
         server_id = server_of(message.from_)
         for at in range(_held_of(message, group), len(entries)):
@@ -277,23 +288,24 @@ class Inbox:
         return entries
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
-        """What is taken of a leader's message for which there is no room: the commit index."""
+        """Return the part of a leader's message that is taken without room: the commit index."""
         self._stats.appends_refused += 1
-        self._store.checkpoint()  # what is not appended makes none due
+        self._store.checkpoint()  # refused appends make no checkpoint due
         log = group.node.raft.log
         is_known = log.matches(index=message.index, term=message.log_term)
         commit = min(message.commit, message.index) if is_known else NO_INDEX
         return MsgCommit(message.to, message.from_, message.term, commit)
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
-        """The entries of the message that a full disk takes, from the first one on.
+        """Return the first entries of the message that a full disk takes.
 
-        New records it does not. But a leader that has just been elected cannot commit, serve or
-        delete anything before a majority has what came before its own term: that is taken from the
-        room that is left, a little at a time, when all before it is durable; and not from the room
-        that votes need, because then nobody could be elected either. In the same way it takes what
-        nobody commits without this server: what makes room may wait behind it. What is here already
-        is taken as it is: the leader may not have heard that.
+        New records are refused. But a newly elected leader cannot commit, serve or delete anything
+        before a majority has the entries before its own term: these are taken from the remaining
+        space, a little at a time, when all earlier ones are durable. The space that votes need is
+        not used, because no leader could be elected without it. Entries that are not committed
+        without this server are taken in the same way: entries that free space may wait behind them.
+        Entries that are here already are taken unchanged: the leader may not have received their
+        acknowledgement.
         """
         held = _held_of(message, group)
         taken = message.entries[:held]
@@ -308,15 +320,17 @@ class Inbox:
             if not is_needed or (room < 0 and len(taken) > held):
                 break
             needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
-            # A marker is needed, but less than what makes room again.
+            # A marker is needed, but less than entries that free space.
             if not self._grant(group, needed, is_essential=is_essential and not entry.records):
                 break
             taken.append(entry)
         return taken
 
     def _needed_in(self, message: MsgApp, group: Group) -> Index:
-        """The last of the entries that wait for this server, 0 if none does: it was sent a while
-        ago and is not committed yet. A majority that has room commits sooner."""
+        """Return the last of the entries that wait for this server, 0 if none does.
+
+        They were sent a while ago and are not committed yet. A majority with space commits sooner.
+        """
         now_ns = self._state.clock.now_ns()
         term, index, since_ns = self._awaited.pop(group.group_id, (0, NO_INDEX, 0))
         if term != message.term or index <= message.commit:
@@ -344,20 +358,22 @@ class Inbox:
             self._stats.messages_dropped += 1
 
     def _is_expected(self, group_id: GroupId) -> bool:
-        """Whether the group exists, as far as this server knows, and has a replica here that may
+        """Return True if the group exists, as far as is known here, and has a replica here that may
         run."""
         return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))
 
 
 def _counted(entry: Entry) -> int:
-    """As how many bytes an entry counts that is to be flushed."""
+    """Return the bytes of an entry that count as unflushed."""
     size = len(entry.data)
     return ENTRY_FRAME_BYTES + (size if size <= LARGE_BATCH_BYTES else 0)
 
 
 def _held_of(message: MsgApp, group: Group) -> int:
-    """How many of the first entries of a leader's message the log here has. They need no room, and
-    the leader must hear of them again: its records may wait for that alone."""
+    """Return how many of a leader's first entries the log here has.
+
+    They need no room, and must be acknowledged again: the leader may wait for that.
+    """
     log = group.node.raft.log
     for n, entry in enumerate(message.entries):
         if not log.matches(index=entry.index, term=entry.term):
@@ -366,7 +382,7 @@ def _held_of(message: MsgApp, group: Group) -> int:
 
 
 def _is_readable(message: MsgSnap) -> bool:
-    """Whether a peer's snapshot is one this version understands."""
+    """Return True if this version understands a peer's snapshot."""
     try:
         open_snapshot(message.snapshot.data)
     except DecodeError:

@@ -1,26 +1,26 @@
-"""Directories that are not what their peers remember: restored from an old copy, or copied.
+"""Detection of data directories that were restored from an old copy, or copied.
 
-Each server tells its peers which starts its directory has seen, and how far its journal is durable
-(`rpc/journal_marks.py`). A peer keeps the newest of that, the *mark*, in memory at once and on disk
-from time to time. When two servers are linked, each sends what it remembers of the other's
-directory, before anything else. By that both judge the same:
+Each server reports to its peers the starts of its directory, and how far its journal is durable
+(`rpc/journal_marks.py`). A peer keeps the newest report, the *mark*, in memory at once and on disk
+from time to time. When two servers are linked, each first sends the mark that it has of the other's
+directory. With it both come to the same result:
 
-* A directory whose journal lacks what its mark says has forgotten what it acknowledged, whom it
-  voted for, and which replicas it made. Its server marks all its replicas as lost, durably, and has
-  it be another directory. So the catalog replaces all of them, as those of a wiped one. Peers take
-  nothing from it until then.
-* Of two processes in copies of one directory, what one of them acknowledged the other lacks. While
-  the first one is linked, the second one is refused (`rpc/links.py`). When it is gone, the second
-  one's directory is of the past, like any other copy.
+* A directory whose journal lacks what its mark covers has lost acknowledgements, votes, and the
+  record of the replicas it created. Its server marks all its replicas as lost, durably, and gives
+  the directory another id. So the catalog replaces all of them, as those of a wiped directory.
+  Peers take no messages from it until then.
+* If two processes run in copies of one directory, each lacks what the other acknowledged. While the
+  first one is linked, the second one is refused (`rpc/links.py`). When it is gone, the second one's
+  directory is out of date, like any other copy.
 
-A server that has started takes no part before it was compared with every other server, or an
-election timeout has passed: those that do not run, or cannot be reached, must not hold up the
-others. A peer that comes later tells it then.
+A starting server takes no part before it was compared with every other server, or an election
+timeout has passed: servers that do not run, or cannot be reached, must not delay the others. A peer
+that is linked later reports its mark then.
 
-Not found: a directory of which no peer that remembers it runs any more; what was acknowledged
-after the last heartbeat; a directory that was started more than `BOOTS_MAX` times since.
+Not detected: a directory whose mark no running peer has; entries acknowledged after the last
+heartbeat; a directory that was started more than `BOOTS_MAX` times since.
 
-Must not know: replicas, what it costs to lose them.
+Does not depend on replicas, or on how they are marked as lost.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from vdl.logstream.state import HostState
 from vdl.state.table import decode_value
 
 MARKS_MAX = 64
-"""Directories that are remembered: far more than a set has servers."""
+"""Maximum number of directories with a mark: far more than a cluster has servers."""
 NOTE_NS = 5_000 * MS
-"""How often marks that have moved on are noted on disk. New starts are noted within a second."""
+"""Interval at which changed marks are written to disk. New starts are written within a second."""
 
 
 def boots_info(store: Store) -> bytes:
-    """What this server's HELLO says of its directory."""
+    """Return the part of this server's HELLO about its directory."""
     return encode_boots([BootRow(b.number, b.boot_id, b.end_lsn) for b in store.boots])
 
 
 class _Noted(msgspec.Struct, frozen=True, array_like=True):
-    """One directory's mark, as it is noted on disk."""
+    """One directory's mark, as written to disk."""
 
     directory_id: bytes
     number: int
@@ -71,7 +71,7 @@ class _Noted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalMarks:
-    """One server's part in it."""
+    """Journal marks of one server."""
 
     __slots__ = (
         "_awaited", "_is_changed", "_lose", "_lost", "_marks", "_noted_ns", "_open", "_sent",
@@ -79,7 +79,7 @@ class JournalMarks:
     )  # fmt: skip
 
     def __init__(self, state: HostState, lose: Callable[[], None]) -> None:
-        """`lose`: have no replica here take part any more; their logs are being marked as lost."""
+        """Load the marks. `lose`: stops all replicas here; their logs are being marked as lost."""
         self._state = state
         self._lose = lose
         self._marks: dict[DirectoryId, JournalMark] = marks_of(state.store.peers_note())
@@ -87,20 +87,21 @@ class JournalMarks:
         self._is_changed = False
         self._noted_ns = state.clock.now_ns()
         self._awaited: set[ServerId] = set()
-        """Servers that this one was not compared with yet. Empty once it takes part."""
+        """Servers with which this one was not compared yet. Empty once it takes part."""
         self._open: Callable[[], None] = _nothing
         self._sent: dict[ServerId, int] = {}
-        """By linked server: the LSN that it was sent last."""
+        """By linked server: the LSN that was last sent to it."""
         self.behind: set[ServerId] = set()
-        """Linked servers whose directory lacks what is remembered of it: nothing they say counts.
-        """
+        """Linked servers whose directory lacks what its mark covers: their messages are ignored."""
         self._lost = 0
-        """The number of the mark for which this directory was given up; 0: it was not."""
+        """Number of the mark for which this directory was retired; 0: none."""
 
-    # --- a start --------------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------------
     def compare_first(self, take_part: Callable[[], None]) -> None:
-        """Call `take_part` once no server that can be reached is left to be compared with. Also for
-        a directory without logs: that is what a copy of it holds that was made before they were."""
+        """Call `take_part` once every reachable server was compared with this one.
+
+        Also for a directory without logs: it may be a copy made before they were created.
+        """
         state = self._state
         voters = {server for server, _ in state.record.initial_voters}
         self._awaited = voters - {state.server_id}
@@ -111,7 +112,7 @@ class JournalMarks:
         state.clock.call_later(state.options.election_ticks * TICK_NS, self._compared)
 
     def _compared(self, server_id: ServerId | None = None) -> None:
-        """With that server; None: those that are left are not waited for any more."""
+        """Note a comparison with a server; None: wait for no more servers."""
         if server_id is None:
             self._awaited.clear()
         self._awaited.discard(server_id or ServerId(0))
@@ -121,7 +122,7 @@ class JournalMarks:
 
     # --- links ----------------------------------------------------------------------------------
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
-        """Why a server that greets is not the one whose directory it has; None: it is."""
+        """Return why a server does not own its directory; None: it does."""
         owner = self._owner_of(hello.directory_id)
         if owner not in (None, hello.server_id):
             return (
@@ -132,7 +133,7 @@ class JournalMarks:
         return None
 
     def _owner_of(self, directory_id: DirectoryId) -> ServerId | None:
-        """The server whose directory that is, as far as is known here."""
+        """Return the server that owns a directory, as far as is known here."""
         state = self._state
         if directory_id == state.store.directory_id:
             return state.server_id
@@ -143,7 +144,7 @@ class JournalMarks:
         return None
 
     def link_up(self, hello: Hello) -> None:
-        """A new link: say what is remembered, and judge by it."""
+        """Start a link: send the mark of the server's directory, and judge it."""
         server = hello.server_id
         self._sent[server] = -1
         self.behind.discard(server)
@@ -164,16 +165,16 @@ class JournalMarks:
         )
 
     def unborn(self, server_id: ServerId) -> None:
-        """A link to a server without a cluster: it remembers nothing."""
+        """Note a link to a server without a cluster, which has no marks."""
         self._compared(server_id)
 
     def link_down(self, server_id: ServerId) -> None:
-        """Who comes next on it is judged anew."""
+        """End a link: the next process on it is judged anew."""
         self._sent.pop(server_id, None)
         self.behind.discard(server_id)
 
     def beat(self, server_id: ServerId) -> None:
-        """A heartbeat is due: say how far the journal is durable, if that is news."""
+        """Report at a heartbeat how far the journal is durable, if that changed."""
         state = self._state
         hello, lsn = state.alive[server_id], state.store.durable_lsn
         if hello.version < VERSION_OF_BOOTS or self._sent.get(server_id, lsn) == lsn:
@@ -184,18 +185,18 @@ class JournalMarks:
             self._sent[server_id] = lsn
 
     def journal_received(self, server_id: ServerId, payload: memoryview) -> None:
-        """A JOURNAL frame. Raises MalformedFrame."""
+        """Take a JOURNAL frame. Raise MalformedFrame if it is malformed."""
         lsn = decode_journal(payload)
         hello = self._state.alive.get(server_id)
         if hello is not None and server_id not in self.behind:
             self._remember(hello, lsn)
 
     def remembered_received(self, server_id: ServerId, payload: memoryview) -> None:
-        """A REMEMBERED frame. Raises MalformedFrame."""
+        """Take a REMEMBERED frame. Raise MalformedFrame if it is malformed."""
         remembered = decode_remembered(payload)
         state = self._state
         if remembered.directory_id != state.store.directory_id:
-            return  # it is given up: the link is about to end
+            return  # this directory was retired: the link is about to end
         mark = JournalMark(remembered.number, remembered.boot_id, remembered.lsn)
         if mark.number and is_behind(state.store.boots, mark):
             self._give_up(server_id, mark)
@@ -203,12 +204,18 @@ class JournalMarks:
 
     # --- judging --------------------------------------------------------------------------------
     def _is_behind(self, hello: Hello) -> bool:
-        """What is listed in a form that is not known here says nothing: the peer judges itself."""
+        """Return True if the peer's directory lacks what its mark covers.
+
+        False if its list of starts has an unknown format: then the peer judges itself.
+        """
         mark, boots = self._marks.get(hello.directory_id), _boots_of(hello)
         return mark is not None and boots is not None and is_behind(boots, mark)
 
     def _remember(self, hello: Hello, lsn: int) -> None:
-        """`lsn`: up to which its journal is durable, as it has said; 0: that is not known yet."""
+        """Update the mark of a peer's directory.
+
+        `lsn`: reported end of its durable journal; 0: unknown.
+        """
         boots = _boots_of(hello)
         if not boots or boots[-1].end_lsn != GOES_ON:
             return
@@ -224,7 +231,7 @@ class JournalMarks:
             del self._marks[next(iter(self._marks))]
 
     def _give_up(self, server_id: ServerId, mark: JournalMark) -> None:
-        """What a peer remembers is not here: nothing here may be relied upon."""
+        """Retire this directory: it lacks what a peer's mark covers, so its data are unreliable."""
         state = self._state
         if self._lost >= mark.number:
             return  # it is under way
@@ -246,7 +253,7 @@ class JournalMarks:
         self._lose()
 
     def _given_up(self) -> None:
-        """All is marked: peers may take what this directory, another one, says from now on."""
+        """Open new links under the new directory id, now that all logs are marked."""
         if not self._state.outbox.is_closed:
             self._state.front.directory_given_up()
 
@@ -265,12 +272,12 @@ class JournalMarks:
 
     # --- on disk --------------------------------------------------------------------------------
     def look(self) -> None:
-        """Each second: note on disk what has changed, now and then."""
+        """Write changed marks to disk, if the interval has passed. Use: once a second."""
         if self._state.clock.now_ns() - self._noted_ns >= NOTE_NS:
             self.note()
 
     def note(self) -> None:
-        """Note what has changed."""
+        """Write the marks to disk if they changed."""
         self._noted_ns = self._state.clock.now_ns()
         if self._is_changed:
             self._is_changed = False
@@ -278,7 +285,7 @@ class JournalMarks:
 
 
 def _end_of(store: Store, number: int) -> tuple[int, int]:
-    """(LSN, number of the boot) at which the directory's own past ends, up to that boot."""
+    """Return (LSN, boot number) of the end of the directory's own past, up to boot `number`."""
     for boot in reversed(store.boots):
         if boot.number <= number and boot.end_lsn != GOES_ON:
             return boot.end_lsn, boot.number
@@ -286,8 +293,11 @@ def _end_of(store: Store, number: int) -> tuple[int, int]:
 
 
 def _boots_of(hello: Hello) -> list[Boot] | None:
-    """As its HELLO lists them; None: in a form that is not known here. A version that lists none
-    opens no directory that a later one has opened, but for an older copy of it: that has none."""
+    """Return the starts listed in a HELLO; None: in an unknown format.
+
+    A version that lists none cannot open a directory that a later one has opened, except an older
+    copy of it, which has no starts.
+    """
     if hello.version < VERSION_OF_BOOTS:
         return []
     try:
@@ -302,7 +312,7 @@ def _encode(marks: dict[DirectoryId, JournalMark]) -> bytes:
 
 
 def marks_of(note: bytes) -> dict[DirectoryId, JournalMark]:
-    """What a note on disk says, oldest first. One that cannot be read says nothing."""
+    """Return the marks in a note from disk, oldest first; none if it is unreadable."""
     if not note:
         return {}
     try:
@@ -313,4 +323,4 @@ def marks_of(note: bytes) -> dict[DirectoryId, JournalMark]:
 
 
 def _nothing() -> None:
-    """This server takes part already."""
+    """Do nothing: this server takes part already."""

@@ -1,16 +1,16 @@
-"""A replica on a server that serves no clients, of which nobody else can take the place.
+"""Campaigns of a replica on a server without clients, if no other replica can be elected.
 
-Such a replica does not campaign (`server_status.py`). Where it has entries that the other
-voters which are left lack, none of those can be elected either (§5.4.1), and nobody may go on
-without these entries, for they may be committed. So after `TIMEOUTS` election timeouts in which it
-heard no leader and gave nobody its vote, and refused one to a server that serves, it may campaign
-as any other does. When it leads, it brings others up to date, and its server hands the leadership
-over within seconds, as each does that should not lead (`Transfers`, thesis §3.10).
+Such a replica does not campaign (`server_status.py`). If it has entries that the other remaining
+voters lack, none of those can be elected either (§5.4.1), and the group may not go on without these
+entries, for they may be committed. So it may campaign like any other after `TIMEOUTS` election
+timeouts in which it heard no leader, gave no vote, and refused one to a server that serves. When it
+leads, it brings others up to date, and its server transfers the leadership within seconds, as any
+server that should not lead (`Transfers`, thesis §3.10).
 
-Much shorter than that it must not be: on slow disks elections take a few timeouts, and a candidate
-more would disturb them.
+The delay must not be much shorter: on slow disks elections take a few timeouts, and another
+candidate would disturb them.
 
-Must not know: votes, who is to lead then.
+Does not depend on votes, or on the next leader.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vdl.logstream.state import HostState
 
 TIMEOUTS: Final = 5
 RECENTLY: Final = 3
-"""A candidate that is refused asks again after each election timeout."""
+"""A refused candidate requests votes again after each election timeout."""
 
 
 class LastResort:
-    """Of one server, for as long as it serves no clients."""
+    """Last resorts of one server, for as long as it serves no clients."""
 
     __slots__ = ("_election_ticks", "_proofs", "_refused", "_state", "_status")
 
@@ -40,22 +40,22 @@ class LastResort:
         self._proofs = proofs
         self._election_ticks = state.options.election_ticks
         self._refused: dict[GroupId, int] = {}
-        """When a candidate on a server that serves was last refused here for want of entries, by
-        group: ticks."""
+        """By group: tick at which a candidate on a server that serves was last refused here because
+        it lacks entries."""
 
     def requested(self, group: Group, request: MsgVote | MsgPreVote, server_id: ServerId) -> None:
-        """A candidate requests the vote of a replica here."""
+        """Note that a candidate requests the vote of a replica here."""
         raft, group_id = group.node.raft, group.group_id
         if (
             not raft.may_lead
-            and not group.is_loading  # a server that serves loads, too
+            and not group.is_loading  # a server that serves also loads states
             and not raft.log.is_up_to_date(index=request.index, term=request.log_term)
             and self._status.can_lead(server_id, group_id)
         ):
             self._refused[group_id] = self._state.loop_time.tick()
 
     def look(self) -> None:
-        """Once a second: let replicas campaign that have to; not any more when somebody leads."""
+        """Permit or end last-resort campaigns. Use: once a second."""
         state, status = self._state, self._status
         for group_id in sorted(status.last_resorts):
             group = state.groups.get(group_id)

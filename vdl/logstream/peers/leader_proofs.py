@@ -1,10 +1,10 @@
-"""What the links prove about leaders and peers, reported to the Raft nodes when they need it.
+"""Proofs of live leaders and peers from the links, reported to the Raft nodes when needed.
 
-With heartbeats by list no message of a quiet group says that anybody is alive. The lists say it for
-all groups of a server at once (`liveness.py`), and here it is reported to a group at the two
-moments when it counts: when one of its timers falls due, and when a candidate requests its vote.
+With heartbeats by list, a quiet group has no messages of its own. The lists cover all groups of a
+server at once (`liveness.py`). Their evidence is reported to a group at the two moments when it
+counts: when one of its timers is due, and when a candidate requests its vote.
 
-Must not know: when that is, how lists travel.
+Does not depend on the timers, or on how lists travel.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
 LATE_TIMEOUTS = 5
-"""Election timeouts for which a list's acknowledgement speaks for a peer that is heard of
+"""Election timeouts for which a list's acknowledgement counts for a peer that is heard of
 otherwise. It passes through two turns of each server; both may be overloaded. It keeps no deposed
-leader in office: who follows a newer term denies its claim with the next bytes that come."""
+leader in office: a follower of a newer term denies the leader's claim with its next bytes."""
 
 
 class LeaderProofs:
-    """See the module."""
+    """Leader proofs of one server."""
 
     __slots__ = ("_contradictions", "_liveness", "_state", "_within_ns")
 
@@ -43,9 +43,11 @@ class LeaderProofs:
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def confirm(self, done: Callable[[bool], None]) -> None:
-        """Call `done` when it is certain again who is alive: a client that has just lost its server
-        connects to another one at once, before that one has noticed. Not from within this call.
-        True: a majority of the cluster's servers answered just now, this one among them."""
+        """Call `done` once it is certain again which servers are alive; not from within this call.
+
+        A client that has just lost its server connects to another one at once, before that one has
+        noticed. True: a majority of the cluster's servers answered now, this one included.
+        """
         state = self._state
         waiting = 1 + len(state.alive)
         heard = 0
@@ -62,11 +64,12 @@ class LeaderProofs:
         state.clock.call_soon(partial(confirmed, True))
 
     def report_peers(self, group: Group) -> bool:
-        """Report to a node that leads which peers are there; whether they are most, with itself.
+        """Report to a leading node which peers are there. Return True if they are a majority.
 
-        A peer is there while bytes come from it, and it has acknowledged not long ago that this
-        server leads. An acknowledgement alone would be too late in overload: each leader of a quiet
-        group would be replaced by another that is as late."""
+        A peer is there while bytes come from it, and it has recently acknowledged that this server
+        leads. Acknowledgements alone would be too late under overload: each leader of a quiet group
+        would be replaced by another that is equally late.
+        """
         unheard = self._state.unheard
         within_ns = LATE_TIMEOUTS * self._within_ns
         heard = 1
@@ -78,14 +81,16 @@ class LeaderProofs:
         return heard * 2 > len(group.listed)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
-        """Whether the server of that replica has acknowledged within an election timeout that this
-        one leads the group."""
+        """Return True if the replica's server acknowledged this leader within an election
+        timeout."""
         return self._has_acknowledged(group, replica, self._within_ns)
 
     def _has_acknowledged(self, group: Group, replica: NodeId, within_ns: int) -> bool:
-        """Whether the replica's server has acknowledged within that time that this one leads the
-        group. A server acknowledges a whole list; that speaks for the replica that the catalog
-        lists there, not for one that went with its directory."""
+        """Return True if the replica's server acknowledged this leader within that time.
+
+        A server acknowledges a whole list; that counts for the replica that the catalog lists
+        there, not for one of an earlier directory.
+        """
         server = server_of(replica)
         hello = self._state.alive.get(server)
         return (
@@ -96,15 +101,19 @@ class LeaderProofs:
         )
 
     def look_at_in_sync(self, now_ns: int, *, share: int) -> None:
-        """Judge which replicas of the groups led here are in sync, one `share`-th of all, and have
-        peers hear of the groups of which that has changed."""
+        """Check which replicas are in sync, for one `share`-th of the groups led here.
+
+        Peers receive the changed lists.
+        """
         for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
             self._liveness.in_sync_changed(group)
 
     def denied(self, server: ServerId, payload: memoryview) -> None:
-        """A DENIALS frame: a peer knows of newer terms than those that this server leads in, and
-        their leaders give up. Not at the word of a server that has no member: a replica that was
-        removed may have got to a term of its own. Raises MalformedFrame."""
+        """Take a DENIALS frame: a peer knows newer terms, and the leaders of older ones step down.
+
+        Denials of a server without a member are ignored: a removed replica may have entered a term
+        of its own. Raise MalformedFrame if the frame is malformed.
+        """
         tick = self._state.loop_time.tick()
         for group_id, claimed, newer in decode_denials(payload):
             group = self._state.groups.get(group_id)
@@ -116,8 +125,10 @@ class LeaderProofs:
                 self._state.outbox.mark_dirty(group)
 
     def answer_claims(self, server: ServerId) -> None:
-        """Deny what a server of an older version claims: each leader of an older term is answered
-        as if it had sent a heartbeat to the replica here."""
+        """Deny outdated claims of a server of an older version.
+
+        Each leader of an older term is answered as if it had sent a heartbeat to the replica here.
+        """
         for denial in self._liveness.outdated(server):
             group = self._state.groups.get(denial.group)
             if group is not None and group.node.term > denial.claimed:
@@ -126,8 +137,10 @@ class LeaderProofs:
                 self._state.outbox.mark_dirty(group)
 
     def report_leader(self, group: Group) -> bool:
-        """Report to a node what the lists prove about its leader, or who leads in its place;
-        whether it may be more than that the leader it follows is alive."""
+        """Report to a node that its leader is alive, or which other replica leads.
+
+        Return True if this may be more than a proof of the known leader.
+        """
         heard = self._liveness.leader_heard(group.group_id)
         if heard is None:
             return False
@@ -141,6 +154,6 @@ class LeaderProofs:
             )
             return False
         is_news = node.term != term or node.lead != leader
-        # The leader of an older term is denied at the next heartbeat.
+        # A leader of an older term is denied at the next heartbeat.
         node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)
         return is_news

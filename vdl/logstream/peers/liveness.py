@@ -1,14 +1,13 @@
-"""Who is alive and who leads what, as the links between servers prove it.
+"""Live servers and leaders, as proved by the links between servers.
 
-A list heartbeat from a server proves to every follower of a group on its list that the leader
-lives, and its acknowledgement proves to the leader that the peer does. Both are looked up here when
-a group falls due, not when the heartbeat arrives: a heartbeat costs the same whatever the number of
-groups.
+A list heartbeat from a server proves to every follower of a group on its list that the leader is
+alive, and its acknowledgement proves to the leader that the peer is. Both are looked up here when a
+group is due, not when the heartbeat arrives: a heartbeat costs the same for any number of groups.
 
-Who led a group is known until the group is deleted, and then to nobody: a server without a replica
-of it hears of its leaders like any other, and a peer that lags may name one once more.
+The last leader of a group is known until the group is deleted, but not longer: a server without a
+replica of it also receives its leaders, and a peer that lags may list one once more.
 
-Must not know: timers, sockets.
+Does not depend on timers or sockets.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Liveness:
         self._contradictions = contradictions
         self._loop_time = state.loop_time
         self._deletions = 0
-        """Grows by one with each group that the applied catalog deletes."""
+        """Number that grows by one with each group that the applied catalog deletes."""
         self._lists = LeaderLists(self._conflict_found)
         self._led: dict[GroupId, int] = {}
-        """Group → term this server leads it in."""
+        """Group → term in which this server leads it."""
 
     def _conflict_found(self, conflict: LeaderConflict) -> None:
         self._contradictions.found(
@@ -49,7 +48,10 @@ class Liveness:
     def lead(
         self, group_id: GroupId, term: Term, replica_id: NodeId, in_sync: tuple[ServerId, ...] = ()
     ) -> bool:
-        """This server leads the group; True when that is new. `in_sync`: see `rpc.leaders`."""
+        """Note that this server leads the group. Return True if that is new.
+
+        `in_sync`: see `rpc.leaders`.
+        """
         if self._led.get(group_id) == term:
             return False
         self._led[group_id] = term
@@ -57,8 +59,8 @@ class Liveness:
         return True
 
     def in_sync_changed(self, group: Group) -> None:
-        """Other replicas of a group that is led here are in sync now: peers get the new list, and
-        whoever waits for copies is looked at."""
+        """Send the new in-sync list of a group led here, and check its appends that wait for
+        copies."""
         in_sync = self._state.in_sync[group.group_id]
         if self._led.get(group.group_id) == in_sync.term:
             self._lists.sender.set(group.group_id, in_sync.term, group.replica_id, in_sync.servers)
@@ -66,23 +68,23 @@ class Liveness:
             self._state.outbox.mark_dirty(group)
 
     def resign(self, group_id: GroupId) -> bool:
-        """It does not, or not any more; True when that is new."""
+        """Note that this server does not lead the group. Return True if that is new."""
         if self._led.pop(group_id, None) is None:
             return False
         self._lists.sender.drop(group_id)
         return True
 
     def entered(self, group_id: GroupId, term: Term) -> None:
-        """The replica here is in this term: whoever leads an older one is deposed, or will be."""
+        """Note the term of the replica here: leaders of older terms are deposed, or will be."""
         self._lists.receiver.entered(group_id, term)
 
     def forget(self, group_id: GroupId) -> None:
-        """The group was deleted."""
+        """Forget a deleted group."""
         self.resign(group_id)
         self._lists.receiver.forget_group(group_id)
 
     def catalog_changed(self) -> None:
-        """The applied catalog may have deleted groups, whether they had a replica here or not."""
+        """Forget groups that the applied catalog deleted, with or without a replica here."""
         catalog = self._state.catalog
         deletions = catalog.next_group_id - len(catalog.groups)
         if deletions != self._deletions:
@@ -91,7 +93,7 @@ class Liveness:
 
     # --- links ----------------------------------------------------------------------------
     def link_up(self, server_id: ServerId) -> list[OutFrame]:
-        """A new session: what to send first."""
+        """Start a session. Return the first frames to send."""
         self._lists.connected(server_id)
         return self.beat(server_id)
 
@@ -99,7 +101,7 @@ class Liveness:
         self._lists.disconnected(server_id)
 
     def beat(self, server_id: ServerId) -> list[OutFrame]:
-        """What to send at a heartbeat."""
+        """Return the frames to send at a heartbeat."""
         clock = self._state.clock
         return self._lists.frames(
             server_id,
@@ -109,14 +111,15 @@ class Liveness:
         )
 
     def outdated(self, server_id: ServerId) -> list[Denial]:
-        """What a server claims that takes no denials, and is older than what is known here."""
+        """Return the outdated claims of a server whose version takes no denials."""
         takes_denials = self._state.alive[server_id].version >= VERSION_OF_DENIALS
         return [] if takes_denials else self._lists.receiver.denials(server_id)
 
     def received(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
-        """A HEARTBEAT or LEADERS frame; returns what is new. Raises RemoteError."""
+        """Take a HEARTBEAT or LEADERS frame. Return the changes. Raise RemoteError if it is
+        invalid."""
         changes = self._lists.received(server_id, frame_type, payload, self._state.clock.now_ns())
         changed: list[LeaderChange] = []
         for change in changes:
@@ -127,28 +130,38 @@ class Liveness:
         return changed
 
     def wall_received(self, server_id: ServerId) -> tuple[int, int]:
-        """(wall clock in the server's last heartbeat, when the newest of our heartbeats was sent
-        that it has acknowledged, -1 for none)."""
+        """Return the wall clock in the server's last heartbeat, and when our newest one was sent.
+
+        The latter is the newest that the server has acknowledged, -1 for none.
+        """
         lists = self._lists
         return lists.receiver.wall_ms(server_id), lists.sender.acked_ns(server_id)
 
     def silent_ns(self, server_id: ServerId) -> int:
-        """How long ago it was that a server confirmed its list and was sent the newest heartbeat
-        that it acknowledged, the longer of both; since the clock began, if one never was."""
+        """Return for how long a server has been silent.
+
+        The longer of two times: since it confirmed its list, and since the newest heartbeat was
+        sent that it acknowledged; since the clock began, if there was none.
+        """
         lists = self._lists
         confirmed_ns = lists.receiver.confirmed_ns(server_id)
         return self._loop_time.age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
 
     def heard_ago(self, replica: NodeId) -> int:
-        """Ticks since this server sent the newest heartbeat that a replica's server has
-        acknowledged: what was sent to it before that has been read there, if it came at all."""
+        """Return the ticks since the newest heartbeat that a replica's server acknowledged.
+
+        They count from its sending. All that was sent to it before has been read there, if it
+        arrived at all.
+        """
         acked_ns = self._lists.sender.acked_ns(server_of(replica))
         return self._loop_time.age_ns(acked_ns) // TICK_NS
 
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: GroupId) -> tuple[Term, NodeId, int] | None:
-        """(term, replica id, nanoseconds since it was certainly alive) of the listed leader of a
-        group, if its server has confirmed its list on a live link."""
+        """Return the listed leader of a group, if its server confirmed its list on a live link.
+
+        (term, replica id, nanoseconds since it was certainly alive).
+        """
         found = self._lists.receiver.confirmed(group_id)
         if found is None:
             return None
@@ -156,31 +169,38 @@ class Liveness:
         return leader.term, leader.replica, self._loop_time.age_ns(confirmed_ns)
 
     def is_peer_heard(self, server_id: ServerId, group_id: GroupId, *, within_ns: int) -> bool:
-        """Whether the peer has acknowledged, within that time, that this server leads the group."""
+        """Return True if the peer acknowledged within that time that this server leads the
+        group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
         return sent_ns >= 0 and self._loop_time.age_ns(sent_ns) < within_ns
 
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
-        """The servers whose replicas are in sync, as the freshest leader that the other servers'
-        lists name has last said; also when it leads no longer and nobody does."""
+        """Return the servers of in-sync replicas, as last reported by the newest listed leader.
+
+        The lists are those of the other servers. Also after that leader has resigned.
+        """
         leader = self._lists.receiver.leader(group_id)
         return () if leader is None else leader.in_sync
 
     def count(self, server_id: ServerId) -> int:
-        """How many groups another server leads, as its list says."""
+        """Return the number of groups that another server leads, by its list."""
         return self._lists.receiver.count(server_id)
 
     def listed_leader(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """(server id, term) as the other servers' lists have it; (-1, term) when it is known that
-        the term's leader gave up, (-1, -1) when nothing is known."""
+        """Return (server id, term) of a group's leader in the other servers' lists.
+
+        (-1, term) if the term's leader is known to have resigned, (-1, -1) if nothing is known.
+        """
         leader = self._lists.receiver.leader(group_id)
         if leader is None:
             return NO_LEADER
         return leader.server_id or NO_LEADER[0], leader.term
 
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """(server id, term) of a group's leader, the freshest known: by the lists, and by the
-        replica here, if there is one; (-1, -1) for none alive."""
+        """Return (server id, term) of a group's newest known leader; (-1, -1) if none is alive.
+
+        Known by the lists, and by the replica here if there is one.
+        """
         state = self._state
         group = state.groups.get(group_id)
         listed = self.listed_leader(group_id)

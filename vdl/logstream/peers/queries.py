@@ -1,10 +1,10 @@
-"""What this server asks another on behalf of a client, and what it is asked so itself.
+"""Queries to other servers on behalf of clients, and answers to theirs.
 
-A question is sent once. Who asks hears the answer, or None: the other cannot answer, is not linked,
-or speaks an older version; the link ended; it took too long. After None the question may have been
-acted on all the same.
+A query is sent once. The caller receives the answer, or None: the other server cannot answer, is
+not linked, or speaks an older version; the link ended; the deadline passed. After None the query
+may have been executed all the same.
 
-Must not know: what questions mean. Whoever made this answers them.
+Does not depend on the meaning of queries, which are answered by a function of the owner.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from vdl.logstream.group.pending import Pending
 from vdl.logstream.state import HostState
 
 WAITING_MAX = 1_000
-"""Questions that may be under way; more are answered with None."""
+"""Maximum number of queries in flight; more are answered with None."""
 
 
 class Asked(Pending[Reply | None]):
-    """A question that is under way."""
+    """A query in flight."""
 
     __slots__ = ("server_id",)
 
@@ -35,12 +35,12 @@ class Asked(Pending[Reply | None]):
 
 
 class Queries:
-    """The questions of one server."""
+    """The queries of one server."""
 
     __slots__ = ("_answer", "_asked", "_state")
 
     def __init__(self, state: HostState, answer: Callable[[Query], Reply | None]) -> None:
-        """`answer`: what this server says to a question."""
+        """Create the table. `answer`: returns this server's answer to a query."""
         self._state = state
         self._answer = answer
         self._asked: dict[int, Asked] = {}
@@ -53,7 +53,7 @@ class Queries:
         deadline_ns: int,
         done: Callable[[Reply | None], None],
     ) -> None:
-        """`done` once, at once if this server is asked itself or if nobody can be."""
+        """Send a query; call `done` once, at once if this server is queried or none can be."""
         state = self._state
         if server_id == state.server_id:
             done(self._answer(query))
@@ -71,14 +71,16 @@ class Queries:
         self._asked[number] = Asked(server_id, deadline_ns, done)
 
     def query_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer asks. Raises MalformedFrame. An answer that does not leave is missed by its
-        deadline."""
+        """Answer a peer's query. Raise MalformedFrame if it is malformed.
+
+        If the answer cannot be sent, the peer's deadline ends its query.
+        """
         number, query = decode_query(payload)
         reply = None if query is None else self._answer(query)
         self._state.transport.send(from_server, FrameType.REPLY, encode_reply(number, reply))
 
     def reply_received(self, from_server: ServerId, payload: memoryview) -> None:
-        """A peer's answer. Raises MalformedFrame."""
+        """Take a peer's answer. Raise MalformedFrame if it is malformed."""
         number, reply = decode_reply(payload)
         asked = self._asked.get(number)
         if asked is not None and asked.server_id == from_server:
@@ -86,15 +88,15 @@ class Queries:
             asked.done(reply)
 
     def link_down(self, server_id: ServerId) -> None:
-        """What it was asked is not answered any more."""
+        """End the queries to that server."""
         self._end([n for n, asked in self._asked.items() if asked.server_id == server_id])
 
     def expire(self, now_ns: int) -> None:
-        """End what has waited for too long."""
+        """End the queries whose deadline has passed."""
         self._end([n for n, asked in self._asked.items() if asked.deadline_ns <= now_ns])
 
     def close(self) -> None:
-        """The server stops."""
+        """End all queries: the server stops."""
         self._end(list(self._asked))
 
     def _end(self, numbers: list[int]) -> None:

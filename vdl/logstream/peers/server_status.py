@@ -1,24 +1,25 @@
-"""Which servers can take new entries and leaderships: who cannot, sends that to everybody.
+"""Status of servers that should not lead or cannot take entries, sent to all peers.
 
-A server that serves no clients leads nothing that they need, whatever the reason: it starts and
-waits for the catalog, or for its replicas to be replaced; its listeners are not open; it stops. It
-votes and acknowledges as any other. A leader that no client reaches is an outage without end, for
-its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
-is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
-leader, so while a server starts it may be that. It hands the catalog over once a server serves.
-Another is a replica that alone has the last entries (`last_resort.py`). A replica that loads a
-state does not campaign either.
+A server that serves no clients leads no groups that they need, for any reason: it starts and waits
+for the catalog, or for its replicas to be replaced; its listeners are not open; it stops. It votes
+and acknowledges as any other. A leader that no client reaches would be an endless outage, as its
+peers hear it and do not campaign. So its replicas do not campaign, also when leadership is
+transferred to them (`may_lead_group`). The catalog is the exception: no server serves before the
+catalog has a leader, so a starting server may lead it, and transfers it once another server serves.
+Another exception is a replica that alone has the last entries (`last_resort.py`). A replica that
+loads a state does not campaign either.
 
-A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
-else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
-what it can, and refuses new records. Or a flush hangs; or its loop has been late for long.
+A server that serves clients badly transfers its leaderships where it can, and keeps those that no
+other server can take: all may be in its state. Either its disk is full: then it continues to read,
+vote and follow as far as it can, and refuses new records. Or a flush hangs; or its loop has been
+late for long.
 
-Servers report all of that themselves, so that leaderships do not wander among servers that are all
-full, and are not handed back to one that is about to go. The same goes for single replicas that
-have damaged entries: one whose state waits for such an entry would not campaign, and each attempt
-to hand it the leadership would cost its producers an election timeout.
+Servers report this status themselves, so that leaderships do not move between servers that are all
+full, and do not return to one that is about to stop. The same holds for single replicas with
+damaged entries: one whose state waits for such an entry would not campaign, and each attempt to
+transfer the leadership to it would cost its producers an election timeout.
 
-Must not know: what a disk is, who leads what.
+Does not depend on the disk, or on leaders.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vdl.logstream.state import CATALOG_GROUP, HostState
 
 
 class ServerStatus:
-    """This server's condition and its peers'."""
+    """Status of this server and its peers."""
 
     __slots__ = (
         "_alive",
@@ -69,65 +70,69 @@ class ServerStatus:
         self._incomplete: tuple[GroupId, ...] = ()
         self._damaged: tuple[GroupId, ...] = ()
         self._loading: set[GroupId] = set()
-        """Groups whose replicas here load a state: nobody could be served of it."""
+        """Groups whose replicas here load a state: they cannot serve clients."""
         self._sent = Condition(unavailable=True)
-        """What was sent to the peers last; a server begins without clients."""
+        """Status last sent to the peers; a server begins without clients."""
         self._unsent: set[ServerId] = set()
-        """Peers that this could not be sent to: it is tried again."""
+        """Peers to which it could not be sent: it is tried again."""
         self._unable: set[ServerId] = set()
-        """Peers that said they should not lead."""
+        """Peers that reported that they should not lead."""
         self._peers: dict[ServerId, tuple[frozenset[GroupId], frozenset[GroupId]]] = {}
-        """Groups of whose replicas they said that they cannot lead, and that they should not."""
+        """By peer: groups of its replicas that cannot lead, and that should not."""
         self.last_resorts: set[GroupId] = set()
         """Groups that a replica here may lead although this server serves no clients."""
 
     @property
     def is_full(self) -> bool:
-        """Whether this server takes no new entries."""
+        """True if this server takes no new entries."""
         return not self._store.accepts_appends
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a write to a segment hangs."""
+        """True if a write to a segment hangs."""
         return self._stalled
 
     @property
     def should_not_lead(self) -> bool:
-        """Whether this server's leaderships are better elsewhere, for as long as this lasts."""
+        """True if this server's leaderships are better elsewhere, for as long as this lasts."""
         return not self._serves or self._is_late or self._stalled or self.is_full
 
     def may_seek_group(self, group_id: GroupId) -> bool:
-        """Whether this server should campaign for a group of which it is the preferred leader
-        before others do. Not for the catalog while a peer serves clients and this one does not: a
-        server that fails whenever it would open its listeners, and is started again and again,
-        would take it from its peers each time."""
+        """Return True if this server should campaign for a group as its preferred leader.
+
+        Not for the catalog while a peer serves clients and this one does not: a server that fails
+        whenever it opens its listeners, and is restarted repeatedly, would take it from its peers
+        each time.
+        """
         if not self.may_lead_group(group_id) or self._is_late or self._stalled or self.is_full:
             return False
         return self._serves or self._unable.issuperset(self._alive)
 
     def campaigners(self, own: ServerId) -> dict[ServerId, bool]:
-        """This server, `own`, and those that are linked: whether each is to campaign before those
-        that are not, as far as it has said."""
+        """Return `own` and the linked servers, True for those that should campaign first.
+
+        As far as they have reported.
+        """
         able = {server: server not in self._unable for server in self._alive}
         return {own: not self.should_not_lead, **able}
 
     def may_lead_group(self, group_id: GroupId) -> bool:
-        """Whether a replica here may lead its group at all."""
+        """Return True if a replica here may lead its group at all."""
         is_allowed = self._serves or group_id == CATALOG_GROUP or group_id in self.last_resorts
         return is_allowed and not self._stopping and group_id not in self._loading
 
     @property
     def serves(self) -> bool:
-        """Whether clients are let in."""
+        """True if clients are served."""
         return self._serves
 
     def serving(self) -> None:
-        """Clients are let in from now on."""
+        """Note that clients are served from now on."""
         self._serves = True
         self.look()
 
     def note_late(self, is_late: bool) -> None:
-        """Whether this server's loop has been late for long."""
+        """Note if this server's loop has been late for long."""
         if is_late is not self._is_late:
             self._is_late = is_late
             if is_late:
@@ -138,7 +143,7 @@ class ServerStatus:
                 self._log.info("in_time_again")
 
     def note_stalled(self, stalled: bool) -> None:
-        """Whether a flush hangs."""
+        """Note if a flush hangs."""
         if stalled is not self._stalled:
             self._stalled = stalled
             if stalled:
@@ -147,14 +152,18 @@ class ServerStatus:
                 self._log.info("flush_goes_on")
 
     def note_incomplete(self, group_id: GroupId) -> None:
-        """The state of a replica of ours waits for a damaged entry, or to be loaded: nobody is to
-        offer it the leadership in the second before all are looked at again."""
+        """Note a replica here whose state waits for a damaged entry, or to be loaded.
+
+        Its group gets no leadership transfers in the second before all replicas are checked again.
+        """
         if group_id not in self._incomplete:
             self._incomplete = (*self._incomplete, group_id)
 
     def note_loading(self, group_id: GroupId, *, is_loading: bool) -> None:
-        """Whether a replica of ours loads a state: it may not lead until it is there, and peers
-        hear that before they offer it the leadership."""
+        """Note if a replica here loads a state: it may not lead until that is loaded.
+
+        Peers receive that before they transfer the leadership to it.
+        """
         if is_loading:
             self._loading.add(group_id)
             self.note_incomplete(group_id)
@@ -163,25 +172,29 @@ class ServerStatus:
             self._loading.discard(group_id)
 
     def note_damage(self, incomplete: Iterable[GroupId], damaged: Iterable[GroupId]) -> None:
-        """Groups whose replicas here cannot lead, and others that have damaged entries: all there
-        are, as they are now."""
+        """Set the groups whose replicas here cannot lead, and others that have damaged entries.
+
+        Replaces the earlier ones.
+        """
         self._incomplete, self._damaged = tuple(incomplete), tuple(damaged)
 
     def can_lead(self, server_id: ServerId, group_id: GroupId) -> bool:
-        """Whether a peer is there, has room, will stay, and its replica of this group could lead
-        it."""
+        """Return True if a peer and its replica of this group could lead it.
+
+        The peer is there, has space and will stay.
+        """
         if server_id not in self._alive or server_id in self._unable:
             return False
         return server_id not in self._peers or group_id not in self._peers[server_id][0]
 
     def has_damage(self, server_id: ServerId, group_id: GroupId) -> bool:
-        """Whether a peer's replica of this group has damaged entries, as it said."""
+        """Return True if a peer reported damaged entries in its replica of this group."""
         return server_id in self._peers and any(
             group_id in groups for groups in self._peers[server_id]
         )
 
     def look(self) -> None:
-        """Send it to everybody when it has changed."""
+        """Send the status to all peers if it changed."""
         now = Condition(
             disk_full=self.is_full,
             unavailable=not self._serves or self._stopping or self._is_late,
@@ -200,24 +213,25 @@ class ServerStatus:
             self._send(server_id)
 
     def stopping(self) -> None:
-        """This server takes no leaderships any more, the catalog's neither."""
+        """Note that this server stops: it takes no leaderships any more, including the
+        catalog's."""
         self._stopping = True
         self.look()
 
     def link_up(self, server_id: ServerId) -> None:
-        """A new session, which knows nothing yet."""
+        """Start a session: the peer does not know the status yet."""
         if self._sent != Condition():
             self._send(server_id)
 
     def link_down(self, server_id: ServerId) -> None:
-        """What it said is not known to hold any more."""
+        """Forget the status of a server whose link is lost."""
         self._unable.discard(server_id)
         self._full.discard(server_id)
         self._unsent.discard(server_id)
         self._peers.pop(server_id, None)
 
     def received(self, server_id: ServerId, payload: memoryview) -> None:
-        """A peer's condition. Raises MalformedFrame."""
+        """Take a peer's status. Raise MalformedFrame if it is malformed."""
         condition = decode_condition(payload)
         if condition.may_lead:
             self._unable.discard(server_id)
