@@ -1,1 +1,1 @@
-"""Which replicas there are, who leads them, and how that changes."""
+"""Replicas of this server, members and leaders of groups, and their changes."""

@@ -1,19 +1,19 @@
-"""From the members a group has to those the catalog says it is to have, one step at a time.
+"""Steps from a group's present members to those listed in the catalog.
 
-The catalog decides who the members are to be; the group's leader brings it about, by ordinary
-membership changes of one replica each (thesis §4.1): whoever is to go is removed, whoever is to
-come is added as a learner, and made a voter once it has caught up (§4.2.1). Whatever the last
-leader got done, the next one goes on from there: nothing is kept but the group's own configuration.
+The catalog decides on the members; the group's leader executes it, by ordinary membership changes
+of one replica each (thesis §4.1): unwanted replicas are removed, new ones are added as learners,
+and become voters once they have caught up (§4.2.1). The next leader continues where the last one
+stopped: the only state is the group's own configuration.
 
-Who is to go because it is moved, and not because it is lost, is *leaving*: it holds what was
-acknowledged, and stays until all who are to be members have its place. Those that a reassignment
-adds become voters together, when all of them have caught up, so that a group does not wait for
-more voters than it needs to for as long as a copy takes.
+A replica that is moved, not lost, is *leaving*: it holds acknowledged records, and stays until all
+wanted members are voters. Replicas added by a reassignment become voters together, when all of them
+have caught up, so that the group does not need more votes than necessary for the time of a copy.
 
-The catalog applied at the leader may for a while be older than the members: it may have restarted,
-or lag. Members with a later number than the wanted one of the same server tell; then it waits.
+The catalog applied at the leader may for a while be older than the members, after a restart or if
+it lags. A member with a later number than the wanted replica of the same server shows that; then
+the leader waits.
 
-Must not know: why a member is replaced, messages, time.
+Does not depend on the reason of a replacement, messages or time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ def next_change(
     adding: Collection[NodeId] = (),
     may_come: Callable[[NodeId], bool] = lambda member: True,
 ) -> ConfChangeSingle | None:
-    """The leader's next step towards the wanted voters; None when there is nothing to do now.
-    `has_caught_up`: whether a member has, the leader itself too (`rounds.py`).
-    `leaving`: members that may stay for the time being. `adding`: those of `wanted` that a
-    reassignment brings. `may_come`: whether a replica can be added now."""
+    """Return the leader's next step towards the wanted voters; None if there is nothing to do now.
+
+    `has_caught_up`: returns True if a member has, the leader included (`rounds.py`). `leaving`:
+    members that may stay for the time being. `adding`: those of `wanted` that a reassignment adds.
+    `may_come`: returns True if a replica can be added now.
+    """
     membership = node.membership
     if membership.is_joint or node.membership_changing:
         return None
     if node.id not in wanted and node.id not in leaving:
-        # A leader that was replaced itself cannot do it: another one will.
+        # A leader that is to be replaced cannot do it: another one will.
         return None
     members = membership.members()
     newest = {server_of(member): member for member in sorted(members)}
     if any(newest.get(server_of(replica), NONE) > replica for replica in (*wanted, *leaving)):
         return None
     for member in sorted(members):
-        # A learner that leaves was cancelled: nothing depends on it.
+        # A leaving learner was cancelled: nothing depends on it.
         if member not in wanted and (member not in leaving or member in membership.learners):
             return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     for member in sorted(wanted):
@@ -61,7 +63,7 @@ def next_change(
         if has_caught_up(member) and (have_come or member not in adding):
             return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
     if node.id in wanted and have_come and can_take_over(node, wanted, has_caught_up):
-        # Those first that are of no use.
+        # Lagging replicas first: they are of no use.
         for member in sorted(leaving, key=lambda member: (has_caught_up(member), member)):
             if member in members:
                 return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
@@ -71,12 +73,14 @@ def next_change(
 def can_take_over(
     node: RawNode, wanted: Collection[NodeId], has_caught_up: Callable[[NodeId], bool]
 ) -> bool:
-    """Whether all wanted are voters, and most of them have caught up: the group goes on without
-    those that leave."""
+    """Return True if the group can go on without leaving members.
+
+    All wanted replicas are voters then, and most of them have caught up.
+    """
     caught_up = sum(map(has_caught_up, wanted))
     return node.membership.incoming.issuperset(wanted) and 2 * caught_up > len(wanted)
 
 
 def as_change(single: ConfChangeSingle) -> ConfChange:
-    """One step as the entry that takes it."""
+    """Return one step as the change in its entry."""
     return ConfChange(changes=(single,))

@@ -1,9 +1,9 @@
-"""What clients of any server ask of the one that leads: that a preferred leader be elected, and how
-the catalog's members stand.
+"""Requests of clients that any server passes to a leader.
 
-The server that the client has asked asks the leader (`peers/queries.py`), which may be itself.
+These are preferred leader elections, and queries for the state of the catalog's quorum. The server
+that received the client's request queries the leader (`peers/queries.py`), which may be itself.
 
-Must not know: topics, the Kafka protocol.
+Does not depend on topics or the Kafka protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vdl.logstream.state import CATALOG_GROUP, HostState
 
 
 class LeaderRequests:
-    """See the module."""
+    """Requests to leaders, for clients of this server."""
 
     __slots__ = ("_liveness", "_state", "_transfers", "queries")
 
@@ -47,9 +47,11 @@ class LeaderRequests:
         deadline_ns: int,
         done: Callable[[frozenset[GroupId] | None], None],
     ) -> None:
-        """Ask the server that leads these groups to hand them to the first replicas of their
-        placements, some at a time. `done` gets those that it does not hand over; None: it has not
-        said of all, and may have handed over any."""
+        """Request the leader of these groups to transfer them to their preferred leaders.
+
+        The request is sent in parts. `done` receives the groups that are not transferred; None: not
+        all answers came, and any of the groups may have been transferred.
+        """
         left = list(groups)
         refused: set[GroupId] = set()
 
@@ -71,7 +73,10 @@ class LeaderRequests:
         ask()
 
     def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
-        """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
+        """Query the catalog's leader for the state of its members.
+
+        `done` receives None if there is no leader, or no answer.
+        """
         leader, _ = self._liveness.leader_of(CATALOG_GROUP)
         if leader < 0:
             done(None)
@@ -83,7 +88,7 @@ class LeaderRequests:
         self.queries.ask(leader, AskQuorum(CATALOG_GROUP), deadline_ns=deadline_ns, done=answered)
 
     def _answer(self, query: Query) -> Reply | None:
-        """What this server says to another's question, or to its own."""
+        """Answer a query of another server, or of this one."""
         if isinstance(query, Elect):
             return Elected(tuple(self._transfers.hand_to_preferred(query.groups)))
         return self._quorum(query.group)

@@ -1,17 +1,17 @@
-"""Which replicas that come are fed under a limit, and which limits there are: what operators have
-set, as Kafka's tools set it (KIP-73, KIP-455).
+"""Throttled replicas of reassignments, and their limits.
 
-`kafka-reassign-partitions --throttle` sets two rates on servers, and on topics for which replicas
-each of them is: `leader.replication.throttled.rate` of a server is for what it sends as the leader
-of replicas in `leader.replication.throttled.replicas`, `follower.replication.throttled.rate` for
-what it gets as one in `follower.replication.throttled.replicas`. A limit is for replicas that a
-reassignment adds, as long as they are learners, and for no others: Kafka's is for those that are
-not in sync, whatever brought them there.
+Operators set them with Kafka's tools (KIP-73, KIP-455). `kafka-reassign-partitions --throttle` sets
+two rates on servers, and on topics the replicas to which each applies: a server's
+`leader.replication.throttled.rate` limits what it sends as the leader of replicas in
+`leader.replication.throttled.replicas`, `follower.replication.throttled.rate` what it receives for
+those in `follower.replication.throttled.replicas`. Here a limit applies only to replicas that a
+reassignment adds, as long as they are learners. In Kafka it applies to all replicas that are not in
+sync, for any reason.
 
-A leader feeds its share of what a follower may get: as large as its share of the moves that bring
-replicas there. A leader that does not know of the latest move is wrong by that one until it does.
+A leader uses a fraction of a follower's limit that corresponds to its fraction of the moves to that
+follower. A leader that does not know of the latest move is wrong by that one until it does.
 
-Must not know: how a limit is kept to, how members change.
+Does not depend on how a limit is enforced, or how members change.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FOLLOWER_RATE = "follower.replication.throttled.rate"
 """Kafka's settings of a server, or of all: bytes a second."""
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
-"""Kafka's settings of a topic: `partition:server`, by comma; or all, `*`."""
+"""Kafka's settings of a topic: `partition:server`, separated by commas; or all, `*`."""
 UNTHROTTLED = (1 << 63) - 1
 
 
 class MoveLimits:
-    """Those of one server."""
+    """The limits of one server."""
 
     __slots__ = ("_paced", "_state", "_throttle")
 
@@ -45,11 +45,11 @@ class MoveLimits:
         self._state = state
         self._throttle = throttle
         self._paced: dict[GroupId, Group] = {}
-        """Groups of which some replicas are fed under a limit."""
+        """Groups with throttled replicas."""
 
     def look(self) -> None:
-        """See to it that what is limited here is what operators have said. Use: once a second, and
-        when the catalog has changed."""
+        """Apply the limits that operators have set. Use: once a second, and when the catalog has
+        changed."""
         catalog = self._state.catalog
         if not self._paced and not catalog.moves:
             return
@@ -69,7 +69,8 @@ class MoveLimits:
                 continue
             if group.node.is_leader:
                 mine.update(limited)
-            # Also where another leads: who leads next feeds nobody faster for a second.
+            # Also where another server leads: a new leader would otherwise feed unthrottled for a
+            # second.
             limits = self._limits(group, info, move.adding, limited)
             if limits:
                 found[group] = limits
@@ -82,7 +83,7 @@ class MoveLimits:
         adding: list[ServerId],
         limited: list[ServerId],
     ) -> dict[NodeId, tuple[Hashable, ...]]:
-        """By replica that comes: which limits are for it."""
+        """Return the limits that apply to each added replica."""
         own_id = self._state.server_id
         leads = (
             self._is_listed(info, LEADER_REPLICAS, own_id)
@@ -134,7 +135,7 @@ class MoveLimits:
         )
 
     def _rate(self, server_id: ServerId, name: str) -> int:
-        """As it is set on a server, or on all."""
+        """Return the rate set on a server, or on all."""
         return rate_of(self._state.catalog.resources, server_id, name)
 
     def _is_listed(self, info: GroupInfo, name: str, server_id: ServerId) -> bool:
@@ -145,7 +146,7 @@ class MoveLimits:
 
 
 def rate_of(resources: ResourceConfigs, server_id: ServerId, name: str) -> int:
-    """Bytes a second that an operator has set for a server, or for all; `UNTHROTTLED`."""
+    """Return the bytes a second that an operator set for a server, or for all; or `UNTHROTTLED`."""
     for resource in (str(server_id), ""):
         text = resources.of(ResourceType.BROKER, resource).get(name)
         if text is not None:

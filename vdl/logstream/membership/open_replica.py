@@ -1,18 +1,18 @@
-"""How a replica comes to life: checkpointed state, committed rest of the log, Raft node.
+"""Opening of a replica: checkpointed state, replay of committed entries, Raft node.
 
-A machine's state and the group's members are loaded as the last checkpoint left them, or as a
-snapshot brought them that no checkpoint has covered yet; the entries committed since are replayed,
-nobody waiting and nobody listening; only then does the node start, already knowing what it has
-applied. Reading may take the disk, so opening ends in a callback.
+A machine's state and the group's members are loaded from the last checkpoint, or from a snapshot
+that no checkpoint has covered yet. The entries committed since are replayed, without observers or
+pending requests; then the node starts with its applied index. Reading may need the disk, so opening
+ends in a callback.
 
 Entries that cannot be read end the replay early: the replica starts with the state from before
-them. Its vote, its place in the log and all other entries are in one piece, so it takes part, and
-the rest is applied once the damaged range is repaired (`Group.is_whole`, `entry_repair`).
+them. Its vote, its place in the log and all other entries are intact, so it takes part, and the
+rest is applied once the damaged range is repaired (`Group.is_whole`, `entry_repair`).
 
-A server may have thousands of partitions. They are opened a few in a turn, in the order they came
-in, so that it goes on hearing and answering; the catalog and the coordinators do not wait.
+A server may have thousands of partitions. A few are opened in each turn, in order of arrival, so
+that the server stays responsive; the catalog and the coordinators do not wait.
 
-Must not know: which replicas there are, messages, who leads.
+Does not depend on the set of replicas, messages, or leaders.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ from vdl.state.aborted import AbortedTransactions, count_of
 from vdl.state.partition import PartitionState
 
 BLOCKS_ON_LOOP_MAX = 64
-"""With more blocks of aborted transactions they are decoded in a thread: each takes 0.1 ms, and
-there may be thousands."""
+"""Number of blocks of aborted transactions beyond which they are decoded in a thread: each takes
+0.1 ms, and there may be thousands."""
 REFUSED_RETRY_MS = 1_000
-"""How long a read waits that found no descriptor or no memory."""
+"""Delay before a read is repeated for which there was no descriptor or no memory."""
 
 
 class Openable(Owner, Protocol):
     """An owner whose state is not loaded yet."""
 
     def load(self, items: Items) -> None:
-        """Take the stored state."""
+        """Load the stored state."""
 
     def replay(self, entries: Sequence[Entry]) -> None:
-        """As `apply`, at start-up: nobody waits and nobody listens yet."""
+        """Apply entries at start-up, without observers or pending requests."""
 
 
 class ReplicaOpener:
-    """Opens the replicas of one server."""
+    """Opener of the replicas of one server."""
 
     def __init__(self, state: HostState, liveness: Liveness, hosting: Hosting) -> None:
         self._state = state
@@ -78,19 +78,22 @@ class ReplicaOpener:
         self._hosting = hosting
         self._in_line: deque[Callable[[], None]] = deque()
         self._left = state.options.openings_per_turn
-        """How many partitions may still be opened in this turn."""
+        """Number of partitions that may still be opened in this turn."""
         self._is_armed = False
         self.throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
-        """Of all replicas that are opened here."""
+        """Shared by all replicas that are opened here."""
         self.move_throttle = MoveThrottle(state.clock)
-        """The same for replicas that reassignments add, where an operator has set a limit."""
+        """Throttle for replicas that reassignments add, if an operator has set a limit."""
         self.encodings = StateEncodings(state.clock, lambda: state.outbox.is_closed)
-        """Of states for snapshots."""
+        """Encodings of states for snapshots."""
 
     def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
-        """Open a replica, now or later: `Hosting.opened` gets its group, or `replica_lost` its log,
-        if its state cannot be had from this disk. Once it is not wanted `owner` is left alone, it
-        may be its successor's, and neither is called."""
+        """Open a replica, now or later.
+
+        `Hosting.opened` receives its group, or `replica_lost` its log if the state is not on this
+        disk. If the replica is not wanted any more, neither is called, and `owner` is not touched:
+        it may belong to the successor.
+        """
         if isinstance(owner, StateGroup):
             self._begin(log, placement, owner)
         elif self._left > 0:
@@ -108,7 +111,7 @@ class ReplicaOpener:
         try:
             found = load_state(state.store, log, placement.initial)
         except storage.ReadRefused:
-            # Nothing is wrong with the state: to be read when there is memory.
+            # The state is intact: it is read again when there is memory.
             again = partial(self._begin, log, placement, owner)
             state.store.workers.call_later(REFUSED_RETRY_MS, again)
             return
@@ -119,8 +122,8 @@ class ReplicaOpener:
         large = owner.large
         loaded: dict[bytes, bytes | None] | None = None
         if large is not None and (log.installed_state or applied == NO_INDEX):
-            # No checkpoint holds any of it. All of it would be encoded again for the first one: it
-            # is this, and what is replayed on it.
+            # No checkpoint holds any of it. To avoid encoding all of it for the first one, keep the
+            # items as loaded, with the changes of the replay.
             loaded = {}
         then = partial(self._make, log, placement, owner, loaded)
         replay = Replay(
@@ -211,11 +214,12 @@ class ReplicaOpener:
 def load_state(
     store: storage.Store, log: storage.Log, initial: Sequence[NodeId]
 ) -> tuple[Index, Members, OpenSnapshot] | None:
-    """(applied index, members, and with them the items) to replay on from; None when the log's
-    start cannot be had any more and what came before it is not stored either.
+    """Load the state from which to replay: (applied index, members, and with them the items).
 
-    A checkpoint that cannot be trusted costs a replay of the whole log, never a default. Raises
-    ReadRefused.
+    None if the log's start is lost and the state before it is not stored.
+
+    A damaged checkpoint causes a replay of the whole log, never a default. Raise ReadRefused if the
+    read is refused.
     """
     born = Members(NO_INDEX, tuple(sorted(initial)))
     if log.installed_state:
@@ -232,7 +236,7 @@ def load_state(
 
 
 class Replay:
-    """Entries committed since the checkpoint, applied to owner and members."""
+    """Replay of the entries committed since the checkpoint, on owner and members."""
 
     def __init__(
         self,
@@ -256,10 +260,10 @@ class Replay:
         self._then = then
 
     def run(self, applied: Index) -> None:
-        """Go on behind `applied`; perhaps from the disk, then this returns at once."""
+        """Continue behind `applied`. If that needs the disk, return at once and continue later."""
         log = self._log
-        # What has been applied was committed, whether or not the commit index, which never forces
-        # a sync, reached the journal in time.
+        # Applied entries were committed, even if the commit index, which never forces a sync, did
+        # not reach the journal in time.
         end = max(log.hard_state.commit, applied) + 1
         while applied + 1 < end:
             try:
@@ -282,7 +286,7 @@ class Replay:
         if not self._wanted():
             return
         if isinstance(found, storage.ReadRefused):
-            # Nothing is wrong with the entries: to be read when there is a descriptor.
+            # The entries are intact: they are read again when there is a descriptor.
             self._store.workers.call_later(REFUSED_RETRY_MS, partial(self._read_again, applied))
             return
         if isinstance(found, storage.StorageError):

@@ -1,24 +1,24 @@
-"""The end of a reassignment: from members that are what they are to be, to replicas that may go.
+"""The end of a reassignment: from the wanted members to the removal of old replicas.
 
-Four parties do one step each, as with a replacement (`replacement.py`); all of it follows from
-state, so that whoever leads next goes on:
+Four parties do one step each, as with a replacement (`replacement.py`). Each step follows from
+state, so that the next leader can continue:
 
-1. The catalog decides what the members are to be. A replica that is not wanted any more is listed
-   as leaving: its server keeps it.
-2. The servers of new replicas make them (`replicas.py`).
+1. The catalog decides on the members. An unwanted replica is listed as leaving: its server keeps
+   it.
+2. The servers of new replicas create them (`replicas.py`).
 3. The group's leader adds the new ones as learners, makes them voters when all of them have caught
-   up, and then removes those that leave (`conf_changes.py`). One that leaves itself hands the
-   leadership over first.
-4. Then it writes into the group's own log that this is done, by a membership change that changes
-   nobody and carries the revision of the catalog's decision. Once that is applied, it says so to
-   the catalog, which forgets the replicas that left. Only then are they deleted.
+   up, and then removes the leaving ones (`conf_changes.py`). A leader that leaves transfers the
+   leadership first.
+4. Then it records in the group's own log that this is done, by a membership change without an
+   effect that carries the revision of the catalog's decision. When the entry is applied, it reports
+   to the catalog, which drops the replicas that left. Only then are they deleted.
 
 The entry of step 4 is needed for two reasons. A leader whose catalog is older than the entry's
-revision changes no members, so none of those deleted can be taken back in. And who has the entry
-knows that the removals before it are committed: without it, followers of a leader that dies at that
-moment might wait for the votes of replicas that are deleted by then.
+revision changes no members, so it cannot add a deleted replica again. And a replica that has the
+entry knows that the removals before it are committed: without it, followers of a leader that dies
+at that moment might wait for the votes of replicas that are already deleted.
 
-Must not know: how members change, what the catalog makes of it.
+Does not depend on how members change, or how the catalog uses the report.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from vdl.logstream.state import HostState
 from vdl.state.commands import FinishedMove, FinishReassignments
 
 FINISHED_PER_COMMAND_MAX = 1_000
-"""Of more than that the others are told next time."""
+"""Maximum number of groups in one report; the rest is reported next time."""
 DEADLINE_NS = 2_000 * MS
-"""After which the catalog is told again what nobody is known to have told it."""
+"""Time after which an unconfirmed report to the catalog is repeated."""
 
 
 class Reassignment:
-    """One server's part in it, as the leader of groups."""
+    """Part of one server in reassignments, as the leader of groups."""
 
     __slots__ = ("_done", "_forwarding", "_is_told", "_state", "_transfers")
 
@@ -54,13 +54,15 @@ class Reassignment:
         self._forwarding = forwarding
         self._transfers = transfers
         self._done: list[FinishedMove] = []
-        """What the catalog is to be told next."""
+        """Finished moves in the next report to the catalog."""
         self._is_told = False
-        """Whether a command is on its way."""
+        """True while a command is in flight."""
 
     def go_on(self, group: Group, has_caught_up: Callable[[NodeId], bool]) -> None:
-        """No member is to be added or removed in a led group just now: take the next step after
-        that, if it is time for it. `finish` follows. `has_caught_up`: see `next_change`."""
+        """Take the next step in a led group in which no member has to be added or removed now.
+
+        `finish` must follow. `has_caught_up`: see `next_change`.
+        """
         node, membership = group.node, group.node.membership
         if node.membership_changing or node.transferring:
             return
@@ -84,14 +86,14 @@ class Reassignment:
         self._state.outbox.mark_dirty(group)
 
     def finish(self) -> None:
-        """Tell the catalog of all groups that have done their part."""
+        """Report to the catalog all groups that have done their part."""
         done, self._done = self._done, []
         if not done or self._is_told:
             return
         self._is_told = True
 
         def told(outcome: Outcome) -> None:
-            del outcome  # what counts is what the applied catalog says next time
+            del outcome  # the applied catalog decides about the next report
             self._is_told = False
 
         first = self._state.told_of(done[0].group_id)

@@ -1,24 +1,25 @@
-"""Replacing replicas that are gone: a wiped directory, or a replica that lost durable data.
+"""Replacement of lost replicas: a wiped directory, or a replica that lost durable data.
 
 Such a replica must never vote or acknowledge again under its old number: it may have done so before
-and would not know. It gets a successor, an ordinary new member. Four parties do one step each,
-again and again until there is nothing left to do, so that any of them may fail at any point:
+without remembering it. It gets a successor, an ordinary new member. Four parties do one step each,
+repeatedly until there is nothing left to do, so that any of them may fail at any point:
 
-1. A server in a directory the catalog does not know requests its number from its peers, and waits.
-   The *catalog's leader* sees on the link that an initial voter has a new directory and proposes
-   `ReplaceServer`. A server that found single replicas lost proposes `ReplaceReplicas` itself.
-2. The catalog's state machine gives out the new numbers and retires the old directory.
-3. Each *group's leader* changes the members to what the catalog says (`conf_changes.py`): the old
-   one is removed, the new one added as a learner, caught up, and made a voter.
-4. The *new directory* makes the replicas that the catalog lists in it: that of the catalog group
+1. A server in a directory that the catalog does not know requests its number from its peers, and
+   waits. The *catalog's leader* sees on the link that an initial voter has a new directory and
+   proposes `ReplaceServer`. A server that found single replicas lost proposes `ReplaceReplicas`
+   itself.
+2. The catalog's state machine assigns the new numbers and retires the old directory.
+3. Each *group's leader* changes the members to those in the catalog (`conf_changes.py`): the old
+   one is removed, the new one added as a learner, brought up to date, and made a voter.
+4. The *new directory* creates the replicas that the catalog lists in it: that of the catalog group
    when a member sends its number, the others as its own catalog applies.
 
-All of it needs a majority that is in one piece, the group's as well as the catalog's; without one
-nothing is replaced, which is right: then nobody knows what was acknowledged. The segments of a
-lost replica stay where they are until a leader of its group feeds the successor, and a replica that
-is the only one of its group gets none: both halt, and say so.
+This needs an intact majority of the group and of the catalog. Without one nothing is replaced,
+because it is unknown then which records were acknowledged. The segments of a lost replica are kept
+until a leader of its group feeds the successor. A replica that is the only one of its group gets no
+successor. In both cases the group halts, and that is reported.
 
-Must not know: how entries travel, what happens when.
+Does not depend on how entries travel.
 """
 
 from __future__ import annotations
@@ -54,35 +55,37 @@ from vdl.state.catalog import Catalog
 from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
 
 PARTITIONS_MAX = 16
-"""Partitions that may be bringing new replicas up at one time, of those a server leads. The
+"""Maximum number of partitions, of those a server leads, that bring up new replicas at a time. The
 catalog and the coordinators do not count and do not wait: without them no server gets its
-partitions. One that is overdue (`rounds.py`) does not count any more."""
+partitions. An overdue partition (`rounds.py`) does not count any more."""
 
 DEADLINE_NS = 2_000 * MS
-"""After which a proposal of which nothing was heard is made again."""
+"""Time after which a proposal without a known outcome is repeated."""
 
 LOST_PER_COMMAND_MAX = 10_000
 HALTED_NS = 30_000 * MS
-"""After which a successor that no leader feeds is reported."""
+"""Time after which a successor that no leader feeds is reported."""
 SMALL_GROUPS_PATIENCE = 60
-"""So many times longer a server is waited for that holds what nobody else can make good."""
+"""Factor by which the catalog's leader waits longer for a server whose data no other server has."""
 
 
 @dataclass(slots=True)
 class Stranger:
-    """A directory that the catalog does not know as its server's."""
+    """A directory that is not the one in the catalog for its server."""
 
     directory_id: DirectoryId
     since_ns: int
-    """Since when its link has been up, as far as this catalog leader saw."""
+    """Time since when its link has been up, as seen by this catalog leader."""
     is_reported: bool = False
-    """That its server's old directory cannot be retired yet."""
+    """True if it was reported that the server's old directory cannot be retired yet."""
 
 
 def groups_that_halt(catalog: Catalog, server_id: ServerId, liveness: Liveness) -> list[GroupId]:
-    """The groups with a replica on a server that no other server leads: they may need what that
-    server had for their majority. Which servers run does not show that, for a new replica there may
-    be no member yet."""
+    """Return the groups with a replica on this server that no other server leads.
+
+    They may need the server's old data for their majority. The list of live servers does not show
+    that, because a new replica may not be a member yet.
+    """
     system = range(1 + catalog.coordinator_groups)
     return [
         group_id
@@ -93,7 +96,7 @@ def groups_that_halt(catalog: Catalog, server_id: ServerId, liveness: Liveness) 
 
 
 class Replacement:
-    """One server's part in it."""
+    """Part of one server in replacements."""
 
     def __init__(
         self,
@@ -109,21 +112,24 @@ class Replacement:
         self._liveness = liveness
         self._forwarding = forwarding
         self._patience_ns = state.options.patience_ns
-        """How long a server must have been back with a new directory; long enough for a leader that
-        hears no majority to have noticed."""
+        """Time for which a server must have been back with a new directory; long enough for a
+        leader that hears no majority to have noticed."""
         self._rounds: dict[GroupId, Rounds] = {}
-        """Of the groups led here that are to have other members, by id."""
+        """By id: groups led here whose members have to change."""
         self._strangers: dict[ServerId, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
         self._unfed: dict[GroupId, int] = {}
-        """By group: since when a successor here has waited for a leader; 0 once it is reported."""
+        """By group: time since when a successor here has waited for a leader; 0 once it is
+        reported."""
         self._proposed: set[ServerId] = set()
-        """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
+        """Servers with a proposal in flight; 0 for this server's lost replicas."""
 
     # --- often ---------------------------------------------------------------------------------
     def change_members(self) -> bool:
-        """Take the next step in every led group whose members are not what they are to be; whether
-        there is any."""
+        """Take the next step in every led group whose members differ from the wanted ones.
+
+        Return True if there is such a group.
+        """
         unsettled = [
             group
             for group in self._state.groups.values()
@@ -133,7 +139,7 @@ class Replacement:
         busy = {group.group_id for group in unsettled if self._is_catching_up(group)}
         for group in unsettled:
             if group.revision > group.wanted_revision:
-                continue  # the catalog here is older than what the group has done
+                continue  # the catalog here is older than the group's last change
             change = next_change(
                 group.node,
                 group.placement,
@@ -163,7 +169,8 @@ class Replacement:
         return bool(unsettled)
 
     def _look_at_rounds(self, unsettled: Collection[Group]) -> None:
-        """Follow how far the members of groups are that are to have others; forget the rest."""
+        """Update the progress of members in groups whose members have to change; forget all
+        others."""
         known, self._rounds = self._rounds, {}
         tick = self._state.loop_time.tick()
         for group in unsettled:
@@ -175,9 +182,11 @@ class Replacement:
             self._rounds[group.group_id] = rounds
 
     def _is_catching_up(self, group: Group) -> bool:
-        """Whether a led partition brings new replicas up just now, and has its place for that. One
-        that waits for others, or is away, takes nothing. One that is overdue has given the place
-        back: it is fed like a follower that lags, and others get their turn."""
+        """Return True if a led partition is bringing up new replicas, and so takes a place.
+
+        A replica that waits for others, or is away, takes none. An overdue one has given its place
+        back: it is fed like a follower that lags, and others get their turn.
+        """
         rounds = self._rounds[group.group_id]
         return group.owner.entries_are_state and any(
             self._is_there(learner)
@@ -187,21 +196,23 @@ class Replacement:
         )
 
     def _may_come(self, group: Group, busy: Collection[GroupId], replica: NodeId) -> bool:
-        """Whether a replica can be added: else it would only hold a place. A partition that has one
-        of the places may bring up all of its replicas: they become voters together."""
+        """Return True if a replica can be added, and would not just take a place.
+
+        A partition that has a place may bring up all of its replicas: they become voters together.
+        """
         has_place = group.group_id in busy or len(busy) < PARTITIONS_MAX
         return self._is_there(replica) and (has_place or not group.owner.entries_are_state)
 
     def _is_there(self, replica: NodeId) -> bool:
-        """Whether the replica's server runs, in the directory that the catalog knows."""
+        """Return True if the replica's server runs in the directory listed in the catalog."""
         hello = self._state.alive.get(server_of(replica))
         return hello is not None and hello.directory_id == self._state.catalog.directory_of(
             hello.server_id
         )
 
-    # --- now and then --------------------------------------------------------------------------
+    # --- periodically --------------------------------------------------------------------------
     def look_around(self) -> None:
-        """Begin what has to be begun here."""
+        """Start the replacements that this server has to start. Use: once a second."""
         if not self._state.catalog_group.is_running:
             for server in sorted(self._state.alive):
                 self.request_number(server)
@@ -213,13 +224,15 @@ class Replacement:
             self._end_predecessors()
 
     def request_number(self, server_id: ServerId) -> None:
-        """Ask a peer which number this directory has in the catalog group."""
+        """Request from a peer the number of this directory's replica of the catalog group."""
         if not self._state.catalog_group.is_running:
             self._state.transport.send(server_id, FrameType.ASK, encode_ask())
 
     def number_for(self, server_id: ServerId) -> int:
-        """The catalog replica number of a peer in the directory it has now; 0 while the catalog
-        applied here does not know that directory."""
+        """Return the catalog replica number of a peer in its present directory.
+
+        0 while the catalog applied here does not know that directory.
+        """
         hello = self._state.alive.get(server_id)
         if hello is None or not self._state.catalog_group.is_running:
             return 0
@@ -228,10 +241,12 @@ class Replacement:
         return self._state.catalog.replica_number(CATALOG_GROUP, server_id)
 
     def _replace_wiped(self) -> None:
-        """The catalog is led here: retire directories whose server has been back with another one
-        for a while. Not at once: a volume may have been mounted late, or the wrong process been
-        started, and a directory that is retired is never taken back. Nor while a group needs it for
-        its majority."""
+        """Retire directories whose server has been back with another one for a while.
+
+        Use: while the catalog is led here. Not at once: a volume may have been mounted late, or the
+        wrong process been started, and a retired directory is never taken back. Not while a group
+        needs the old directory for its majority.
+        """
         now_ns = self._state.clock.now_ns()
         for server_id, hello in sorted(self._state.alive.items()):
             old = self._state.catalog.directory_of(server_id)
@@ -260,8 +275,11 @@ class Replacement:
             self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
 
     def _patience_for(self, halted: list[GroupId]) -> float:
-        """Nanoseconds. Groups of three that have no majority now may have one when another server
-        is back; those of one or two never will, so at some time they are abandoned."""
+        """Return how long to wait before a directory is retired, in nanoseconds.
+
+        Groups of three that have no majority now may have one when another server is back. Groups
+        of one or two never will, so they are abandoned after some time.
+        """
         largest = max((len(self._state.catalog.listed(group_id)) for group_id in halted), default=0)
         if not largest:
             return self._patience_ns
@@ -283,13 +301,15 @@ class Replacement:
         return sorted(self._state.lost.keys() | self._replicas.predecessors.keys())
 
     def _end_predecessors(self) -> None:
-        """Delete what a majority has made good, and report what it has not."""
+        """Delete predecessors whose data a majority has, and report groups that have no
+        majority."""
         now_ns, kept = self._state.clock.now_ns(), self._replicas.predecessors
         for group_id in self._unfed.keys() - kept.keys():
             del self._unfed[group_id]  # its topic is deleted
         for group_id in list(kept):
             group = self._state.groups.get(group_id)
-            # Not who leads: the peers' lists may name one that no majority follows any more.
+            # The known leader does not count: peers' lists may name one that no majority follows
+            # any more.
             if group is not None and group.node.last_index:
                 self._unfed.pop(group_id, None)
                 self._replicas.fed(group_id)
@@ -310,8 +330,10 @@ class Replacement:
         )
 
     def _replace_lost(self) -> None:
-        """Have successors given to this server's lost replicas, unless they have been, or nobody
-        could feed them."""
+        """Propose successors for this server's lost replicas.
+
+        Skips those that have one, and those that no other replica could feed.
+        """
         lost = [
             LostReplica(group_id, log.replica_number)
             for group_id, log in sorted(self._state.lost.items())
@@ -334,7 +356,7 @@ class Replacement:
         self._proposed.add(key)
 
         def done(outcome: Outcome) -> None:
-            del outcome  # what counts is what the applied catalog says next time
+            del outcome  # the applied catalog decides about the next proposal
             self._proposed.discard(key)
 
         self._forwarding.propose(
@@ -342,12 +364,12 @@ class Replacement:
         )
 
     def link_down(self, server_id: ServerId) -> None:
-        """Whoever comes next on that link begins anew."""
+        """Forget the server's directory: the next process on that link is judged anew."""
         self._strangers.pop(server_id, None)
 
     # --- successors ----------------------------------------------------------------------------
     def replica_lost(self, log: storage.Log) -> bool:
-        """A replica here can take no part any more; True when that was not known."""
+        """Note that a replica here lost its log. Return True if that was not known."""
         if self._state.lost.get(log.group_id) is log:
             return False
         self._state.lost[log.group_id] = log
@@ -358,10 +380,11 @@ class Replacement:
         return True
 
     def has_successor(self, group_id: GroupId) -> None:
-        """A newer replica of the group is about to run here, or the group is gone."""
+        """Note that a newer replica of the group is about to run here, or that the group is
+        gone."""
         self._state.lost.pop(group_id, None)
 
     def number_received(self, number: ReplicaNumber) -> None:
-        """A peer answered `request_number`."""
+        """Take a peer's answer to `request_number`."""
         if number and not self._state.catalog_group.is_running:
             self._replicas.number_received(number)

@@ -1,25 +1,25 @@
-"""Which replicas this server holds: made, replaced and deleted as the catalog says.
+"""The replicas of this server: created, replaced and deleted according to the catalog.
 
-The initial replicas of the catalog and the coordinators come from the birth record; all others
-from the *applied* catalog, never from anything less: a replica is made when the catalog lists it
-here, and deleted only when an applied catalog of this cluster has given out its group id and does
-not list it (a catalog that lags behind must not delete what it has not heard of).
+The initial replicas of the catalog and the coordinators come from the birth record. All others come
+only from the *applied* catalog: a replica is created when the catalog lists it here, and deleted
+only when an applied catalog of this cluster has assigned its group id and does not list it (a
+catalog that lags must not delete replicas of groups that it does not know yet).
 
-A replica number is made here once: its log is the memory of what it voted for. Hence the catalog is
+A replica number is created here once: its log is the memory of its votes. Hence the catalog is
 applied only as far as its commit index is durable (`Owner.is_remembered`): a deletion that a
-restart forgot would make the deleted replica again, with no memory. And because a directory may be
-new, or its catalog replica may be made anew and begin in the past:
+restart forgot would create the deleted replica again, without memory. And because a directory may
+be new, or its catalog replica may be new and replay the log from its start:
 
-* nothing is made unless the catalog knows this server by this very data directory;
-* nor before the catalog replica here has applied the command that gave out its own number. One
-  whose predecessor was lost goes through all of the past, in a directory that has acted on that
-  before; the predecessor was lost before its successor was asked for, so it acted on less;
-* a number is made only above every number this directory has held of that group;
-* a new replica is made, durably, before the one it takes the place of is deleted, and that one is
-  kept until a leader of the group feeds the new one (`fed`): only then does a majority have what
-  was acknowledged.
+* nothing is created unless the catalog lists this server with this data directory;
+* nor before the catalog replica here has applied the command that assigned its own number. One
+  whose predecessor was lost replays the whole past, in a directory that has acted on it before. The
+  predecessor was lost before its successor was requested, so it acted on less;
+* a number is created only above every number that this directory has held of that group;
+* a new replica is created, durably, before the one that it replaces is deleted, and that one is
+  kept until a leader of the group feeds the new one (`fed`): only then does a majority have the
+  acknowledged entries.
 
-Must not know: messages, timers, who leads.
+Does not depend on messages, timers or leaders.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from vdl.state.reassignment import FIRST_REPLICA, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who a group's members were and are to be, as Raft ids."""
+    """Initial and present members of a group, as Raft ids."""
 
     initial: list[NodeId]
-    """The members its log begins with."""
+    """Members with which its log begins."""
     present: list[NodeId]
-    """What they are to be, as far as the catalog is applied here; preferred leader first."""
+    """Wanted members, as far as the catalog is applied here; preferred leader first."""
 
 
 class Hosting(Protocol):
-    """What the host does with replicas."""
+    """The host, as called for replicas."""
 
     def start_state_group(self, log: storage.Log, placement: Placement) -> None:
         """Open a catalog or coordinator replica."""
@@ -58,21 +58,24 @@ class Hosting(Protocol):
         """Open a partition replica."""
 
     def is_wanted(self, log: storage.Log) -> bool:
-        """Whether the replica is still to run here: asked while it is being opened."""
+        """Return True if the replica is still to run here: checked while it is being opened."""
 
     def opened(self, group: Group) -> None:
-        """A replica has been opened: let it take part."""
+        """Let a replica that has been opened take part."""
 
     def stop_group(self, group_id: GroupId, *, deleted: bool) -> None:
-        """Take a replica out of service, answering everyone who waits: its group is deleted, or
-        goes on without it, or its successor comes."""
+        """Take a replica out of service, and answer every waiting request.
+
+        Its group is deleted, or continues without it, or its successor follows.
+        """
 
     def replica_lost(self, log: storage.Log) -> None:
-        """The log lost what it may have acknowledged: the replica never takes part again."""
+        """Note that the log lost entries that it may have acknowledged: the replica never takes
+        part again."""
 
 
 def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
-    """Raft ids of replicas, in their order."""
+    """Return the Raft ids of replicas, in their order."""
     return [replica_id_of(replica.server_id, replica.replica_number) for replica in replicas]
 
 
@@ -92,33 +95,37 @@ class Replicas:
         for found in sorted(state.store.logs.values(), key=lambda log: log.replica_number):
             self._take(found)
         self._takes_part = False
-        """Nothing is made before: the directory may be of the past, and have made it already."""
+        """Nothing is created before: the directory may be an older copy, which has created it
+        already."""
         self._creating: set[GroupId] = set()
         self._started: set[GroupId] = set()
-        """Groups whose replica runs or is being opened, which may take a read of the disk."""
+        """Groups whose replica runs or is being opened, which may need a read of the disk."""
 
     @property
     def is_initial_voter(self) -> bool:
-        """Whether the cluster began with this data directory."""
+        """True if the cluster was formed with this data directory."""
         return self._record.directory_of(self._server_id) == self._store.directory_id
 
     @property
     def is_known(self) -> bool:
-        """Whether the applied catalog knows this server by this data directory, and the catalog
-        replica that applied it by its number. Before that it is one of the past."""
+        """True if the applied catalog lists this data directory and this catalog replica.
+
+        Before that, the applied catalog is out of date.
+        """
         catalog, server_id = self._catalog, self._server_id
         number = catalog.replica_number(CATALOG_GROUP, server_id)
         is_present = number >= self.number_of(CATALOG_GROUP)
         return is_present and catalog.directory_of(server_id) == self._store.directory_id
 
     def number_of(self, group_id: GroupId) -> ReplicaNumber:
-        """Number of the newest replica here, lost ones too; 0 when there was never one."""
+        """Return the number of the newest replica here, including lost ones; 0 if there was never
+        one."""
         log = self._logs.get(group_id)
         return NO_REPLICA if log is None else log.replica_number
 
     # --- catalog and coordinators ------------------------------------------------------------
     def open_system(self) -> None:
-        """Open catalog and coordinators; an initial voter makes their logs at its first start."""
+        """Open catalog and coordinators; an initial voter creates their logs at its first start."""
         self._takes_part = True
         for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
             if group_id in self._logs:
@@ -127,8 +134,7 @@ class Replicas:
                 self._create(group_id, FIRST_REPLICA, self._system_created)
 
     def number_received(self, number: ReplicaNumber) -> None:
-        """The catalog, as a member of it has applied it, lists its replica `number` in this
-        directory."""
+        """Create the catalog replica `number`, which a member's catalog lists in this directory."""
         is_new = number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating
         if self._takes_part and is_new:
             self._create(CATALOG_GROUP, number, self._system_created)
@@ -139,7 +145,7 @@ class Replicas:
             self._ensure_system(log.group_id)
 
     def _ensure_system(self, group_id: GroupId) -> None:
-        """Have the catalog or coordinator replica that the catalog lists here."""
+        """Create the catalog or coordinator replica that the catalog lists here, if it is new."""
         number = self._catalog.replica_number(group_id, self._server_id)
         if number > self.number_of(group_id):
             self._create(group_id, number, self._system_created)
@@ -180,7 +186,7 @@ class Replicas:
         self._store.create_log(group_id, replica_number, on_created=made)
 
     def _take(self, log: storage.Log) -> bool:
-        """This is the newest replica of its group here; whether it has a predecessor."""
+        """Note the newest replica of its group here. Return True if it has a predecessor."""
         old = self._logs.get(log.group_id)
         self._logs[log.group_id] = log
         if old is not None:
@@ -188,33 +194,36 @@ class Replicas:
         return old is not None
 
     def fed(self, group_id: GroupId) -> None:
-        """The group's replica here has entries, or a snapshot. They are of a leader that has
-        applied that this replica is a member: a majority has committed that, and has all that was
-        acknowledged before. Nobody needs its predecessors any more."""
+        """Delete the predecessors of a replica that has entries, or a snapshot.
+
+        They come from a leader that has applied this replica's membership: a majority has committed
+        it, and holds all entries acknowledged before.
+        """
         for log in self.predecessors.pop(group_id, ()):
             self._store.delete_log(log.log_id)
 
     def holds(self, log: storage.Log) -> bool:
-        """Whether the log is still one of this server's that takes part: it may be deleted, or
-        found lost, while it is opened."""
+        """Return True if the log is still that of a live replica of this server.
+
+        It may be deleted, or found lost, while it is opened.
+        """
         return self._logs.get(log.group_id) is log and not log.lost
 
     def lost_log(self, group_id: GroupId) -> storage.Log | None:
-        """The newest replica's log of a group here, if it is lost."""
+        """Return the log of the newest replica of a group here if it is lost, otherwise None."""
         log = self._logs.get(group_id)
         return log if log is not None and log.lost else None
 
     def lose_all(self) -> None:
-        """The logs here lack what they acknowledged, and are marked as lost: none takes part any
-        more."""
+        """Stop all replicas: their logs lack acknowledged entries, and are marked as lost."""
         for group_id, log in sorted(self._logs.items()):
             if group_id in self._started:
                 self._hosting.stop_group(group_id, deleted=False)
                 self._hosting.replica_lost(log)
 
-    # --- what the catalog says ---------------------------------------------------------------
+    # --- reconciliation with the catalog -----------------------------------------------------
     def reconcile(self) -> None:
-        """Make what the applied catalog lists here, delete what it no longer does."""
+        """Create the replicas that the applied catalog lists here, and delete the others."""
         if not self.is_known:
             return
         catalog = self._catalog
@@ -231,7 +240,7 @@ class Replicas:
                 self._delete(log)
 
     def _ensure(self, info: GroupInfo, number: ReplicaNumber) -> None:
-        """Have the replica run that the catalog lists here; `number` 0 when it lists none."""
+        """Start or create the replica that the catalog lists here; `number` 0 if it lists none."""
         held = self.number_of(info.group_id)
         if number > held:
             self._create(info.group_id, number, self._created)
@@ -239,7 +248,7 @@ class Replicas:
             self._start(self._logs[info.group_id], info)
 
     def _created(self, log: storage.Log) -> None:
-        """The log exists; its topic may have been deleted, or it may be retired already."""
+        """Start a created log, unless its topic is deleted or the replica is replaced already."""
         info = self._catalog.groups.get(log.group_id)
         if info is None:
             self._delete(log)
@@ -256,7 +265,7 @@ class Replicas:
     def _delete(self, log: storage.Log) -> None:
         del self._logs[log.group_id]
         self._started.discard(log.group_id)
-        # A group that goes on elsewhere still has leaders, of whom this server tells clients.
+        # A group that continues elsewhere still has leaders, which this server reports to clients.
         is_gone = self._catalog.has_deleted(log.group_id)
         self._hosting.stop_group(log.group_id, deleted=is_gone)
         self._store.delete_log(log.log_id)
@@ -264,7 +273,7 @@ class Replicas:
 
 
 class CatalogObserver:
-    """Notes every command that the catalog here has applied, or a snapshot, for the next turn."""
+    """Observer that has the next turn look at the catalog after each command or snapshot."""
 
     __slots__ = ("_outbox",)
 
@@ -278,7 +287,7 @@ class CatalogObserver:
         self._outbox.note_catalog()
 
     def on_serving(self, group: StateGroup) -> None:
-        """Nothing to do: what the catalog's leader does it does when time passes."""
+        """Do nothing: the duties of the catalog's leader are periodic."""
 
     def on_stopped_serving(self, group: StateGroup) -> None:
-        """See `on_serving`."""
+        """Do nothing: see `on_serving`."""

@@ -1,19 +1,19 @@
-"""Whether a group's replicas have caught up with its leader, by rounds (thesis §4.2.1).
+"""Progress of a group's replicas towards their leader, measured in rounds (thesis §4.2.1).
 
-A round brings a replica what the leader's log held when the round began. The next begins then. One
-that took less than an election timeout shows that the replica follows: what it lacks, and always
-will under steady load, it has within that time, so as a voter it makes nobody wait for longer. How
-many entries it lacks at one instant does not show that. At thousands of batches a second there are
-always hundreds on their way.
+A round brings a replica the entries that the leader's log held when the round began. The next
+begins then. A round shorter than an election timeout shows that the replica follows: the entries it
+lacks, some always under steady load, reach it within that time, so as a voter it delays commits no
+longer than that. The number of missing entries at one instant does not show that: at thousands of
+batches a second hundreds are always in flight.
 
-A replica is overdue when `ROUNDS_MAX` rounds were longer, or when it has taken nothing for
-`STALLED_TICKS`: it is slower than producers are, or stands still. It is fed on, and has caught up
-as soon as a round is short; others need not wait for that.
+A replica is overdue after `ROUNDS_MAX` longer rounds, or when it has taken nothing for
+`STALLED_TICKS`: it is slower than the producers, or stopped. It is still fed, and has caught up as
+soon as a round is short; others need not wait for that.
 
-Rounds begin and end when they are looked at, so one seems longer than it was, never shorter. Time
-is the server's own, as for all timers: a leader that is late finds no replica slow for that.
+Rounds begin and end when they are checked, so a round may seem longer than it was, never shorter.
+Time is the server's own, as for all timers: a late leader does not count its own lateness.
 
-Must not know: what is done with a replica that has caught up, or is overdue.
+Does not depend on the use of the results.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from raft.node import RawNode
 from raft.progress import ProgressState
 
 ROUNDS_MAX: Final = 10
-"""The thesis' example. The first may be a copy of terabytes; of a replica that is twice as fast as
-the producers each next one is half as long."""
+"""The thesis' example. The first round may be a copy of terabytes; if a replica is twice as fast as
+the producers, each round is half as long as the one before."""
 STALLED_TICKS: Final = 1_000
-"""Ten seconds: longer than a lost link or a snapshot that is sent again takes."""
+"""Ten seconds: longer than a lost link or the repetition of a snapshot takes."""
 
 
 @dataclass(slots=True)
 class Round:
-    """The round that runs, and what came of those before."""
+    """The running round of a replica, and the results of earlier ones."""
 
     end: Index
-    """Last entry of the leader's log when it began."""
+    """Last entry of the leader's log when the round began."""
     began: int
-    """At which tick."""
+    """Tick at which it began."""
     match: Index
-    """What the replica held at the last look."""
+    """Match index of the replica at the last check."""
     moved: int
-    """At which tick that was last seen to grow."""
+    """Tick at which that was last seen to grow."""
     ended: int = 0
-    """Rounds that were too long."""
+    """Number of rounds that were too long."""
     was_short: bool = False
-    """Whether the last one took less than an election timeout."""
+    """True if the last round took less than an election timeout."""
 
 
 class Rounds:
-    """Of one group, in one term of its leader."""
+    """The rounds of one group's replicas, in one term of its leader."""
 
     __slots__ = ("_limit", "_of", "_tick", "term")
 
@@ -63,8 +63,10 @@ class Rounds:
         self._of: dict[NodeId, Round] = {}
 
     def look(self, node: RawNode, replicas: Iterable[NodeId], tick: int) -> None:
-        """Follow the rounds of these; others are forgotten. The node leads `term`; its own disk is
-        one of those that it brings entries to."""
+        """Update the rounds of these replicas; forget others.
+
+        The node leads `term`. Its own disk counts as one of the replicas.
+        """
         assert node.is_leader, node.id
         assert node.term == self.term, (node.term, self.term)
         self._tick = tick
@@ -80,7 +82,7 @@ class Rounds:
         if match > found.match:
             found.match, found.moved = match, tick
         if progress is None or progress.state is not ProgressState.REPLICATE:
-            # It has not shown what it has since this leader came, or since it came back.
+            # It has not reported its log since this leader was elected, or since it returned.
             found.was_short = False
         elif match >= found.end:
             found.was_short = tick - found.began < self._limit
@@ -89,14 +91,15 @@ class Rounds:
         return found
 
     def has_caught_up(self, replica: NodeId) -> bool:
-        """Whether its last round was short, and the one that runs is not too long yet."""
+        """Return True if the replica's last round was short, and the running one is not too long
+        yet."""
         found = self._of.get(replica)
         if found is None:
             return False
         return found.was_short and self._tick - found.began < self._limit
 
     def is_overdue(self, replica: NodeId) -> bool:
-        """Whether others need not wait for it any more."""
+        """Return True if others need not wait for the replica any more."""
         found = self._of.get(replica)
         if found is None:
             return False

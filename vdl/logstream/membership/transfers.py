@@ -1,18 +1,17 @@
-"""Which leaderships should move, and to whom (thesis §3.10).
+"""Leadership transfers: which leaderships move, and to which replica (thesis §3.10).
 
-Six reasons to hand one over: this server serves no clients, because it stops or, if it is the
-catalog's, starts; its loop has been late for long; its disk is full; its disk hangs while the
-followers' disks keep the group alive; its replica leaves the group; or the first replica of the
-placement, which should lead when it can, is back, has caught up and has no damaged entries left.
-The last happens in small batches, so that a server that comes back is not flooded by all its
-clients at once.
+There are six reasons for a transfer: this server serves no clients, because it stops or, for the
+catalog, starts; its loop has been late for long; its disk is full; its disk hangs while the
+followers' disks keep the group alive; its replica leaves the group; or the preferred leader is
+back, has caught up and has no damaged entries left. The last is done in small batches, so that a
+returning server does not get all its clients at once.
 
-A leadership goes to the first replica of its placement when that one can lead, else to the server
-that leads least of those that have all that is committed, or nearly: when a server with thousands
-stops, the others share them. One with damaged entries comes after all others: it leads, but what
-is damaged it cannot give to consumers.
+A leadership goes to the preferred leader if that one can lead, otherwise to the server with the
+fewest leaderships among those that have all committed entries, or nearly all: when a server with
+thousands stops, the others share them. A replica with damaged entries comes last: it can lead, but
+cannot serve the damaged entries to consumers.
 
-Must not know: when it is asked.
+Does not depend on when it is called.
 """
 
 from __future__ import annotations
@@ -33,22 +32,23 @@ from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 LITTLE_ENTRIES = 100
-"""A replica that misses no more than this of what is committed leads without a noticeable
-pause. What is under way counts for nobody: under load that is always more."""
+"""Number of committed entries that a replica may lack and still lead without a noticeable pause.
+Uncommitted entries are not counted: under load there are always more."""
 LITTLE_BYTES = 1 << 20
-"""Nor more than this, unless it is one entry."""
+"""Maximum bytes of these entries, unless it is one entry."""
 
 RETURN_ROUNDS_MAX = 32
-"""Seconds between attempts to give back one leadership that does not go."""
+"""Maximum time, in seconds, between attempts to return a leadership."""
 RETURN_WITHIN_ROUNDS = 30
-"""Each second so large a part of those that are to return goes, but one at least: a server that
-comes back has most of them after a minute, however many they are."""
+"""Fraction of the returns done each second, at least one: a returning server has most of its
+leaderships after a minute, in any number."""
 RETURNS_MAX = 100
-"""Of them go at most each second."""
+"""Maximum number of returns each second."""
 
 
 class _Attempt(NamedTuple):
-    """To give a leadership back: the round before which it is not tried again, rounds waited."""
+    """Last attempt to return a leadership: the round of the next attempt, and the rounds to
+    wait."""
 
     due: int
     wait: int
@@ -65,30 +65,35 @@ class Transfers:
         self._status = status
         self._liveness = liveness
         self._round = 0
-        """How often `return_some` was called."""
+        """Number of calls of `return_some`."""
         self._returned: dict[GroupId, _Attempt] = {}
-        """By group id: leaderships that were to return not long ago."""
+        """By group id: leaderships with a recent attempt to return them."""
 
     def hand_over_all(self) -> int:
-        """This server stops, or its disk is full: give every leadership away that somebody can
-        take; how many of those are left."""
+        """Transfer every leadership that another replica can take. Return the number of these.
+
+        Used when this server stops, or should not lead.
+        """
         return self._hand_out([group for group in self._groups.values() if group.node.is_leader])
 
     def make_room(self) -> None:
-        """This server's disk hangs: hand over what the followers' disks keep alive."""
+        """Transfer leaderships that the followers' disks keep alive, while this server's disk
+        hangs."""
         groups = self._groups.values()
         self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
 
     def hand_to_wanted(self, group: Group) -> None:
-        """This replica leaves the group: give the leadership to one that stays."""
+        """Transfer the leadership of a group that this replica leaves to a remaining one."""
         transferee = self._best_transferee(group, {}, among=group.placement)
         if transferee:
             self._hand_over(group, transferee)
 
     def return_some(self) -> None:
-        """Let some placements' first replicas lead again: called once a second. One that comes to
-        nothing, because that replica's disk hangs, say, costs its producers an election timeout,
-        so it is tried ever more rarely. Those that were tried least often go first."""
+        """Return some leaderships to the preferred leaders. Use: once a second.
+
+        An attempt that fails, for example because that replica's disk hangs, costs producers an
+        election timeout, so the attempts become rarer. The least tried leaderships go first.
+        """
         self._round += 1
         due = to_return(self._groups, self._may_return)
         due.sort(key=self._tries)
@@ -100,12 +105,14 @@ class Transfers:
             self._hand_over(group, group.placement[0])
         for group_id, attempt in list(self._returned.items()):
             if attempt.due <= self._round and not self._leads(group_id):
-                del self._returned[group_id]  # it went, and stayed away
+                del self._returned[group_id]  # it moved, and did not come back
 
     def hand_to_preferred(self, group_ids: Collection[GroupId]) -> list[GroupId]:
-        """Somebody asked that the first replicas of these groups' placements lead: begin with those
-        that are led here; the ids of those that cannot go, or are led elsewhere. One that the first
-        replica leads already is none of them."""
+        """Start transfers of these groups to their preferred leaders, on an operator's request.
+
+        Return the ids of those that cannot be transferred, or are led elsewhere. Groups that the
+        preferred leader leads already are not among them.
+        """
         refused: list[GroupId] = []
         due: dict[GroupId, Group] = {}
         for group_id in group_ids:
@@ -118,7 +125,7 @@ class Transfers:
         for group in able:
             del due[group.group_id]
             self._hand_over(group, group.placement[0])
-        # One that is on its way to its placement's first replica need not be sent there again.
+        # A transfer to the preferred leader that is under way need not be started again.
         refused += [g for g, group in due.items() if group.node.transferring != group.placement[0]]
         return refused
 
@@ -136,14 +143,14 @@ class Transfers:
         return is_due and self._can_take(group)
 
     def _can_take(self, group: Group) -> bool:
-        """Whether the server of the placement's first replica could lead the group."""
+        """Return True if the preferred leader's server could lead the group."""
         server, group_id = server_of(group.placement[0]), group.group_id
         return self._status.can_lead(server, group_id) and not self._status.has_damage(
             server, group_id
         )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
-        """Give these away; how many somebody can take."""
+        """Transfer these leaderships. Return the number that have a transferee."""
         given: Counter[ServerId] = Counter()
         for group in groups:
             transferee = group.node.transferring or self._best_transferee(group, given)
@@ -155,12 +162,14 @@ class Transfers:
     def _best_transferee(
         self, group: Group, given: Mapping[ServerId, int], among: Collection[NodeId] = ()
     ) -> NodeId:
-        """The live voter that is to lead a led group next, 0 when there is none. `given`:
-        leaderships by server that are on their way there already. `among`: not empty, one of these.
+        """Return the live voter that is to lead a led group next, 0 if there is none.
 
-        One without damage comes first, then one that misses little, as producers wait until it has
-        the rest; among those the placement's first, then the one whose server leads least, then the
-        one that misses least.
+        `given`: number of leaderships in transfer to each server. `among`: if not empty, the
+        candidates.
+
+        Replicas without damage come first, then those that lack little, as producers wait until the
+        transferee has the rest; among those the preferred leader, then the one whose server leads
+        least, then the one that lacks least.
         """
         best, best_rank = NONE, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
@@ -171,7 +180,7 @@ class Transfers:
                 continue
             progress = group.node.progress(replica)
             if progress is None or progress.state is not ProgressState.REPLICATE:
-                # It has not shown what it has since this leader came, or since it came back.
+                # It has not reported its log since this leader was elected, or since it returned.
                 continue
             is_whole = not self._status.has_damage(server, group.group_id)
             is_near = misses_little(group.node, replica)
@@ -190,7 +199,8 @@ class Transfers:
 
 
 def to_return(groups: Mapping[GroupId, Group], may_return: Callable[[Group], bool]) -> list[Group]:
-    """The led groups whose preferred leader is another replica that is there and has caught up."""
+    """Return the led groups whose preferred leader is another replica that is there and has caught
+    up."""
     found: list[Group] = []
     for group in groups.values():
         node = group.node
@@ -208,7 +218,7 @@ def to_return(groups: Mapping[GroupId, Group], may_return: Callable[[Group], boo
 
 
 def misses_little(node: RawNode, member: NodeId) -> bool:
-    """Whether a led group's member has shown, to this leader, that it misses little."""
+    """Return True if a led group's member has shown to this leader that it lacks little."""
     progress = node.progress(member)
     if progress is None or progress.state is not ProgressState.REPLICATE:
         return False
