@@ -1,1 +1,1 @@
-"""When groups campaign, and when they need not."""
+"""Elections: timers of groups, the number of campaigns, and groups at rest."""

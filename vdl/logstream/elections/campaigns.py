@@ -1,25 +1,25 @@
-"""Which groups campaign now: as many at a time as this server finishes.
+"""Admission of campaigns: as many at a time as this server completes.
 
 An election costs a server work: messages, a vote on disk, an entry that ends the old term. When a
 server dies, or all of them start, thousands of groups are due at once. If all campaigned at once,
 the last request would be answered after its sender's election timeout; then all would campaign
-again, in a higher term, and so on for ever. So groups that are due wait in a queue here:
+again, in a higher term, and so on for ever. So due groups wait in a queue here:
 
 * At most `elections_max` campaigns of partitions are under way, and `STARTS_PER_TURN` begin in one
   turn, so that heartbeats and votes of others come between. The next one begins when one ends.
-* The catalog and the coordinators do not wait: they are few, and everybody needs them.
-* Who waits does nothing: it requests no votes and counts up no term. It still hears, and votes.
-  When its turn comes its timer must still be due; if a leader was heard or a vote given meanwhile,
-  its turn is dropped and not made up for.
-* The line moves on at the rate this server can keep: while its loop is late the bound is halved,
-  ten times a second, and it grows again by a quarter while the loop is in time.
-* Who waits for disks costs the loop nothing. On slow disks, by what the own one took for a vote,
-  campaigns that wait for theirs make room for as many others, ten times a second, while the loop is
-  in time; for `DISK_WAITS` times the bound at the most, as all request votes at one time when their
-  own are written.
-* A campaign that nobody answers holds its place for one election timeout only.
+* The catalog and the coordinators do not wait: they are few, and all clients need them.
+* A waiting group requests no votes and does not increase its term. It still receives messages, and
+  votes. At its turn its timer must still be due; if a leader was heard or a vote given in the
+  meantime, the turn is dropped without a replacement.
+* The queue adapts to the rate of this server: while its loop is late the bound is halved, ten times
+  a second, and it grows again by a quarter while the loop is in time.
+* Campaigns that wait for disks cost the loop nothing. On slow disks, as measured by the server's
+  own vote writes, such campaigns make room for as many others, ten times a second, while the loop
+  is in time. The limit is `DISK_WAITS` times the bound, because all of them request votes at the
+  same time when their own are written.
+* A campaign without answers holds its place for one election timeout only.
 
-Must not know: timers, messages, what makes a group due.
+Does not depend on timers, messages, or the reason why a group is due.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ STARTS_PER_TURN: Final = 64
 """Campaigns that begin in one turn of the loop: some 10 ms of work."""
 
 LATE_NS: Final = 100 * MS
-"""A loop that is so late has too many campaigns under way."""
+"""Lateness of the loop that shows too many campaigns under way."""
 FEWEST: Final = 16
-"""So many campaigns a late server still has under way."""
+"""Minimum bound of campaigns under way on a late server."""
 
 DISK_WAITS: Final = 4
-"""For so many times the bound of campaigns that wait for disks others may begin."""
+"""Maximum of additional campaigns, as a multiple of the bound, while others wait for disks."""
 
 _CAMPAIGNS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
 
 
 class Campaigns:
-    """The line, and the campaigns of this server that are under way."""
+    """The queue, and the campaigns of this server that are under way."""
 
     __slots__ = (
         "_bound",
@@ -67,37 +67,39 @@ class Campaigns:
     )
 
     def __init__(self, options: HostOptions, loop_time: LoopTime, *, system_last: int) -> None:
-        """`system_last`: groups up to this id never wait."""
+        """Create the queue. `system_last`: groups up to this id never wait."""
         self._system_last = system_last
         self._max = self._bound = options.elections_max
         self._loop_time = loop_time
         self._timeout_ns = options.election_ticks * TICK_NS
-        """How long a campaign holds its place at most."""
+        """Maximum time for which a campaign holds its place."""
         self._in_line: deque[Group] = deque()
         self._waiting: dict[GroupId, Group] = {}
-        """The groups in line, by id. What is in line and not here, or another replica of its group
-        here, is passed over."""
+        """Waiting groups, by id. Queue elements are skipped if they are not here, or if this holds
+        another replica of the group."""
         self._under_way: dict[GroupId, tuple[Group, int]] = {}
-        """Campaigns of partitions that are under way, by group id, and since when; oldest first."""
+        """Campaigns of partitions under way, by group id, with their start; oldest first."""
         self._disk_waits = 0
-        """For how many of them others may begin, as they wait for disks."""
+        """Number of additional campaigns that may begin, because others wait for disks."""
         self._starts_left = STARTS_PER_TURN
         self.dropped = 0
-        """Turns in the line that were not needed any more when they came."""
+        """Number of turns that were not needed any more when they came."""
 
     @property
     def waiting(self) -> int:
-        """How many groups wait in the queue."""
+        """Number of groups that wait in the queue."""
         return len(self._waiting)
 
     @property
     def under_way(self) -> int:
-        """How many campaigns of partitions are under way."""
+        """Number of campaigns of partitions under way."""
         return len(self._under_way)
 
     def ask(self, group: Group, now_ns: int) -> Iterator[Group]:
-        """The group is due. Yields whoever may campaign now: it, or others, or nobody; the caller
-        has each of them campaign, if that is still due, before it goes on to the next."""
+        """Queue a due group. Yield the groups that may campaign now: this one, others, or none.
+
+        The caller lets each campaign, if it is still due, before it takes the next.
+        """
         number = group.group_id
         if number <= self._system_last or number in self._under_way:
             yield group
@@ -107,22 +109,25 @@ class Campaigns:
             yield from self.admit(now_ns)
 
     def noted(self, group: Group) -> None:
-        """A turn of this group ended: perhaps its campaign, too."""
+        """Note that a turn of this group ended, and possibly its campaign."""
         if group.group_id in self._under_way and group.node.raft.state not in _CAMPAIGNS:
             del self._under_way[group.group_id]
 
     def forget(self, group: Group) -> None:
-        """The replica is not here any more."""
+        """Forget a replica that is not here any more."""
         self._waiting.pop(group.group_id, None)
         self._under_way.pop(group.group_id, None)
 
     def turn_ended(self) -> bool:
-        """A turn of the loop ended: more may begin. Whether any are in line, for `admit`."""
+        """Note that a turn of the loop ended: more campaigns may begin.
+
+        Return True if any groups wait, for `admit`.
+        """
         self._starts_left = STARTS_PER_TURN
         return bool(self._in_line)
 
     def look(self, now_ns: int) -> Iterator[Group]:
-        """Time passed: campaigns that nobody answers give their places back. See `ask`."""
+        """Adapt the bound, and free the places of campaigns without answers. Yields as `ask`."""
         is_late = self._loop_time.late_ns >= LATE_NS
         if is_late:
             self._bound = max(min(FEWEST, self._max), self._bound // 2)
@@ -141,7 +146,7 @@ class Campaigns:
             yield from self.admit(now_ns)
 
     def admit(self, now_ns: int) -> Iterator[Group]:
-        """Yields those whose turn it is, as far as there are places. See `ask`."""
+        """Yield the groups whose turn it is, as far as there are places. See `ask`."""
         places = self._bound + self._disk_waits
         while self._in_line and self._starts_left > 0 and len(self._under_way) < places:
             group = self._in_line.popleft()

@@ -1,15 +1,15 @@
-"""Whether this server's own disk hangs.
+"""Detection of a hung disk of this server.
 
-A leader whose disk stands still goes on committing, because its followers are a majority without
-it, and its links stay alive: nobody would ever depose it, while every command that waits for its
-own disk fails. So it has to notice by itself. The same goes for a disk that writes the journal and
-hangs over a segment: what it has taken piles up in memory.
+A leader with a hung disk continues to commit, because its followers are a majority without it, and
+its links stay alive: it would never be deposed, while every command that waits for its own disk
+fails. So it has to detect that itself. The same holds for a disk that writes the journal but hangs
+on a segment: the data for it accumulates in memory.
 
-A disk that is slow does not hang. Where writes have lately taken long, more is waited for: on disks
-that all need seconds for a sync, leaderships would wander for ever. And a write of 100 MiB may take
-as long as that at `RATE_MIN`.
+A slow disk does not hang. If recent writes took long, the limit is higher: otherwise, if all disks
+need seconds for a sync, leaderships would move continually. And a write of 100 MiB may take as long
+as it does at `RATE_MIN`.
 
-Must not know: the disk, who leads what.
+Does not depend on the disk, or on leaders.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from typing import Final
 from vdl.clock import MS
 
 RATE_MIN: Final = 10 << 20
-"""Bytes a second: slower, a large write hangs."""
+"""Bytes a second: a large write that is slower hangs."""
 USUAL_TIMES: Final = 3
-"""So many times as long as writes have lately taken is waited for at the least."""
+"""Minimum limit, as a multiple of the duration of recent writes."""
 PATIENCE_TIMES: Final = 5
-"""So many times the patience at the most."""
+"""Maximum limit, as a multiple of the patience."""
 
 
 class DiskWatch:
-    """Fed with the tokens that were handed to the journal and those it has made durable, and with
-    what is being done to other files."""
+    """Watch over one disk.
+
+    It receives the tokens handed to the journal, those that are durable, and the work on other
+    files.
+    """
 
     __slots__ = (
         "_owed", "_patience_ns", "_since_ns", "_staged", "_usual_ns", "_work", "_work_since_ns",
@@ -39,23 +42,25 @@ class DiskWatch:
         self._patience_ns = patience_ms * MS
         self._staged = 0
         self._owed = 0
-        """The token that is waited for, since `_since_ns`."""
+        """The awaited token, since `_since_ns`."""
         self._since_ns = now_ns
         self._usual_ns = 0
-        """How long writes have lately taken, a long one for some time after."""
+        """Duration of recent writes; a long one counts for some time."""
         self._writing_bytes = 0
-        """Of the largest write since then."""
+        """Bytes of the largest write since then."""
         self._work = 0
         """`Store.file_work` as it has been since `_work_since_ns`."""
         self._work_since_ns = now_ns
 
     def staged(self, token: int) -> None:
-        """The journal is to write up to `token` now."""
+        """Note that the journal is to write up to `token` now."""
         self._staged = token
 
     def is_hung(self, durable: int, now_ns: int, writing_bytes: int) -> bool:
-        """Whether something handed over longer ago than the patience is still not durable. A write
-        of so many bytes is under way."""
+        """Return True if data handed over longer ago than the limit is still not durable.
+
+        `writing_bytes`: size of the write under way.
+        """
         if durable >= self._owed:
             took_ns = now_ns - self._since_ns
             self._usual_ns = max(took_ns, self._usual_ns - self._usual_ns // 16)
@@ -72,7 +77,7 @@ class DiskWatch:
         return max(self._patience_ns, usual_ns)
 
     def is_stalled(self, work: int, now_ns: int) -> bool:
-        """Whether one step of a checkpoint or a chore has taken longer than the patience."""
+        """Return True if one step of a checkpoint or a chore has taken longer than the limit."""
         if not work or work != self._work:
             self._work = work
             self._work_since_ns = now_ns

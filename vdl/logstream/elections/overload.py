@@ -1,17 +1,17 @@
-"""Whether this server has more to do than it can: it says so, once when it begins and once when it
-is over.
+"""Detection of overload on this server, logged when it begins and when it ends.
 
-An overloaded server is slow at everything, and slow in saying why. Its loop shows it: if it is late
-for a good part of the time, whatever keeps it busy, then timers, heartbeats and answers are late as
-well. A crowd of clients is not let to make it late: their requests wait instead, and while one has
-waited for `WAIT_NS` that counts the same. The state begins when either was so for `BEGINS_PERCENT`
-of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that it does not
-flap.
+An overloaded server is slow at everything, including its reports. Its loop shows it: if it is late
+for a large part of the time, for any reason, then timers, heartbeats and answers are late too.
+Clients in large numbers do not make the loop late, because their requests wait instead; a request
+that has waited for `WAIT_NS` counts the same. The state begins when either was so for
+`BEGINS_PERCENT` of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that
+it does not flap.
 
-A loop that is late by an election timeout at every look, for `LATE_NS` on end, is another thing.
-Its clients wait longer for each answer than a failover takes: its leaderships are better elsewhere.
+A loop that is late by an election timeout at every check, for `LATE_NS` without a break, is a
+different case. Its clients wait longer for each answer than a failover takes: its leaderships are
+better elsewhere.
 
-Must not know: what makes it late, what is done about it.
+Does not depend on the cause of lateness, or on the reaction to it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ BEGINS_PERCENT: Final = 40
 ENDS_PERCENT: Final = 5
 WAIT_NS: Final = 250 * MS
 LATE_NS: Final = 60_000 * MS
-"""A minute: what a crowd of elections or of clients at a start takes is over by then."""
+"""A minute: the load of mass elections or of clients at a start is over by then."""
 
 
 class Overload:
-    """The state of one server. `look` is to be called some ten times a second."""
+    """The overload state of one server. `look` must be called some ten times a second."""
 
     __slots__ = (
         "_campaigns",
@@ -60,25 +60,26 @@ class Overload:
         self._campaigns = campaigns
         self._log = state.log
         self._looks: deque[tuple[int, int, int]] = deque([(state.clock.now_ns(), 0, 0)])
-        """(when, nanoseconds the loop had been late in all by then, and requests had waited for too
-        long), of the window."""
+        """(time, total ns of lateness of the loop, total ns in which requests waited too long), of
+        the window."""
         self._late_limit_ns = state.options.election_ticks * TICK_NS
         self._late_since_ns = NEVER
-        """At which look the loop was first seen late by that much; at all since, too."""
+        """Check at which the loop was first seen late by that much, if it has been at all checks
+        since."""
         self._since_ns = 0
         self._waited_total_ns = 0
         self.wait_ms = 0
-        """The same at the last look."""
+        """Longest wait of a request at the last check."""
         self.is_overloaded = False
         self.late_percent = 0
-        """For how much of the window the loop was late."""
+        """Percentage of the window for which the loop was late."""
         self.waited_percent = 0
-        """For how much of it a request of a client waited for too long."""
+        """Percentage of the window for which a client's request waited too long."""
         self.times = 0
-        """How often the state began."""
+        """Number of times the state began."""
 
     def look(self) -> None:
-        """Measure, and log when the state has changed."""
+        """Measure, and log a change of the state."""
         now_ns, late_ns = self._clock.now_ns(), self._loop_time.late_total_ns
         is_late = self._loop_time.late_ns >= self._late_limit_ns
         self._late_since_ns = min(self._late_since_ns, now_ns) if is_late else NEVER
@@ -91,7 +92,7 @@ class Overload:
         while len(looks) > 2 and looks[1][0] <= now_ns - WINDOW_NS:
             looks.popleft()
         since_ns, late_before_ns, waited_before_ns = looks[0]
-        # What has not been watched for a whole window yet counts as in time.
+        # Time that was not watched yet counts as in time.
         watched_ns = max(now_ns - since_ns, WINDOW_NS)
         self.late_percent = (late_ns - late_before_ns) * 100 // watched_ns
         self.waited_percent = (self._waited_total_ns - waited_before_ns) * 100 // watched_ns
@@ -113,11 +114,12 @@ class Overload:
 
     @property
     def is_late_for_long(self) -> bool:
-        """Whether the loop has been late by an election timeout at each look of the last minute."""
+        """True if the loop has been late by an election timeout at each check of the last
+        minute."""
         return self._clock.now_ns() - self._late_since_ns >= LATE_NS
 
     def problem(self) -> str:
-        """What operators read; empty while all is well."""
+        """Return the description for operators; empty if there is no problem."""
         if not self.is_overloaded:
             return ""
         text = f"its loop was late for {self.late_percent} % of the last 2 s"

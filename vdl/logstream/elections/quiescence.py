@@ -1,14 +1,14 @@
-"""Groups at rest, whose timers need not run: while the servers are heard, time says nothing.
+"""Groups at rest, whose timers need not run while all servers are heard.
 
-A group's timers watch whether its leader, or its followers, live. The lists that servers exchange
-answer that for all groups of a server at once. So a group for which nothing is to be done, and
-whose timer has just found all well, rests: its timers are looked at once in `REST_TICKS` only.
+A group's timers check that its leader, or its followers, are alive. The lists that servers exchange
+answer that for all groups of a server at once. So a group without work, whose timer has just found
+everything in order, rests: its timers are checked only every `REST_TICKS`.
 
-As soon as a server that is linked was not heard for `SILENT_NS`, or before a link is dropped, all
-that rest are woken, and go by their own timers again, until all servers are heard. What a woken
-group finds is how long ago its leader was heard, so that nobody is replaced sooner or later.
+When a linked server was not heard for `SILENT_NS`, or before a link is dropped, all resting groups
+are woken, and use their own timers until all servers are heard again. A woken group counts from
+when its leader was last heard, so that resting changes no election timeout.
 
-Must not know: timers, what a group does when it is due.
+Does not depend on timers, or on the actions of a due group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vdl.logstream.group.group import Group
 REST_TICKS: Final = 1_000
 """Ten seconds."""
 SILENT_NS: Final = 250 * MS
-"""Of a server that says something each tenth of a second; far below an election timeout."""
+"""Silence of a server that sends every tenth of a second; far below an election timeout."""
 
 
 class Quiescence:
@@ -37,32 +37,34 @@ class Quiescence:
 
     @property
     def is_calm(self) -> bool:
-        """Whether groups may rest."""
+        """True if groups may rest."""
         return self._is_calm
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def __contains__(self, group_id: GroupId) -> bool:
-        """Whether a group rests."""
+        """Return True if a group rests."""
         return group_id in self._groups
 
     def begin(self, group: Group) -> None:
-        """The group rests from now on."""
+        """Put the group to rest."""
         self._groups[group.group_id] = group
 
     def forget(self, group_id: GroupId) -> None:
-        """The replica is not here any more."""
+        """Forget a replica that is not here any more."""
         self._groups.pop(group_id, None)
 
     def look(self, silences_ns: Iterable[int]) -> list[Group]:
-        """How long ago each server that is linked was last heard: the longer of the two, since its
-        last word and since what it last answered. All groups, if one is silent: they are to go by
-        their timers. Some ten times a second."""
+        """Check the silence of each linked server. Use: some ten times a second.
+
+        The silence is the longer of the times since its last message and since the last one that it
+        acknowledged. Return all resting groups if a server is silent: they must use their timers.
+        """
         self._is_calm = all(silent_ns < SILENT_NS for silent_ns in silences_ns)
         return [] if self._is_calm else self.take_all()
 
     def take_all(self) -> list[Group]:
-        """What rests may not go on to."""
+        """Return all resting groups, which may not rest any longer."""
         groups, self._groups = self._groups, {}
         return list(groups.values())

@@ -1,10 +1,10 @@
-"""When which group is due: ticks are counted only for groups that have something to do.
+"""Schedule of groups by tick, so that only groups with work to do are called.
 
-A list of groups for each tick, and a heap of the ticks that have one. A group has one live entry;
-when its due tick moves later, the old entry is left in place and put back when it comes up, so that
-the common case, an election timeout that is pushed away again and again, costs nothing.
+It has a list of groups for each tick, and a heap of the ticks that have one. A group has one live
+entry; when its due tick moves later, the old entry is left in place and put back when it comes up,
+so that the common case, an election timeout that is postponed repeatedly, costs nothing.
 
-Must not know: what a tick is, what happens to a group that is due.
+Does not depend on the meaning of a tick, or on the actions of a due group.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from vdl.logstream.group.group import Group
 
 
 class TickWheel:
-    """Groups by the tick at which they want to be called."""
+    """Groups by the tick at which they are due."""
 
     __slots__ = ("_at", "ticks")
 
     def __init__(self) -> None:
         self._at: dict[int, list[Group]] = {}
         self.ticks: list[int] = []
-        """The keys of `_at`, a heap; read only. A group is due at the first or later."""
+        """Keys of `_at`, a heap; read only. A group is due at the first or later."""
 
     def schedule(self, group: Group, tick: int) -> None:
-        """`group` is due at `tick`. Invariant: `entry_tick` is where its one live entry lies, at or
-        before its due tick."""
+        """Schedule `group` at `tick`.
+
+        Invariant: `entry_tick` is the tick of its one live entry, at or before its due tick.
+        """
         group.due_tick = tick
         if group.entry_tick == 0 or tick < group.entry_tick:
             self._push(group, tick)
 
     def take_due(self, tick: int) -> list[Group]:
-        """Groups due at or before `tick`, each once; they must be scheduled again."""
+        """Return groups due at or before `tick`, each once; they must be scheduled again."""
         due: list[Group] = []
         ticks = self.ticks
         while ticks and ticks[0] <= tick:

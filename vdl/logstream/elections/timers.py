@@ -1,11 +1,11 @@
-"""The timers of all groups of one server: who is due, who campaigns, who rests.
+"""The timers of all groups of one server: due groups, campaigns, and rest.
 
-One timer for all groups, set for the first that is due (`tick_wheel.py`). A group that falls due
-first hears what the links prove: a follower that its leader lives, a leader that its peers do
-(`peers/leader_proofs.py`). What is left to do then is a campaign, in its turn (`campaigns.py`), or
-nothing: such a group rests (`quiescence.py`).
+One timer serves all groups, set for the first that is due (`tick_wheel.py`). A due group first
+receives the proofs of the links: a follower that its leader is alive, a leader that its peers are
+(`peers/leader_proofs.py`). If it is still due, it campaigns when admitted (`campaigns.py`);
+otherwise it rests (`quiescence.py`).
 
-Must not know: frames, what a turn does.
+Does not depend on frames, or on what a turn does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vdl.logstream.state import HostState
 
 
 class Timers:
-    """See the module."""
+    """The timers of one server's groups."""
 
     __slots__ = (
         "_armed_tick", "_commits", "_election_ticks", "_liveness", "_loop_time", "_proofs",
@@ -45,8 +45,8 @@ class Timers:
         self._election_ticks = state.options.election_ticks
         self._wheel = TickWheel()
         self._armed_tick = 0
-        """Invariant: while groups are scheduled and nobody is being called, the timer is set for
-        this tick, which is not later than the first of theirs; 0: it is not set."""
+        """Invariant: while groups are scheduled and none is being called, the timer is set for this
+        tick, which is not later than the first of theirs; 0: it is not set."""
         self.at_rest = Quiescence()
         self.campaigns = Campaigns(
             state.options, state.loop_time, system_last=state.record.coordinator_groups
@@ -54,14 +54,17 @@ class Timers:
 
     # --- the one timer -------------------------------------------------------------------------
     def schedule(self, group: Group, tick: int, due: int) -> None:
-        """The group is due `due` ticks after `tick`, the present one. `arm` follows, or the end of
-        a turn."""
+        """Schedule the group `due` ticks after `tick`, the present one.
+
+        `arm` must follow, or the end of a turn.
+        """
         raft = group.node.raft
         log = raft.log
         if raft.state is not StateType.LEADER and (
             due == NEVER_DUE or log.committed < log.last_index
         ):
-            # A learner may be a voter soon. Whoever waits for a commit requests it: it may be lost.
+            # A learner may be a voter soon. A follower with uncommitted entries requests the commit
+            # index, which may be lost.
             due = min(due, self._election_ticks)
         self._wheel.schedule(group, tick + max(1, due))
 
@@ -86,7 +89,7 @@ class Timers:
         self.arm()
 
     def _fall_due(self, group: Group, tick: int) -> None:
-        """Let what is due happen, after saying what the links know: who is alive."""
+        """Run a due group, after reporting what the links prove."""
         state = self._state
         if state.groups.get(group.group_id) is not group:
             return
@@ -95,15 +98,15 @@ class Timers:
             has_quorum = self._proofs.report_peers(group)
             due, _ = group.fall_due(tick)
             may_need_pump = True
-            # Not one that has heartbeats to send, or waits for its transferee.
+            # Not if it has heartbeats to send, or waits for its transferee.
             is_quiet = not node.asks and not node.transferring
             may_rest = has_quorum and is_quiet and group.is_settled
         else:
             group.catch_up(tick)
-            # One that hears nothing new and waits on has none: most of them, most of the time.
+            # Without an update and with time left there is nothing to pump: the most common case.
             may_need_pump = self._proofs.report_leader(group)
             if node.lead and node.commit < node.last_index:
-                # Quiet for an election timeout, yet not all is committed here.
+                # Not all entries are committed here after a silent election timeout.
                 state.outbox.send(group.group_id, group.commit_request())
                 state.outbox.mark_dirty(group)
             due = node.ticks_until_due()
@@ -113,7 +116,7 @@ class Timers:
                 self.ask_to_campaign(group)
                 return
             is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
-            # Not a learner: it has no timer to go by, and may be a voter soon.
+            # Not a learner: it has no timer of its own, and may be a voter soon.
             is_idle = node.commit == node.last_index and server_of(node.lead) in state.alive
             may_rest = is_heard and is_idle and node.raft.is_voter
         if may_need_pump and group.needs_pump:
@@ -127,28 +130,28 @@ class Timers:
             self.schedule(group, tick, due)  # the common case of a group at rest
 
     def forget(self, group: Group) -> None:
-        """The replica is not here any more."""
+        """Forget a replica that is not here any more."""
         self.campaigns.forget(group)
         self.at_rest.forget(group.group_id)
 
     # --- campaigns -----------------------------------------------------------------------------
     def ask_to_campaign(self, group: Group) -> None:
-        """The group is due: it campaigns now, or when it is its turn."""
+        """Let a due group campaign, now or when admitted."""
         for one in self.campaigns.ask(group, self._state.clock.now_ns()):
             self._campaign(one)
 
     def admit(self) -> None:
-        """A turn of the loop ended while groups wait in the queue: more may begin."""
+        """Admit waiting groups at the end of a turn."""
         for one in self.campaigns.admit(self._state.clock.now_ns()):
             self._campaign(one)
 
     def look_at_campaigns(self, now_ns: int) -> None:
-        """Time passed: places are given back, and taken. Ten times a second."""
+        """Let campaigns give back and take places. Use: ten times a second."""
         for one in self.campaigns.look(now_ns):
             self._campaign(one)
 
     def _campaign(self, group: Group) -> None:
-        """It is the group's turn to campaign: if nobody leads it by now, nor was given its vote."""
+        """Let an admitted group campaign, if it has no leader by now and gave no vote."""
         state = self._state
         if not state.is_here(group) or group.node.is_leader:
             return
@@ -164,18 +167,18 @@ class Timers:
 
     # --- groups at rest ------------------------------------------------------------------------
     def look_at_peers(self) -> None:
-        """Whether all servers that are linked are heard. Ten times a second."""
+        """Wake all resting groups if a linked server is silent. Use: ten times a second."""
         silences = map(self._liveness.silent_ns, self._state.alive)
         for group in self.at_rest.look(silences):
             self._wake(group)
 
     def wake_all(self) -> None:
-        """What rests may not go on to."""
+        """Wake all resting groups, which may not rest any longer."""
         for group in self.at_rest.take_all():
             self._wake(group)
 
     def _wake(self, group: Group) -> None:
-        """Its timers run again, from when its leader was last heard."""
+        """Restart a group's timers, counting from when its leader was last heard."""
         if not self._state.is_here(group):
             return
         tick = self._loop_time.tick()
