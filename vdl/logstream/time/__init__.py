@@ -1,1 +1,1 @@
-"""What time it is, and whether the loop has been late."""
+"""The cluster's time, and the lateness of the loop."""

@@ -1,7 +1,7 @@
-"""The agreed time (`agreed_time.py`) of one server, on its clock; and a word in the log when the
-server's own wall clock is not part of the agreement.
+"""The agreed time (`agreed_time.py`) on one server's clock.
 
-Must not know: how clocks travel, what is stamped or deleted.
+It logs when the server's own wall clock disagrees. Does not depend on how clocks travel, or what is
+stamped or deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vdl.logstream.time.agreed_time import AWAY_MS, AgreedTime
 
 
 class ClusterTime:
-    """See the module."""
+    """The agreed time of one server."""
 
     __slots__ = ("_agreed", "_clock", "_disagrees", "_log")
 
@@ -25,24 +25,24 @@ class ClusterTime:
         self.look()
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, to stamp what is written."""
+        """Return milliseconds since 1970, to stamp what is written."""
         clock = self._clock
         return self._agreed.now_ms(clock.wall_ms(), clock.now_ns())
 
     def settled_ms(self) -> int:
-        """Milliseconds since 1970, to delete by: never later than a majority's clocks."""
+        """Return milliseconds since 1970, to delete by: never later than a majority's clocks."""
         now_ns = self._clock.now_ns()
         self._agreed.look(self._clock.wall_ms(), now_ns)
         return self._agreed.settled_ms(now_ns)
 
     @property
     def ahead_ms(self) -> int:
-        """How far the own wall clock is ahead of the agreed time."""
+        """Lead of the own wall clock over the agreed time."""
         return self._agreed.ahead_ms
 
     @property
     def is_sure(self) -> bool:
-        """Whether a majority's clocks are known and agree."""
+        """True if a majority's clocks are known and agree."""
         return self._agreed.is_sure
 
     @property
@@ -51,11 +51,11 @@ class ClusterTime:
         return self._agreed.moves_forward
 
     def linked(self, server_id: ServerId) -> None:
-        """A session with the server begins."""
+        """Start a session with the server."""
         self._agreed.linked(server_id)
 
     def unlinked(self, server_id: ServerId) -> None:
-        """It is over."""
+        """End the session."""
         self._agreed.unlinked(server_id)
 
     def received(self, server_id: ServerId, wall_ms: int, echo_ns: int) -> None:
@@ -70,10 +70,10 @@ class ClusterTime:
         self._agreed.remember(ms)
 
     def look(self) -> None:
-        """See what the clocks say now: ten times a second."""
+        """Check the clocks. Use: ten times a second."""
         self._agreed.look(self._clock.wall_ms(), self._clock.now_ns())
         ahead_ms = self._agreed.ahead_ms
-        # A clock that stands at the limit is not told of again and again.
+        # A clock at the limit is not logged repeatedly.
         limit_ms = AWAY_MS // 2 if self._disagrees else AWAY_MS
         disagrees = abs(ahead_ms) > limit_ms
         if disagrees and not self._disagrees:

@@ -1,20 +1,20 @@
-"""Gaps in the loop: times in which this process did nothing, and others may have been elected.
+"""Gaps in the loop: times in which this process did not run, and others may have been elected.
 
-A process that was stopped (SIGSTOP, a virtual machine that was moved, a laptop that slept) knows
-nothing of it when it goes on. It believes to lead what it led, until its timers have told it that
-it has not heard from a majority; and what clients sent meanwhile may be looked at before that. So
-after a gap of an election timeout nothing is read from a group before a quorum has answered again
-(§8, thesis §6.4).
+A process that was stopped (SIGSTOP, a virtual machine that was moved, a laptop that slept) does not
+know so when it continues. It assumes that it still leads its groups until its timers show that it
+has not heard from a majority; requests that clients sent in the meantime may be handled before
+that. So after a gap of an election timeout nothing is read from a group before a quorum has
+answered again (§8, thesis §6.4).
 
-A gap is found by whoever looks first. Looks are ten times a second, and before each read. The
-monotonic clock stands while a machine sleeps: then the wall clock has gained on it. If somebody set
-the wall clock, a quorum is asked in vain.
+A gap is found by the next check. Checks are made ten times a second, and before each read. The
+monotonic clock stops while a machine sleeps: the wall clock has then gained on it. If the wall
+clock was set, a quorum is queried in vain.
 
-A process that leaves unread what has come for as long as that knows as little: that counts as one
-gap more, again and again while it lasts. A quorum's answer lies there, too, so the next one counts
-after twice the time for which things lie unread.
+A process that leaves received data unread for that long is in the same position: that counts as one
+gap more, repeatedly while it lasts. A quorum's answer is among the unread data too, so the next gap
+counts after twice the time for which data lie unread.
 
-Must not know: who leads, how a quorum is asked.
+Does not depend on leaders, or how a quorum is queried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vdl.clock import MS, Clock
 from vdl.logstream.time.loop_time import nothing_unread
 
 ASK_NS = 50 * MS
-"""Reads look too often to ask each time what lies unread."""
+"""Reads check too often to query the unread time on each check."""
 
 
 class LoopGaps:
@@ -43,22 +43,22 @@ class LoopGaps:
     )
 
     def __init__(self, clock: Clock, *, limit_ns: int) -> None:
-        """`limit_ns`: so long a time between two looks is a gap."""
+        """Create the detector. `limit_ns`: time between two checks that is a gap."""
         self._clock = clock
         self._limit_ns = limit_ns
         self._last_ns = clock.now_ns()
         self._ahead_ns = clock.wall_ms() * MS - self._last_ns
         self._ask_ns = self._last_ns
-        """When it is to be asked again what lies unread."""
+        """Time of the next query of the unread time."""
         self._unread_gap_ns = -1 << 62
-        """When things left unread last counted as a gap."""
+        """Time at which unread data last counted as a gap."""
         self.count = 0
-        """How many there were."""
+        """Number of gaps."""
         self.unread_ns: Callable[[], int] = nothing_unread
         """See `rpc.streams.Transport.unread_ns`. Set once, when the host starts."""
 
     def look(self) -> int:
-        """How many gaps there were until now."""
+        """Check for a gap. Return the number of gaps until now."""
         now_ns = self._clock.now_ns()
         ahead_ns = self._clock.wall_ms() * MS - now_ns
         passed_ns = now_ns - self._last_ns + max(0, ahead_ns - self._ahead_ns)

@@ -1,18 +1,18 @@
-"""The time that a server's timers go by: it runs slower while the server's own loop is late.
+"""The time base of a server's timers, which runs slower while the server's own loop is late.
 
-A follower takes silence for the death of its leader. But whoever is late itself has not listened:
-what its leader said may lie unread, and where servers share a machine the leader is late for the
-same reason. A server that is too slow and then elects is slower still. So ticks that pass while the
-loop is late count for a quarter: an election timeout grows with the lag, to four times itself at
-the most, and a leader that is truly dead is always replaced. While the loop is in time, ticks are
-real ticks. Nothing that must hold depends on either: terms and quorums see to that.
+A follower takes silence for the death of its leader. But a late server has not listened: its
+leader's messages may lie unread, and if servers share a machine the leader is late for the same
+reason. A server that is too slow becomes slower by elections. So ticks that pass while the loop is
+late count for a quarter: an election timeout grows with the lag, to four times its length at most,
+and a dead leader is always replaced. While the loop is in time, ticks are real ticks. Safety does
+not depend on either: it is ensured by terms and quorums.
 
 The loop is late from the moment at which a beat of this object should have run until it runs. Beats
-are `BEAT_NS` apart; up to `GRACE_NS` is how long turns may take. It is late, too, from beat to beat
-while more lies unread than it handles in a turn: then its turns are short, and it has not listened
-all the same.
+are `BEAT_NS` apart; turns may take up to `GRACE_NS`. It also counts as late, from beat to beat,
+while more data lie unread than it handles in a turn: its turns are short then, but it has not
+listened either.
 
-Must not know: who leads, what ticks are for.
+Does not depend on leaders, or the use of ticks.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vdl.logstream.options import TICK_NS
 BEAT_NS = 50 * MS
 GRACE_NS = 20 * MS
 SLOWEST = 4
-"""Time runs at one part in so many at the least."""
+"""Time runs at least at this fraction (1/4) of real time."""
 KEPT = 64
-"""So many times of being late are known: more than there are in any time-out."""
+"""Number of late periods kept: more than there are in any timeout."""
 UNREAD_NS = BEAT_NS + GRACE_NS
-"""What lies unread for less is a burst, as a turn is that takes no longer."""
+"""Data that lie unread for less are a burst, comparable to a turn that takes no longer."""
 
 
 def nothing_unread() -> int:
-    """Of a server that has no links yet."""
+    """Return 0, for a server that has no links yet."""
     return 0
 
 
 class LoopTime:
-    """See the module."""
+    """Time base of one server."""
 
     __slots__ = (
         "_clock",
@@ -59,39 +59,40 @@ class LoopTime:
         self._unread_ns = nothing_unread
         self._closed = False
         self._due_ns = clock.now_ns() + BEAT_NS
-        """When the next beat should run; while the loop is late: up to when it is accounted for."""
+        """Time at which the next beat should run; while the loop is late: end of the accounted
+        time."""
         self._is_late = False
         self._leaves_unread = False
-        """At the last beat."""
+        """State at the last beat."""
         self._lately: deque[tuple[int, int, int]] = deque(maxlen=KEPT)
-        """(start, end, what this time lost of it) of the last times the loop was late."""
+        """(start, end, lost time) of the last periods in which the loop was late."""
         self.lost_ns = 0
-        """How far this time is behind the clock. Invariant: grows by less than the clock does."""
+        """Lag of this time behind the clock. Invariant: grows by less than the clock does."""
         self.late_total_ns = 0
-        """For how long the loop has been late in all."""
+        """Total lateness of the loop."""
         self.late_ns = 0
-        """How late the loop has been lately: the latest beat's lateness, or what is left of an
-        earlier one's, an eighth less with each beat."""
+        """Recent lateness of the loop: that of the latest beat, or the remainder of an earlier one,
+        less an eighth with each beat."""
 
     def start(self, unread_ns: Callable[[], int] = nothing_unread) -> None:
-        """Begin to beat. `unread_ns`: see `rpc.streams.Transport.unread_ns`."""
+        """Start to beat. `unread_ns`: see `rpc.streams.Transport.unread_ns`."""
         self._unread_ns = unread_ns
         self._due_ns = self._clock.now_ns() + BEAT_NS
         self._clock.call_later(BEAT_NS, self._beat)
 
     def close(self) -> None:
-        """Beat no more."""
+        """Stop beating."""
         self._closed = True
 
     def tick(self) -> int:
-        """The present tick."""
+        """Return the present tick."""
         now_ns = self._clock.now_ns()
         if self._is_late or now_ns - self._due_ns >= GRACE_NS:
             self._look()
         return (now_ns - self.lost_ns) // TICK_NS
 
     def age_ns(self, then_ns: int) -> int:
-        """How long ago a moment of the clock was, by this time."""
+        """Return how long ago a moment of the clock was, in this time."""
         now_ns = self._clock.now_ns()
         if self._is_late or now_ns - self._due_ns >= GRACE_NS:
             self._look()
@@ -105,15 +106,17 @@ class LoopTime:
         return age_ns
 
     def delay_ns(self, tick: int) -> int:
-        """How long until a tick begins, if the loop is in time from now on. While it leaves things
-        unread, up to a beat more: it must not be woken again and again for nothing."""
+        """Return how long until a tick begins, if the loop is in time from now on.
+
+        While it leaves data unread, up to a beat more, so that it is not woken repeatedly in vain.
+        """
         left_ns = max(0, tick * TICK_NS + self.lost_ns - self._clock.now_ns())
         if self._leaves_unread:
             left_ns += min((SLOWEST - 1) * left_ns, BEAT_NS)
         return left_ns
 
     def _look(self) -> int:
-        """Account for the lateness until now, which it returns."""
+        """Account for the lateness until now. Return the present time."""
         now_ns = self._clock.now_ns()
         late_ns = now_ns - self._due_ns
         if late_ns > 0 and (self._is_late or late_ns >= GRACE_NS):
