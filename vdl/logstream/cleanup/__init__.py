@@ -1,1 +1,1 @@
-"""What becomes of old records: what is cut off logs, and which logs are compacted."""
+"""Removal of old records: trimming and compaction of logs."""

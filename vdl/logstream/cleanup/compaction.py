@@ -1,13 +1,13 @@
-"""The compaction of the logs of one server: one at a time, in the background.
+"""Compaction of one server's logs: one at a time, in the background.
 
-Leaders look every `compaction_check_ms` whether their logs are to be compacted further, and append
-the decision (`group/compaction.py`). Every replica, led here or not, then does it in its own time,
-whichever is due first. It reads and writes a step at a time and rests between the steps: as long as
-producers are at work it gets no more of the disk than readers who are far behind do.
+Leaders check every `compaction_check_ms` whether their logs are to be compacted further, and append
+the decision (`group/compaction.py`). Every replica, led here or not, then compacts in its own time,
+in turn. It reads and writes one step at a time and pauses between the steps: while producers are
+active it gets no more of the disk than readers far behind do.
 
-Each replica tells its leader how far it is compacted. Deletion markers wait for all of them.
+Each replica reports to its leader how far it is compacted. Deletion markers wait for all replicas.
 
-Must not know: topics and their settings, records, how a segment is rewritten.
+Does not depend on topics, their settings, records, or how a segment is rewritten.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from vdl.logstream.state import HostState
 from vdl.records.compaction import BatchCleaner
 
 TELL_AGAIN_NS = 30_000 * MS
-"""How often leaders are told what has not changed: a frame may be lost with its link."""
+"""Interval at which unchanged reports are repeated: a frame may be lost with its link."""
 
 NOTE_AGAIN_NS = 15_000 * MS
-"""Marks are that far apart at least where deletion markers are kept for long. One that is noted
-later lets markers go later."""
+"""Minimum distance of marks if deletion markers are kept for long. A later mark lets markers be
+removed later."""
 
 RETRY_NS = 5_000 * MS
-"""How long a log rests that could not be compacted: its newest segment has to end, it has damage,
-or the disk is full."""
+"""Pause of a log that could not be compacted: its newest segment has to end, it has damage, or the
+disk is full."""
 
 STORED_NS = 15_000 * MS
-"""So long may a decision wait for the next checkpoint by time, before one is asked for: where
-nothing is appended there are none."""
+"""Time for which a decision may wait for the next periodic checkpoint before one is requested:
+there are none while nothing is appended."""
 
 REPEAT_NS = 15_000 * MS
-"""A decision that has not been done for so long on a replica that is there is appended again, where
-nothing else was: the newest segment is never compacted, and only another entry begins the next."""
+"""Time after which a decision is appended again, if a live replica has not executed it and nothing
+else was appended: the newest segment is never compacted, and only another entry begins the next."""
 
 REPEAT_NS_MAX = 3_600_000 * MS
-"""That may not be what the replica waits for: it may have damage, or a full disk. So the next time
-is twice as late, up to this, until something has changed."""
+"""Maximum of that time, which doubles until something changes: the replica may wait for something
+else, because of damage or a full disk."""
 
 
 class _Replica:
-    """What is known of the compaction of one partition's replica here, and of its peers'."""
+    """Compaction state of one partition's replica here, and of its peers."""
 
     __slots__ = (
         "due_ns", "group", "last", "marks", "note_due_ns", "repeat_due_ns", "repeat_ns", "reported",
@@ -63,60 +63,60 @@ class _Replica:
     def __init__(self, group: Group, now_ns: int) -> None:
         self.group = group
         self.last = NO_INDEX
-        """Use: by the leader. Where the log ended when this was last looked at."""
+        """End of the log at the last check. Use: by the leader."""
         self.waiting: frozenset[NodeId] = frozenset()
-        """Use: by the leader. The replicas that had not done the last decision then."""
+        """Replicas that had not executed the last decision at that check. Use: by the leader."""
         self.repeat_ns = REPEAT_NS
         self.repeat_due_ns = now_ns + REPEAT_NS
-        """Use: by the leader. When the decision is appended again, if nothing changes."""
+        """Time at which the decision is appended again, if nothing changes. Use: by the leader."""
         self.marks = CompactedMarks()
         self.reported: dict[NodeId, Index] = {}
-        """Use: by the leader. How far the other replicas said they are compacted: for good."""
+        """Reported progress of the other replicas, which never goes back. Use: by the leader."""
         self.told: tuple[ServerId, Index] = (NO_SERVER, NO_INDEX)
-        """The leader's server, and what it was told last."""
+        """The leader's server, and the last report to it."""
         self.told_ns = 0
         self.due_ns = 0
-        """It is not tried again before."""
+        """Time before which compaction is not tried again."""
         self.upto = NO_INDEX
-        """See `_compacted`: when this was last looked at."""
+        """Result of `_compacted` at the last check."""
         self.settled: tuple[Index, Index, storage.Compaction, Index] | None = None
-        """`_progress` then, if all that was decided was done: of thousands of logs at rest nothing
-        more is asked."""
+        """`_progress` at that time, if all decisions had been executed: thousands of logs at rest
+        are then skipped."""
         self.note_due_ns = NEVER
-        """When it is looked at all the same, because `marks` could not take `upto` yet."""
+        """Time of the next check in that case, because `marks` could not take `upto` yet."""
 
 
 class LogCompaction:
-    """The logs of one server."""
+    """Compaction of the logs of one server."""
 
     def __init__(self, state: HostState) -> None:
         self._state = state
         self._replicas: dict[GroupId, _Replica] = {}
-        """By group id: of the partitions that are compacted, or were."""
+        """By group id: partitions that are compacted, or were."""
         self._versions: dict[ServerId, int] = {}
-        """The protocol versions that servers had when they were last linked."""
+        """Protocol versions that servers had when they were last linked."""
         self._is_running = False
         self._due: deque[LogStream] = deque()
-        """What was to be compacted when it was last looked, and has not been since."""
+        """Logs to be compacted at the last check that have not been since."""
         self._stopping = False
         self._stored_due_ns = NEVER
-        """When a checkpoint is asked for, if something still waits for one."""
+        """Time at which a checkpoint is requested, if a decision still waits for one."""
         self._turn = 0
         """The group that was compacted last: others come first."""
         self.done = 0
-        """Logs that were compacted."""
+        """Number of logs that were compacted."""
 
     def start(self) -> None:
-        """Begin with rounds of decisions."""
+        """Start the rounds of decisions."""
         self._schedule_round()
 
     def stopping(self) -> None:
-        """The server hands its leaderships over: nothing is decided or begun any more."""
+        """Note that the server hands its leaderships over: nothing is decided or begun any more."""
         self._stopping = True
 
     # --- each replica ----------------------------------------------------------------------------
     def look(self) -> None:
-        """Compact what is to be compacted here, and tell leaders. Use: once a second."""
+        """Compact the logs that are due here, and report to leaders. Use: once a second."""
         if self._has_ended:
             return
         state, now_ns = self._state, self._state.clock.now_ns()
@@ -142,14 +142,16 @@ class LogCompaction:
         self._see_to_checkpoint(now_ns, is_needed=is_unstored)
         self._forget_gone()
         self._tell(now_ns)
-        # In turn, so that one that cannot be compacted keeps no other waiting.
+        # In turn, so that a log that cannot be compacted does not block the others.
         due.sort(key=lambda stream: (stream.group_id <= self._turn, stream.group_id))
         self._due = deque(due)
         self._compact_next()
 
     def _compact_next(self) -> None:
-        """The next of those that were due when last looked: with thousands of logs it is not looked
-        at all of them after each."""
+        """Start the next of the logs that were due at the last check.
+
+        Checking all of thousands of logs after each compaction would take too long.
+        """
         now_ns = self._state.clock.now_ns()
         while self._due and not self._is_running and not self._has_ended:
             stream = self._due.popleft()
@@ -210,9 +212,9 @@ class LogCompaction:
     def _pace(self, count: int) -> int:
         return count * 1_000 // max(1, self._state.front.background_rate())
 
-    # --- what leaders are told -------------------------------------------------------------------
+    # --- reports to leaders ----------------------------------------------------------------------
     def _tell(self, now_ns: int) -> None:
-        """Tell the leaders of groups how far the replicas here are compacted, if they may not
+        """Report to groups' leaders how far the replicas here are compacted, if they may not
         know."""
         state = self._state
         rows: dict[ServerId, list[Compacted]] = {}
@@ -233,7 +235,7 @@ class LogCompaction:
                     self._replicas[row.group].told_ns = -TELL_AGAIN_NS
 
     def received(self, server_id: ServerId, payload: memoryview) -> None:
-        """How far replicas of a peer are compacted. Raises MalformedFrame."""
+        """Take a peer's report on its replicas. Raise MalformedFrame if it is malformed."""
         for row in decode_compacted(payload):
             stream = self._state.streams.get(row.group)
             if stream is None or server_of(row.replica) != server_id:
@@ -242,10 +244,12 @@ class LogCompaction:
                 reported = self._replica(stream).reported
                 reported[row.replica] = max(reported.get(row.replica, NO_INDEX), row.upto)
 
-    # --- what a leader decides -------------------------------------------------------------------
+    # --- decisions of a leader -------------------------------------------------------------------
     def _look_at_led(self) -> None:
-        """Begin a round over the compacted partitions led here, one after the other: looking at
-        segments may take the disk."""
+        """Begin a round over the compacted partitions led here, one after the other.
+
+        Reading segments may need the disk.
+        """
         if self._has_ended:
             return
         led: list[tuple[LogStream, CompactionPolicy]] = []
@@ -274,8 +278,7 @@ class LogCompaction:
         )
         last = group.node.last_index
         if waiting != replica.waiting or last != replica.last:
-            # Another entry is there, or somebody else waits: it may be that there was too little
-            # time for it.
+            # There is another entry, or other replicas wait: they may only have lacked time.
             replica.waiting, replica.last = waiting, last
             replica.repeat_ns, replica.repeat_due_ns = REPEAT_NS, now_ns + REPEAT_NS
         elif waiting and now_ns >= replica.repeat_due_ns:
@@ -302,10 +305,13 @@ class LogCompaction:
         self._state.store.segment_spans(stream.group.log, found)
 
     def _may_decide(self, stream: LogStream) -> bool:
-        """Whether what was decided before is done here, and all members are known to be able to
-        apply a decision: a replica that cannot stops. A server that is away has the version that it
-        had. Where a decision has been applied another one is nothing new: the log has what all must
-        be able to apply, also those of which nobody has heard since this server started."""
+        """Return True if the last decision is executed here, and all members can apply another.
+
+        A replica that cannot apply a decision stops. A server that is away counts with its last
+        version. If a decision has been applied, the next one adds no requirement: the log has an
+        entry that all members must be able to apply, also those not heard of since this server
+        started.
+        """
         if is_due(stream):
             return False
         servers = {server_of(replica) for replica in stream.group.members}
@@ -334,8 +340,10 @@ class LogCompaction:
             stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
 
     def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> Index:
-        """Deletion markers up to there are old enough, and every replica has lost what they
-        delete."""
+        """Return the index up to which deletion markers may be removed.
+
+        They are old enough, and every replica has removed the records they delete.
+        """
         replica, group = self._replica(stream), stream.group
         now_ns = self._state.clock.now_ns()
         upto = replica.marks.markers_upto(policy.delete_retention_ms, now_ns)
@@ -355,32 +363,37 @@ class LogCompaction:
 
 
 def is_due(stream: LogStream) -> bool:
-    """Whether a decision that is applied here is to be done to the log here. Not before all aborted
-    transactions are listed: records of one that is not would count as committed."""
+    """Return True if a decision that is applied here has to be executed on the log here.
+
+    Not before all aborted transactions are listed: records of an unlisted one would count as
+    committed.
+    """
     has_stored = stream.state.compact_upto <= _applied(stream) and stream.state.lists_all
     return has_stored and not stream.group.log.installed_state and not _is_done(stream)
 
 
 def _is_done(stream: LogStream) -> bool:
-    """Whether nothing is left to do of what was decided: it is done, or was cut off the log."""
+    """Return True if the decision is executed, or the part it concerns was cut off the log."""
     state, log = stream.state, stream.group.log
     wanted = storage.Compaction(state.compact_upto, state.markers_upto)
     return wanted == log.compaction or state.compact_upto < log.first_index
 
 
 def _progress(stream: LogStream) -> tuple[Index, Index, storage.Compaction, Index]:
-    """All that `_is_done` and `_compacted` follow from."""
+    """Return the inputs of `_is_done` and `_compacted`."""
     state, log = stream.state, stream.group.log
     return state.compact_upto, state.markers_upto, log.compaction, log.first_index
 
 
 def _compacted(stream: LogStream) -> Index:
-    """All that was decided to be compacted is, up to this entry: or it was cut off, and a replica
-    that begins behind it has nothing to compact."""
+    """Return the index up to which all decided compaction is done.
+
+    Entries that were cut off count as compacted, as do those before the start of a replica.
+    """
     log = stream.group.log
     return max(log.compaction.upto, min(log.first_index - 1, stream.state.compact_upto))
 
 
 def _applied(stream: LogStream) -> Index:
-    """Up to where a checkpoint holds the partition's state."""
+    """Return the index up to which a checkpoint holds the partition's state."""
     return stream.group.log.applied_index

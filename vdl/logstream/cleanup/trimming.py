@@ -1,10 +1,9 @@
-"""What is cut off the beginning of logs here, and when: commands that are part of a checkpoint,
-records that were deleted, and what retention keeps no longer, which a leader deletes.
+"""Trimming of logs at their start: checkpointed commands, deleted records, and retention.
 
-Every replica cuts its own log. Looking at segments may take the disk, so one group is looked at
-after the other.
+Every replica cuts its own log. Retention is decided by leaders. Reading segments may need the disk,
+so groups are processed one after the other.
 
-Must not know: how a log is cut, what topics ask to keep.
+Does not depend on how a log is cut, or on the retention settings of topics.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from vdl.logstream.state import HostState
 
 
 class Trimming:
-    """The logs of one server."""
+    """Trimming of the logs of one server."""
 
     def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
         self._status = status
         self._searching: set[GroupId] = set()
-        """Groups for which it is being looked up where their log is to be cut."""
+        """Groups with a search under way for the place at which to cut their log."""
         self._stopping = False
 
     def start(self) -> None:
-        """Begin with rounds of retention."""
+        """Start the rounds of retention."""
         self._schedule_round()
 
     def stopping(self) -> None:
-        """The server hands its leaderships over: nothing is deleted any more."""
+        """Note that the server hands its leaderships over: nothing is deleted any more."""
         self._stopping = True
 
     # --- cutting -------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ class Trimming:
         for stream in self._state.streams.values():
             group, log_start_offset = stream.group, stream.state.log_start_offset
             group.snapshot_cache.forget_unused(group.tick)
-            if log_start_offset > group.log.log_start_offset:  # of thousands, few
+            if log_start_offset > group.log.log_start_offset:  # true for few of thousands
                 self._cut_deleted(group, log_start_offset)
 
     def _cut_deleted(self, group: Group, log_start_offset: Offset) -> None:
@@ -61,7 +60,7 @@ class Trimming:
 
         def found(first: Index | storage.StorageError) -> None:
             self._searching.discard(group.group_id)
-            # A search that failed is made again a second later: what is damaged heals meanwhile.
+            # A failed search is repeated a second later: damage may be repaired in the meantime.
             is_here = self._state.is_here(group) and not self._state.outbox.is_closed
             if is_here and not isinstance(first, storage.StorageError):
                 self._cut(group, partial(trim_records, first_index=first))
@@ -76,9 +75,9 @@ class Trimming:
             if trim(group):
                 self._state.outbox.note_staged(group)
         except storage.ReadRefused:
-            pass  # the next round may find a descriptor
+            pass  # the next round may get a descriptor
         except storage.CorruptRecord as error:
-            # The index says where to cut, and is damaged there: a read from disk rebuilds it.
+            # The index that locates the cut is damaged there: a read from disk rebuilds it.
             name = self._state.told_of(group.group_id)
             self._state.log.warning("index_damaged", partition=name, error=str(error))
             log, damaged = group.log, Index(error.position)
@@ -86,16 +85,18 @@ class Trimming:
                 self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
 
     def opened(self, stream: LogStream) -> None:
-        """A partition's replica takes part from now on: its first segment ends as its topic asks,
-        too."""
+        """Apply the topic's segment limits to a replica that starts to take part, from its first
+        segment on."""
         policy = self._state.front.retention_policy(stream)
         if policy.segments is not None:
             self._state.store.set_segment_limits(stream.group.log, policy.segments)
 
     # --- retention -----------------------------------------------------------------------------
     def _retain(self) -> None:
-        """See to the settings of all partitions, and begin a round over those led here, one after
-        the other: looking at segments may take the disk."""
+        """Apply the settings of all partitions, and begin a round over those led here.
+
+        One after the other: reading segments may need the disk.
+        """
         if self._has_ended:
             return
         led = []
@@ -112,7 +113,7 @@ class Trimming:
     ) -> None:
         if self._has_ended:
             return
-        while led and not led[-1][0].serving:  # their topic may be deleted by now, or led elsewhere
+        while led and not led[-1][0].serving:  # the topic may be deleted by now, or led elsewhere
             led.pop()
         if not led:
             self._schedule_round()
@@ -122,8 +123,8 @@ class Trimming:
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._state.outbox.is_closed:
                 if not isinstance(spans, storage.StorageError) and stream.serving:
-                    # A full disk needs the room more than a follower its records, and one that is
-                    # full takes none.
+                    # A full disk needs the space more than a follower needs records; a full
+                    # follower takes none.
                     state = self._state
                     fed = () if self._status.is_full else state.alive.keys() - state.full
                     stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
@@ -141,4 +142,4 @@ class Trimming:
 
 
 def _ignore(found: object) -> None:
-    """What comes of it is not needed: doing it was."""
+    """Discard the result: the read itself was needed."""
