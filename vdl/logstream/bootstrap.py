@@ -1,14 +1,14 @@
-"""How a cluster comes into being, exactly once.
+"""How a cluster is formed, exactly once.
 
-An empty server may only *ask*. A cluster is formed when every configured seed has answered that it
-is empty too, with an equal configuration: then the lowest server id writes the birth record
-durably, and the others adopt it. Whoever finds a server that already has a record never founds
-anything: it is an initial voter only if the record names this very data directory, else a newcomer
-that waits until the cluster takes it in. So a wiped server can neither vote as its former self nor
-start a second cluster, also when it is alone.
+An empty server may only send requests. A cluster is formed when every configured seed has answered
+that it is empty too, with an equal configuration: then the lowest server id writes the birth record
+durably, and the others adopt it. A server that finds another one with a record never forms a
+cluster: it is an initial voter only if the record names its own data directory, otherwise a
+newcomer that waits until the cluster adds it. So a wiped server can neither vote under its former
+identity nor start a second cluster, even if it is alone.
 
-Pure: fed with the hellos and answers of the links, it says what to do next. Must not know: sockets,
-the disk, time.
+Pure: takes the hellos and answers of the links, and returns the next step. Does not depend on
+sockets, the disk or time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ids import DirectoryId, ServerId
 from vdl.state.table import decode_value
 
 COORDINATOR_GROUPS = 8
-"""How many coordinator groups a new cluster gets. In the birth record: it can never change."""
+"""Coordinator groups of a new cluster. Part of the birth record: it can never change."""
 
 
 class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What makes a cluster this cluster. Written once, by one server."""
+    """Identity of a cluster. Written once, by one server."""
 
     cluster_id: str
     initial_voters: tuple[tuple[ServerId, DirectoryId], ...]
@@ -36,7 +36,7 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
     format: int = 1
 
     def directory_of(self, server_id: ServerId) -> bytes | None:
-        """The directory an initial voter began with, None for another server."""
+        """Return the directory with which an initial voter started, None for another server."""
         for voter, directory_id in self.initial_voters:
             if voter == server_id:
                 return directory_id
@@ -44,40 +44,41 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_record(record: BirthRecord) -> bytes:
-    """The record as `identity` keeps it and ANSWER carries it."""
+    """Encode the record as `identity` stores it and ANSWER carries it."""
     return msgspec.msgpack.encode(record)
 
 
 def decode_record(data: bytes | memoryview) -> BirthRecord:
-    """Raises msgspec.DecodeError (ValidationError among them)."""
+    """Decode a record. Raise msgspec.DecodeError (ValidationError included) if it is malformed."""
     return decode_value(bytes(data), BirthRecord)
 
 
 def configuration_digest(seeds: dict[ServerId, str]) -> bytes:
-    """What must be equal on all initial voters: the seeds' ids and addresses. 32 bytes."""
+    """Return the digest of the seeds' ids and addresses, which all initial voters must share. 32
+    bytes."""
     text = "\n".join(f"{server_id} {seeds[server_id]}" for server_id in sorted(seeds))
     return sha256(text.encode()).digest()
 
 
 class BirthState(Enum):
-    """What a server without a record is to do."""
+    """Next step of a server without a record."""
 
     ASKING = "asking"
     NEWCOMER = "newcomer"
-    """A cluster exists and does not know this directory: wait to be taken in."""
+    """A cluster exists and does not list this directory: wait until it is added."""
     BORN = "born"
 
 
 @dataclass(slots=True)
 class EmptySeed:
-    """A seed that said it is empty, on the link that is open now."""
+    """A seed that reported on its open link that it is empty."""
 
     directory_id: DirectoryId
     digest: bytes
 
 
 class Birth:
-    """The procedure of one server whose directory has no record."""
+    """Formation procedure of one server whose directory has no record."""
 
     def __init__(
         self,
@@ -88,8 +89,11 @@ class Birth:
         digest: bytes,
         coordinator_groups: int = COORDINATOR_GROUPS,
     ) -> None:
-        """`seeds`: server ids that found the cluster together, this server's among them if it is
-        one."""
+        """Create the procedure.
+
+        `seeds`: ids of the servers that form the cluster together, this server's included if it is
+        one.
+        """
         self._server_id = server_id
         self._directory_id = directory_id
         self._seeds = tuple(sorted(seeds))
@@ -101,7 +105,8 @@ class Birth:
 
     @property
     def may_found(self) -> bool:
-        """Every other seed is linked, empty and of equal configuration, and this is the lowest."""
+        """True if every other seed is linked, empty and of equal configuration, and this is the
+        lowest."""
         return (
             self.state is BirthState.ASKING
             and self._server_id == self._seeds[0]
@@ -114,20 +119,21 @@ class Birth:
 
     @property
     def missing(self) -> list[ServerId]:
-        """Seeds that have not said they are empty, as far as this server hears them now."""
+        """Seeds that have not reported on their present link that they are empty."""
         return [s for s in self._seeds if s != self._server_id and s not in self._empty]
 
     def seed_is_empty(self, server_id: ServerId, directory_id: DirectoryId, digest: bytes) -> None:
-        """A link is open to a server without a record. Other servers than seeds do not count."""
+        """Note a link to a server without a record. Servers other than seeds do not count."""
         if server_id in self._seeds:
             self._empty[server_id] = EmptySeed(directory_id, digest)
 
     def seed_left(self, server_id: ServerId) -> None:
-        """The link is gone: what the server said is not known to hold any more."""
+        """Note that a link is gone: the server's report may not hold any more."""
         self._empty.pop(server_id, None)
 
     def found(self, cluster_id: str) -> BirthRecord:
-        """The record of the new cluster. The caller makes it durable before anyone sees it."""
+        """Return the record of the new cluster. The caller makes it durable before anyone sees
+        it."""
         assert self.may_found, self.state
         directories = {seed: empty.directory_id for seed, empty in self._empty.items()}
         directories[self._server_id] = self._directory_id
@@ -140,7 +146,7 @@ class Birth:
         return self.record
 
     def answered(self, record: BirthRecord) -> BirthState:
-        """Somebody has a record. BORN: adopt it durably; NEWCOMER: wait."""
+        """Take the record of another server. BORN: adopt it durably; NEWCOMER: wait."""
         if record.directory_of(self._server_id) == self._directory_id:
             self.record = record
             self.state = BirthState.BORN

@@ -1,10 +1,7 @@
-"""What a host asks of the part of its server that stands before it: of clients, and of what topics
-are set to.
+"""Interface of the host to the server's front end: clients, and the settings of topics.
 
-The host knows neither. Who starts it gives it one `Front` (`Host.attach`); this is the only way up
-beside the callbacks of single requests. Every call returns at once.
-
-Must not know: who implements it.
+The host knows neither. The server that starts it passes one `Front` (`Host.start`); apart from the
+callbacks of single requests this is the only way up. Every call returns at once.
 """
 
 from __future__ import annotations
@@ -16,37 +13,38 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.retention import KEEP, RetentionPolicy
 
 BACKGROUND_RATE = 64 << 20
-"""Where there are no producers to be beside."""
+"""Bytes a second, if there is no front end and so no producers."""
 
 
 class Front(Protocol):
-    """See the module."""
+    """The front end, as the host uses it."""
 
     def send_answers(self) -> None:
-        """Within a turn: clients' appends may have been answered, and long polls woken."""
+        """Send pending answers. Called within a turn: appends may have been answered, and long
+        polls woken."""
 
     def catalog_changed(self) -> None:
-        """The applied catalog is another than before."""
+        """Note that the applied catalog changed."""
 
     def directory_given_up(self) -> None:
-        """All that the data directory had is marked as lost: peers are to hear of its new list of
-        starts, on new links."""
+        """Open new links with the directory's new list of starts: all that it held is marked as
+        lost."""
 
     def request_wait_ns(self) -> int:
-        """For how long a request of a client has waited to be started, at the most, now."""
+        """Return the longest time, now, that a client's request has waited to be started."""
 
     def retention_policy(self, stream: LogStream) -> RetentionPolicy:
-        """What a partition's topic asks to keep."""
+        """Return the retention settings of a partition's topic."""
 
     def compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
-        """What a partition's topic asks for; None: it is not compacted."""
+        """Return the compaction settings of a partition's topic; None: it is not compacted."""
 
     def background_rate(self) -> int:
-        """Bytes a second for what nobody waits for, beside producers. At least 1."""
+        """Return the rate for background work beside producers, in bytes a second. At least 1."""
 
 
 class NoFront:
-    """A host without clients: nobody waits, and everything is kept."""
+    """A host without clients: no request waits, and everything is kept."""
 
     def send_answers(self) -> None:
         pass

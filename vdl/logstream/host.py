@@ -1,17 +1,17 @@
-"""Many Raft groups on one server: the one loop turn that serves them all.
+"""Many Raft groups on one server, and the loop turn that serves all of them.
 
-What arrives (requests, frames, disk completions, timers) is stepped into its group and makes it
-dirty. Once a turn `run_once` collects what all dirty groups want, makes one journal append for
-all, sends one frame a peer and lane, applies, and completes who waits.
+Requests, frames, disk completions and timers are stepped into their group and mark it dirty. Once
+a turn `run_once` collects the output of all dirty groups, makes one journal append for all of them,
+sends one frame per peer and lane, applies committed entries, and completes waiting requests.
 
 Rules:
 
 * Nothing here blocks, awaits or takes a lock; everything runs on the loop that owns the server.
-* An answer about a log leaves only when the journal token it depends on is durable.
-* Messages of groups that the catalog here does not have yet are kept for a moment: a
-  leader may be quicker than the catalog.
+* A response about a log leaves only when the journal token it depends on is durable.
+* Messages of groups that are not in the catalog here yet are kept for a moment: a leader may
+  have applied the catalog earlier than this server.
 
-Must not know: the Kafka protocol, sockets, files.
+Does not depend on the Kafka protocol, sockets or files.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Host:
         self._outbox = state.outbox
         self._renumbered = 0
         self.leader_lost_ns = 0
-        """When any group here last lost its leader together with the leader's server (monotonic
-        ns); 0: never."""
+        """Time at which a group here last lost its leader together with the leader's server
+        (monotonic ns); 0: never."""
         self._responses = DurableResponses(state.store)
         contradictions = Contradictions(state)
         self.liveness = Liveness(state, contradictions)
@@ -162,35 +162,37 @@ class Host:
         state.store.on_durable = self._durable
         state.store.collect_meta = self._collect_meta
 
-    # --- life -----------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------
     def start(self, front: Front) -> None:
-        """Open every replica this server holds and begin to take part, once it is known that its
-        directory is not of the past."""
+        """Open every replica of this server and start to take part in their groups.
+
+        Replicas open only after the peers have confirmed that the data directory is not an older
+        copy.
+        """
         self.state.front = front
         self.state.gaps.unread_ns = self.state.transport.unread_ns
         self.loop_time.start(self.state.transport.unread_ns)
         for log in self.store.logs.values():
-            # Its replica may open later than this server confirms what others claim to lead.
+            # The replica may open later than this server confirms the leader lists of others.
             self.liveness.entered(log.group_id, log.hard_state.term)
         self.periodic.start()
         self._marks.compare_first(self._replicas.open_system)
 
     def begin_serving(self) -> None:
-        """Clients are let in: from now on replicas here may lead their groups, not the catalog
-        alone."""
+        """Allow replicas here to lead their groups, not only the catalog: clients are served from
+        now on."""
         self._status.serving()
         self._judge_leading()
 
     def _judge_leading(self) -> None:
-        """This server serves clients since just now, or does not any more: its replicas may lead,
-        or not."""
+        """Allow or forbid leading, after this server began or ceased to serve clients."""
         for group in list(self._groups.values()):
             self._judge_group(group)
 
     def _judge_group(self, group: Group) -> None:
         group.catch_up(self.loop_time.tick())
         if not group.node.is_leader:
-            # Ticks that passed unseen say nothing of a leader that lives.
+            # Uncounted ticks prove nothing about a leader that is alive.
             self._proofs.report_leader(group)
         group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
         self._outbox.mark_dirty(group)
@@ -198,24 +200,27 @@ class Host:
 
     @property
     def is_known(self) -> bool:
-        """Whether the cluster, as far as it is applied here, knows this server by its present data
-        directory. One that it does not know waits for its replicas to be replaced."""
+        """True if the catalog, as applied here, lists this server with its present data directory.
+
+        A server that is not known waits for its replicas to be replaced.
+        """
         return self._replicas.is_known and self.state.catalog_group.is_running
 
     @property
     def lost_groups(self) -> list[GroupId]:
-        """Groups whose replica here lost durable data and takes no part, until it is replaced."""
+        """Groups whose replica here lost durable data and takes no part until it is replaced."""
         return self._replacement.halted_groups
 
     def transfer_leaderships(self) -> int:
-        """Hand out every leadership that somebody can take; how many of those are left."""
+        """Transfer every leadership that another replica can take. Return the number that
+        remain."""
         if not self.periodic.is_stopping:
             self.periodic.stopping()
             self._judge_leading()
         return self._transfers.hand_over_all()
 
     def close(self) -> None:
-        """Answer everyone who waits; nothing is sent or applied afterwards."""
+        """Complete every waiting request. Nothing is sent or applied afterwards."""
         self._outbox.is_closed = True
         self._marks.note()
         self.loop_time.close()
@@ -229,16 +234,19 @@ class Host:
 
     # --- what the front end uses ----------------------------------------------------------
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """(server id, term) of a group's leader, the freshest known; (-1, -1) for none alive."""
+        """Return (server id, term) of a group's leader, the newest known; (-1, -1) if none is
+        alive."""
         return self.liveness.leader_of(group_id)
 
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
-        """The servers whose replicas of a group are in sync, as its leader last said; empty when
-        none has. While nobody leads: those of them that live."""
+        """Return the servers whose replicas of a group are in sync, as its leader last reported.
+
+        Empty if no leader has reported any. Without a leader: those of them that are alive.
+        """
         return self.in_sync_under(group_id, self.leader_of(group_id))
 
     def in_sync_under(self, group_id: GroupId, led: tuple[ServerId, Term]) -> tuple[ServerId, ...]:
-        """The same; `led`: what `leader_of` has just said."""
+        """As `in_sync_of`. `led`: the present result of `leader_of`."""
         own = self.in_sync.get(group_id)
         leader, term = led
         if own is not None and leader == self.server_id and own.term == term:
@@ -257,16 +265,17 @@ class Host:
         return self._follower_reads.replica_for(group_id, rack, offset)
 
     def stream(self, group_id: GroupId) -> LogStream | None:
-        """The partition replica here, None when this server holds none."""
+        """Return this server's replica of a partition, None if it holds none."""
         return self.state.streams.get(group_id)
 
     def state_group(self, group_id: GroupId) -> StateGroup | None:
-        """The catalog or coordinator replica here."""
+        """Return this server's replica of the catalog or a coordinator, None if it is not
+        running."""
         return self.state.state_groups.get(group_id)
 
     @property
     def coordinators(self) -> list[StateGroup]:
-        """The coordinator replicas of this server, running or not yet."""
+        """Coordinator replicas of this server, including those that are not running yet."""
         return [self.state.system_groups[GroupId(g)] for g in range(1, 1 + self.coordinator_count)]
 
     def disk_space(self, done: Callable[[tuple[int, int] | storage.StorageError], None]) -> None:
@@ -276,7 +285,8 @@ class Host:
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """Propose from any server; `done` once the command is applied here, or fails."""
+        """Propose a catalog command from any server. `done` runs when it is applied here, or
+        fails."""
         self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
 
     def command_group(
@@ -306,40 +316,43 @@ class Host:
         self._requests.describe_quorum(deadline_ns=deadline_ns, done=done)
 
     def agreed_ms(self) -> int:
-        """What time it is (ms since 1970), to stamp with: see `agreed_time`."""
+        """Return the time to stamp with (ms since 1970): see `agreed_time`."""
         return self.time.now_ms()
 
     def settled_ms(self) -> int:
-        """What time it is (ms since 1970), to delete by: see `agreed_time`."""
+        """Return the time to delete by (ms since 1970): see `agreed_time`."""
         return self.time.settled_ms()
 
     @property
     def is_flush_stalled(self) -> bool:
-        """Whether the disk writes the journal and hangs over a segment."""
+        """True if the disk writes the journal but a segment write hangs."""
         return self._status.is_stalled
 
     def alive_servers(self) -> list[ServerId]:
-        """This server and those with a link up, ascending."""
+        """Return this server and those that are linked, ascending."""
         return sorted([self.server_id, *self._alive])
 
     def takes_large_batches(self) -> bool:
-        """Whether every server of the set is linked and takes batches that are large."""
+        """Return True if every server of the cluster is linked and takes large batches."""
         others = self.catalog.servers.keys() - {self.server_id}
         known = [self._alive.get(server) for server in others]
         return all(one is not None and one.version >= VERSION_OF_LARGE_FRAMES for one in known)
 
     @property
     def large_bytes(self) -> int:
-        """Bytes of large batches here that no segment holds yet."""
+        """Bytes of large batches here that are in no segment yet."""
         return self.store.large_bytes
 
     def silent_servers(self) -> set[ServerId]:
-        """Servers that may be alive although their link was lost: nobody refused to be dialled."""
+        """Return servers that may be alive although their link was lost: no connection was
+        refused."""
         return self.state.silent
 
     def lost_leader(self, group_id: GroupId) -> tuple[int, ServerId]:
-        """When the group lost its leader together with the leader's server (monotonic ns), and
-        that server; (0, 0) if not lately."""
+        """Return when the group lost its leader together with the leader's server, and that server.
+
+        (monotonic ns, server id); (0, 0) if there was no recent loss.
+        """
         group = self._groups.get(group_id)
         return (0, ServerId(0)) if group is None else group.lately_lost_leader(self.clock.now_ns())
 
@@ -348,20 +361,20 @@ class Host:
         self._proofs.confirm(done)
 
     def coordinator_group(self, key: str) -> GroupId:
-        """The coordinator group of a consumer group: equal on every server, for ever."""
+        """Return the coordinator group of a consumer group: always the same, on every server."""
         return GroupId(1 + crc32(key.encode()) % self.coordinator_count)
 
     # --- the turn -------------------------------------------------------------------------
     def mark_dirty(self, group: Group) -> None:
-        """Have `group` pumped this turn."""
+        """Have `group` pumped in this turn."""
         self._outbox.mark_dirty(group)
 
     def run_once(self) -> None:
-        """One pass over everything that is dirty."""
+        """Run one turn: process everything that is dirty."""
         outbox = self._outbox
         if outbox.is_closed:
             return
-        outbox.is_scheduled = True  # what becomes dirty from here on is part of this pass
+        outbox.is_scheduled = True  # groups that become dirty from here on are part of this pass
         self.stats.turns += 1
         tick, front = self.loop_time.tick(), self.state.front
         touched: dict[GroupId, Group] = {}
@@ -376,7 +389,7 @@ class Host:
                     touched[group.group_id] = group
             if outbox.catalog_changed:
                 self.catalog_applied()
-            # In the order of how long it is waited for: peers, clients, the disk, the machines.
+            # Ordered by how long the others wait: peers, clients, the disk, the state machines.
             self._send()
             front.send_answers()
             self._deliver(self._responses.submit(outbox))
@@ -385,7 +398,7 @@ class Host:
         self._send()
         self.periodic.watch(touched)
         for group in touched.values():
-            if self._groups.get(group.group_id) is group:  # else it was deleted in this turn
+            if self._groups.get(group.group_id) is group:  # otherwise it was deleted in this turn
                 self._after_pump(group, tick)
         if self.campaigns.turn_ended():
             self.timers.admit()
@@ -402,7 +415,7 @@ class Host:
                 self._commits.stepped(group)
 
     def _send(self) -> None:
-        """One frame a peer and lane, or a few where there is much to say."""
+        """Send one frame per peer and lane, or a few if there is much to send."""
         if self.commands.out:
             self.commands.flush()
         out, self._outbox.out = self._outbox.out, {}
@@ -427,7 +440,8 @@ class Host:
                 self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:
-        """Entries that did not leave: their peer is probed again. A hand-over: it ends."""
+        """Report unsent entries and snapshots, so that the peer is probed again, and end unsent
+        transfers."""
         for group_id, message in messages:
             group = self._groups.get(group_id)
             if group is not None and type(message) in (MsgApp, MsgSnap, MsgTimeoutNow):
@@ -436,7 +450,7 @@ class Host:
                     self._outbox.mark_dirty(group)  # it may hold proposals
 
     def _after_pump(self, group: Group, tick: int) -> None:
-        """Who leads now, and the next due tick."""
+        """Publish changes of leadership, and schedule the group's next due tick."""
         node = group.node
         self.campaigns.noted(group)
         raft = node.raft
@@ -446,7 +460,7 @@ class Host:
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commits.due(group)
-            # Nobody but itself is known to be in sync yet.
+            # Only this replica is known to be in sync yet.
             only = self._itself
             if self.liveness.lead(group.group_id, raft.term, group.replica_id, only):
                 self.in_sync.lead(group, self.clock.now_ns())
@@ -460,23 +474,26 @@ class Host:
             due = group.count_owed()
         self.timers.schedule(group, tick, due)
 
-    # --- an acknowledgement, on its way up --------------------------------------------------
+    # --- the path of an acknowledgement -----------------------------------------------------
     def _durable(self, token: int) -> None:
-        """The journal is durable up to `token`. From here an acknowledgement goes up: a follower's
-        to its leader (`_deliver_to`, `_send`); a leader's own, which counts like a follower's, into
-        its node. When a majority has the entry, `run_once` pumps the group, which tells its owner
-        (`LogStream.committed`), which answers its waiters; `Front.send_answers` sends that."""
+        """Deliver the responses that waited for the journal, which is durable up to `token`.
+
+        A follower's acknowledgement goes to its leader (`_deliver_to`, `_send`). A leader's own
+        goes into its node, where it counts like a follower's. When a majority has the entry,
+        `run_once` pumps the group, which calls its owner (`LogStream.committed`), which completes
+        its waiters. `Front.send_answers` sends the results.
+        """
         self._deliver(self._responses.durable(token))
 
     def _deliver(self, ready: Responses) -> None:
-        """Nothing these depend on can be lost any more."""
+        """Deliver responses whose state is durable."""
         for group, responses in ready:
             if self._groups.get(group.group_id) is group:
                 self._deliver_to(group, responses)
 
     def _deliver_to(self, group: Group, responses: Sequence[Message]) -> None:
         if group.node.raft.vote_pending:
-            group.catch_up(self.loop_time.tick())  # it is told how long the disk took
+            group.catch_up(self.loop_time.tick())  # the vote waited: count the disk's time
         for message in responses:
             if message.to == group.replica_id:
                 group.node.step(message)
@@ -491,9 +508,13 @@ class Host:
 
     # --- PeerHandler ----------------------------------------------------------------------
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
-        """Admitted are initial voters, also from a new directory, until it is given a part; unborn
-        servers may ask. Nobody from a directory that has been replaced, or is another server's, and
-        nobody in the place of a live server that is in the directory the catalog knows it by."""
+        """Return why a link with this server is refused, None if it is admitted.
+
+        Admitted: initial voters, also with a new directory, until a part is assigned to it; and
+        servers without a birth record, which may only request it. Refused: a directory that has
+        been replaced or belongs to another server; and a second process under the id of a live
+        server that is in the directory listed by the catalog.
+        """
         if not self._is_admitted(hello):
             return RejectReason.NOT_ADMITTED, ""
         return self._marks.refusal(hello)
@@ -512,7 +533,7 @@ class Host:
         return is_initial and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
-        """A new session. Unborn servers hear of the cluster on request."""
+        """Start a session. A server without a birth record receives the record on request."""
         if not hello.cluster_id:
             self._marks.unborn(hello.server_id)
             return
@@ -538,9 +559,12 @@ class Host:
         self._forwarding.retry(self.clock.now_ns())
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:
-        """The session is over. A refused link is proof that the process is gone: its followers
-        need not wait for the election timeout."""
-        self.timers.wake_all()  # while it is still known what the server has last said
+        """End a session.
+
+        A refused connection proves that the process is gone: its followers need not wait for the
+        election timeout.
+        """
+        self.timers.wake_all()  # while the server's last list is still known
         self._alive.pop(server_id, None)
         self._marks.link_down(server_id)
         self._dissent.link_down(server_id)
@@ -624,7 +648,7 @@ class Host:
     def _soundness_frame(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
     ) -> None:
-        """About directories and replicas that have forgotten what they acknowledged."""
+        """Handle frames about directories and replicas that lost what they had acknowledged."""
         if frame_type is FrameType.JOURNAL:
             self._marks.journal_received(server_id, payload)
         elif frame_type is FrameType.REMEMBERED:
@@ -634,7 +658,7 @@ class Host:
             self._dissent.received(server_id, payload)
 
     def beat(self) -> None:
-        """Send the list heartbeats; leaders that no majority can be heard of step down."""
+        """Send the heartbeats of the leader list, and check for servers that fell silent."""
         if self._outbox.is_closed:
             return
         self._look_at_links()
@@ -645,9 +669,11 @@ class Host:
             self._marks.beat(server)
 
     def _look_at_links(self) -> None:
-        """A server of which no byte has come for an election timeout is silent. When one becomes
-        so, each leader is told at once: its own look, once in an election timeout, may have just
-        been, and until the next its clients would wait for what cannot be committed."""
+        """Note servers silent for an election timeout, and notify leaders at once.
+
+        A leader's own check runs once per election timeout and may just have passed; until the next
+        one its clients would wait for entries that cannot be committed.
+        """
         within_ns = self.options.election_ticks * TICK_NS
         links = self.state.transport.links()
         silent = {link.server_id for link in links if link.silent_ns >= within_ns}
@@ -665,7 +691,7 @@ class Host:
     def _leader_frame(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
     ) -> None:
-        """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
+        """Handle a heartbeat or a leader list. A listed group is a heartbeat of its leader."""
         tick = self.loop_time.tick()
         changed = self.liveness.received(server_id, frame_type, payload)
         if frame_type is FrameType.HEARTBEAT:
@@ -685,7 +711,7 @@ class Host:
                 self._proofs.report_leader(group)
                 self._outbox.mark_dirty(group)
             else:
-                # Nobody leads it, as far as that server is concerned, from now on.
+                # That server does not lead the group any more.
                 if change.term == node.term and server_of(node.lead) == server_id:
                     others = self._status.campaigners(self.server_id)
                     others.pop(server_id, None)
@@ -696,9 +722,10 @@ class Host:
                 self.timers.schedule(group, tick, node.ticks_until_due())
                 self.timers.arm()
 
-    # --- Hosting: what `Replicas` makes ---------------------------------------------------
+    # --- Hosting: what `Replicas` calls ---------------------------------------------------
     def replica_lost(self, log: storage.Log) -> None:
-        """See `Hosting`: a vote or an acknowledgement of it could contradict an earlier one."""
+        """See `Hosting`. A vote or acknowledgement of this replica could contradict an earlier
+        one."""
         if self._replacement.replica_lost(log):
             self._inbox.forget(log.group_id)
 
@@ -728,8 +755,10 @@ class Host:
         return not self._outbox.is_closed and self._replicas.holds(log)
 
     def opened(self, group: Group) -> None:
-        """See `Hosting`. A state of the past is acted on once it is whole: later, if its log is
-        damaged."""
+        """See `Hosting`.
+
+        The state is used once it is whole, which is later if the log is damaged.
+        """
         owner = group.owner
         if isinstance(owner, LogStream):
             owner.start()
@@ -749,7 +778,7 @@ class Host:
         self._run_group(group)
 
     def _loading_changed(self, group: Group) -> None:
-        """What is loaded counts as applied: until it is there, others lead."""
+        """Forbid leading while a received state is loaded: it counts as applied already."""
         if group.is_loading:
             self._status.note_loading(group.group_id, is_loading=True)
             group.node.allow_leading(allowed=False)
@@ -771,14 +800,15 @@ class Host:
             self._act_on_state(group)
 
     def _act_on_state(self, group: Group) -> None:
-        """The replica's state reflects all that a life before this one may have acted on."""
+        """Start to use the replica's state: it reflects all that an earlier process may have acted
+        on."""
         if isinstance(group.owner, StateGroup):
             self.state.state_groups[group.group_id] = group.owner
             if group.group_id == CATALOG_GROUP:
                 self.catalog_applied()
 
     def _run_group(self, group: Group) -> None:
-        """Let it take part, beginning with what its peers have already said."""
+        """Let a group take part, beginning with the early messages of its peers."""
         self._groups[group.group_id] = group
         self.liveness.entered(group.group_id, group.term_listed)
         group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
@@ -789,15 +819,18 @@ class Host:
         self._outbox.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
-        """The first replica of a placement leads when it can reach a majority and nobody leads."""
+        """Campaign if this replica is the preferred leader, can reach a majority and sees no
+        leader."""
         is_first = group.preferred and self._status.may_seek_group(group.group_id)
         if is_first and group.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
 
     def _campaign_for_catalog(self) -> None:
-        """A peer has said whether it serves: perhaps none does, and this server is to lead the
-        catalog, so that they can."""
+        """Campaign for the catalog after a peer reported whether it serves.
+
+        Possibly no server serves clients, and this one has to lead the catalog so that they can.
+        """
         group = self._groups.get(CATALOG_GROUP)
         if group is not None:
             self._campaign_if_preferred(group)
@@ -812,7 +845,7 @@ class Host:
         if deleted:
             self.liveness.forget(group_id)
         else:
-            self.liveness.resign(group_id)  # who leads the group is still to be known
+            self.liveness.resign(group_id)  # the present leader still has to be known
         self.state.state_groups.pop(group_id, None)
         if stream is not None:
             stream.close()
@@ -825,7 +858,7 @@ class Host:
             group.serving = False
 
     def catalog_applied(self) -> None:
-        """The applied catalog changed."""
+        """React to a change of the applied catalog."""
         self._outbox.catalog_changed = False
         self.time.remember(self.catalog.noted_ms)
         self._replicas.reconcile()
@@ -839,7 +872,7 @@ class Host:
         self.state.front.catalog_changed()
 
     def _place(self, group: Group) -> None:
-        """Tell a group what its members are to be."""
+        """Pass the placement in the catalog to a group."""
         replicas = self.catalog.replicas(group.group_id)
         if not replicas:
             return  # its topic is deleted
@@ -865,7 +898,7 @@ class Host:
                 batches.append(batch)
         return batches
 
-    # --- for people -----------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------
     @property
     def unflushed_bytes_max(self) -> int:
         """See `HostState.unflushed_bytes_max`."""
@@ -873,21 +906,21 @@ class Host:
 
     @property
     def overloaded(self) -> bool:
-        """Whether appends should wait: more is in memory than the disk keeps up with."""
+        """True if appends should wait: memory holds more than the disk keeps up with."""
         return self.store.unflushed_bytes * 2 > self.state.cache_bytes_max
 
     @property
     def aborted_listed(self) -> int:
-        """How many aborted transactions the partition here lists that lists most."""
+        """Largest number of aborted transactions that a partition here lists."""
         streams = self.state.streams.values()
         return max((len(stream.state.aborted) for stream in streams), default=0)
 
     @property
     def partition_count(self) -> int:
-        """How many replicas of partitions run here."""
+        """Number of partition replicas that run here."""
         return len(self.state.streams)
 
     @property
     def groups(self) -> dict[GroupId, Group]:
-        """The running replicas by group id; read only."""
+        """Running replicas by group id; read only."""
         return self._groups

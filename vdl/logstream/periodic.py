@@ -1,12 +1,11 @@
-"""What one server does as time passes, besides Raft's own timers.
+"""Periodic work of one server, besides Raft's own timers.
 
 Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes
-that are under way, and whether the own disk hangs or is full. Twice a second: whether members have
-to change. Once a second, without haste: leaderships that should move, replicas that should be
-replaced, entries to be had from others, logs that can be cut. Rarely: retention, producers that are
-idle, and a note of what time it is. What changed is told in the log once a second.
+under way, and checks for a hung or full disk. Twice a second: whether members have to change. Once
+a second: leadership transfers, replacement of replicas, entry repair, and logs that can be cut.
+Rarely: retention, idle producers, and noting the time. Changes are logged once a second.
 
-Must not know: messages, the network, how any of it is done.
+Does not depend on messages, the network, or how any of this is done.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from vdl.logstream.state import HostState
 from vdl.state.commands import NoteTime
 
 SWEEP_NS = 100 * MS
-"""How often deadlines are looked at: an answer may be this much late."""
+"""Interval of the deadline checks: an answer may be this much late."""
 
 MEMBERS_NS = 500 * MS
-"""How often all groups are looked at for members that have to change, while none have to."""
+"""Interval of the check whether members have to change, while no change is under way."""
 
 SECOND_NS = 1_000 * MS
-"""How often one leadership may return to its placement's first replica, and how often it is looked
-whether replicas have to be replaced and logs can be cut."""
+"""Interval of leadership transfers to preferred leaders (one per interval), and of the checks for
+replicas to replace and logs to cut."""
 
 
 class Periodic:
-    """See the module. What nobody else looks at it has made itself."""
+    """Timers of one server. Builds the collaborators that only it uses."""
 
     def __init__(
         self,
@@ -95,21 +94,21 @@ class Periodic:
         self._members_due_ns = 0
         self._watched: dict[GroupId, Group] = {}
         self.is_stopping = False
-        """The server hands its leaderships over."""
+        """True once the server hands its leaderships over."""
 
     def watch(self, groups: Mapping[GroupId, Group]) -> None:
-        """Something may wait in these groups: they had a turn. By id."""
+        """Check these groups, which had a turn, for expired deadlines. By id."""
         self._watched.update(groups)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the timers."""
         self._state.clock.call_later(SWEEP_NS, self._sweep)
         self._state.clock.call_later(SECOND_NS, self._each_second)
         self.trimming.start()
         self.compaction.start()
 
     def stopping(self) -> None:
-        """The server hands its leaderships over: only deadlines are still kept."""
+        """Note that the server hands its leaderships over: only deadlines are kept from now on."""
         self.is_stopping = True
         self.trimming.stopping()
         self.compaction.stopping()
@@ -149,7 +148,8 @@ class Periodic:
         self._status.note_stalled(watch.is_stalled(store.file_work, now_ns))
 
     def _expire(self, now_ns: int) -> None:
-        """End what has waited for too long: in groups that had a turn since nothing waited."""
+        """End requests whose deadline has passed, in groups that had a turn since they were last
+        idle."""
         for group in list(self._watched.values()):
             if self._state.is_here(group) and (group.owner.busy or group.reads):
                 group.owner.expire(now_ns)
@@ -183,9 +183,11 @@ class Periodic:
         self.compaction.look()
 
     def _note_time(self) -> None:
-        """Have the catalog remember what time it is, once in each hold and when it leapt ahead: see
-        `AgreedTime.remember`. Not while clocks disagree, and not on a full disk, which has room for
-        more important commands."""
+        """Have the catalog remember the time, once in each hold period and after a leap ahead.
+
+        See `AgreedTime.remember`. Skipped while clocks disagree, and on a full disk, which has room
+        only for more important commands.
+        """
         state = self._state
         now_ns, time, catalog_group = state.clock.now_ns(), state.time, state.catalog_group
         if not catalog_group.serving or self._status.is_full or not time.is_sure:
@@ -200,4 +202,4 @@ class Periodic:
 
 
 def _ignore(found: object) -> None:
-    """What comes of it is not needed: doing it was."""
+    """Discard the outcome, which is not needed."""

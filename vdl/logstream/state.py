@@ -1,12 +1,10 @@
-"""The state of one server's log streams, shared by all who look after them.
+"""The state of one server's log streams, shared by the code that maintains them.
 
 `HostState` is to a server what `raft.state` is to one replica: plain data with a few invariants. It
-has no opinion and calls nobody. Who works on it (`peers/`, `elections/`, `membership/`,
-`cleanup/`, `periodic.py`, `host.py`) takes it as an argument, and besides it only the
-collaborators that it calls itself; those are in the same room or in one below. What has to go up
-is returned, or left in `outbox` for the turn.
-
-Must not know: who works on it.
+makes no decisions and calls no collaborator. The code that works on it (`peers/`, `elections/`,
+`membership/`, `cleanup/`, `periodic.py`, `host.py`) takes it as an argument, and besides it only
+the collaborators that it calls itself, which are in the same folder or in a lower one. Results for
+higher layers are returned, or left in `outbox` for the turn.
 """
 
 from __future__ import annotations
@@ -39,15 +37,17 @@ from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
 
 BOOT_BITS: Final = 62
-"""Of what distinguishes processes. Numbers that begin there stay below 2⁶⁴."""
+"""Bits of the number that distinguishes processes. Numbers that start there stay below 2⁶⁴."""
 
 CATALOG_GROUP: Final = GroupId(0)
-"""The group id of the catalog; those of the coordinators follow."""
+"""Group id of the catalog; those of the coordinators follow."""
 
 
 class HostState:
-    """See the module. Invariant: no field but `front` is ever set to another object, only changed
-    in place."""
+    """State of one server's log streams.
+
+    Invariant: no field but `front` is ever set to another object; objects are changed in place.
+    """
 
     __slots__ = (
         "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "dissenting",
@@ -80,59 +80,61 @@ class HostState:
         self.log = log
         self.cache_bytes_max = cache_bytes_max
         self.boot = rng.getrandbits(BOOT_BITS)
-        """Drawn at start: distinguishes what this process proposes and requests from what the one
-        before it did, also if the directory was restored from an older copy."""
+        """Random number drawn at start. It distinguishes proposals and requests of this process
+        from those of earlier ones, also if the directory was restored from an older copy."""
         self.request_numbers: Iterator[int] = count(self.boot)
-        """Of requests to other servers. An answer carries the number, and may come after a
-        restart. Invariant: no number is used twice, for whatever kind of request, nor by another
+        """Numbers of requests to other servers. A response carries the number, and may arrive after
+        a restart. Invariant: no number is used twice, for any kind of request, nor by another
         process of this server."""
         self.stats = HostStats()
         self.large_room = LargeRoom(store, self.stats)
         self.front: Front = NoFront()
-        """Clients, and topics' settings. Set once, when the host starts."""
+        """Clients and topic settings. Set once, when the host starts."""
         self.outbox = Outbox(clock)
         # --- time ---
         self.loop_time = LoopTime(clock)
-        """What the timers of groups go by."""
+        """Time base of the groups' timers."""
         self.gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.time = ClusterTime(
             clock, servers=len(record.initial_voters), hold_ms=options.clock_hold_ms, log=log
         )
         self.alive: dict[ServerId, Hello] = {}
-        """The other servers that there is a link to, by server id, and what they said first."""
+        """Linked servers, by server id, with the HELLO of each."""
         # --- groups ---
         self.catalog = Catalog(
             record.cluster_id,
             coordinator_groups=record.coordinator_groups,
             initial_voters=dict(record.initial_voters),
         )
-        """As it is applied here; it may lag behind, and is empty before its replica has opened."""
+        """Catalog as applied here; it may lag behind, and is empty before its replica has
+        opened."""
         self.system_groups = self._make_system_groups()
-        """The catalog and the coordinators, by group id, whether they run here or not."""
+        """The catalog and the coordinators, by group id, running here or not."""
         self.catalog_group = self.system_groups[CATALOG_GROUP]
         self.groups: dict[GroupId, Group] = {}
-        """The replicas that take part, by group id. A group that was looked up before a disk or a
-        timer was waited for may have gone since: see `is_here`."""
+        """Replicas that take part, by group id. A group that was looked up before a wait for a disk
+        or a timer may be gone afterwards: see `is_here`."""
         self.streams: dict[GroupId, LogStream] = {}
-        """Those of them that are partitions. Invariant: each is the owner of its group."""
+        """Log streams of the partitions among `groups`. Invariant: each is the owner of its
+        group."""
         self.state_groups: dict[GroupId, StateGroup] = {}
-        """Those of them that are the catalog or coordinators, once their state is whole."""
+        """Catalog and coordinators among `groups`, once their state is whole."""
         self.lost: dict[GroupId, storage.Log] = {}
         """Replicas here that lost durable data, take no part, and have no successor here yet; by
         group id. Invariant: none of their groups is in `groups`."""
         self.dissenting: dict[GroupId, set[NodeId]] = {}
-        """Replicas of linked servers that said they cannot follow this one as leader: they prove
-        no majority."""
+        """Replicas of linked servers that reported that they cannot follow this server as leader:
+        they do not count towards a majority."""
         # --- peers ---
         self.silent: set[ServerId] = set()
-        """Servers whose link was lost, and that were neither linked nor refused since: they may be
-        alive. Invariant: none of them is in `alive`."""
+        """Servers whose link was lost, and which were neither linked nor refused a connection
+        since: they may be alive. Invariant: none of them is in `alive`."""
         self.full: set[ServerId] = set()
-        """Servers that said that their disk is full, and whose link has not been lost since."""
+        """Servers that reported a full disk, and whose link has not been lost since."""
         self.unheard: set[ServerId] = set()
-        """Servers of which no byte has come for an election timeout, linked or not."""
+        """Servers from which no byte has come for an election timeout, linked or not."""
         self.in_sync = InSyncReplicas(options, clock, self.alive)
-        """Of the groups led here: which replicas have all of the log, about."""
+        """In-sync replicas of the groups led here."""
 
     def _make_system_groups(self) -> dict[GroupId, StateGroup]:
         return {
@@ -150,23 +152,25 @@ class HostState:
 
     @property
     def unflushed_bytes_max(self) -> int:
-        """What no segment holds yet, of all groups together, before followers take no more records;
-        producers wait earlier, at half of the cache."""
+        """Bytes in no segment yet, of all groups together, beyond which followers take no more
+        records. Producers wait earlier, at half of the cache."""
         return self.cache_bytes_max * 3 // 4
 
     def answers_reach(self, asker: Hello | None) -> bool:
-        """Whether the process that said so when it asked is still the one that is linked. The next
-        one of its server must not be sent answers that are not for it: one of an older version
-        numbers its requests from the beginning again."""
+        """Return True if the process that sent a request with this HELLO is the one linked now.
+
+        A later process of its server must not receive the response: an older version starts its
+        request numbers from the beginning again.
+        """
         hello = None if asker is None else self.alive.get(asker.server_id)
         return asker is not None and hello is not None and hello.is_same_process(asker)
 
     def is_here(self, group: Group) -> bool:
-        """Whether this replica still takes part: it may have been stopped, or replaced."""
+        """Return True if this replica still takes part: it may have been stopped or replaced."""
         return self.groups.get(group.group_id) is group
 
     def name_of(self, group_id: GroupId) -> str:
-        """Return how people know a group: topic and partition; empty for one that is not known
+        """Return the readable name of a group: topic and partition. Empty if the group is unknown
         here."""
         if group_id == CATALOG_GROUP:
             return "catalog"
@@ -179,10 +183,12 @@ class HostState:
         return f"{info.topic}-{info.partition}" if info is not None else ""
 
     def told_of(self, group_id: GroupId) -> str:
-        """Return that, or its number where there is no other name."""
+        """Return `name_of` the group, or its number if there is no other name."""
         return self.name_of(group_id) or f"group-{group_id}"
 
     def is_linked(self, replica: NodeId) -> bool:
-        """Whether a replica's server can be sent to. As `server_of`, without its call: it is asked
-        for each of a leader's batches and followers."""
+        """Return True if the replica's server is linked.
+
+        Inlines `server_of`: called for each batch of a leader and each follower.
+        """
         return replica >> SERVER_SHIFT in self.alive

@@ -1,4 +1,4 @@
-"""What a host counts since its start."""
+"""Counters of a host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class HostStats:
     messages_in: int = 0
     messages_dropped: int = 0
     appends_refused: int = 0
-    """As a follower, because the segments do not keep up."""
+    """Appends refused as a follower, because the segments do not keep up."""
     contradictions: int = 0
-    """Messages that contradict themselves or what is here: also dropped."""
+    """Messages that contradict themselves or the state here; they are dropped too."""
     contradicted_ns: int = 0
-    """When the last one came, on the server's clock; 0: none has."""
+    """Time of the last one, on the server's clock; 0: none."""
     elections: int = 0
     early_messages: int = 0
