@@ -1,6 +1,6 @@
 """Three hosts in one thread on virtual time, over the in-memory store and the in-process network.
 
-Everything above the disk and below the front end is the real thing.
+All layers above the disk and below the front end are real.
 """
 
 import random
@@ -37,8 +37,11 @@ CLOCK_HOLD_MS = 30_000
 
 
 class DelayWorkers:
-    """Jobs take `SYNC_NS` each, the journal's one after the other and `sync_ns`; `hold` stops the
-    journal."""
+    """Workers with simulated delays.
+
+    Jobs take `SYNC_NS` each. Those of the journal run one after the other and take `sync_ns`;
+    `hold` stops the journal.
+    """
 
     def __init__(self, clock: NodeClock) -> None:
         self._clock = clock
@@ -81,25 +84,25 @@ class DelayWorkers:
         return self._clock.call_later(delay_ms * MS, fn)
 
     def hold(self) -> None:
-        """The disk hangs."""
+        """Let the journal's disk hang."""
         self.held = []
 
     def release(self) -> None:
-        """It goes on."""
+        """Let the journal's disk continue."""
         held, self.held = self.held or [], None
         for job in held:
             job()
 
 
 class ErrorLog:
-    """A log that is read."""
+    """A log whose events tests can read."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[str, str]] = []
-        """Event and partition, empty for none."""
+        """(event, partition) of each error; the partition is empty for none."""
         self.fields: list[tuple[str, dict[str, Any]]] = []
         self.others: list[tuple[str, dict[str, Any]]] = []
-        """What is no error."""
+        """Events that are no errors."""
 
     def info(self, event: str, **fields: Any) -> None:
         self.others.append((event, fields))
@@ -113,7 +116,7 @@ class ErrorLog:
 
 
 class Node:
-    """One server: its store survives crashes, everything else is made anew."""
+    """One server: its store survives crashes, everything else is created anew."""
 
     host: Host
     clock: NodeClock
@@ -121,7 +124,7 @@ class Node:
     links: Links
     log: ErrorLog
     wall_base_ms = 1_750_000_000_000
-    """What its wall clock says at its next start, as if the world were new."""
+    """Base of its wall clock at its next start, as if the world were new."""
 
     def __init__(self, cluster: "Cluster", server_id: int) -> None:
         self.cluster = cluster
@@ -138,7 +141,7 @@ class Node:
         self.log = ErrorLog()
         image = self.store.image if self.store is not None else None
         self.starts += 1
-        # A start of its own, if not the first of its directory.
+        # Different for each start, except the first of its directory.
         began_ns = 0 if image is None else cluster.time.now_ns
         rng = random.Random(self.id + 10 * self.directories + began_ns)
         self.store = MemoryStore(self.workers, rng=rng, image=image)
@@ -151,7 +154,7 @@ class Node:
             def rejected(
                 self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool
             ) -> None:
-                """The server logs it; a host has nothing to do."""
+                """Note a rejection, which a server logs; the host is not involved."""
                 node.rejected.append((server_id, reason, text, by_peer))
 
         self.incarnation = cluster.time.now_ns
@@ -182,7 +185,7 @@ class Node:
                 self.links.set_peer(other, ("node", other))
 
     def hello(self) -> Hello:
-        """What it says to its peers."""
+        """Return the server's HELLO."""
         assert self.store is not None
         return Hello(
             server_id=self.id,
@@ -193,13 +196,13 @@ class Node:
         )
 
     def wipe(self) -> None:
-        """A crash, and an empty disk: the next start draws another directory."""
+        """Crash and empty the disk: the next start draws another directory id."""
         self.crash()
         self.store = None
         self.directories += 1
 
     def crash(self) -> None:
-        """kill -9: what was not durable is gone."""
+        """Crash as by kill -9: state that was not durable is lost."""
         self.clock.stop()
         self.cluster.network.crash(self.id)
         self.cluster.network.stop_listening(("node", self.id))
@@ -216,7 +219,10 @@ def make_state(
     options: HostOptions | None = None,
     life: int = 0,
 ) -> HostState:
-    """The state of a server of which a test needs only some parts. `life`: which process of it."""
+    """Return the state of a server of which a test needs only some parts.
+
+    `life`: number of its process.
+    """
     return HostState(
         server_id=server_id,
         record=record or BirthRecord("cluster", ((1, b"1"), (2, b"2")), 3),
@@ -231,12 +237,12 @@ def make_state(
 
 
 def directory_of(server_id: int) -> bytes:
-    """The directory id that a server's first store draws."""
+    """Return the directory id that a server's first store draws."""
     return MemoryStore(InlineWorkers(), rng=random.Random(server_id)).directory_id
 
 
 class Cluster:
-    """The hosts, and what tests ask of them."""
+    """The hosts, and helpers for tests."""
 
     def __init__(self, servers: tuple[int, ...] = SERVERS, **options: int) -> None:
         self.servers = servers
@@ -259,7 +265,7 @@ class Cluster:
         self.time.run_until(self.time.now_ns + int(ms * MS))
 
     def true_ms(self) -> int:
-        """What a wall clock says that nobody has set."""
+        """Return the time of a wall clock that was never set."""
         return Node.wall_base_ms + self.time.now_ns // MS
 
     def deadline(self, ms: int = 1_000) -> int:
@@ -275,7 +281,7 @@ class Cluster:
         return outcomes[0].result
 
     def create_topic(self, name: str = "events", *, via: int = 1) -> int:
-        """A topic of one partition on all servers; its group id."""
+        """Create a topic of one partition on all servers. Return its group id."""
         new = NewTopic(name, name.encode().ljust(16), assignments=[list(SERVERS)])
         result = self.propose(CreateTopics([new]), via=via)
         return int(result.topics[0].group_ids[0])
@@ -284,7 +290,7 @@ class Cluster:
         self.propose(DeleteTopics([name]))
 
     def leader(self, group_id: int) -> LogStream:
-        """The serving leader's stream."""
+        """Return the serving leader's stream."""
         for node in self.nodes.values():
             stream = node.host.stream(group_id) if not node.clock.stopped else None
             if stream is not None and stream.serving:
@@ -292,7 +298,7 @@ class Cluster:
         raise AssertionError("nobody serves")
 
     def new_leader(self, group_id: int, old: LogStream) -> LogStream:
-        """The serving stream that is not the old leader's."""
+        """Return the serving stream that is not the old leader's."""
         streams = [node.host.stream(group_id) for node in self.nodes.values()]
         (found,) = [s for s in streams if s is not None and s is not old and s.serving]
         return found
@@ -307,7 +313,7 @@ class Cluster:
         copies: int = 1,
         **fields: Any,
     ) -> list[Appended]:
-        """Append one record; the list has its fate once it is known."""
+        """Append one record. The returned list receives the result."""
         fates: list[Appended] = []
         batch = build_batch([Record(value=value, timestamp=timestamp)], BatchFields(**fields))
         stream.append(
@@ -327,29 +333,29 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def forgetful() -> Cluster:
-    """Hosts that keep the logs of commands very short, and look at retention often."""
+    """Return hosts that keep very short logs of commands, and check retention often."""
     return Cluster(command_entries_kept=6, retention_check_ms=1_000)
 
 
 @pytest.fixture
 def expiring() -> Cluster:
-    """Hosts that look at retention often, by clocks that have stood for three seconds."""
+    """Return hosts that check retention often, with a clock hold of three seconds."""
     return Cluster(retention_check_ms=500, clock_hold_ms=3_000)
 
 
 @pytest.fixture
 def patient() -> Cluster:
-    """Hosts that wait as long as real ones before they give a directory up."""
+    """Return hosts that wait as long as real ones before they retire a directory."""
     return Cluster(replace_after_ms=HostOptions().replace_after_ms)
 
 
 @pytest.fixture
 def tied() -> Cluster:
-    """Hosts of which all who are left by a dead leader campaign in one tick."""
+    """Return hosts whose surviving replicas all campaign in one tick when a leader dies."""
     return Cluster(failover_ticks_min=3, failover_ticks_max=3)
 
 
 @pytest.fixture
 def make_cluster() -> Callable[..., Cluster]:
-    """Hosts with options of a test's own."""
+    """Return the constructor, for hosts with options of a test's own."""
     return Cluster

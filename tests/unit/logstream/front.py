@@ -1,4 +1,4 @@
-"""A front without clients, whose answers a test chooses."""
+"""A front end without clients, whose answers a test chooses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vdl.logstream.group.retention import KEEP, RetentionPolicy
 
 
 class ChosenFront(NoFront):
-    """See the module."""
+    """A front end with settings chosen by a test."""
 
     def __init__(self) -> None:
         self.retention: RetentionPolicy = KEEP
         self.compaction: CompactionPolicy | None = None
         self.wait_ns = 0
         self.asked = 0
-        """How often it was asked how a log is to be compacted."""
+        """Number of queries for compaction settings."""
         self.on_given_up: Callable[[], None] = lambda: None
 
     def directory_given_up(self) -> None:

@@ -1,4 +1,4 @@
-"""One wrong clock moves nothing; nothing is deleted by a time that has not stood for a hold."""
+"""One wrong clock has no effect; nothing is deleted by a time that has not held for a hold."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ HOLD = 60_000
 WIDTH = HOLD // BUCKETS
 BEAT = 1_000
 YEARS_BEHIND = -TRUE + 5_000
-"""A clock without a battery: it begins in 1970."""
+"""Error of a clock without a battery, which starts in 1970."""
 
 
 class Clocks:
-    """Server 1 of a cluster: its clock, and what its peers' clocks tell. Errors are in ms against
-    the true time, by server; `links` are the peers that tell."""
+    """Server 1 of a cluster: its clock, and the clocks that its peers send.
+
+    Errors are in ms against the true time, by server; `links` are the linked peers.
+    """
 
     def __init__(self, servers: int, *links: int, errors: dict[int, int] | None = None) -> None:
         self.ms = 0
@@ -41,7 +43,7 @@ class Clocks:
         return TRUE + self.ms + self.errors[server]
 
     def beat(self) -> None:
-        """Everybody linked tells its clock, in answer to the beat before."""
+        """Have every linked peer send its clock, in answer to the beat before."""
         self.agreed.look(self.wall(), self.now_ns)
         for peer in sorted(self.links):
             self.agreed.received(
@@ -55,7 +57,7 @@ class Clocks:
             self.beat()
 
     def sleep(self, ms: int) -> None:
-        """All machines sleep: monotonic time stands, also the links' last words are old."""
+        """Let all machines sleep: monotonic clocks stop, and the links' last messages age."""
         self.ms += ms
 
     def link(self, peer: int) -> None:
@@ -68,12 +70,12 @@ class Clocks:
 
     @property
     def late(self) -> int:
-        """How far what is stamped is behind the truth."""
+        """Lag of the stamping time behind the true time."""
         return TRUE + self.ms - self.agreed.now_ms(self.wall(), self.now_ns)
 
     @property
     def settled_late(self) -> int | None:
-        """How far what deletes is behind the truth; None while nothing is old."""
+        """Lag of the deletion time behind the true time; None while nothing is old."""
         settled = self.agreed.settled_ms(self.now_ns)
         return None if settled == NOTHING_IS_OLD else TRUE + self.ms - settled
 
@@ -81,7 +83,7 @@ class Clocks:
 @pytest.mark.parametrize("wrong", [1, 2])
 @pytest.mark.parametrize("error", [YEARS_BEHIND, -8 * DAY, 8 * DAY, 40_000 * DAY])
 def test_one_wrong_clock_of_three_moves_nothing(wrong: int, error: int) -> None:
-    """The median is a right one, whosever clock is wrong."""
+    """The median is a right clock, whichever clock is wrong."""
     clocks = Clocks(3, 2, 3, errors={wrong: error})
     clocks.run(2 * HOLD)
     assert clocks.late == 0
@@ -91,7 +93,7 @@ def test_one_wrong_clock_of_three_moves_nothing(wrong: int, error: int) -> None:
 @pytest.mark.parametrize("wrong", [1, 2])
 @pytest.mark.parametrize("error", [YEARS_BEHIND, 8 * DAY])
 def test_wrong_clock_beside_a_server_that_is_down_moves_nothing(wrong: int, error: int) -> None:
-    """With two clocks of three the time goes on between them."""
+    """With two of three clocks known the time continues between them."""
     clocks = Clocks(3, 2, 3)
     clocks.run(2 * HOLD)
     clocks.unlink(3)
@@ -107,7 +109,7 @@ def test_wrong_clock_beside_a_server_that_is_down_moves_nothing(wrong: int, erro
 
 
 def test_start_beside_a_wrong_clock_stamps_late_and_deletes_nothing_early() -> None:
-    """Nobody can know which of two clocks is right."""
+    """It is unknown which of two clocks is right."""
     for error in (YEARS_BEHIND, 8 * DAY):
         clocks = Clocks(3, 2, errors={2: error})
         clocks.run(2 * HOLD)
@@ -125,7 +127,7 @@ def test_nothing_is_old_before_a_hold_has_passed_since_the_start() -> None:
 
 
 def test_only_clock_started_in_1970_is_right_a_hold_after_it_is_corrected() -> None:
-    """Without a restart; what it believed before does not matter."""
+    """Without a restart; its earlier time does not matter."""
     clocks = Clocks(1, errors={1: YEARS_BEHIND})
     clocks.run(3 * HOLD)
     clocks.errors[1] = 0
@@ -137,7 +139,7 @@ def test_only_clock_started_in_1970_is_right_a_hold_after_it_is_corrected() -> N
 
 
 def test_all_clocks_set_forward_delete_nothing_when_corrected_in_time() -> None:
-    """And by a hold later if not: then it is what time it is."""
+    """If they are not corrected, their time counts after a hold."""
     clocks = Clocks(3, 2, 3)
     clocks.run(2 * HOLD)
     clocks.errors = dict.fromkeys(clocks.errors, 8 * DAY)
@@ -170,7 +172,7 @@ def test_time_that_the_machine_slept_is_made_up_for() -> None:
 
 
 def test_what_was_said_before_the_sleep_is_not_believed_after_it() -> None:
-    """A heartbeat that was under way when all machines fell asleep tells an old time."""
+    """A heartbeat that was under way when all machines fell asleep carries an old time."""
     clocks = Clocks(3, 2, 3)
     clocks.run(2 * HOLD)
     said = clocks.wall(2)
@@ -183,7 +185,7 @@ def test_what_was_said_before_the_sleep_is_not_believed_after_it() -> None:
 
 
 def test_without_a_majority_time_goes_on_and_does_not_jump() -> None:
-    """The own clock alone is nobody's word."""
+    """A single clock is no majority."""
     clocks = Clocks(3, 2, 3)
     clocks.run(2 * HOLD)
     clocks.unlink(2)
@@ -195,8 +197,11 @@ def test_without_a_majority_time_goes_on_and_does_not_jump() -> None:
 
 
 def test_noted_time_is_the_least_while_nothing_is_settled() -> None:
-    """A clock that restarts in 1970 does not stamp what would be decades old when it is right; one
-    that was wrongly noted ahead does not hold time back for ever."""
+    """The noted time is the minimum.
+
+    A clock that restarts in 1970 does not stamp data that would be decades old once it is right. A
+    note that was wrongly ahead does not hold time back for ever.
+    """
     clocks = Clocks(1, errors={1: YEARS_BEHIND})
     clocks.agreed.remember(TRUE - DAY)
     clocks.run(HOLD // 2)
@@ -209,7 +214,7 @@ def test_noted_time_is_the_least_while_nothing_is_settled() -> None:
 
 
 def test_only_clock_set_back_decades_does_not_stamp_them() -> None:
-    """The least is what was noted, for a hold: time to see it and correct it."""
+    """The minimum is the noted time, for a hold: time to notice and correct the clock."""
     clocks = Clocks(1)
     clocks.run(2 * HOLD)
     clocks.agreed.remember(TRUE + clocks.ms)
@@ -222,7 +227,7 @@ def test_only_clock_set_back_decades_does_not_stamp_them() -> None:
 
 @pytest.mark.parametrize("error", [-8 * DAY, 8 * DAY])
 def test_clocks_of_two_that_disagree_beside_one_that_is_away_are_not_sure(error: int) -> None:
-    """One of them is wrong, and nobody can know which: what time it is must not be noted."""
+    """One of them is wrong, and it is unknown which: the time must not be noted."""
     clocks = Clocks(3, 2, errors={2: error})
     assert not clocks.agreed.is_sure
     clocks.run(HOLD)
@@ -237,7 +242,7 @@ def test_clocks_of_two_that_disagree_beside_one_that_is_away_are_not_sure(error:
 
 
 def test_leap_ahead_is_counted_and_a_step_back_is_not() -> None:
-    """It is noted at once: a start with a clock that is behind may be next."""
+    """A leap is noted at once: the next start may have a clock that is behind."""
     for clocks in (Clocks(1), Clocks(3, 2, 3)):
         clocks.run(2 * HOLD)
         assert clocks.agreed.moves_forward == 0
@@ -251,8 +256,11 @@ def test_leap_ahead_is_counted_and_a_step_back_is_not() -> None:
 
 
 def test_agreed_time_random_walk_keeps_its_bounds() -> None:
-    """Against the whole past, kept and looked through: stamps lie between the bounds, deletions at
-    or below the least `low` of the last hold unless they were right before."""
+    """Compared with the complete history.
+
+    Stamps lie between the bounds. The deletion time is at or below the least `low` of the last
+    hold, unless it was right before.
+    """
     judged = 0
     for seed in range(40):
         rng = random.Random(seed)
@@ -277,7 +285,7 @@ def test_agreed_time_random_walk_keeps_its_bounds() -> None:
                 if settled is not None:
                     settled = min(settled, high)
             error = None if clocks.settled_late is None else -clocks.settled_late
-            # What this beat brought may have been heard after the time had risen.
+            # The value of this beat may have been received after the time had risen.
             exact = [low for at, low in lows[:-1] if at >= clocks.mono_ms - HOLD]
             if error is not None and (settled is None or error > settled):
                 assert exact, (seed, clocks.ms)
@@ -292,7 +300,7 @@ def test_agreed_time_random_walk_keeps_its_bounds() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """However long a hold, it is looked back upon in so many parts."""
+    """A hold of any length is divided into a fixed number of parts."""
     clocks = Clocks(1)
     clocks.run(10 * HOLD)
     assert len(clocks.agreed._buckets) <= BUCKETS + 3
@@ -309,7 +317,7 @@ class Log:
 
 
 class Clock:
-    """The clock of `Clocks`, as a server has it."""
+    """The clock of `Clocks`, with the interface of a server's clock."""
 
     def __init__(self, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -322,7 +330,7 @@ class Clock:
 
 
 def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
-    """And again only after it agreed."""
+    """It is logged again only after it agreed."""
     clocks = Clocks(3)
     log = Log()
     time = ClusterTime(Clock(clocks), servers=3, hold_ms=HOLD, log=log)  # type: ignore[arg-type]

@@ -1,5 +1,8 @@
-"""A leader that is deposed behind a bridge: it is linked to one that follows its successor, and not
-to the successor. How long it goes on serving is bounded (ARCHITECTURE, "Elections")."""
+"""A leader deposed behind a bridge.
+
+The leader is linked to a server that follows its successor, and not to the successor. The time for
+which it continues to serve is bounded (ARCHITECTURE, "Elections").
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +19,15 @@ from vdl.clock import MS
 from vdl.logstream.options import TICK_NS
 
 BOUND_MS = 2 * 60 * TICK_NS // MS
-"""Two election time-outs."""
+"""Two election timeouts."""
 COORDINATORS = range(1, 9)
 
 
 def bridge(cluster: Any, *ends: int, groups: Any = (), heir: int = 3) -> None:
-    """Server 1 leads; `ends` and it do not hear each other; server 2 hears all. Should 2 not hear
-    it for an election time-out, `heir` stands first."""
+    """Cut the links between server 1, the leader, and `ends`; server 2 hears all.
+
+    If server 2 does not hear the leader for an election timeout, `heir` campaigns first.
+    """
     for end in ends:
         cluster.network.cut(1, end)
         cluster.network.cut(end, 1)
@@ -45,7 +50,7 @@ def serves(cluster: Any, server: int, group_id: int) -> bool:
 
 
 def until(cluster: Any, condition: Callable[[], bool], *, ms: int = 5_000) -> int:
-    """Run until that holds; how many milliseconds it took."""
+    """Run until the condition holds. Return the milliseconds it took."""
     for passed in range(ms):
         if condition():
             return passed
@@ -57,8 +62,10 @@ def until(cluster: Any, condition: Callable[[], bool], *, ms: int = 5_000) -> in
 def test_deposed_leader_hears_of_it_from_who_follows_its_successor(
     cluster: Any, phase_ms: int
 ) -> None:
-    """It was not heard for so long that another one was elected, and then it is. Who waits for
-    records is answered."""
+    """It was silent for so long that another leader was elected, and is then heard again.
+
+    Waiting readers are answered.
+    """
     group_id = cluster.create_topic()
     cluster.run(1_000)
     assert cluster.leader(group_id).leader_server == 1
@@ -78,7 +85,7 @@ def test_deposed_leader_hears_of_it_from_who_follows_its_successor(
 
 
 def test_deposed_leader_acknowledges_nothing_that_its_successor_does_not_have(cluster: Any) -> None:
-    """Neither what it appended before it was deposed, nor after."""
+    """Neither entries appended before it was deposed, nor later ones."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -105,7 +112,7 @@ def test_deposed_leader_that_is_not_heard_at_all_hears_of_it(cluster: Any) -> No
 
 
 def test_two_servers_serve_one_coordinator_no_longer_than_that(cluster: Any) -> None:
-    """A member must not keep at one of them what the other has given to somebody else."""
+    """One of them must not let a member keep what the other has assigned to another member."""
     cluster.run(3_000)
     bridge(cluster, 3, groups=range(9))
     led = [group_id for group_id in COORDINATORS if serves(cluster, 1, group_id)]
@@ -122,7 +129,8 @@ def test_two_servers_serve_one_coordinator_no_longer_than_that(cluster: Any) -> 
 
 
 def test_bridge_of_five(make_cluster: Any) -> None:
-    """Two of five are the bridge's one side, two its other. With the bridge each side is most."""
+    """Two of five are on one side of the bridge, two on the other. With the bridge each is a
+    majority."""
     five = make_cluster((1, 2, 3, 4, 5))
     five.run(3_000)
     groups = [g for g in range(9) if serves(five, 1, g)]
@@ -141,8 +149,10 @@ def test_bridge_of_five(make_cluster: Any) -> None:
 
 
 def test_claim_older_than_a_vote_is_denied_though_nobody_leads_the_newer_term(cluster: Any) -> None:
-    """Who voted in a newer term, whose candidate is gone, does not follow the old leader again. It
-    says so with its next heartbeat, not when its own timer falls due."""
+    """A voter of a newer term without a candidate does not follow the old leader again.
+
+    It denies the claim with its next heartbeat, not when its own timer is due.
+    """
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -156,7 +166,7 @@ def test_claim_older_than_a_vote_is_denied_though_nobody_leads_the_newer_term(cl
 def test_claim_is_denied_by_a_server_that_restarts_before_its_replicas_are_open(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its disk says of terms is known before it confirms any list."""
+    """The terms on its disk are known before it confirms any list."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -175,7 +185,7 @@ def test_claim_is_denied_by_a_server_that_restarts_before_its_replicas_are_open(
 
 
 def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
-    """It need not wait for a message about its group."""
+    """It does not wait for a message about its group."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader, other = cluster.nodes[1].host, LeaderLists(lambda _: None)
@@ -191,7 +201,7 @@ def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
 
 
 def test_denial_is_heard_from_members_about_the_present_term(cluster: Any) -> None:
-    """As a Raft message of a newer term is: a replica that was removed may be in any."""
+    """As a Raft message of a newer term is: a removed replica may be in any term."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader = cluster.nodes[1].host
@@ -215,7 +225,7 @@ def test_denial_is_heard_from_members_about_the_present_term(cluster: Any) -> No
 def test_servers_of_an_older_version_are_answered_in_messages_they_know(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """A frame that they do not know would end the link."""
+    """A frame of an unknown type would end the link."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])

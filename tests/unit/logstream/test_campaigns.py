@@ -1,4 +1,4 @@
-"""How many groups of a server stand for leader at a time, and in which order they do."""
+"""Number and order of the campaigns of a server's groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeGroup:
 
 
 class Line:
-    """Elections of fake groups, and who stood in which order."""
+    """Campaigns of fake groups, in the order in which they began."""
 
     def __init__(self, elections_max: int) -> None:
         self.stood: list[int] = []
@@ -121,7 +121,7 @@ def test_group_that_is_due_again_while_it_waits_or_stands_has_one_place() -> Non
     standing, waiting = line.ask(11, 12)
     line.due(waiting)
     assert line.campaigns.waiting == 1
-    line.due(standing)  # its own timer: it asks anew, in its own place
+    line.due(standing)  # its own timer: it campaigns again, in its own place
     assert line.stood == [11, 11]
     assert line.campaigns.under_way == 1
 
@@ -173,7 +173,10 @@ def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it
 
 
 def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> None:
-    """For as many at each look, up to a bound; those who ask others take their places again."""
+    """They make room for as many others at each check, up to a bound.
+
+    Campaigns that request votes of others take their places again.
+    """
     line = Line(10)
     groups = line.ask(*range(100, 200))
     for count in (10, 20, 30, 40, 50, 50):
@@ -205,7 +208,7 @@ def test_late_loop_makes_no_room_for_those_who_wait_for_disks() -> None:
 
 
 def create(cluster: Any, partitions: int) -> list[int]:
-    """A topic of so many partitions on all servers, whose leaders are all on one."""
+    """Create a topic whose partitions are on all servers, all led by one."""
     new = NewTopic("many", b"many".ljust(16), assignments=[[1, 2, 3]] * partitions)
     result = cluster.propose(CreateTopics([new]))
     cluster.run(500)
@@ -213,7 +216,7 @@ def create(cluster: Any, partitions: int) -> list[int]:
 
 
 def most_at_a_time(cluster: Any, groups: list[int], ms: int) -> int:
-    """How many of the groups stood on one server at one time, looked at every tenth of a ms."""
+    """Return the largest number of simultaneous campaigns on one server, sampled every 0.1 ms."""
     most = 0
     for _ in range(ms * 10):
         cluster.run(0.1)
@@ -229,7 +232,7 @@ def most_at_a_time(cluster: Any, groups: list[int], ms: int) -> int:
 def test_leaders_of_a_dead_server_are_followed_a_few_at_a_time(
     make_cluster: Callable[..., Any], elections_max: int, most: int
 ) -> None:
-    """All are led soon, each by one election; without a bound all stand at once."""
+    """All have leaders soon, each by one election; without a bound all campaign at once."""
     cluster = make_cluster(elections_max=elections_max)
     groups = create(cluster, PARTITIONS)
     terms = [cluster.leader(group_id).group.node.term for group_id in groups]
@@ -242,8 +245,11 @@ def test_leaders_of_a_dead_server_are_followed_a_few_at_a_time(
 def test_many_groups_give_those_whose_turn_is_first_the_time_that_they_need(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """The second replica's turn would come 40 ms after the first's, when most still wait: two
-    that ask at one time split their votes, or the later one leads what is not its to lead."""
+    """Without the delay the second replica's turn would come 40 ms after the first's.
+
+    Most groups are still waiting then: simultaneous candidates split the vote, or the later one
+    becomes the leader out of order.
+    """
     cluster = make_cluster(elections_max=4)
     groups = create(cluster, 3 * PARTITIONS)
     cluster.nodes[1].crash()
@@ -263,7 +269,8 @@ def test_many_groups_give_those_whose_turn_is_first_the_time_that_they_need(
 def test_group_that_waits_counts_up_no_term_and_asks_nobody(
     make_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is there to answer: without a line each would ask once in each election timeout."""
+    """No server is there to answer: without a queue each would request votes once per election
+    timeout."""
     cluster = make_cluster(elections_max=1)
     groups = create(cluster, 30)
     cluster.nodes[1].crash()
@@ -291,7 +298,7 @@ def test_group_that_waits_counts_up_no_term_and_asks_nobody(
 def test_timer_is_always_set_for_the_group_that_is_due_first(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """Whoever schedules a group: links that come up, turns in the line that are not needed."""
+    """Also for groups scheduled by new links, and by admitted turns that are not needed."""
     cluster = make_cluster(elections_max=1)
     create(cluster, 20)
 
@@ -311,11 +318,11 @@ def test_timer_is_always_set_for_the_group_that_is_due_first(
     check(1_500)
 
 
-# --- coming to life -------------------------------------------------------------------------------
+# --- opening ------------------------------------------------------------------------------------
 
 
 class Steps(NodeClock):
-    """A clock that keeps what is to be done later until a test does it."""
+    """A clock that keeps delayed calls until a test runs them."""
 
     def __init__(self) -> None:
         super().__init__(VirtualTime())

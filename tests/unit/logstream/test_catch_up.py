@@ -1,4 +1,4 @@
-"""Followers far behind are fed from disk: what they no longer wait for is not read."""
+"""Followers far behind are fed from disk: reads that are not needed any more are not made."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FarBehind:
         cluster.run(400)
 
     def reset(self) -> None:
-        """The link of the two is reset, and made anew."""
+        """Reset the link between the two, and let it be made again."""
         self.cluster.network.reset(self.leader, self.behind)
         self.cluster.run(400)
 
@@ -74,7 +74,7 @@ class FarBehind:
 
     @property
     def is_back(self) -> bool:
-        """Whether the follower has everything."""
+        """True if the follower has everything."""
         stream = self.cluster.nodes[self.behind].host.stream(self.group_id)
         return bool(stream is not None and stream.high_watermark == ENTRIES)
 
@@ -82,7 +82,7 @@ class FarBehind:
 def test_resets_of_a_link_do_not_ask_a_disk_that_hangs_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One read is under way for a follower, however often it is asked for."""
+    """At most one read is under way for a follower, for any number of requests."""
     world = FarBehind(monkeypatch)
     assert world.begun == 1
     for _ in range(RESETS):
@@ -99,7 +99,7 @@ def test_resets_of_a_link_do_not_ask_a_disk_that_hangs_again(
 
 
 def test_resets_of_a_link_leave_no_reads_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While feeding is slow: each read of the greatest size takes a minute, one runs."""
+    """While feeding is slow: each read of the maximum size takes a minute, and one runs."""
     world = FarBehind(monkeypatch, catch_up_bytes_per_second=HostOptions().message_bytes_max // 60)
     world.hanging, hanging = None, world.hanging or []
     counts = []
@@ -115,7 +115,7 @@ def test_resets_of_a_link_leave_no_reads_behind(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_leader_that_lost_its_office_feeds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits to be read is withdrawn."""
+    """Waiting reads are withdrawn."""
     world = FarBehind(monkeypatch, catch_up_bytes_per_second=1)
     world.reset()
     assert world.waiting == 1
@@ -138,13 +138,13 @@ def test_replica_taken_out_of_service_feeds_nobody(monkeypatch: pytest.MonkeyPat
 
 
 IN_MEMORY = 50
-"""Entries that a log has in memory, its newest."""
+"""Newest entries, which a log has in memory."""
 
 
 def test_follower_outside_memory_returns_though_more_is_written_than_the_limit_feeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A limit that is a constant would leave it behind for as long as producers go on."""
+    """A constant limit would leave it behind for as long as producers go on."""
     from tests.unit.logstream.conftest import Cluster
 
     cluster = Cluster(catch_up_bytes_per_second=5_000, message_bytes_max=2_000)
@@ -174,7 +174,7 @@ def test_follower_outside_memory_returns_though_more_is_written_than_the_limit_f
     monkeypatch.setattr(MemoryStore, "entries_cold", from_disk)
 
     def produce(seconds: int) -> None:
-        """20 kB a second, four times the limit."""
+        """Produce 20 kB a second, four times the limit."""
         for _ in range(100 * seconds):
             cluster.append(stream, b"v" * 140)
             cluster.run(10)
@@ -186,7 +186,7 @@ def test_follower_outside_memory_returns_though_more_is_written_than_the_limit_f
     produce(1)
     fed.clear()
     produce(2)
-    # 100 entries a second are written; what the limit gives is a sixth of that.
+    # 100 entries a second are written; the limit alone allows a sixth of that.
     assert 2 * 100 * GAIN * 0.8 < sum(fed) < 2 * 100 * GAIN * 1.4
     produce(12)
     late = cluster.nodes[behind].host.stream(group_id)

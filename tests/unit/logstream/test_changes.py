@@ -1,4 +1,4 @@
-"""What the log says when leaderships, in-sync replicas and the quorum change."""
+"""Log messages about changes of leaderships, in-sync replicas and the quorum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def forget(cluster: Cluster) -> None:
 
 
 def topic_led_by(cluster: Cluster, first: int) -> list[int]:
-    """Many partitions of three replicas, the first of them on that server."""
+    """Create many partitions of three replicas, preferably led by server `first`."""
     rest = [n for n in cluster.nodes if n != first]
     new = NewTopic("orders", b"orders".ljust(16), assignments=[[first, *rest]] * PARTITIONS)
     groups: list[int] = cluster.propose(CreateTopics([new])).topics[0].group_ids
@@ -29,8 +29,7 @@ def topic_led_by(cluster: Cluster, first: int) -> list[int]:
 
 
 def test_leaderships_that_move_are_one_line_a_second(cluster: Cluster) -> None:
-    """It names partitions as people know them, says how many there are, and no number of a group or
-    a replica."""
+    """The line names partitions by topic, and their number, without ids of groups or replicas."""
     topic_led_by(cluster, 1)
     led = sum(fields["partitions"] for fields in told(cluster.nodes[1], "leads"))
     assert led >= PARTITIONS
@@ -46,8 +45,10 @@ def test_leaderships_that_move_are_one_line_a_second(cluster: Cluster) -> None:
 
 
 def test_replicas_that_fall_out_of_sync_are_named_by_server(cluster: Cluster) -> None:
-    """Once, and once when they are back; a new leader that has not heard of anybody yet says
-    nothing."""
+    """They are logged once, and once when they are back.
+
+    A new leader that has not heard of any replica yet logs nothing.
+    """
     topic_led_by(cluster, 1)
     assert not any(told(node, "out_of_sync") for node in cluster.nodes.values())
     cluster.nodes[3].crash()
@@ -61,7 +62,7 @@ def test_replicas_that_fall_out_of_sync_are_named_by_server(cluster: Cluster) ->
     cluster.run(6_000)
     back = told(cluster.nodes[1], "in_sync_again")
     assert {fields["server"] for fields in back} == {3}
-    # Some are led elsewhere by then.
+    # Some have another leader by then.
     assert sum(fields["partitions"] for fields in back) >= PARTITIONS
     assert told(cluster.nodes[1], "out_of_sync") == gone
 

@@ -1,4 +1,4 @@
-"""Logs are cut, and those behind them caught up, without a state being encoded again and again."""
+"""Logs are cut, and replicas behind them caught up, without repeated encoding of a state."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ Encoded = Callable[[Any], int]
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
-    """How often the state of a node's catalog was encoded."""
+    """Return a function that counts the encodings of a node's catalog state."""
     counts: Counter[int] = Counter()
     items = StateGroup.items
 
@@ -45,7 +45,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
 
 
 class Choked:
-    """A server's links, of which the one to server 3 has no room for snapshots."""
+    """A server's links, without room for snapshots on the one to server 3."""
 
     def __init__(self, links: Any) -> None:
         self._links = links
@@ -65,8 +65,10 @@ class Choked:
 
 
 def rename(cluster: Any, times: int) -> None:
-    """Commands of the catalog, a fifth of a second each, and a checkpoint each second; its state
-    stays as large as it is."""
+    """Propose catalog commands, five a second, with a checkpoint each second.
+
+    The state keeps its size.
+    """
     for turn in range(times):
         directory = cluster.nodes[1].store.directory_id
         cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
@@ -81,13 +83,13 @@ def checkpoint(cluster: Any) -> None:
 
 
 def leader(cluster: Any) -> Any:
-    """The node that leads the catalog."""
+    """Return the node that leads the catalog."""
     up = [node for node in cluster.nodes.values() if not node.clock.stopped]
     return next(node for node in up if node.host.groups[0].node.is_leader)
 
 
 def test_state_is_encoded_once_until_it_has_doubled(forgetful: Any, encoded: Encoded) -> None:
-    """Every replica looks whether it may cut its log, all the time."""
+    """Every replica checks continually if it may cut its log."""
     cluster = forgetful
     node = cluster.nodes[2]
     log = node.host.groups[0].log
@@ -112,8 +114,10 @@ def test_state_is_encoded_once_until_it_has_doubled(forgetful: Any, encoded: Enc
 def test_log_that_may_not_be_cut_is_no_reason_to_encode(
     forgetful: Any, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state that is too large stays so; it is encoded when the log that is kept has doubled, in
-    case that it was not what it was thought to be."""
+    """A state that is too large stays so.
+
+    It is encoded when the log that is kept has doubled, in case the estimate was wrong.
+    """
     cluster = forgetful
     monkeypatch.setattr(compaction, "SNAPSHOT_BYTES_MAX", 2)
     node = cluster.nodes[2]
@@ -130,8 +134,8 @@ def test_log_that_may_not_be_cut_is_no_reason_to_encode(
 def test_wrong_expectation_decides_nothing_for_good(
     forgetful: Any, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thought too large, the log is cut later; thought to fit, the snapshot says that it does
-    not."""
+    """If it is too high, the log is cut later; if it is too low, the snapshot itself fails the
+    check."""
     cluster = forgetful
     node = cluster.nodes[2]
     replica = node.host.groups[0]
@@ -151,8 +155,11 @@ def test_wrong_expectation_decides_nothing_for_good(
 
 
 def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: Encoded) -> None:
-    """The link has no room for its frame, for as long as ten seconds and more: the leader encodes
-    what it sends once a second at most, and the replica catches up as soon as there is room."""
+    """While the link has no room for the frame, for ten seconds and more, encoding is limited.
+
+    The leader encodes a snapshot once a second at most, and the replica catches up as soon as there
+    is room.
+    """
     cluster = forgetful
     cluster.nodes[3].crash()
     rename(cluster, 30)
@@ -176,14 +183,14 @@ def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: 
     links.has_room = True
     cluster.run(2_500)
     assert late.catalog.items() == node.host.catalog.items()
-    # And what nobody needs any more is let go.
+    # A snapshot that is not needed any more is dropped.
     assert replica.snapshot_cache._snapshot is not None
     cluster.run(KEPT_TICKS * 10 + 3_000)
     assert replica.snapshot_cache._snapshot is None
 
 
 def test_leader_that_leads_no_longer_keeps_no_snapshot(cluster: Any) -> None:
-    """Nobody asks it."""
+    """It receives no more requests."""
     replica = leader(cluster).host.groups[0]
     assert replica._snapshot() is replica._snapshot()
     transferee = next(r for r in replica.members if r != replica.replica_id)
@@ -197,7 +204,7 @@ def test_leader_that_leads_no_longer_keeps_no_snapshot(cluster: Any) -> None:
 def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
     cluster: Any, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither when the snapshot that was made is of no use any more, nor when it is too large."""
+    """Neither if the last snapshot is outdated, nor if it is too large."""
     node = leader(cluster)
     replica = node.host.groups[0]
     replica._snapshot()
@@ -216,7 +223,7 @@ def snapshot(index: int) -> Snapshot:
 
 
 def test_snapshot_is_kept_while_it_can_be_followed_by_entries() -> None:
-    """Those behind it are in a log that begins right behind it, or before; not in any other."""
+    """The log must begin right behind it, or before."""
     snapshot_cache = SnapshotCache()
     assert snapshot_cache.kept(first_index=1, tick=0) is None
     snapshot_cache.keep(snapshot(7), 0)
@@ -239,7 +246,7 @@ def test_snapshot_is_kept_from_when_it_was_last_asked_for() -> None:
 
 
 def test_snapshots_are_made_with_a_pause_between() -> None:
-    """A second, as the group counts."""
+    """A second, in the group's ticks."""
     snapshot_cache = SnapshotCache()
     assert snapshot_cache.may_encode(1, tick=0)
     snapshot_cache.measured(1, 100, 200)
@@ -268,7 +275,7 @@ def test_state_too_large_is_tried_ever_less_often() -> None:
 
 
 def test_measured_state_stands_for_those_of_its_order() -> None:
-    """Less than twice as much, more than half."""
+    """Less than twice as many items, more than half."""
     snapshot_cache = SnapshotCache()
     assert not snapshot_cache.is_like_measured(0)
     snapshot_cache.measured(99, 1_000, 2_000)
@@ -281,7 +288,7 @@ def test_measured_state_stands_for_those_of_its_order() -> None:
 
 
 def test_items_that_become_longer_have_a_state_measured_again() -> None:
-    """Only if they may have brought it over the limit, and deletions bring nothing."""
+    """Only if they may have brought it over the limit. Deletions add nothing."""
     snapshot_cache = SnapshotCache()
     snapshot_cache.measured(99, 1_000, 2_000)
     snapshot_cache.stored((b"key", bytes(30)) for _ in range(1_000))
@@ -298,8 +305,10 @@ def test_items_that_become_longer_have_a_state_measured_again() -> None:
 def test_state_whose_items_grew_is_not_taken_for_a_small_one(
     forgetful: Any, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server names a rack of random letters: as many items as before, of which the log must be
-    kept, because they would fit into no snapshot."""
+    """A server has a rack name of random letters: as many items as before, but incompressible.
+
+    The log must be kept, because the items would fit into no snapshot.
+    """
     cluster = forgetful
     node = cluster.nodes[2]
     replica = node.host.groups[0]

@@ -1,4 +1,4 @@
-"""Peers whose leader lists say what cannot be true."""
+"""Peers whose leader lists contain contradictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vdl.logstream.peers.contradictions import TELL_NS
 
 
 def appends(cluster: Any, group_id: int) -> None:
-    """A record is acknowledged."""
+    """Append a record, which must be acknowledged."""
     fates = cluster.append(cluster.leader(group_id))
     cluster.run(200)
     assert [fate.error for fate in fates] == [ErrorCode.NONE]
@@ -21,8 +21,10 @@ def appends(cluster: Any, group_id: int) -> None:
 def test_row_that_contradicts_costs_neither_its_link_nor_the_rest_of_the_list(
     cluster: Any, liar: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server lists itself as the leader of a term that another one leads. It is told of once in a
-    while, and so is the leader itself, which does not stop for it."""
+    """A server lists itself as the leader of a term that another one leads.
+
+    That is logged at intervals. The leader receives the row too, and does not stop.
+    """
     group_id, other = cluster.create_topic(), cluster.create_topic("others")
     for _ in range(5):
         appends(cluster, group_id)
@@ -50,7 +52,8 @@ def test_row_that_contradicts_costs_neither_its_link_nor_the_rest_of_the_list(
 
 
 def test_list_that_contradicts_the_leaders_own_messages_is_not_followed(cluster: Any) -> None:
-    """The leader's row may come after the wrong one, and is not taken then: what it sends does."""
+    """The leader's own row may come after the wrong one, and is not taken then; its messages
+    are."""
     group_id = cluster.create_topic()
     appends(cluster, group_id)
     leader = cluster.leader(group_id)
@@ -64,7 +67,7 @@ def test_list_that_contradicts_the_leaders_own_messages_is_not_followed(cluster:
 
 
 def test_row_that_contradicts_after_an_older_one_was_denied_stops_nobody(cluster: Any) -> None:
-    """A replica that lost what it voted for claims one term after the other."""
+    """A replica that lost its votes claims one term after the other."""
     group_id = cluster.create_topic()
     cluster.nodes[1].host.groups[group_id].node.newer_term(5)
     cluster.nodes[1].host.mark_dirty(cluster.nodes[1].host.groups[group_id])

@@ -1,4 +1,4 @@
-"""A full disk: new records are refused, leaderships go where there is room, deleting goes on."""
+"""A full disk: new records are refused, leaderships move to servers with room, deleting goes on."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from vdl.state.commands import AllocateProducerIds, CompleteJoin
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """Directories whose disk is full."""
+    """Return the set of directories whose disk is full."""
     directories: set[bytes] = set()
     monkeypatch.setattr(
         MemoryStore,
@@ -35,7 +35,7 @@ def fill(cluster: Any, full: set[bytes], *servers: int) -> None:
 def test_leader_with_a_full_disk_gives_way_to_one_that_has_room(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """Records go on being written; the full one is not made leader again before it has room."""
+    """Writes continue; the full server does not lead again before it has room."""
     group_id = cluster.create_topic()
     assert cluster.leader(group_id).leader_server == 1
     fill(cluster, full, 1)
@@ -59,7 +59,7 @@ def test_leader_with_a_full_disk_gives_way_to_one_that_has_room(
 def test_full_disks_everywhere_keep_their_leaders_and_what_frees_them(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """Nobody has room: leaderships do not wander, records are refused, deleting works."""
+    """No server has room: leaderships do not move, records are refused, deleting works."""
     group_id = cluster.create_topic()
     for _ in range(5):
         cluster.append(cluster.leader(group_id))
@@ -97,7 +97,7 @@ def test_leader_that_dies_while_all_disks_are_full_is_replaced(
 
 
 def test_coordinators_refuse_commands_on_a_full_disk(cluster: Any, full: set[bytes]) -> None:
-    """Certainly not taken: the client asks again."""
+    """The command is certainly not appended: the client retries."""
     group = next(
         state_group
         for node in cluster.nodes.values()
@@ -113,7 +113,7 @@ def test_coordinators_refuse_commands_on_a_full_disk(cluster: Any, full: set[byt
 def test_commands_of_one_turn_share_the_room_of_a_full_disk(
     cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store hears of them at the turn's end: until then each must reckon with those before."""
+    """The store counts them at the turn's end: until then each must include those before it."""
     catalog = next(
         node.host.state_group(CATALOG_GROUP)
         for node in cluster.nodes.values()
@@ -132,8 +132,10 @@ def test_commands_of_one_turn_share_the_room_of_a_full_disk(
 def test_new_leader_serves_though_its_follower_missed_records_on_a_full_disk(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """What is older than its term the follower has to take, or nothing could be committed, read or
-    deleted before the third server is back."""
+    """The follower has to take entries of earlier terms.
+
+    Otherwise nothing could be committed, read or deleted before the third server is back.
+    """
     group_id = cluster.create_topic()
     fill(cluster, full, 3)
     for _ in range(30):
@@ -157,8 +159,10 @@ def test_new_leader_serves_though_its_follower_missed_records_on_a_full_disk(
 def test_full_disk_takes_no_more_than_it_has_room_for(
     cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a new leader needs is refused before it takes the room of votes; elections and deletions
-    go on, and the entries come when there is room again."""
+    """Entries that a new leader needs are refused before they take the space of votes.
+
+    Elections and deletions go on, and the entries are taken when there is room again.
+    """
     group_id = cluster.create_topic()
     fill(cluster, full, 3)
     for _ in range(30):
@@ -189,8 +193,10 @@ def test_full_disk_takes_no_more_than_it_has_room_for(
 def test_leader_with_room_refuses_what_a_majority_has_no_room_for(
     cluster: Any, full: set[bytes], is_third_there: bool
 ) -> None:
-    """Records would wait for others' disks, and deletions behind them. As soon as a majority has
-    room they are taken again."""
+    """Records would wait for other disks, and deletions behind them.
+
+    As soon as a majority has room they are taken again.
+    """
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id)
     cluster.append(leader)
@@ -220,7 +226,7 @@ def test_leader_with_room_refuses_what_a_majority_has_no_room_for(
 def test_full_disks_of_others_than_its_servers_do_not_matter_to_a_group(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """It waits for those that are down, as ever."""
+    """It waits for servers that are down, as always."""
     leader = cluster.leader(cluster.create_topic())
     state = cluster.nodes[leader.leader_server].host.state
     state.full.add(ServerId(9))
@@ -231,7 +237,7 @@ def test_full_disks_of_others_than_its_servers_do_not_matter_to_a_group(
 
 
 def needed(cluster: Any, full: set[bytes]) -> tuple[LogStream, int]:
-    """A leader with one record, and the server that it commits nothing without: full."""
+    """Return a leader with one record, and a full server without which it commits nothing."""
     leader = cluster.leader(cluster.create_topic())
     cluster.append(leader)
     cluster.run(1_000)
@@ -267,7 +273,7 @@ def test_full_follower_takes_what_was_under_way_and_a_deletion_behind_it(
 def test_what_came_faster_than_a_leader_heard_of_full_disks_is_taken(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """40 MB a second. It hears of them with what they refuse first."""
+    """At 40 MB a second. The leader learns of full disks with the first refusals."""
     leader = cluster.leader(cluster.create_topic())
     cluster.append(leader)
     cluster.run(1_000)
@@ -298,7 +304,7 @@ def test_transactions_end_behind_records_that_were_under_way(
 
 
 def test_held_batches_are_refused_like_new_ones(full: set[bytes]) -> None:
-    """Else they would come in behind a deletion, and the next one would wait for them."""
+    """Otherwise they would be appended behind a deletion, and the next one would wait for them."""
     cluster = Cluster(uncommitted_bytes_max=100_000)
     leader, _ = needed(cluster, full)
     fates = [cluster.append(leader, b"v" * 40_000, ms=20_000) for _ in range(5)]
@@ -312,7 +318,7 @@ def test_held_batches_are_refused_like_new_ones(full: set[bytes]) -> None:
 def test_batch_sent_again_is_answered_though_there_is_no_room(
     cluster: Any, full: set[bytes], where: str
 ) -> None:
-    """The producer would give up, and tell that its record is not there."""
+    """The producer would give up, and report that its record was not written."""
     leader = cluster.leader(cluster.create_topic())
     fields = {"producer_id": 5, "producer_epoch": 0}
     cluster.append(leader, base_sequence=0, **fields)
@@ -329,7 +335,7 @@ def test_batch_sent_again_is_answered_though_there_is_no_room(
 
 
 def test_compaction_is_decided_while_others_are_full(cluster: Any, full: set[bytes]) -> None:
-    """It makes room, too."""
+    """Compaction frees space, too."""
     leader = cluster.leader(cluster.create_topic())
     for _ in range(5):
         cluster.append(leader)
@@ -345,7 +351,7 @@ def test_compaction_is_decided_while_others_are_full(cluster: Any, full: set[byt
 def test_full_follower_takes_no_records_that_others_commit(
     cluster: Any, full: set[bytes], sync_ms: int
 ) -> None:
-    """Its room is for what they cannot."""
+    """Its space is kept for entries that other servers cannot commit."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id)
     there, other = (server for server in cluster.nodes if server != leader.leader_server)
@@ -364,8 +370,11 @@ def test_full_follower_takes_no_records_that_others_commit(
 def test_open_transactions_end_on_a_full_disk(
     cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was decided how, and nothing new begins: else what is stable would stand still until
-    somebody deletes something. Without room even for that the coordinator sends it again."""
+    """Their end is decided, and no transaction begins.
+
+    Otherwise the stable part would stop growing until records are deleted. Without space even for a
+    marker the coordinator sends it again.
+    """
     stream = cluster.leader(cluster.create_topic())
     for producer_id in (7, 8):
         assert sent(cluster, stream, producer_id=producer_id).error is ErrorCode.NONE

@@ -1,4 +1,4 @@
-"""When a disk is said to hang: not when it is only slow."""
+"""Detection of a hung disk, as opposed to a slow one."""
 
 from vdl.clock import MS
 from vdl.logstream.elections.disk_watch import PATIENCE_TIMES, RATE_MIN, DiskWatch
@@ -8,7 +8,7 @@ LOOK_MS = 100
 
 
 class Watched:
-    """A disk watch that is looked at ten times a second, beside a disk."""
+    """A disk watch that is checked ten times a second, with its disk."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -16,7 +16,8 @@ class Watched:
         self.durable = 0
 
     def write(self, took_ms: int, size: int = 0) -> bool:
-        """One write of so many bytes, which takes so long; whether the disk was said to hang."""
+        """Make one write of `size` bytes that takes `took_ms`. Return True if the disk counted as
+        hung."""
         self.watch.staged(self.durable + 1)
         end_ms = self.now_ms + took_ms
         hung = False
@@ -35,7 +36,7 @@ def test_write_that_takes_longer_than_the_patience_hangs() -> None:
 
 
 def test_disk_that_is_slow_does_not_hang() -> None:
-    """Leaderships would go to others whose disks are as slow, and come back, for ever."""
+    """Leaderships would move between servers with equally slow disks for ever."""
     disk = Watched()
     assert not any(disk.write(2_000) for _ in range(5))
     assert not disk.write(PATIENCE_MS + 1_000)
@@ -51,7 +52,7 @@ def test_disk_that_was_slow_is_soon_expected_to_be_quick() -> None:
 
 
 def test_steps_at_other_files_go_by_the_same_measure() -> None:
-    """A flush is several syncs of the disk that needs seconds for one."""
+    """A flush has several syncs, each of which may take seconds on a slow disk."""
     for slow_ms, is_stalled in ((50, True), (2_000, False)):
         disk = Watched()
         disk.write(slow_ms)
@@ -61,7 +62,7 @@ def test_steps_at_other_files_go_by_the_same_measure() -> None:
 
 
 def test_large_write_is_waited_for_as_long_as_it_may_take() -> None:
-    """A batch of 100 MiB takes a slow disk seconds, which is none that hangs."""
+    """A batch of 100 MiB takes a slow disk seconds, which does not hang."""
     size, may_take_ms = 10 * RATE_MIN, PATIENCE_MS + 10_000
     for took_ms, is_hung in ((may_take_ms - 500, False), (may_take_ms + 500, True)):
         disk = Watched()

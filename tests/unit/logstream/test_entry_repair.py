@@ -1,4 +1,4 @@
-"""What a replica answers to those that ask it for entries."""
+"""Requests for damaged entries, and answers to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GROUP = 7
 
 
 class Log:
-    """Entries 3 to 9 in memory; a range that is none is a mistake of whoever asks."""
+    """Entries 3 to 9 in memory; an invalid range is an error of the caller."""
 
     damaged: Sequence[tuple[int, int]] = ()
     compaction = Compaction()
@@ -68,12 +68,12 @@ class Replica:
     dirty: bool = False
 
     def retry_apply(self, _outbox: Any) -> None:
-        """Nothing waits to be applied."""
+        """Do nothing: no entries wait to be applied."""
 
 
 @dataclass
 class Wire:
-    """What was sent, and to whom."""
+    """Sent frames, and their receivers."""
 
     frames: list[bytes] = field(default_factory=list)
     servers: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Wire:
 
 
 class Refusing:
-    """A store to which no copy is the right one; and a log of events that nobody reads."""
+    """A store that accepts no copy, and a log of events."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -111,12 +111,12 @@ def repair_of(
 def hello_of(
     server_id: int, *, incarnation: int = 1, version: int = VERSION_OF_COMPACTED_COPIES - 1
 ) -> Hello:
-    """What a peer said first."""
+    """Return a peer's HELLO."""
     return Hello(server_id, bytes(16), incarnation, version=version)
 
 
 class Told(Refusing):
-    """Keeps the events an operator is to act on."""
+    """A log that keeps the events on which an operator has to act."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,8 +138,10 @@ class Told(Refusing):
     ids=["all", "up to the end", "behind it", "cut off"],
 )
 def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: list[int]) -> None:
-    """Who asks has committed them and knows their terms: whether they are known to be committed
-    here, or applied, does not matter (§5.3)."""
+    """The requester has committed the entries and knows their terms (§5.3).
+
+    They need not be known to be committed here, or be applied.
+    """
     wire = Wire()
     repair = repair_of(Replica(), wire, alive={2: hello_of(2)})
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
@@ -151,7 +153,7 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
 
 
 def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
-    """As it does when there is none: one that is wrong must not stand before one that is right."""
+    """As if there were no copy: a wrong one must not block a right one."""
     replica, wire, refusing = Replica(), Wire(), Refusing()
     replica.log.damaged = ((4, 5),)
     repair = repair_of(
@@ -168,7 +170,7 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
 
 
 def test_repair_waits_for_room_however_often_a_full_disk_refuses_it() -> None:
-    """There are copies: nothing is said to be lost."""
+    """There are copies: nothing is reported as lost."""
 
     class Full(Told):
         has_room = False
@@ -196,7 +198,7 @@ def test_repair_waits_for_room_however_often_a_full_disk_refuses_it() -> None:
 
 
 def test_copies_are_requested_one_at_a_time_however_long_the_disk_takes() -> None:
-    """Each would be kept until those before it are written."""
+    """Each would be kept in memory until those before it are written."""
     under_way: list[Any] = []
 
     class Slow(Refusing):
@@ -222,7 +224,7 @@ def test_copies_are_requested_one_at_a_time_however_long_the_disk_takes() -> Non
 
 
 def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
-    """Whoever has to delete records up to there knows topics, not groups."""
+    """The operator who has to delete records up to there knows topics, not groups."""
     told: list[tuple[str, dict[str, Any]]] = []
     owner = LogStream(
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
@@ -249,7 +251,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
 def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
     members: Sequence[int],
 ) -> None:
-    """Whatever the order of the groups, and however often it comes up."""
+    """In any order of the groups, and for any number of its turns."""
     stuck = Replica(group_id=6, members=[replica_id_of(server, 1) for server in members])
     stuck.log.damaged = ((4, 5), (6, 7))
     replica, wire, told = Replica(), Wire(), Told()
@@ -264,7 +266,7 @@ def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
 
 
 def test_a_look_does_not_go_through_the_ranges_there_are() -> None:
-    """A bad medium may bring many thousands, and each is requested by itself."""
+    """A bad medium may bring many thousands, and each is requested separately."""
 
     class Ranges(Sequence[tuple[int, int]]):
         asked = 0
@@ -287,8 +289,11 @@ def test_a_look_does_not_go_through_the_ranges_there_are() -> None:
 
 
 def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
-    """There is nobody to wait for. Of the group's ranges the first one is named: records up to
-    there are to be deleted, and then the next is."""
+    """No other replica can ever answer.
+
+    The first of the group's ranges is reported: records up to there are to be deleted, and then the
+    next is.
+    """
     replica, wire, told = Replica(members=[replica_id_of(1, 1)]), Wire(), Told()
     replica.log.damaged = ((4, 5), (6, 7))
     repair = repair_of(replica, wire, log=told)
@@ -305,7 +310,8 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
 
 
 def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_is_back() -> None:
-    """A server that is away for an hour has what it had: nobody should delete records for that."""
+    """A server that is away for an hour still has its copy: records should not be deleted for
+    that."""
     replica, wire, told = Replica(), Wire(), Told()
     replica.log.damaged = ((4, 5),)
     repair = repair_of(replica, wire, log=told)
@@ -319,7 +325,7 @@ def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_
 
 
 def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> None:
-    """One damaged range begins where nobody has entries any more, and ends where all others do."""
+    """The start of the damaged range is in no replica any more; its end is in all others."""
     replica, wire, told = Replica(applied=9), Wire(), Told()
     replica.log.damaged = ((4, 9),)
     replica.log.installed_state = b""  # type: ignore[attr-defined]
@@ -340,8 +346,10 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
 def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     log_start_offset: int,
 ) -> None:
-    """Each replica cuts what has no records, as a change of members, as far as its own state was
-    stored: nobody may have left what it lacks. Records wait for their deletion."""
+    """Each replica cuts entries without records, as changes of members, by its own checkpoints.
+
+    So possibly no replica has left an entry that this one lacks. Records wait for their deletion.
+    """
     trimmed: list[int] = []
 
     class Trimming(Told):
@@ -385,8 +393,11 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
 def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     first: int, compacted: tuple[int, int], own: tuple[int, int], answered: bool
 ) -> None:
-    """Another one may have what is gone here already. What is gone of it there will go here, too;
-    who waited for one that has just as much would wait for ever."""
+    """A replica compacted less far may have records that are gone here already.
+
+    Records that are gone at the other replica will be removed here, too; waiting for one that has
+    exactly as many would never end.
+    """
     replica, wire = Replica(), Wire()
     replica.log.compaction = Compaction(*own)
     buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))
@@ -402,8 +413,10 @@ def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     ids=["now", "before"],
 )
 def test_copy_may_be_as_small_as_the_peers_log_is_compacted(version: int, upto: int) -> None:
-    """Its state has applied the decision; the state here waits for the entry, which stands before
-    it, and would for ever."""
+    """The peer's state has applied the decision to compact.
+
+    The state here waits for the entry, which precedes the decision, so it would wait for ever.
+    """
     taken: list[int] = []
 
     class Taking(Refusing):
@@ -431,7 +444,7 @@ def test_copy_may_be_as_small_as_the_peers_log_is_compacted(version: int, upto: 
 def test_answer_is_taken_as_the_one_to_a_request_only_if_all_that_it_names_is_the_same(
     server: int, group: int, index: int, is_taken: bool
 ) -> None:
-    """A copy of another group may have the index and the term of what is damaged here."""
+    """A copy of another group may have the index and the term of the damaged entry."""
     taken: list[int] = []
 
     class Taking(Refusing):
@@ -452,8 +465,10 @@ def test_answer_is_taken_as_the_one_to_a_request_only_if_all_that_it_names_is_th
 
 
 def test_requests_of_two_processes_of_a_server_have_no_number_in_common() -> None:
-    """An answer to one of the process before, which names nothing else if it brings nothing, would
-    have the log here cut where the other group's begins."""
+    """An empty answer to an earlier process names nothing but its number.
+
+    It would have the log here cut where the other group's begins.
+    """
     numbers: set[int] = set()
     for life in range(3):
         replica, wire = Replica(), Wire()
@@ -468,8 +483,7 @@ def test_requests_of_two_processes_of_a_server_have_no_number_in_common() -> Non
 
 @pytest.mark.parametrize("incarnation", [1, 2])
 def test_copies_that_took_a_while_go_to_the_process_that_asked_alone(incarnation: int) -> None:
-    """The next one of that server has the same number for something else, if its version is an
-    older one."""
+    """The next process of an older version may use the same number for another request."""
     reads: list[Any] = []
 
     class Cold(Refusing):

@@ -1,4 +1,4 @@
-"""Who follows a leader whose process has died, and when: over three hosts whose ticks coincide."""
+"""Failover after the leader's process has died, over three hosts whose ticks coincide."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vdl.clock import MS
 
 
 def survivors(cluster: Any, group_id: int) -> tuple[Any, list[Any]]:
-    """The leader's node, and the two others in the order of their turns."""
+    """Return the leader's node, and the two others in the order of their turns."""
     leader = cluster.nodes[cluster.leader(group_id).leader_server]
     placement = leader.host.groups[group_id].placement
     order = [cluster.nodes[replica >> 16] for replica in placement]
@@ -17,7 +17,7 @@ def survivors(cluster: Any, group_id: int) -> tuple[Any, list[Any]]:
 
 
 def gap_ms(cluster: Any, group_id: int, died_ns: int) -> float:
-    """How long after that nobody has served, in steps of a millisecond."""
+    """Return the time without a leader since then, in steps of a millisecond."""
     for _ in range(5_000):
         try:
             cluster.leader(group_id)
@@ -29,7 +29,7 @@ def gap_ms(cluster: Any, group_id: int, died_ns: int) -> float:
 
 
 def test_survivors_stand_in_turn(cluster: Any) -> None:
-    """Two that ask in one tick split the votes of all who are left."""
+    """Two candidates in one tick split the votes of the remaining replicas."""
     groups = [cluster.create_topic(f"t{n}") for n in range(10)]
     cluster.run(1_000)
     leader, (first, _) = survivors(cluster, groups[0])
@@ -41,7 +41,7 @@ def test_survivors_stand_in_turn(cluster: Any) -> None:
 
 
 def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> None:
-    """Its question is refused, and the other one asks when it is its turn."""
+    """Its request is refused, and the other one campaigns at its turn."""
     group_id = cluster.create_topic()
     cluster.run(500)
     leader, (first, second) = survivors(cluster, group_id)
@@ -61,8 +61,11 @@ def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> 
 def test_survivor_that_should_not_lead_comes_last(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Its turn would be the first. If its disk is full, leadership would come to it and go on; if
-    it serves no clients, nobody would campaign in the turn that is its."""
+    """It would otherwise have the first turn.
+
+    If its disk is full, leadership would move to it and away again; if it serves no clients, no
+    replica would campaign in its turn.
+    """
     groups = [cluster.create_topic(f"t{n}") for n in range(10)]
     cluster.run(500)
     leader, (first, second) = survivors(cluster, groups[0])
@@ -85,8 +88,10 @@ def test_survivor_that_should_not_lead_comes_last(
 
 
 def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: Any) -> None:
-    """They hear it, and nothing but its list tells them that it gave up. One of them campaigns at
-    once, the other listens: an election timeout later both would."""
+    """The others hear the leader, and learn only from its list that it resigned.
+
+    One of them campaigns at once, the other waits: an election timeout later both would campaign.
+    """
     groups = [cluster.create_topic(f"t{n}") for n in range(10)]
     cluster.run(1_000)
     leader, others = survivors(cluster, groups[0])
@@ -99,7 +104,7 @@ def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: An
         cluster.run(1)
     cluster.run(
         350
-    )  # its list is sent ten times a second, and one may hear it later than the other
+    )  # its list is sent ten times a second, and one may receive it later than the other
     for group_id in led:
         serving = [other for other in others if other.host.stream(group_id).serving]
         assert len(serving) == 1
@@ -110,8 +115,11 @@ def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: An
 def test_leader_that_hears_nobody_leads_no_longer_than_an_election_timeout(
     cluster: Any, phase_ms: int
 ) -> None:
-    """And two heartbeats. Producers are at work, so the others were heard of until the end, and in
-    whatever part of a period of check-quorum that is."""
+    """It may take two heartbeats longer.
+
+    Producers are active, so the others were heard of until the end, in any phase of the
+    check-quorum period.
+    """
     group_id = cluster.create_topic("t")
     leader, others = survivors(cluster, group_id)
     group = leader.host.groups[group_id]
@@ -131,8 +139,10 @@ def test_leader_that_hears_nobody_leads_no_longer_than_an_election_timeout(
 
 
 def test_late_acknowledgements_cost_quiet_groups_no_leader(cluster: Any) -> None:
-    """What servers tell one another is late by more than half an election timeout each way, as
-    between loops that have too much to do. All of it comes, and nobody is replaced for it."""
+    """All messages between servers are late by more than half an election timeout each way.
+
+    So it is between overloaded loops. All messages arrive, and no leader is replaced.
+    """
     groups = [cluster.create_topic(f"t{n}") for n in range(10)]
     cluster.run(1_000)
     terms = {group_id: cluster.leader(group_id).term for group_id in groups}
@@ -144,8 +154,10 @@ def test_late_acknowledgements_cost_quiet_groups_no_leader(cluster: Any) -> None
 
 
 def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> None:
-    """Lists prove that a leader lives, and are looked at only when a timer is due: it may be, for
-    all who are left, in the tick in which the leader dies."""
+    """Leader lists prove that a leader is alive, and are looked up only when a timer is due.
+
+    That may be, for all remaining replicas, in the tick in which the leader dies.
+    """
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader, others = survivors(cluster, group_id)
@@ -158,7 +170,7 @@ def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> Non
 
 
 def test_survivors_that_stand_at_one_time_split_no_vote(tied: Any) -> None:
-    """Where turns fall together all the same, one of two leaves it to the other."""
+    """If turns coincide, one of two candidates gives way to the other."""
     gaps = []
     for n in range(5):
         group_id = tied.create_topic(f"t{n}")
@@ -177,8 +189,11 @@ def test_survivors_that_stand_at_one_time_split_no_vote(tied: Any) -> None:
 def test_slow_disks_cost_their_syncs_and_no_second_election(
     cluster: Any, sync_ms: int, is_busy: bool
 ) -> None:
-    """The candidate's vote, another one and the first entry, in series, and what was being written
-    before. A timer that begins an election anew meanwhile would cost all of it again, for ever."""
+    """The cost is the candidate's vote, another one and the first entry, in series.
+
+    What was being written before comes first. A timer that starts another election in the meantime
+    would repeat all of it, for ever.
+    """
     groups = [cluster.create_topic(f"t{n}") for n in range(6)]
     cluster.run(1_000)
     leader, _ = survivors(cluster, groups[0])
@@ -198,7 +213,7 @@ def test_slow_disks_cost_their_syncs_and_no_second_election(
 
 
 def test_candidate_that_dies_is_not_waited_for(cluster: Any) -> None:
-    """Who gave it a vote on a slow disk would leave its election alone for four times as long."""
+    """A voter with a slow disk would wait for its election for four times as long."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader = cluster.nodes[cluster.leader(group_id).leader_server]
@@ -244,7 +259,8 @@ def test_survivor_without_a_majority_soon_stops_asking(
 
 
 def test_dead_server_costs_its_groups_no_messages_and_is_fed_when_it_returns(cluster: Any) -> None:
-    """Thousands of groups would send one each, ten times a second, for as long as it is away."""
+    """Thousands of groups would send one message each, ten times a second, for as long as it is
+    away."""
     groups = [cluster.create_topic(f"t{n}") for n in range(20)]
     cluster.run(1_000)
     dead = cluster.nodes[3]

@@ -1,4 +1,4 @@
-"""Which follower may be read from, and to which the leader sends a rack's consumers (KIP-392)."""
+"""Followers that may be read from, and the leader's choice for a rack's consumers (KIP-392)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SILENCE_MS = 3_000
 
 @pytest.fixture
 def racked(cluster: Cluster) -> tuple[Any, int, int]:
-    """Three servers, two racks; a group with some records, and who leads it: server 1, of rack
-    `a`."""
+    """Return three servers in two racks, a group with some records, and its leader.
+
+    The leader is server 1, in rack `a`.
+    """
     world: Any = cluster
     for server, rack in RACKS.items():
         directory_id = world.record.directory_of(server)
@@ -50,13 +52,13 @@ def test_followers_in_sync_may_be_read_from(racked: tuple[Any, int, int]) -> Non
 def test_leader_names_a_replica_of_the_rack(racked: tuple[Any, int, int]) -> None:
     cluster, group_id, _ = racked
     assert chosen(cluster, group_id, "b") in {2, 3}
-    assert chosen(cluster, group_id, "a") == -1  # it is there itself
+    assert chosen(cluster, group_id, "a") == -1  # the leader is in that rack itself
     assert chosen(cluster, group_id, "nowhere") == -1
     assert cluster.nodes[2].host.read_replica(group_id, "b", 0) == -1  # it does not lead
 
 
 def test_replica_that_is_away_is_not_named(racked: tuple[Any, int, int]) -> None:
-    """Nor one whose process is gone a moment ago."""
+    """Nor one whose process ended a moment ago."""
     cluster, group_id, _ = racked
     cluster.nodes[2].crash()
     cluster.run(50)
@@ -67,7 +69,7 @@ def test_replica_that_is_away_is_not_named(racked: tuple[Any, int, int]) -> None
 
 
 def test_replica_that_lacks_what_is_asked_for_is_not_named(racked: tuple[Any, int, int]) -> None:
-    """Of those that miss something the one is taken that has what this consumer needs."""
+    """Of replicas that lack entries the one is chosen that has those this consumer needs."""
     cluster, group_id, _ = racked
     group = cluster.leader(group_id).group
     behind = replica_id_of(2, 1)
@@ -81,7 +83,7 @@ def test_replica_that_lacks_what_is_asked_for_is_not_named(racked: tuple[Any, in
 
 
 def test_follower_that_hears_no_leader_serves_nobody(racked: tuple[Any, int, int]) -> None:
-    """What it knows grows old."""
+    """Its knowledge is out of date."""
     cluster, group_id, leader = racked
     cluster.nodes[leader].crash()
     cluster.nodes[2].crash()
@@ -90,7 +92,7 @@ def test_follower_that_hears_no_leader_serves_nobody(racked: tuple[Any, int, int
 
 
 def test_learner_and_replaced_replica_serve_nobody(racked: tuple[Any, int, int]) -> None:
-    """Nor one that leaves: it may have left, and not know."""
+    """Nor does a leaving one: it may have been removed without knowing it."""
     cluster, group_id, _ = racked
     host = cluster.nodes[2].host
     group = host.groups[group_id]
@@ -108,7 +110,7 @@ def test_learner_and_replaced_replica_serve_nobody(racked: tuple[Any, int, int])
 
 
 def test_follower_out_of_sync_serves_nobody(racked: tuple[Any, int, int]) -> None:
-    """The leader says so; it may be far behind."""
+    """The leader reports so; the follower may be far behind."""
     cluster, group_id, leader = racked
     in_sync = cluster.nodes[leader].host.in_sync[group_id]
     in_sync.replicas -= {replica_id_of(2, 1)}

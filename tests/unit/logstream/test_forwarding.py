@@ -1,4 +1,4 @@
-"""Catalog commands on their way to the catalog's leader."""
+"""Forwarding of catalog commands to the catalog's leader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FollowingCatalog:
 
 
 class Wire:
-    """Takes every frame."""
+    """A transport that takes every frame."""
 
     def send(self, _server_id: int, _frame_type: Any, _buffers: Any) -> bool:
         return True
@@ -45,7 +45,10 @@ class Wire:
 def test_commands_beyond_the_limit_are_refused(
     monkeypatch: pytest.MonkeyPatch, leader: int
 ) -> None:
-    """Whether they wait for a leader or for its answer; each that ends makes room for one."""
+    """Both commands that wait for a leader and those that wait for its answer count.
+
+    Each that ends makes room for one.
+    """
     monkeypatch.setattr(forwarding, "WAITING_MAX", 3)
     catalog: Any = FollowingCatalog()
     catalog.leader_server = leader

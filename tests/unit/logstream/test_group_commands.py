@@ -21,7 +21,7 @@ CUT = encode_command(AdvanceLogStart(1))
 
 
 def send(cluster: Any, asker: int, group_id: int, data: bytes, *, ms: int = 1_000) -> list[Outcome]:
-    """The list has the command's fate once it is known."""
+    """Send a command. The returned list receives its outcome."""
     found: list[Outcome] = []
     cluster.nodes[asker].host.command_group(
         group_id, data, deadline_ns=cluster.deadline(ms), done=found.append
@@ -36,7 +36,7 @@ def applied(found: list[Outcome]) -> ErrorCode:
 
 
 def partition(cluster: Any) -> int:
-    """A partition with two records."""
+    """Create a partition with two records. Return its group id."""
     group_id = int(cluster.create_topic())
     for _ in range(2):
         cluster.append(cluster.leader(group_id))
@@ -55,7 +55,7 @@ def test_command_is_applied_whichever_server_sends_it(cluster: Any, asker: int) 
 
 
 def test_command_outlives_its_leader(cluster: Any) -> None:
-    """It is sent again to whoever leads next; the sender waits on."""
+    """It is sent again to the next leader; the sender continues to wait."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -77,7 +77,7 @@ def test_command_outlives_its_leader(cluster: Any) -> None:
 def test_frame_that_is_lost_is_sent_again(
     cluster: Any, frame_type: FrameType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the answer: then the command is applied twice."""
+    """If the answer is lost, the command is applied twice."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -105,7 +105,7 @@ def test_frame_that_is_lost_is_sent_again(
 
 
 def test_commands_that_are_not_due_are_not_looked_at(cluster: Any) -> None:
-    """Thousands may be under way, and deadlines are looked at ten times a second."""
+    """Thousands may be in flight, and deadlines are checked ten times a second."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -125,7 +125,7 @@ def test_commands_that_are_not_due_are_not_looked_at(cluster: Any) -> None:
 
 
 class Looked(dict[int, Any]):
-    """Counts how often all of it is looked at."""
+    """A dict that counts iterations over all of it."""
 
     looks = 0
 
@@ -135,7 +135,7 @@ class Looked(dict[int, Any]):
 
 
 def test_command_nobody_can_take_ends_at_its_deadline(cluster: Any) -> None:
-    """Certainly not appended where no server was sent it, else with an open fate."""
+    """Certainly not appended if it was sent to no server, otherwise with an unknown outcome."""
     group_id = partition(cluster)
     for server in (2, 3):
         cluster.nodes[server].crash()
@@ -149,7 +149,7 @@ def test_command_nobody_can_take_ends_at_its_deadline(cluster: Any) -> None:
 
 
 def test_command_that_no_leader_knows_is_refused_before_it_is_appended(cluster: Any) -> None:
-    """Once in the log it would stop every replica, at each start again."""
+    """In the log it would stop every replica, again at each start."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id)
     before = leader.group.node.last_index
@@ -166,7 +166,7 @@ def test_command_that_no_leader_knows_is_refused_before_it_is_appended(cluster: 
 
 
 def test_server_of_an_older_version_is_sent_nothing(cluster: Any) -> None:
-    """It would end the link."""
+    """The frame would end the link."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -199,7 +199,10 @@ def test_commands_beyond_the_limit_are_refused(
 def test_commands_of_a_turn_leave_together_for_a_peer_that_knows_that(
     cluster: Any, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And their answers; an older one gets each in a frame of its own. A large one goes alone."""
+    """So do their answers.
+
+    A peer of an older version receives each in a frame of its own. A large command is sent alone.
+    """
     monkeypatch.setattr(group_commands, "JOINED_MAX", 4)
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
@@ -228,7 +231,7 @@ def test_commands_of_a_turn_leave_together_for_a_peer_that_knows_that(
 def test_commands_that_could_not_leave_are_sent_again(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound on what a link holds may be reached just then."""
+    """The link may have reached its limit of buffered bytes."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -250,7 +253,7 @@ def test_commands_that_could_not_leave_are_sent_again(
 
 
 def lone_partition(cluster: Any, server: int) -> int:
-    """A partition with two records, on one server alone."""
+    """Create a partition with two records, on one server alone. Return its group id."""
     new = NewTopic("lone", b"lone".ljust(16), assignments=[[server]])
     group_id = int(cluster.propose(CreateTopics([new])).topics[0].group_ids[0])
     for _ in range(2):
@@ -260,7 +263,7 @@ def lone_partition(cluster: Any, server: int) -> int:
 
 
 def frames_into(cluster: Any, server: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """(sender, kind, payload) of all that server is sent from now on."""
+    """Return (sender, kind, payload) of all frames that a server receives from now on."""
     received: list[Any] = []
     host = cluster.nodes[server].host
     frame = host.frame
@@ -274,9 +277,11 @@ def frames_into(cluster: Any, server: int, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def test_answer_for_a_former_process_ends_no_command_of_the_next(cluster: Any) -> None:
-    """A leader answers when it has applied a command, perhaps seconds later: by then the server
-    that sent it may have been killed and run again, and have sent another command to a group that
-    nobody serves."""
+    """A leader answers when it has applied a command, perhaps seconds later.
+
+    By then the sender may have been killed and restarted, and have sent another command to a group
+    without a leader.
+    """
     shared = partition(cluster)
     lone = lone_partition(cluster, 3)
     assert cluster.leader(shared).leader_server == 1
@@ -300,7 +305,7 @@ def test_answer_for_a_former_process_ends_no_command_of_the_next(cluster: Any) -
 def test_number_of_a_former_process_is_not_used_again(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer of an older version sends its answer to whoever is linked by then."""
+    """A peer of an older version sends its answer to the process that is linked by then."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker = next(server for server in (1, 2, 3) if server != leader)
@@ -327,8 +332,10 @@ def test_number_of_a_former_process_is_not_used_again(
 def test_answer_is_not_sent_to_the_next_process(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of an older version numbers its commands from the beginning, and would take it for one
-    of its own."""
+    """A process of an older version numbers its commands from the beginning.
+
+    It would take the answer for one to its own command.
+    """
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker, third = (server for server in (1, 2, 3) if server != leader)
@@ -365,7 +372,7 @@ def test_what_waits_for_the_turns_end_is_not_sent_by_the_next_link(cluster: Any)
 def test_refusal_is_final_unless_another_leader_may_have_taken_the_command(
     cluster: Any, was_sent_before: bool
 ) -> None:
-    """And it is one only of the server that the command was sent to last."""
+    """And only a refusal by the server to which the command was sent last counts."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker, third = (server for server in (1, 2, 3) if server != leader)

@@ -1,4 +1,4 @@
-"""Elections, failover, forwarding and the life of replicas, over three real hosts."""
+"""Elections, failover, forwarding, and creation and removal of replicas, over three real hosts."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +36,7 @@ def leaders_seen(cluster: Any, group_id: int) -> set[tuple[int, int]]:
 
 
 def test_first_replica_leads_after_start(cluster: Any) -> None:
-    """No election timeout is waited for when everybody is there."""
+    """There is no wait for an election timeout when all servers are there."""
     assert leaders_seen(cluster, 0) == {(1, 1)}
     assert [cluster.nodes[1].host.leader_of(group)[0] for group in range(1, 4)] == [2, 3, 1]
 
@@ -53,7 +53,7 @@ def test_refused_link_fails_over_within_an_election_timeout(cluster: Any) -> Non
 
 
 def test_silent_leader_is_deposed_by_the_election_timeout(cluster: Any) -> None:
-    """A cut leader sends nothing and is refused by nobody: timeouts decide (§5.2)."""
+    """A cut leader sends nothing, and no connection is refused: timeouts decide (§5.2)."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id).leader_server
     for server in (1, 2, 3):
@@ -78,8 +78,10 @@ def test_idle_cluster_keeps_its_leaders_and_terms(cluster: Any) -> None:
 def test_group_that_rested_sends_no_heartbeats_after_its_entry(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With disks that take a while, a thousand groups of one entry a second would otherwise all
-    do it, and make every disk and every loop slower still."""
+    """A thousand groups with an entry a second would otherwise send heartbeats on slow disks.
+
+    These would make every disk and every loop slower still.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     beats: list[int] = []
@@ -131,13 +133,14 @@ def test_whole_cluster_killed_keeps_what_was_acknowledged(cluster: Any) -> None:
 
 
 def test_catalog_command_is_forwarded_to_its_leader(cluster: Any) -> None:
-    """Any server takes a command; it is answered when applied where it was asked."""
+    """Any server takes a command; it is answered when applied on that server."""
     group_id = cluster.create_topic(via=3)
     assert cluster.nodes[3].host.catalog.groups[group_id].topic == "events"
 
 
 def test_deleted_topic_leaves_no_replica_and_does_not_come_back(cluster: Any) -> None:
-    """A server that was down while the topic was deleted deletes its replica when it hears."""
+    """A server that was down while the topic was deleted deletes its replica when it learns of
+    that."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     away = next(server for server in (2, 3) if server != stream.leader_server)
@@ -163,7 +166,7 @@ def test_recreated_topic_has_a_new_group(cluster: Any) -> None:
 
 
 def test_stopping_server_hands_its_leaderships_over(cluster: Any) -> None:
-    """Thesis §3.10: nobody waits for a timeout when a stop is planned."""
+    """Thesis §3.10: a planned stop causes no election timeout."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id).leader_server
     host = cluster.nodes[leader].host
@@ -176,7 +179,7 @@ def test_stopping_server_hands_its_leaderships_over(cluster: Any) -> None:
 
 
 def test_stopping_server_is_given_no_leadership_back(cluster: Any) -> None:
-    """Its peers know that it goes: what it hands over stays with them until it is gone."""
+    """Its peers know that it stops: they keep its leaderships until it is gone."""
     group_id = cluster.create_topic()
     first = cluster.leader(group_id).leader_server
     cluster.nodes[first].host.transfer_leaderships()
@@ -220,8 +223,10 @@ def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
 def test_leader_whose_flush_hangs_leads_elsewhere_until_it_goes_on(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its journal writes, so that nothing else would tell; what it has taken piles up in memory.
-    One that takes long and gets on is none."""
+    """Its journal still writes, so only this check detects it; unflushed data pile up in memory.
+
+    A flush that is slow but progresses does not count as hung.
+    """
     group_id = cluster.create_topic()
     first = cluster.leader(group_id).leader_server
     node = cluster.nodes[first]
@@ -248,7 +253,7 @@ def test_leader_whose_flush_hangs_leads_elsewhere_until_it_goes_on(
 
 
 class Damage:
-    """Makes one replica look damaged: nobody heals it."""
+    """Makes one replica appear damaged, without repair."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: Any = None
@@ -273,8 +278,10 @@ class Damage:
 def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
-    """It would not campaign, or could not give consumers what is damaged: each offer to one that
-    does not campaign costs its producers an election timeout."""
+    """It would not campaign, or could not serve the damaged entries to consumers.
+
+    Each transfer to a replica that does not campaign costs producers an election timeout.
+    """
     group_id = cluster.create_topic()
     first = cluster.leader(group_id).leader_server
     node = cluster.nodes[first]
@@ -298,7 +305,7 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
         cluster.run(1)
     damage.log = node.host.groups[group_id].log
     if is_whole:
-        node.host._repair.look_around()  # it comes once a second
+        node.host._repair.look_around()  # it runs once a second
     cluster.run(300)
     peers = cluster.nodes[server_of(leader.replica_id)].host._status
     assert first in peers._alive
@@ -316,7 +323,8 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
 def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One with damaged entries leads rather than nobody; one without its whole state cannot."""
+    """A replica with damaged entries leads if there is no other; one without its whole state
+    cannot."""
     group_id = cluster.create_topic()
     group = cluster.leader(group_id).group
     transfers = cluster.nodes[server_of(group.replica_id)].host._transfers
@@ -343,7 +351,7 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
 
 
 def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:
-    """A server that comes back leads its placements again, without a flood."""
+    """A server that comes back leads its placements again, without a flood of clients."""
     group_id = cluster.create_topic()
     first = cluster.leader(group_id).leader_server
     cluster.nodes[first].crash()
@@ -361,7 +369,7 @@ def test_leadership_returns_to_first_replica_one_a_second(cluster: Any) -> None:
 
 
 def test_busy_leader_that_lost_its_majority_is_deposed(cluster: Any) -> None:
-    """Thesis §6.2: requests that arrive all the time must not starve check-quorum."""
+    """Thesis §6.2: requests that arrive continually must not starve check-quorum."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server]
@@ -380,7 +388,7 @@ def test_busy_leader_that_lost_its_majority_is_deposed(cluster: Any) -> None:
 
 
 def test_command_nobody_knows_is_refused_before_it_is_appended(cluster: Any) -> None:
-    """Once in the log it would stop every replica, at each start again."""
+    """In the log it would stop every replica, again at each start."""
     host = cluster.nodes[1].host
     assert host.leader_of(0)[0] == 1
     before = host.groups[0].node.last_index
@@ -427,7 +435,7 @@ def test_link_cut_to_the_leader_alone_deposes_nobody(cluster: Any) -> None:
 
 
 def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any) -> None:
-    """A peer may still believe that this server leads; it asks whoever leads by then."""
+    """A peer may still assume that this server leads; it then sends to the next leader."""
     catalog = cluster.nodes[2].host.state_group(0)
     catalog._group = None
     command = encode(Envelope(1, 1, 1, 0, AllocateProducerIds(1)))
@@ -437,7 +445,8 @@ def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any
 
 
 def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> None:
-    """What a replica says of its log waits for its disk, also when it only asks for news."""
+    """Statements of a replica about its log wait for its disk, also in a request for the commit
+    index."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server].host.groups[group_id].node
@@ -446,7 +455,7 @@ def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> No
     cluster.append(stream)
     cluster.run(300)
     cluster.nodes[slow].workers.hold()
-    for pause_ms in (3, 3, 0.45):  # the last one's commit news is lost
+    for pause_ms in (3, 3, 0.45):  # the last one's commit index is lost
         cluster.append(stream)
         cluster.run(pause_ms)
     cluster.network.cut(stream.leader_server, slow)
@@ -458,7 +467,7 @@ def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> No
 
 
 def test_leader_whose_disk_hangs_makes_room(cluster: Any) -> None:
-    """Its links are alive, so nobody else would ever depose it."""
+    """Its links are alive, so no other server would ever depose it."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server]
@@ -469,7 +478,7 @@ def test_leader_whose_disk_hangs_makes_room(cluster: Any) -> None:
 
 
 def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
-    """What does not fit a frame must not get into a log."""
+    """A command that does not fit a frame must not get into a log."""
     outcomes: list[Outcome] = []
     command = DeleteTopics(["x" * (COMMAND_BYTES_MAX + 1)])
     for via in (1, 2):
@@ -481,8 +490,8 @@ def test_oversized_command_is_refused_and_ends_nobody(cluster: Any) -> None:
 
 
 def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> None:
-    """What was held is in the snapshot: it is not applied to it once more (§7)."""
-    cluster.run(2_000)  # the leader has noted what time it is
+    """The snapshot contains the held entries: they are not applied to it again (§7)."""
+    cluster.run(2_000)  # the leader has noted the time
     node = cluster.nodes[2]
     group, leading = node.host.groups[0], cluster.nodes[1].host.groups[0]
 
@@ -519,7 +528,8 @@ def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> Non
 
 
 def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
-    """Figure 2: while its term and its own vote are not durable, nobody else leaves theirs."""
+    """Figure 2: the others stay in their term while the candidate's term and vote are not
+    durable."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     cluster.run(500)
@@ -539,7 +549,7 @@ def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
 
 
 class Told:
-    """An observer that remembers what it was told, in order."""
+    """An observer that records the notifications it received, in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -549,7 +559,8 @@ class Told:
 
 
 def test_leader_that_is_sent_a_snapshot_stops_leading_before_it_is_installed(cluster: Any) -> None:
-    """Deposed and overtaken in one turn: timers and waiters of a leader do not meet the state."""
+    """It is deposed and behind in one turn: a leader's timers and waiters do not see the new
+    state."""
     node = cluster.nodes[1]
     group, observer = node.host.groups[0], Told()
     assert group.serving
@@ -564,8 +575,10 @@ def test_leader_that_is_sent_a_snapshot_stops_leading_before_it_is_installed(clu
 
 
 def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
-    """Power fails right after a replica was deleted: the restart knows of the deletion, or the
-    replica would be made again, with no memory of what it voted for."""
+    """Power fails right after a replica was deleted: the restart knows of the deletion.
+
+    Otherwise the replica would be created again, without memory of its votes.
+    """
     group_id = cluster.create_topic()
     cluster.run(500)
     node = cluster.nodes[3]
@@ -589,7 +602,7 @@ def test_deletion_that_was_acted_on_is_not_forgotten(cluster: Any) -> None:
 def test_hand_over_that_did_not_leave_is_over(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proposals do not wait for it until the election timeout, nor for the next heartbeat."""
+    """Proposals do not wait for it until the election timeout, or the next heartbeat."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server]
@@ -614,15 +627,17 @@ DAY_MS = 86_400_000
 
 
 def late_ms(cluster: Any, server_id: int) -> int:
-    """How far what a server stamps is behind the clocks that are right."""
+    """Return the lag of a server's stamps behind the right clocks."""
     node = cluster.nodes[server_id]
     return int(cluster.true_ms() - node.host.agreed_ms())
 
 
 @pytest.mark.parametrize("error_ms", [-8 * DAY_MS, 8 * DAY_MS])
 def test_wrong_clock_beside_a_server_that_is_away_is_not_noted(error_ms: int) -> None:
-    """The note is the least that is stamped for a hold after a start: with the third server back it
-    would be days too late."""
+    """The note is the minimum of all stamps for a hold after a start.
+
+    With the third server back it would be days too late.
+    """
     cluster: Any = Cluster(clock_hold_ms=3_000)
     cluster.run(2_000)
     for node in cluster.nodes.values():
@@ -639,7 +654,7 @@ def test_wrong_clock_beside_a_server_that_is_away_is_not_noted(error_ms: int) ->
 
 
 def test_time_that_all_slept_is_noted_at_once(cluster: Any) -> None:
-    """Whoever starts next with a clock that is behind stamps nothing that old."""
+    """A server that starts next with a clock that is behind stamps nothing that old."""
     cluster.run(2_000)
     for node in cluster.nodes.values():
         node.clock.jump_wall(8 * DAY_MS)

@@ -1,4 +1,4 @@
-"""Which replicas are in sync, and acknowledgements that wait for them, over three real hosts."""
+"""In-sync replicas, and acknowledgements that wait for them, over three real hosts."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ALL = {1, 2, 3}
 
 
 def told(cluster: Any, group_id: int, *servers: int) -> list[set[int]]:
-    """What each server tells its clients is in sync."""
+    """Return the in-sync list that each server reports to its clients."""
     asked = servers or tuple(sorted(ALL))
     return [set(cluster.nodes[server].host.in_sync_of(group_id)) for server in asked]
 
@@ -27,7 +27,7 @@ def errors(fates: list[Appended]) -> list[ErrorCode]:
 
 
 def lose(cluster: Any, server: int, group_id: int, *, away_ms: int = 0) -> None:
-    """The server finds, when it is back, that its replica of the group lost durable data."""
+    """Restart a server so that it finds its replica of the group to have lost durable data."""
     node = cluster.nodes[server]
     node.crash()
     cluster.run(away_ms)
@@ -37,7 +37,8 @@ def lose(cluster: Any, server: int, group_id: int, *, away_ms: int = 0) -> None:
 
 
 def until_replaced(cluster: Any, stream: LogStream, server: int) -> set[tuple[int, ...]]:
-    """Run until the leader's catalog lists a successor; all that it told meanwhile."""
+    """Run until the leader's catalog lists a successor. Return all in-sync lists reported until
+    then."""
     host, told_of = cluster.nodes[stream.leader_server].host, set()
     for _ in range(5_000):
         told_of.add(host.in_sync_of(stream.group_id))
@@ -49,7 +50,7 @@ def until_replaced(cluster: Any, stream: LogStream, server: int) -> set[tuple[in
 
 
 def whole(cluster: Any) -> LogStream:
-    """The leader of a topic of which all replicas are in sync."""
+    """Return the leader of a topic of which all replicas are in sync."""
     group_id = cluster.create_topic()
     cluster.run(2_500)
     assert told(cluster, group_id) == [ALL] * 3
@@ -58,7 +59,7 @@ def whole(cluster: Any) -> LogStream:
 
 
 def test_every_server_tells_what_the_leader_says(cluster: Any) -> None:
-    """All replicas of a topic at rest; without an election the list never changes again."""
+    """All replicas of an idle topic are in sync; without an election the list does not change."""
     stream = whole(cluster)
     version = cluster.nodes[stream.leader_server].host.liveness._lists.sender.version
     for _ in range(50):
@@ -69,8 +70,10 @@ def test_every_server_tells_what_the_leader_says(cluster: Any) -> None:
 
 
 def test_follower_that_lags_is_not_in_sync_though_it_has_a_link() -> None:
-    """Kafka's `replica.lag.time.max.ms`: its link, heartbeats and all, says nothing about it. It
-    comes back only when it holds the leader's log."""
+    """Kafka's `replica.lag.time.max.ms`: its link and heartbeats do not count.
+
+    It returns only when it holds the leader's log.
+    """
     from tests.unit.logstream.conftest import Cluster
 
     cluster = Cluster(replica_lag_max_ms=2_000)
@@ -92,7 +95,7 @@ def test_follower_that_lags_is_not_in_sync_though_it_has_a_link() -> None:
 def test_idle_follower_whose_server_dies_leaves_and_rejoins_when_it_has_everything(
     cluster: Any,
 ) -> None:
-    """It lags behind nothing, and yet is gone; back, it is counted once it holds the log."""
+    """It does not lag, yet it is gone; when it is back, it counts once it holds the log."""
     stream = whole(cluster)
     dead = followers_of(stream)[0]
     cluster.nodes[dead].crash()
@@ -108,8 +111,10 @@ def test_idle_follower_whose_server_dies_leaves_and_rejoins_when_it_has_everythi
 def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
     cluster: Any,
 ) -> None:
-    """What its leader tells clients changes with the catalog, not at the next look; so does what
-    the peers are sent, and who counts for `min.insync.replicas`."""
+    """The in-sync list for clients changes with the catalog, not at the next check.
+
+    So do the list sent to peers, and the replicas that count for `min.insync.replicas`.
+    """
     stream = whole(cluster)
     leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
     lose(cluster, lost, stream.group_id)
@@ -127,9 +132,11 @@ def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
 def test_replica_that_was_lost_while_its_server_was_away_does_not_rejoin(
     cluster: Any, away_ms: int
 ) -> None:
-    """The server is heard of again, and what its replica held before is all there is: only an
-    answer of the replica itself says that it still does. That its process is another one proves
-    what a refused connection would have."""
+    """The server is heard of again, but only the replica's earlier match index is known.
+
+    Only a response of the replica proves that it still has its log. A later process of the server
+    proves that the earlier one is gone, as a refused connection would.
+    """
     stream = whole(cluster)
     leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
     lose(cluster, lost, stream.group_id, away_ms=away_ms)
@@ -143,7 +150,7 @@ def test_replica_that_was_lost_while_its_server_was_away_does_not_rejoin(
 
 
 def test_replica_of_a_server_that_is_back_at_once_rejoins_when_it_answers(cluster: Any) -> None:
-    """It has lost nothing: a moment later all are in sync as before."""
+    """It lost nothing: a moment later all are in sync as before."""
     stream = whole(cluster)
     leader, back = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
     cluster.nodes[back].crash()
@@ -155,7 +162,7 @@ def test_replica_of_a_server_that_is_back_at_once_rejoins_when_it_answers(cluste
 
 
 def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) -> None:
-    """A new term takes nothing over: the dead leader is in nobody's list, the others are."""
+    """A new term starts without the old list: the dead leader is in no list, the others are."""
     stream = whole(cluster)
     old = stream.leader_server
     cluster.nodes[old].crash()
@@ -166,7 +173,7 @@ def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) ->
 
 
 def test_append_with_min_insync_replicas_waits_for_every_copy(cluster: Any) -> None:
-    """An acknowledged record with three of three is durable on three; a majority is not enough."""
+    """With three of three an acknowledged record is durable on three; a majority is not enough."""
     stream = whole(cluster)
     slow = followers_of(stream)[0]
     cluster.nodes[slow].workers.hold()
@@ -185,7 +192,8 @@ def test_append_with_min_insync_replicas_waits_for_every_copy(cluster: Any) -> N
 
 
 def test_append_is_refused_before_it_is_appended_when_too_few_are_in_sync(cluster: Any) -> None:
-    """NOT_ENOUGH_REPLICAS: certainly not appended. More copies than replicas are as many."""
+    """NOT_ENOUGH_REPLICAS: certainly not appended. More copies than replicas count as all
+    replicas."""
     stream = whole(cluster)
     cluster.nodes[followers_of(stream)[0]].crash()
     cluster.run(4_000)
@@ -201,8 +209,10 @@ def test_append_is_refused_before_it_is_appended_when_too_few_are_in_sync(cluste
 def test_batch_does_not_overtake_one_that_was_refused_while_too_few_were_in_sync(
     cluster: Any,
 ) -> None:
-    """They are on their way together, and a replica comes back between them. The producer is older
-    than the partition, so that nothing else says that its numbers begin at 0."""
+    """They are in flight together, and a replica returns between them.
+
+    The producer is older than the partition, so its numbers may begin at any value.
+    """
     stream = whole(cluster)
     stream.state.producers.ids_given_out(8)
     away = cluster.nodes[followers_of(stream)[0]]
@@ -225,8 +235,10 @@ def test_batch_does_not_overtake_one_that_was_refused_while_too_few_were_in_sync
 
 
 def test_append_whose_replicas_go_meanwhile_has_an_open_fate(cluster: Any) -> None:
-    """NOT_ENOUGH_REPLICAS_AFTER_APPEND: it may be, and here is, committed. A retry finds it, and
-    is acknowledged once the copies are there."""
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND: it may be committed, and here it is.
+
+    A retry finds it, and is acknowledged once the copies are there.
+    """
     stream = whole(cluster)
     gone = followers_of(stream)[0]
     cluster.nodes[gone].workers.hold()
@@ -250,7 +262,7 @@ def test_append_whose_replicas_go_meanwhile_has_an_open_fate(cluster: Any) -> No
 
 
 def test_append_that_waits_for_copies_ends_at_its_deadline_or_with_the_term(cluster: Any) -> None:
-    """Both have an open fate: it is committed, yet not on as many disks as was asked for."""
+    """The outcome of both is unknown: committed, but not on as many disks as requested."""
     stream = whole(cluster)
     slow = followers_of(stream)[0]
     cluster.nodes[slow].workers.hold()
@@ -294,8 +306,11 @@ def test_copied_index_is_what_so_many_hold(acked: list[int], copies: int, index:
 
 
 def test_new_leader_expects_copies_only_of_servers_it_has_a_link_to(cluster: Any) -> None:
-    """Its list begins with itself: two of three are taken at once, three of three while one is
-    known to be gone are not."""
+    """Its list begins with itself.
+
+    Appends for two of three copies are taken at once; those for three of three are not while one
+    server is known to be gone.
+    """
     stream = whole(cluster)
     group_id, old = stream.group_id, stream.leader_server
     cluster.nodes[old].crash()

@@ -1,4 +1,4 @@
-"""What a host takes from its peers, and what it leaves."""
+"""Messages that a host takes from its peers, and messages that it drops."""
 
 import contextlib
 import random
@@ -61,8 +61,10 @@ PROPOSALS = [
 def test_peers_message_that_no_host_sends_is_dropped_and_counted(
     cluster: Any, make: Make, is_leader: bool
 ) -> None:
-    """The frame is in order, so its sender is not at fault in the way of a broken one. Commands
-    reach a log only through its own server, which checks them."""
+    """The frame is valid, so its sender is not treated as broken.
+
+    Commands reach a log only through its own server, which checks them.
+    """
     group_id = cluster.create_topic()
     servers = sorted(cluster.nodes, key=cluster.leader(group_id).leader_server.__ne__)
     here, peer = (servers[0], servers[1]) if is_leader else (servers[1], servers[0])
@@ -92,7 +94,7 @@ def test_peers_message_that_no_host_sends_is_dropped_and_counted(
 def test_message_of_the_own_storage_is_none_of_a_peers(
     cluster: Any, make: Make, is_leader: bool
 ) -> None:
-    """No frame can carry one today; nobody else's disk vouches for this one either."""
+    """No frame can carry one today; no other server's disk may acknowledge for this one."""
     group_id = cluster.create_topic()
     servers = sorted(cluster.nodes, key=cluster.leader(group_id).leader_server.__ne__)
     here, peer = (servers[0], servers[1]) if is_leader else (servers[1], servers[0])
@@ -109,7 +111,7 @@ def last_frame(cluster: Any, group_id: int, peer: int, here: int, message: Any) 
 
 
 def works(cluster: Any, group_id: int) -> None:
-    """Records are acknowledged and reach everybody."""
+    """Append a record, which must be acknowledged and reach all replicas."""
     cluster.run(3_000)
     fates = cluster.append(cluster.leader(group_id))
     cluster.run(500)
@@ -119,7 +121,7 @@ def works(cluster: Any, group_id: int) -> None:
 
 
 def test_early_message_is_kept_only_of_who_speaks_for_its_sender(cluster: Any) -> None:
-    """It is stepped once its group runs, when nobody knows any more on which link it came."""
+    """It is stepped once its group runs, when the link it came by is unknown."""
     host = cluster.nodes[1].host
     coming = host.state.catalog.next_group_id
     for sender, kept in ((2, 0), (3, 1)):
@@ -144,7 +146,7 @@ CONTRADICTIONS: list[Callable[[int, int, int, int], Message]] = [
 def test_peer_that_contradicts_ends_neither_server_nor_link(
     cluster: Any, make: Callable[[int, int, int, int], Message]
 ) -> None:
-    """It is told of once in a while; other groups of that server go on, and so does this one."""
+    """It is logged at intervals; this group and the other groups of that server go on."""
     group_id, other = cluster.create_topic(), cluster.create_topic("others")
     peer = cluster.leader(group_id).leader_server
     here = peer % 3 + 1
@@ -163,9 +165,11 @@ def test_peer_that_contradicts_ends_neither_server_nor_link(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_number_of_an_admitted_peer_ends_a_server(cluster: Any, seed: int) -> None:
-    """Messages of all kinds, and leader lists, with numbers that may be anything: what comes out is
-    nothing, or the end of the link. What can be is believed: a faulty voter may depose leaders and
-    hold a group up, but other groups and the process go on."""
+    """Messages of all kinds, and leader lists, with arbitrary numbers, at worst end the link.
+
+    Possible values are believed: a faulty voter may depose leaders and delay a group, but other
+    groups and the process go on.
+    """
     rng = random.Random(seed)
     group_id, other = cluster.create_topic(), cluster.create_topic("others")
     peer, here = rng.sample(sorted(cluster.nodes), 2)
@@ -235,9 +239,11 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
     committed: int,
     taken: int,
 ) -> None:
-    """Also where one message brings what was committed long ago, and what is not yet. Counted in
-    entries of 20: `room` below the bound; `unflushable` by how many less than the bound a flush
-    would free."""
+    """Also if one message brings entries committed long ago, and uncommitted ones.
+
+    Counted in entries of 20: `room` below the bound; `unflushable`: by how many less than the bound
+    a flush would free.
+    """
     group_id = cluster.create_topic()
     peer = cluster.leader(group_id).leader_server
     here = peer % 3 + 1
@@ -262,8 +268,10 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
 def test_follower_takes_large_entries_apart_from_all_others(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, held: int, taken: int
 ) -> None:
-    """`held` bytes of them are in memory and in no segment. One of each server is taken beyond the
-    bound, and what comes before another."""
+    """`held` bytes of large entries are in memory and in no segment.
+
+    One of each server is taken beyond the bound, and all entries before another.
+    """
     group_id = cluster.create_topic()
     peer = cluster.leader(group_id).leader_server
     here = peer % 3 + 1
@@ -280,7 +288,7 @@ def test_follower_takes_large_entries_apart_from_all_others(
 
 
 def holds_much(monkeypatch: pytest.MonkeyPatch, cluster: Any, servers: list[int]) -> None:
-    """These servers are at the bound, and no flush ends."""
+    """Put these servers at the bound, without a flush that ends."""
     bound = cluster.nodes[1].host.unflushed_bytes_max
     directories = {cluster.nodes[server].store.directory_id for server in servers}
     for name in ("unflushed_bytes", "flushable_bytes"):
@@ -337,7 +345,7 @@ def test_what_a_crowded_follower_has_on_disk_is_acknowledged_again(
 def test_what_makes_room_is_taken_by_a_full_disk_at_the_bound(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """No flush makes any there, so nothing else would ever end that state."""
+    """No flush frees room there, so nothing else would ever end that state."""
     group_id = cluster.create_topic()
     for _ in range(5):
         cluster.append(cluster.leader(group_id))

@@ -1,4 +1,4 @@
-"""Large batches: who has no room for another does not take it, and goes on with all else."""
+"""Large batches: a server without room for another one refuses it, and everything else goes on."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _small_ones_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rooms(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
-    """What disks have room for, by directory, in place of endless room."""
+    """Return the free space of disks, by directory; unlimited by default."""
     found: dict[bytes, int] = {}
     monkeypatch.setattr(
         MemoryStore,
@@ -32,14 +32,14 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
 
 
 def errors(*fates: list[Any]) -> list[ErrorCode | None]:
-    """None: it is not known yet."""
+    """Return the error of each append, None if it is not known yet."""
     return [fate[0].error if fate else None for fate in fates]
 
 
 def test_leader_whose_disk_has_no_room_refuses_a_large_batch_and_goes_on(
     cluster: Any, rooms: dict[bytes, int]
 ) -> None:
-    """What comes in one turn counts together."""
+    """All batches of one turn count together."""
     leader = cluster.leader(cluster.create_topic())
     rooms[cluster.nodes[leader.leader_server].store.directory_id] = 5 * LARGE
     fates = [cluster.append(leader, bytes(size * LARGE)) for size in (6, 3, 3)]
@@ -52,7 +52,7 @@ def test_leader_whose_disk_has_no_room_refuses_a_large_batch_and_goes_on(
 def test_follower_whose_disk_has_no_room_takes_a_large_batch_once_it_has(
     cluster: Any, rooms: dict[bytes, int]
 ) -> None:
-    """Others of its groups go on meanwhile."""
+    """Its other groups go on in the meantime."""
     group_id, other_id = cluster.create_topic(), cluster.create_topic("other")
     leader = cluster.leader(group_id)
     here = leader.leader_server % 3 + 1
@@ -73,7 +73,7 @@ def test_follower_whose_disk_has_no_room_takes_a_large_batch_once_it_has(
 
 @pytest.fixture
 def uncommitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores hold large entries until they are committed, as one does that flushes them then."""
+    """Have stores hold large entries until they are committed, as if these were flushed then."""
 
     def large_bytes(log: MemoryLog) -> int:
         entries = log.state.entries[log.commit_index + 1 - log.first_index :]
@@ -90,7 +90,7 @@ def uncommitted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leader_refuses_a_large_batch_while_others_leave_no_room(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, uncommitted: None
 ) -> None:
-    """What comes in one turn counts together, and room comes with the commit."""
+    """All batches of one turn count together, and the commit frees the room."""
     monkeypatch.setattr(large_room, "LARGE_LED_BYTES_MAX", 5 * LARGE)
     leaders = [cluster.leader(cluster.create_topic(f"t{n}")) for n in range(3)]
     fates = [cluster.append(leader, bytes(2 * LARGE)) for leader in leaders]
@@ -103,7 +103,7 @@ def test_leader_refuses_a_large_batch_while_others_leave_no_room(
 def test_two_servers_that_are_full_of_their_own_take_one_from_each_other(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, uncommitted: None
 ) -> None:
-    """A third one is away: none commits without the other, and nothing leaves before."""
+    """The third server is away: neither commits without the other, and no entry leaves before."""
     monkeypatch.setattr(large_room, "TAKEN_BYTES_MAX", 1)
     group_ids = [cluster.create_topic(f"t{n}") for n in range(6)]
     for group_id in group_ids[3:]:

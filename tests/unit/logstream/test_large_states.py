@@ -19,14 +19,14 @@ from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
 NUMBER = 1
-"""Of the coordinator's group."""
+"""Group id of the coordinator."""
 PIECE = 50
 KEPT = 80
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few hundred positions are a large state. A piece takes a millisecond."""
+    """Make a few hundred positions a large state. A piece takes a millisecond."""
     monkeypatch.setattr(state_loading, "LOADED_PER_TURN", PIECE)
     monkeypatch.setattr(open_replica, "LOADED_PER_TURN", PIECE)
     monkeypatch.setattr(state_encoding, "CHANGES_KEPT", KEPT)
@@ -41,7 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many items each piece had that any server loaded."""
+    """Return the number of items in each piece loaded by any server."""
     sizes: list[int] = []
     load_more = Coordinator.load_more
 
@@ -91,7 +91,7 @@ def checkpoint(cluster: Cluster) -> None:
 
 @pytest.fixture
 def large(forgetful: Cluster) -> Cluster:
-    """Some hundred positions on each server, whose logs are short."""
+    """Return hosts with some hundred positions each, and short logs."""
     propose(forgetful, commands.RaisePositionsBound(64 << 20, 1_000_000))
     for number in range(10):
         commit(forgetful, f"g{number}", 60)
@@ -104,7 +104,7 @@ def follower(cluster: Cluster) -> int:
 
 
 def fall_behind(cluster: Cluster, server_id: int) -> None:
-    """The server is away until the log of the others begins behind its own."""
+    """Keep the server away until the others' logs begin behind the end of its own."""
     cluster.nodes[server_id].crash()
     for number in range(40):
         commit(cluster, f"g{number % 10}", 60, number)
@@ -125,7 +125,7 @@ def until_it_loads_a_snapshot(cluster: Cluster, server_id: int) -> Group:
 
 
 def test_changes_are_encoded_before_a_checkpoint_has_to_do_it(large: Cluster) -> None:
-    """At most so many wait for it, on every replica, and it stores all of them."""
+    """On every replica a bounded number waits for it, and the checkpoint stores all of them."""
     for server_id in large.nodes:
         assert state_group(large, server_id).machine.changed_positions <= KEPT
     expected = items(large, 1)
@@ -137,8 +137,10 @@ def test_changes_are_encoded_before_a_checkpoint_has_to_do_it(large: Cluster) ->
 
 
 def test_state_that_was_stored_is_loaded_in_pieces(large: Cluster, loads: list[int]) -> None:
-    """After a start. What was committed since the checkpoint is applied again behind it, and is
-    encoded in turns for the next one."""
+    """After a start. Entries committed since the checkpoint are applied again behind it.
+
+    They are encoded in several turns for the next one.
+    """
     checkpoint(large)
     for number in range(4):
         commit(large, f"g{number}", 60, 7)
@@ -163,7 +165,7 @@ def test_state_that_was_stored_is_loaded_in_pieces(large: Cluster, loads: list[i
 def test_replica_that_is_not_wanted_any_more_is_not_loaded_on(
     large: Cluster, loads: list[int]
 ) -> None:
-    """The server ends while it loads: its successor begins anew."""
+    """The server stops while it loads: its successor begins anew."""
     checkpoint(large)
     node = large.nodes[follower(large)]
     node.crash()
@@ -183,8 +185,10 @@ def test_replica_that_is_not_wanted_any_more_is_not_loaded_on(
 
 
 def test_snapshot_in_parts_brings_a_replica_up_to_date(large: Cluster, loads: list[int]) -> None:
-    """It is loaded in pieces. What is committed meanwhile is applied when all of it is there; until
-    then nobody acts on the state, and no checkpoint stores it."""
+    """It is loaded in pieces. Entries committed in the meantime are applied after all of it.
+
+    Until then the state is not used, and no checkpoint stores it.
+    """
     away = follower(large)
     fall_behind(large, away)
     loads.clear()
@@ -212,8 +216,10 @@ def test_snapshot_in_parts_brings_a_replica_up_to_date(large: Cluster, loads: li
 def test_replica_that_loads_a_snapshot_does_not_lead(
     large: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader ends meanwhile, and nobody else is able to lead: this one does once it could
-    serve. Until then its peers know that they are not to hand it the leadership."""
+    """The leader stops in the meantime, and no other can lead: this one does once it can serve.
+
+    Until then its peers know that they must not transfer the leadership to it.
+    """
     away = follower(large)
     fall_behind(large, away)
     monkeypatch.setattr(state_loading, "LOADED_PER_TURN", 1)
@@ -234,7 +240,7 @@ def test_replica_that_loads_a_snapshot_does_not_lead(
 
 
 def test_crash_while_a_snapshot_is_loaded_loses_nothing(large: Cluster) -> None:
-    """The journal has it: the next start loads it from there."""
+    """The journal has the snapshot: the next start loads it from there."""
     away = follower(large)
     fall_behind(large, away)
     node = large.nodes[away]
@@ -250,7 +256,7 @@ def test_crash_while_a_snapshot_is_loaded_loses_nothing(large: Cluster) -> None:
 
 @pytest.fixture
 def encodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many states were encoded in one turn."""
+    """Return the sizes of states that were encoded in one turn."""
     sizes: list[int] = []
     encode = Coordinator.items
 
@@ -271,7 +277,7 @@ def restart(cluster: Cluster, server_id: int) -> None:
 
 
 def stored_again(cluster: Cluster, server_id: int) -> Any:
-    """What two starts find that nothing is replayed behind: each loads what a checkpoint has."""
+    """Return the state after a restart without a replay: all of it comes from a checkpoint."""
     checkpoint(cluster)
     checkpoint(cluster)
     assert not state_group(cluster, server_id).group.log.installed_state
@@ -303,7 +309,7 @@ def test_first_checkpoint_behind_a_snapshot_encodes_nothing_anew(
 def test_checkpoint_for_one_that_was_lost_encodes_nothing_in_one_turn(
     large: Cluster, encodes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start replays the whole log then, and all of the state is what changed."""
+    """A start then replays the whole log, and all of the state counts as changed."""
     away = follower(large)
     restart(large, away)
     log = state_group(large, away).group.log
@@ -319,7 +325,7 @@ def test_checkpoint_for_one_that_was_lost_encodes_nothing_in_one_turn(
 
 
 def test_another_snapshot_takes_the_place_of_one_that_is_being_loaded(large: Cluster) -> None:
-    """And what waited for the first is in it."""
+    """The new snapshot includes the entries that waited for the first."""
     away = follower(large)
     fall_behind(large, away)
     led, node = leader(large), large.nodes[away]

@@ -1,4 +1,4 @@
-"""What the server that leads is asked for clients of any: elections, and how the catalog stands."""
+"""Requests to the leader for clients of any server: elections, and the catalog's quorum."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def elect(cluster: Any, asked: int, leader: int, groups: list[int]) -> frozenset
 
 
 def moved(cluster: Any, groups: list[int], to: int) -> None:
-    """Have another server lead than the first of the placement."""
+    """Transfer the leaderships to another server than the preferred one."""
     for group_id in groups:
         for node in cluster.nodes.values():
             group = node.host.groups[group_id]
@@ -43,7 +43,7 @@ def moved(cluster: Any, groups: list[int], to: int) -> None:
 def test_preferred_leader_is_elected_whichever_server_is_asked(
     cluster: Any, asked: int, monkeypatch: Any
 ) -> None:
-    """Also of more groups than one question names; by a transfer, so in a later term."""
+    """Also for more groups than one query names; by a transfer, so in a later term."""
     monkeypatch.setattr(Transfers, "return_some", lambda transfers: None)
     monkeypatch.setattr(leader_requests, "GROUPS_MAX", 2)
     groups = create_topics(cluster, 5, first=1)
@@ -60,7 +60,8 @@ def test_preferred_leader_is_elected_whichever_server_is_asked(
 
 
 def test_leader_hands_over_only_what_it_leads_and_to_whom_can_lead(cluster: Any) -> None:
-    """The rest is named in the answer: led elsewhere, unknown, or the preferred replica is away."""
+    """The answer lists the rest: led elsewhere, unknown, or without a reachable preferred
+    replica."""
     (away,) = create_topics(cluster, 1, first=3, name="away")
     (elsewhere,) = create_topics(cluster, 1, first=1, name="elsewhere")
     cluster.nodes[3].crash()
@@ -73,7 +74,7 @@ def test_leader_hands_over_only_what_it_leads_and_to_whom_can_lead(cluster: Any)
 
 
 def test_question_that_cannot_be_answered_ends(cluster: Any, monkeypatch: Any) -> None:
-    """Nobody is linked, an older version, a link that ends, no answer in time, too many."""
+    """There is no link, an older version, a lost link, no answer in time, or too many queries."""
     groups = create_topics(cluster, 1, first=2)
     host = cluster.nodes[1].host
     hello = host.state.alive[2]
@@ -100,7 +101,7 @@ def test_question_that_cannot_be_answered_ends(cluster: Any, monkeypatch: Any) -
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
 def test_quorum_is_described_by_the_leader_of_the_catalog(cluster: Any, asked: int) -> None:
-    """Whoever is asked. A member that is away lags, and was heard of when it still lived."""
+    """Any server answers. A member that is away lags, and was last heard of when it still ran."""
     create_topics(cluster, 1, first=1)
     cluster.run(2_500)
     before_ms = cluster.nodes[asked].clock.wall_ms()
@@ -136,7 +137,8 @@ def describe(cluster: Any, asked: int) -> Quorum:
 
 
 def test_quorum_without_a_leader_is_not_described(cluster: Any) -> None:
-    """Nobody guesses: one who does not lead does not answer, one who knows no leader says so."""
+    """There are no guesses: a server that does not lead gives no answer, nor does one without a
+    leader."""
     for server_id in (2, 3):
         cluster.nodes[server_id].crash()
     cluster.run(5_000)

@@ -1,4 +1,4 @@
-"""Who leads what, as far as a server without a replica of it has to know."""
+"""Knowledge of leaders on a server without a replica."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ON_PEER = PEER << 16 | 1
 
 
 def known(liveness: Liveness) -> set[int]:
-    """The groups of which anything is remembered."""
+    """Return the groups of which anything is remembered."""
     receiver = liveness._lists.receiver
     listed = {group for held in receiver._held.values() for group in held.listed}
     return set(receiver._leaders) | set(receiver._entered) | listed | set(liveness._led)
@@ -34,7 +34,7 @@ def registered(catalog: Catalog) -> Catalog:
 
 
 class Pair:
-    """A server's leadership, and the lists of the one peer that leads something."""
+    """A server's liveness, and the lists of its one peer, which leads groups."""
 
     def __init__(self) -> None:
         state = make_state()
@@ -49,7 +49,7 @@ class Pair:
         self.peer.connected(HERE)
 
     def hear(self) -> list[int]:
-        """What the peer has to say arrives; the groups it is news of."""
+        """Deliver the peer's frames. Return the groups whose leaders changed."""
         return [
             change.group
             for frame_type, buffers in self.peer.frames(HERE, 1)
@@ -59,7 +59,8 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Pair:
-    """The peer leads the two groups of a topic, which is then deleted here."""
+    """Return a pair in which the peer leads the two groups of a topic, which is then deleted
+    here."""
     pair = Pair()
     pair.catalog.apply(topic("old", [2], [2]), 0, 1)
     pair.catalog.apply(topic("new", [2]), 0, 2)
@@ -73,7 +74,7 @@ def pair() -> Pair:
 
 
 def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pair) -> None:
-    """Whether the peer or the catalog tells first."""
+    """In both orders of the peer's report and the catalog's."""
     assert known(pair.liveness) == {6}
     pair.peer.sender.drop(4)
     assert pair.hear() == []
@@ -87,7 +88,8 @@ def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pa
 
 
 def test_leader_of_a_deleted_group_that_a_lagging_peer_names_again_is_no_news(pair: Pair) -> None:
-    """It lists all it leads to each new session, and elects leaders until it hears."""
+    """It lists all its groups in each new session, and elects leaders until it applies the
+    deletion."""
     pair.liveness.link_down(PEER)
     pair.peer.disconnected(HERE)
     pair.connect()
@@ -102,7 +104,7 @@ def test_leader_of_a_deleted_group_that_a_lagging_peer_names_again_is_no_news(pa
 
 
 def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> None:
-    """Its leader was quicker than the catalog."""
+    """The group's leader applied the catalog earlier than this server."""
     pair.peer.sender.set(7, 1, ON_PEER)
     assert pair.hear() == [7]
     pair.catalog.apply(topic("newest", [2]), 0, 4)
@@ -111,7 +113,7 @@ def test_leader_of_a_group_the_catalog_has_not_heard_of_is_known(pair: Pair) -> 
 
 
 def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
-    """It says what there is, not what became of the rest."""
+    """A snapshot contains the existing groups, not the deletions."""
     pair = Pair()
     for group in (4, 5, 6):
         pair.peer.sender.set(group, 1, ON_PEER)
@@ -126,7 +128,7 @@ def test_deletions_that_come_in_a_snapshot_are_noticed() -> None:
 
 
 def test_topics_that_come_and_go_leave_nothing_in_the_leader_tables(cluster: Any) -> None:
-    """Of partitions with one replica the two other servers know leaders, too."""
+    """For partitions with one replica the two other servers know the leaders, too."""
     before = {server: known(node.host.liveness) for server, node in cluster.nodes.items()}
     for number in range(5):
         name = f"topic-{number}"

@@ -44,7 +44,7 @@ SPANS = [
 def test_sealed_segments_are_compacted_when_it_is_worth_it(
     policy: CompactionPolicy, compacted: int, now_ms: int, upto: int
 ) -> None:
-    """By their share of the log, or when they have waited for too long; never too young ones."""
+    """By their share of the log, or after the maximum lag; never if they are too young."""
     found = compaction_end(
         SPANS, policy, compacted=compacted, stable=24, settled_ms=now_ms, stamp_ms=now_ms
     )
@@ -53,7 +53,7 @@ def test_sealed_segments_are_compacted_when_it_is_worth_it(
 
 @pytest.mark.parametrize(("stable", "upto"), [(14, 14), (13, 9), (4, 4), (3, 0)])
 def test_segment_with_an_open_transaction_is_not_compacted(stable: int, upto: int) -> None:
-    """Nor is any behind it: nobody knows yet which of its records stay."""
+    """Nor is any segment behind it: it is not decided yet which of its records stay."""
     found = compaction_end(
         SPANS, CompactionPolicy(), compacted=0, stable=stable, settled_ms=9_000, stamp_ms=9_000
     )
@@ -90,7 +90,7 @@ def test_frame_is_checked() -> None:
 
 
 class Topic:
-    """A compacted partition on three servers, and who writes to it."""
+    """A compacted partition on three servers, with a writer."""
 
     def __init__(self, cluster: Any, policy: CompactionPolicy, seed: int = 1) -> None:
         self.cluster = cluster
@@ -137,7 +137,7 @@ class Topic:
             self.written += 1
 
     def settle(self, ms: int = 12_000) -> None:
-        """All checkpoint, decide and compact."""
+        """Let all servers checkpoint, decide and compact."""
         for _ in range(ms // 1_000):
             for node in self.live():
                 node.store.checkpoint()
@@ -150,7 +150,7 @@ class Topic:
         return [node.host.stream(self.group_id) for node in self.live()]
 
     def digests(self) -> list[Any]:
-        """What must be equal on all replicas: state, and every entry."""
+        """Return the state and every entry of each replica, which must be equal."""
         found = []
         for stream in self.streams():
             log = stream.group.log
@@ -162,7 +162,7 @@ class Topic:
         return found
 
     def read(self, stream: Any) -> dict[bytes, bytes | None]:
-        """The newest value of each key, for a reader from the beginning."""
+        """Return the newest value of each key, for a reader from the beginning."""
         seen: dict[bytes, bytes | None] = {}
         offset = stream.log_start_offset
         while offset < stream.high_watermark:
@@ -188,7 +188,7 @@ class Topic:
 def test_every_replica_holds_the_same_bytes_after_each_compaction(
     make_cluster: Callable[..., Any], seed: int
 ) -> None:
-    """Whoever leads, with servers that die and come back, one of them with an empty disk."""
+    """With changing leaders, and servers that crash and return, one of them with an empty disk."""
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, ALWAYS, seed)
     rng = random.Random(seed)
@@ -217,7 +217,7 @@ def test_every_replica_holds_the_same_bytes_after_each_compaction(
 def test_marker_stays_while_a_replica_is_away_and_goes_afterwards(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """Else the one that is away would keep what the marker deletes, and could lead with it."""
+    """Otherwise the replica that is away would keep the deleted record, and could lead with it."""
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, ALWAYS)
     leader = cluster.leader(topic.group_id).leader_server
@@ -260,8 +260,10 @@ def test_markers_are_kept_for_as_long_as_asked(make_cluster: Callable[..., Any])
 def test_log_that_is_compacted_is_not_looked_at_each_second(
     make_cluster: Callable[..., Any], policy: CompactionPolicy
 ) -> None:
-    """With thousands of them that would be all that a server at rest does. The next decision finds
-    it all the same."""
+    """With thousands of logs an idle server would do nothing else.
+
+    The next decision is found all the same.
+    """
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, policy)
     for _ in range(3):
@@ -305,7 +307,7 @@ def test_replica_that_begins_behind_what_was_compacted_waits_for_nothing(
     before = stream.group.node.last_index
     topic.settle(60_000)
     assert stream.group.node.last_index == before
-    # And markers of what is written next need not wait for it.
+    # And markers of later records need not wait for it.
     topic.write(30)
     topic.settle()
     topic.write(30)
@@ -352,7 +354,8 @@ def test_peers_of_before_stop_it(make_cluster: Callable[..., Any]) -> None:
 
 
 def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
-    """Of a group that is not here, or of a replica on another server than the one that says it."""
+    """The report is for a group that is not here, or for a replica on another server than the
+    sender."""
     group_id = cluster.create_topic()
     cluster.run(500)
     stream = cluster.leader(group_id)
@@ -369,7 +372,7 @@ def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
 def test_many_logs_are_compacted_without_a_look_at_all_after_each(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look goes over every log: after each of a thousand it would be a million."""
+    """A check covers every log: one after each of a thousand would be a million."""
     topics = [Topic(cluster, ALWAYS)]
     for number in range(30):
         topic = object.__new__(Topic)
@@ -399,8 +402,11 @@ def test_many_logs_are_compacted_without_a_look_at_all_after_each(
 def test_replica_that_cannot_compact_does_not_fill_the_log(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """It may have damage for months. The decision is repeated, for an entry may be what it waits
-    for, but ever more rarely; and at once when somebody else waits."""
+    """It may have damage for months.
+
+    The decision is repeated, because the replica may wait for an entry, but at growing intervals;
+    and soon after another replica begins to wait.
+    """
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, ALWAYS)
     stream = cluster.leader(topic.group_id)

@@ -26,7 +26,7 @@ def follower_servers(stream: LogStream) -> list[int]:
 
 
 def test_append_is_acknowledged_after_a_majority_synced(cluster: Any) -> None:
-    """Raft §5.3: no disk but the leader's and one follower's is needed, and no fewer."""
+    """Raft §5.3: the disks of the leader and one follower are needed, no more and no fewer."""
     stream = cluster.leader(cluster.create_topic())
     followers = follower_servers(stream)
     for server in followers:
@@ -71,7 +71,7 @@ def test_append_on_a_follower_is_refused_as_never_appended(cluster: Any) -> None
 
 
 def test_deposed_leader_answers_appended_batches_as_unknown(cluster: Any) -> None:
-    """The batch may be in the next leader's log or not: neither success nor failure is claimed."""
+    """The next leader may have the batch or not: neither success nor failure is reported."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = stream.leader_server
@@ -85,7 +85,7 @@ def test_deposed_leader_answers_appended_batches_as_unknown(cluster: Any) -> Non
 
 
 def test_batch_cut_off_on_a_deposed_leader_disappears(cluster: Any) -> None:
-    """§5.3: the new leader's log wins; what was never acknowledged may go."""
+    """§5.3: the new leader's log wins; entries that were never acknowledged may be removed."""
     group_id = cluster.create_topic()
     old = cluster.leader(group_id)
     leader, others = old.leader_server, follower_servers(old)
@@ -136,8 +136,10 @@ def test_retried_batch_in_flight_waits_for_its_original(cluster: Any) -> None:
 
 
 def test_retried_batch_is_told_when_its_original_was_appended(cluster: Any) -> None:
-    """As Kafka: a duplicate is answered with the time of the original, in flight, committed, and
-    by the next leader. What is no duplicate has none."""
+    """As in Kafka: a duplicate is answered with the timestamp of the original.
+
+    In flight, committed, and by the next leader. Other batches have none.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
@@ -153,7 +155,7 @@ def test_retried_batch_is_told_when_its_original_was_appended(cluster: Any) -> N
 
 
 def test_append_tells_where_the_log_begins_after_a_deletion(cluster: Any) -> None:
-    """KIP-107: records below are gone, though their segment is still there."""
+    """KIP-107: records below it are deleted, though their segment is still there."""
     stream = cluster.leader(cluster.create_topic())
     for _ in range(5):
         cluster.append(stream)
@@ -183,8 +185,11 @@ def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
 
 
 def test_producer_goes_on_in_a_topic_that_was_made_anew(cluster: Any) -> None:
-    """It does not know: its numbers go on. An id that was given out after the topic was made begins
-    at 0 in it, also under the next leader; after a restart nobody can tell."""
+    """The producer does not know of the deletion, so its numbers continue.
+
+    An id assigned after the topic's creation begins at 0 in it, also under the next leader; after a
+    restart this is unknown.
+    """
     cluster.create_topic()
     old = cluster.propose(AllocateProducerIds(1)).first
     cluster.delete_topic()
@@ -210,8 +215,10 @@ def test_producer_goes_on_in_a_topic_that_was_made_anew(cluster: Any) -> None:
 def test_producer_does_not_begin_late_beside_a_server_that_counts_from_zero(
     cluster: Any, version: int
 ) -> None:
-    """To a leader of an older version a batch before the first one here would be a duplicate: its
-    client would take for written what is not."""
+    """A leader of an older version would take a batch before the first one for a duplicate.
+
+    Its client would assume that unwritten records were written.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     old = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 70}
@@ -235,8 +242,10 @@ def test_producer_does_not_begin_late_beside_a_server_that_counts_from_zero(
 def test_gap_in_a_producers_sequence_is_told_by_a_leader_that_knows_it_is_one(
     cluster: Any, producer_id: int
 ) -> None:
-    """Who has been deposed without knowing it may lack what the successor took: the client would
-    give up a batch that is in order there, or send it once more under a new epoch."""
+    """A leader that was deposed without knowing it may lack batches that its successor took.
+
+    The client would drop a batch that is in order there, or send it again under a new epoch.
+    """
     stream = cluster.leader(cluster.create_topic())
     gap = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 2}
     cluster.append(stream, producer_id=7, producer_epoch=0, base_sequence=0)
@@ -252,7 +261,7 @@ def test_gap_in_a_producers_sequence_is_told_by_a_leader_that_knows_it_is_one(
 
 
 def test_new_leader_holds_appends_until_its_own_term_applies(cluster: Any) -> None:
-    """§8: before its own-term entry a leader does not know what is committed."""
+    """§8: before its own-term entry a leader does not know the commit index."""
     group_id = cluster.create_topic()
     old = cluster.leader(group_id)
     transferee = follower_servers(old)[0]
@@ -273,7 +282,7 @@ def test_new_leader_holds_appends_until_its_own_term_applies(cluster: Any) -> No
 
 
 def test_held_appends_are_bounded(cluster: Any) -> None:
-    """At the limit they wait, one past it is refused as never appended."""
+    """At the limit they wait; one past it is refused as never appended."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     group = cluster.nodes[stream.leader_server].host.groups[group_id]
@@ -316,8 +325,10 @@ def test_read_index_fails_on_a_leader_that_lost_its_majority(cluster: Any) -> No
 
 
 def test_earliest_epoch_is_that_of_the_record_at_the_logs_start(cluster: Any) -> None:
-    """As Kafka answers ListOffsets: of the first record that is not deleted, of the present leader
-    where there is none."""
+    """As in Kafka's ListOffsets: the epoch of the first record that is not deleted.
+
+    The present leader's if there is none.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
 
@@ -347,7 +358,7 @@ def test_earliest_epoch_is_that_of_the_record_at_the_logs_start(cluster: Any) ->
 
 
 def test_segment_starts_leave_out_what_is_deleted_and_never_go_back_in_time(cluster: Any) -> None:
-    """A segment without a time is as old as what is before it."""
+    """A segment without a time is as old as those before it."""
     stream = cluster.leader(cluster.create_topic())
     spans = [
         SegmentSpan(end_offset=5, bytes=1, max_timestamp=100),
@@ -364,7 +375,7 @@ def test_segment_starts_leave_out_what_is_deleted_and_never_go_back_in_time(clus
 
 
 def test_segment_starts_of_a_real_log_begin_at_its_start(cluster: Any) -> None:
-    """What is in no segment yet counts as one."""
+    """The tail that is in no segment yet counts as one."""
     stream = cluster.leader(cluster.create_topic())
     found: list[Any] = []
     stream.segment_starts(found.append)
@@ -378,7 +389,7 @@ def test_segment_starts_of_a_real_log_begin_at_its_start(cluster: Any) -> None:
 
 
 def test_store_is_told_where_consumers_read(cluster: Any, monkeypatch: Any) -> None:
-    """On leaders: what only followers write need not stay in the system's page cache."""
+    """On leaders: data that only followers write need not stay in the system's page cache."""
     told: dict[tuple[int, int], bool] = {}
 
     def expect_reads(store: MemoryStore, log: Log, expected: bool) -> None:

@@ -11,7 +11,7 @@ LIMIT_NS = 600 * MS
 
 
 def test_time_without_a_look_is_a_gap_from_the_limit_on() -> None:
-    """Whoever looks first finds it, and each one once."""
+    """The next check finds each gap, once."""
     time = VirtualTime()
     gaps = LoopGaps(NodeClock(time), limit_ns=LIMIT_NS)
     for passed_ns, count in ((LIMIT_NS - 1, 0), (LIMIT_NS, 1), (0, 1), (100 * MS, 1), (1 << 40, 2)):
@@ -20,7 +20,7 @@ def test_time_without_a_look_is_a_gap_from_the_limit_on() -> None:
 
 
 def test_sleep_of_the_machine_is_a_gap() -> None:
-    """The monotonic clock stands meanwhile; a wall clock that is set back is none."""
+    """The monotonic clock stops in the meantime; a wall clock that is set back is no gap."""
     time = VirtualTime()
     clock = NodeClock(time)
     gaps = LoopGaps(clock, limit_ns=LIMIT_NS)
@@ -34,7 +34,8 @@ def test_sleep_of_the_machine_is_a_gap() -> None:
 
 
 def test_what_lies_unread_for_the_limit_is_a_gap_again_and_again() -> None:
-    """That others were elected may be in it; and so may the answer that they were not."""
+    """The unread data may show that another leader was elected; they may also hold a quorum's
+    answer."""
     time = VirtualTime()
     gaps = LoopGaps(NodeClock(time), limit_ns=LIMIT_NS)
     counts = []
@@ -48,7 +49,7 @@ def test_what_lies_unread_for_the_limit_is_a_gap_again_and_again() -> None:
 def test_leader_that_others_deposed_during_its_pause_does_not_read_when_it_wakes(
     cluster: Any,
 ) -> None:
-    """Its first turn may begin with what a client sent: it still believes to lead."""
+    """Its first turn may begin with a client's request, while it still assumes that it leads."""
     group_id = cluster.create_topic()
     old = cluster.leader(group_id)
     assert old.is_proved
@@ -71,7 +72,7 @@ def test_leader_that_others_deposed_during_its_pause_does_not_read_when_it_wakes
 
 
 def test_leader_that_was_paused_alone_reads_once_a_quorum_has_answered(cluster: Any) -> None:
-    """All were: it leads on."""
+    """All servers were paused: it continues to lead."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     for node in cluster.nodes.values():

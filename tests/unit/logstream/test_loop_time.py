@@ -1,4 +1,4 @@
-"""A server whose loop is late takes less of the silence for its leader's."""
+"""A server whose loop is late counts less of the silence as its leader's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vdl.logstream.time.loop_time import BEAT_NS, GRACE_NS, SLOWEST, UNREAD_NS, 
 
 
 class LateClock:
-    """A loop that a test holds up."""
+    """A loop that a test can delay."""
 
     def __init__(self) -> None:
         self.now = 10**12
@@ -26,11 +26,11 @@ class LateClock:
         self.due.append((self.now + delay_ns, fn))
 
     def pass_by(self, ns: int) -> None:
-        """Time passes, timers do not run."""
+        """Let time pass without running timers."""
         self.now += ns
 
     def run(self, ns: int) -> None:
-        """Time passes, and timers run when they are due."""
+        """Let time pass, and run timers when they are due."""
         end = self.now + ns
         while self.due and min(self.due)[0] <= end:
             first = min(self.due, key=lambda due: due[0])
@@ -56,7 +56,7 @@ def test_ticks_of_a_loop_in_time_are_real_ticks(clock: LateClock, time: LoopTime
     began = time.tick()
     for _ in range(100):
         clock.run(BEAT_NS)
-        clock.pass_by(GRACE_NS - 1)  # a turn that is long, and no longer than it may be
+        clock.pass_by(GRACE_NS - 1)  # a turn of the maximum length that is still in time
         clock.run(0)
     assert (time.tick() - began) * TICK_NS >= clock.now_ns() - 10**12 - TICK_NS
     assert time.late_ns == 0
@@ -66,7 +66,7 @@ def test_ticks_of_a_loop_in_time_are_real_ticks(clock: LateClock, time: LoopTime
 def test_ticks_that_pass_while_the_loop_is_late_count_for_a_quarter(
     clock: LateClock, time: LoopTime
 ) -> None:
-    """Also for whoever asks before the beat has run: frames are read before timers are."""
+    """Also for readers before the beat has run: frames are read before timers."""
     clock.run(BEAT_NS)
     began = time.tick()
     clock.pass_by(BEAT_NS + 2_000 * MS)
@@ -81,7 +81,7 @@ def test_ticks_that_pass_while_the_loop_is_late_count_for_a_quarter(
 
 
 def test_time_never_stands_and_never_runs_back(clock: LateClock, time: LoopTime) -> None:
-    """However late the loop is for however long, a dead leader is replaced."""
+    """A dead leader is replaced for any lateness of the loop."""
     began, last = time.tick(), time.tick()
     for _ in range(100):
         for _ in range(10):
@@ -114,7 +114,8 @@ def test_delay_until_a_tick_allows_for_what_was_lost(clock: LateClock, time: Loo
 
 
 def test_loop_that_leaves_more_unread_than_it_handles_is_late(clock: Any) -> None:
-    """Its turns are short, and its beats in time; what its leader said may lie there."""
+    """Its turns are short, and its beats in time; its leader's messages may be among the unread
+    data."""
     unread_ns = UNREAD_NS - 1
     time = LoopTime(clock)
     time.start(lambda: unread_ns)
@@ -139,7 +140,8 @@ def test_loop_that_leaves_more_unread_than_it_handles_is_late(clock: Any) -> Non
 def test_timer_of_a_loop_that_leaves_things_unread_is_not_set_again_and_again(
     clock: Any, ticks: int
 ) -> None:
-    """Each time a little short of the tick: that ended in timers of a nanosecond, for ever."""
+    """A timer set a little short of the tick each time would end in timers of a nanosecond, for
+    ever."""
     time = LoopTime(clock)
     time.start(lambda: UNREAD_NS)
     clock.run(BEAT_NS)
@@ -151,7 +153,7 @@ def test_timer_of_a_loop_that_leaves_things_unread_is_not_set_again_and_again(
 
 
 def test_age_leaves_out_what_was_lost_since_and_only_that(clock: LateClock, time: LoopTime) -> None:
-    """Silence is measured from the last word of a leader, whenever that was."""
+    """Silence is measured from the leader's last message, at any time."""
     long_ago = clock.now_ns()
     clock.pass_by(BEAT_NS + 400 * MS)
     clock.run(0)
@@ -176,8 +178,10 @@ def test_closed_time_beats_no_more(clock: LateClock, time: LoopTime) -> None:
 
 
 def hold_up(cluster: Any, ms: int) -> None:
-    """All servers stand still, as on one machine that is too busy: time passes, and neither
-    timers nor messages are seen to."""
+    """Pause all servers, as on one overloaded machine.
+
+    Time passes, and neither timers nor messages are handled.
+    """
     for node in cluster.nodes.values():
         node.clock.pause()
     cluster.run(ms)
@@ -186,7 +190,7 @@ def hold_up(cluster: Any, ms: int) -> None:
 
 
 def test_servers_that_were_all_late_keep_their_leaders(cluster: Any) -> None:
-    """Twice an election timeout in which nobody heard anybody, for nobody did anything."""
+    """For twice an election timeout no server heard another, because none ran."""
     groups = [cluster.create_topic(f"t{n}") for n in range(20)]
     cluster.run(2_000)
     before = {g: (cluster.leader(g).group.node.term, cluster.leader(g)) for g in groups}
@@ -198,7 +202,7 @@ def test_servers_that_were_all_late_keep_their_leaders(cluster: Any) -> None:
 
 
 def test_dead_leader_is_replaced_in_the_normal_time(cluster: Any) -> None:
-    """Its links stay, as with a process that is stopped: only silence tells of it."""
+    """Its links stay, as with a stopped process: only silence shows it."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     old = cluster.leader(group_id)

@@ -1,4 +1,4 @@
-"""Steps from the members a group has to those it is to have: small, in order, never backwards."""
+"""Steps from a group's present members to the wanted ones: small, in order, never backwards."""
 
 import random
 
@@ -17,13 +17,13 @@ WANTED = [ONE, TWO, NEW]
 
 
 def nobody(member: int) -> bool:
-    """No member has caught up."""
+    """Return False: no member has caught up."""
     del member
     return False
 
 
 def leader(voters: set[int], learners: set[int] | None = None) -> RawNode:
-    """ONE, leading a group of these members, with all it has applied."""
+    """Return ONE, leading a group of these members, with all entries applied."""
     storage = MemoryStorage(Snapshot(1, 1, ConfState(voters=(ONE,))))
     node = RawNode(
         Config(id=ONE, election_ticks=10, heartbeat_ticks=1, storage=storage, rng=random.Random(1))
@@ -52,7 +52,7 @@ def leader(voters: set[int], learners: set[int] | None = None) -> RawNode:
 def test_next_step_is_small_and_in_order(
     voters: set[int], learners: set[int], change: ConfChangeType, replica: int
 ) -> None:
-    """Who is to go goes first; who is to come comes as a learner (thesis §4.2.1)."""
+    """Removals come first; an added replica starts as a learner (thesis §4.2.1)."""
     node = leader(voters, learners)
     assert next_change(node, WANTED, nobody) == ConfChangeSingle(change, replica)
 
@@ -62,7 +62,7 @@ def test_nothing_to_do_when_members_are_the_wanted_ones() -> None:
 
 
 def test_learner_becomes_voter_only_once_it_has_caught_up() -> None:
-    """Before, it would be a voice without a memory (thesis §4.2.1)."""
+    """Before that it would vote without having the log (thesis §4.2.1)."""
     node = leader({ONE, TWO}, {NEW})
     assert next_change(node, WANTED, nobody) is None
     change = next_change(node, WANTED, lambda member: member == NEW)
@@ -70,8 +70,10 @@ def test_learner_becomes_voter_only_once_it_has_caught_up() -> None:
 
 
 def test_catalog_older_than_the_members_changes_nothing() -> None:
-    """A leader that has just restarted may have applied less of the catalog than the one before it,
-    which has put the new replica in already."""
+    """A leader that has just restarted may have applied less of the catalog than its predecessor.
+
+    The latter has added the new replica already.
+    """
     assert next_change(leader({ONE, TWO, NEW}), [ONE, TWO, OLD], nobody) is None
     assert next_change(leader({ONE, TWO}, {NEW}), [ONE, TWO, OLD], nobody) is None
 
@@ -82,7 +84,7 @@ def test_leader_that_is_not_wanted_changes_nothing() -> None:
 
 
 def test_one_change_at_a_time() -> None:
-    """Two overlapping changes could make two majorities that do not meet (thesis §4.1)."""
+    """Two overlapping changes could have disjoint majorities (thesis §4.1)."""
     node = leader({ONE, TWO, OLD})
     node.raft.pending_conf_index = node.last_index + 1
     assert next_change(node, WANTED, nobody) is None

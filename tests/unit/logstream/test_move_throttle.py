@@ -1,4 +1,4 @@
-"""Limits on what replicas that come are fed: each holds for all that it is for, no others."""
+"""Limits on feeding added replicas: each applies to all its replicas, and to no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 100_000
 
 
 class Feeds:
-    """Jobs of `SIZE` bytes that take no time, one behind the other for each key."""
+    """Jobs of `SIZE` bytes that take no time, one after the other for each key."""
 
     def __init__(self) -> None:
         self.time = VirtualTime()
@@ -33,7 +33,7 @@ class Feeds:
 
 
 def test_limit_is_shared_by_all_that_name_it() -> None:
-    """In their order; one that names no limit would not wait."""
+    """In order; a key without a limit would not wait."""
     feeds = Feeds()
     feeds.throttle.pace({"l": RATE}, dict.fromkeys(range(5), ("l",)))
     for key in range(5):
@@ -48,7 +48,7 @@ def test_limit_is_shared_by_all_that_name_it() -> None:
 
 
 def test_every_limit_that_is_named_holds() -> None:
-    """The slower one of two; and who waits for it keeps no others from theirs."""
+    """The slower one of two decides; a key that waits for it does not delay others."""
     feeds = Feeds()
     feeds.throttle.pace(
         {"leader": 2 * RATE, "slow": RATE // 10, "fast": 10 * RATE},
@@ -63,7 +63,7 @@ def test_every_limit_that_is_named_holds() -> None:
 
 
 def test_what_was_not_moved_is_given_back() -> None:
-    """A read that finds little takes little of the limit."""
+    """A read that finds little uses little of the limit."""
     feeds = Feeds()
     feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
     feeds.feed("a", less=SIZE - 1_000)
@@ -72,7 +72,7 @@ def test_what_was_not_moved_is_given_back() -> None:
 
 
 def test_pause_is_not_made_up_for() -> None:
-    """After an hour of nothing it is as slow as ever."""
+    """After an hour without jobs it is as slow as before."""
     feeds = Feeds()
     feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
     feeds.run(3_600)
@@ -82,7 +82,7 @@ def test_pause_is_not_made_up_for() -> None:
 
 
 def test_limits_that_change_hold_for_what_waits() -> None:
-    """Faster or slower from the next piece on; without one nobody waits any more."""
+    """The new rate applies from the next piece on; without a limit no job waits any more."""
     time = VirtualTime()
     throttle = MoveThrottle(NodeClock(time))
     done: list[str] = []
@@ -100,6 +100,6 @@ def test_limits_that_change_hold_for_what_waits() -> None:
 
 
 def test_pieces_are_as_small_as_the_limit_is_low() -> None:
-    """Thirty that come at once need not wait thirty mebibytes for their first entry."""
+    """Thirty added replicas need not wait thirty mebibytes for their first entry."""
     assert piece_bytes(10) == PIECE_BYTES_MIN
     assert piece_bytes(RATE) == RATE // 10

@@ -1,4 +1,4 @@
-"""A replica that comes to life while its log is read from the disk."""
+"""Opening of a replica while its log is read from the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ColdLog:
 
 
 class SlowStore:
-    """Its disk answers when a test says so."""
+    """A store whose reads finish when a test says so."""
 
     answer: Callable[[Any], None]
 
@@ -34,7 +34,7 @@ class SlowStore:
 
 
 class Machine:
-    """What it was told."""
+    """An owner that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -58,7 +58,7 @@ def entry(index: int) -> StoredEntry:
 def test_replay_that_is_not_wanted_any_more_leaves_the_machine_alone(
     is_wanted: bool, is_read: bool
 ) -> None:
-    """The machine of a state group is its successor's by then."""
+    """By then the machine of a state group belongs to its successor."""
     store: Any = SlowStore()
     log: Any = ColdLog()
     machine = Machine()
@@ -80,14 +80,14 @@ def test_replay_that_is_not_wanted_any_more_leaves_the_machine_alone(
     elif is_read:
         assert (machine.told, ends) == ([[1, 2, 3]], ["opened at 3"])
     else:
-        # Not lost: vote and log are in one piece. What cannot be read is applied when it is healed.
+        # Not lost: vote and log are intact. Unreadable entries are applied when repaired.
         assert (machine.told, ends) == ([], ["opened at 0"])
 
 
 def test_state_whose_read_is_refused_is_read_again(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For want of memory a replica comes later; its log is not lost."""
+    """For lack of memory a replica opens later; its log is not lost."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(1_000)

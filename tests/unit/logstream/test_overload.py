@@ -1,4 +1,4 @@
-"""A server that is too slow says so: once when that begins, once when it is over."""
+"""Overload of a server is logged once when it begins, and once when it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELECTION_NS = HostOptions().election_ticks * TICK_NS
 
 
 class Watched:
-    """An `Overload` whose loop is late for as much of the time as a test says."""
+    """An `Overload` whose loop is late for a chosen part of the time."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -82,7 +82,7 @@ def test_overload_begins_at_its_limit(watched: Watched, late_percent: int, begin
 
 
 def test_overload_does_not_flap(watched: Watched) -> None:
-    """It is over well below where it began."""
+    """The state ends well below the limit at which it begins."""
     watched.run(2 * WINDOW_NS, late_percent=BEGINS_PERCENT)
     watched.run(5 * WINDOW_NS, late_percent=ENDS_PERCENT)
     watched.run(2 * WINDOW_NS, late_percent=BEGINS_PERCENT)
@@ -92,7 +92,7 @@ def test_overload_does_not_flap(watched: Watched) -> None:
 
 
 def test_one_long_turn_is_no_overload_and_a_very_long_one_is(watched: Watched) -> None:
-    """Also when it is not looked at while it lasts."""
+    """Also if it is not checked in the meantime."""
     watched.run(WINDOW_NS, late_percent=0)
     for late_ns, said in [(700 * MS, []), (30_000 * MS, ["overloaded"])]:
         watched.now += late_ns
@@ -112,7 +112,7 @@ def test_people_are_told_what_the_matter_is(watched: Watched) -> None:
 
 
 def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
-    """From the host's own loop to its own word."""
+    """From the host's own loop to its own status."""
     cluster.run(3_000)
     hosts = [node.host for node in cluster.nodes.values()]
     assert [host.overload.problem() for host in hosts] == ["", "", ""]
@@ -133,7 +133,7 @@ def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
 def test_requests_that_wait_for_long_are_an_overload_though_the_loop_is_in_time(
     watched: Watched, wait_ns: int, begins: bool
 ) -> None:
-    """A crowd is kept waiting so that nothing else is late; people are told why they wait."""
+    """Requests of many clients wait so that nothing else is late; operators see why they wait."""
     watched.front.wait_ns = wait_ns
     watched.run(2 * WINDOW_NS, late_percent=0)
     assert watched.overload.is_overloaded is begins
@@ -160,7 +160,7 @@ def test_server_is_late_for_long_after_a_minute_in_which_it_was_never_in_time(
 
 
 def test_server_that_stood_still_for_minutes_is_not_late_for_long(watched: Watched) -> None:
-    """A process that was stopped goes on in time: its peers have replaced it meanwhile."""
+    """A process that was stopped continues in time: its peers have replaced it in the meantime."""
     watched.run(LOOK_NS, late_percent=0)
     watched.now += 5 * LATE_NS
     watched.loop_time.late_ns = 5 * LATE_NS

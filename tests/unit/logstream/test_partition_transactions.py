@@ -1,6 +1,6 @@
-"""Transactions in a partition's log, over three real hosts: verification, markers, what is stable.
+"""Transactions in a partition's log, over three real hosts: verification, markers, stability.
 
-A coordinator is a list of questions here, which a test answers.
+The coordinator is a list of queries here, which a test answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vdl.state.partition import EndTransactionMarker, PartitionState, encode_com
 
 
 class Asked(list[Callable[[ErrorCode], None]]):
-    """The questions to the coordinator so far; each is answered with a code."""
+    """Queries to the coordinator so far; each is answered with an error code."""
 
     def verify(self, done: Callable[[ErrorCode], None]) -> None:
         self.append(done)
@@ -51,7 +51,7 @@ def send(
     sequence: int = 0,
     ms: int = 1_000,
 ) -> list[Appended]:
-    """One record of a transaction; the list has its fate once it is known."""
+    """Append one record of a transaction. The returned list receives the result."""
     fates: list[Appended] = []
     fields = BatchFields(
         producer_id=producer_id,
@@ -71,7 +71,7 @@ def send(
 
 
 def sent(cluster: Any, stream: LogStream, **fields: Any) -> Appended:
-    """The same with a coordinator that knows the transaction."""
+    """Append one record with a coordinator that confirms the transaction. Return the result."""
     asked = Asked()
     fates = send(cluster, stream, asked, **fields)
     for done in asked:
@@ -109,7 +109,7 @@ def ended(cluster: Any, stream: LogStream, **fields: Any) -> ErrorCode:
 
 
 def stable(stream: LogStream) -> int:
-    """The last stable offset; reads do not go beyond it."""
+    """Return the last stable offset; reads do not go beyond it."""
     offset = stream.last_stable_offset
     if offset > stream.log_start_offset:
         found = stream.read(stream.log_start_offset, 1 << 20, stable=True)
@@ -130,8 +130,11 @@ def codes(fates: list[list[Appended]]) -> list[ErrorCode | None]:
 def test_batch_does_not_overtake_one_that_was_refused_for_what_the_coordinator_said(
     cluster: Any, ends_by: str
 ) -> None:
-    """They are on their way together, and the producer may begin here at any number: its id is
-    older than the replica. The second one would be appended, and the first be out of order."""
+    """They are in flight together, and the producer may begin here at any number.
+
+    Its id is older than the replica. If the second one were appended, the first would be out of
+    order.
+    """
     stream = cluster.leader(cluster.create_topic())
     stream.state.producers.ids_given_out(8)
     asked = Asked()
@@ -152,7 +155,7 @@ def test_batch_does_not_overtake_one_that_was_refused_for_what_the_coordinator_s
 def test_batch_that_was_refused_does_not_stand_in_the_way_of_the_next_transaction(
     cluster: Any,
 ) -> None:
-    """Its transaction is over, or its epoch: it does not come again."""
+    """Its transaction or its epoch is over: it does not come again."""
     stream = cluster.leader(cluster.create_topic())
     stream.state.producers.ids_given_out(8)
 
@@ -171,8 +174,10 @@ def test_batch_that_was_refused_does_not_stand_in_the_way_of_the_next_transactio
 
 
 def test_first_batch_of_a_transaction_waits_for_the_coordinator(cluster: Any) -> None:
-    """KIP-890: what the coordinator does not know is not appended. The rest of it needs no
-    question."""
+    """KIP-890: a batch whose transaction the coordinator does not know is not appended.
+
+    Its later batches need no query.
+    """
     stream, asked = led(cluster), Asked()
     first = send(cluster, stream, asked)
     cluster.run(50)
@@ -185,7 +190,7 @@ def test_first_batch_of_a_transaction_waits_for_the_coordinator(cluster: Any) ->
 
 
 def test_later_batches_of_a_producer_wait_behind_the_question(cluster: Any) -> None:
-    """In their order, while other producers go on."""
+    """In order, while other producers go on."""
     stream, asked, other = led(cluster), Asked(), Asked()
     waiting = [send(cluster, stream, asked, sequence=n) for n in range(3)]
     assert sent(cluster, stream, producer_id=8).base_offset == 0
@@ -200,7 +205,7 @@ def test_later_batches_of_a_producer_wait_behind_the_question(cluster: Any) -> N
 
 
 def test_batches_behind_a_refused_one_are_refused_with_it(cluster: Any) -> None:
-    """They would leave a gap; the producer sends them all again, in their order."""
+    """They would leave a gap; the producer sends all of them again, in order."""
     stream, asked = led(cluster), Asked()
     waiting = [send(cluster, stream, asked, sequence=n) for n in range(2)]
     asked.pop()(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -214,7 +219,7 @@ def test_batches_behind_a_refused_one_are_refused_with_it(cluster: Any) -> None:
 def test_too_many_batches_behind_questions_are_refused(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients try again by themselves, and ask for no metadata."""
+    """Clients retry by themselves, and request no metadata."""
     limit = 4
     monkeypatch.setattr(transactions, "BEHIND_MAX", limit)
     stream, asked = led(cluster), Asked()
@@ -228,7 +233,7 @@ def test_too_many_batches_behind_questions_are_refused(
 
 
 def test_producers_that_begin_together_may_have_five_batches_on_their_way(cluster: Any) -> None:
-    """However many of them there are: it is the one question of each that is waited for."""
+    """For any number of producers: only one query of each is in flight."""
     stream, asked = led(cluster), Asked()
     count = cluster.options.held_appends_max
     waiting = [
@@ -245,7 +250,7 @@ def test_producers_that_begin_together_may_have_five_batches_on_their_way(cluste
 
 
 def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) -> None:
-    """With it what waits behind it; an answer that comes later appends nothing."""
+    """So do the batches behind it; an answer that comes later appends nothing."""
     stream, asked = led(cluster), Asked()
     waiting = [
         send(cluster, stream, asked, ms=300),
@@ -260,8 +265,10 @@ def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) 
 
 
 def test_producers_that_wait_are_not_looked_at_for_each_other(cluster: Any) -> None:
-    """A batch that is held costs the same however many are, and so does the time that passes until
-    one of them is late."""
+    """Holding a batch costs the same for any number of held ones.
+
+    So do expiry checks until one of them is late.
+    """
     stream, asked = led(cluster), Asked()
     for producer_id in range(cluster.options.held_appends_max - 1):
         send(cluster, stream, asked, producer_id=producer_id, ms=9_000)
@@ -277,7 +284,7 @@ def test_producers_that_wait_are_not_looked_at_for_each_other(cluster: Any) -> N
 
 
 class Looked(dict[int, Any]):
-    """Counts how often all of it is looked at."""
+    """A dict that counts iterations over all of it."""
 
     looks = 0
 
@@ -291,8 +298,10 @@ class Looked(dict[int, Any]):
 
 
 def test_answer_from_before_a_marker_is_asked_for_again(cluster: Any) -> None:
-    """The coordinator said yes, then aborted: its marker may overtake what it said. Nothing may be
-    appended behind it, for no other marker comes."""
+    """The coordinator confirmed, then aborted: its marker may overtake the confirmation.
+
+    Nothing may be appended behind the marker, because no other marker follows.
+    """
     stream, asked = led(cluster), Asked()
     fates = send(cluster, stream, asked)
     late = asked.pop()
@@ -308,7 +317,7 @@ def test_answer_from_before_a_marker_is_asked_for_again(cluster: Any) -> None:
 def test_verified_batch_without_room_is_not_appended_behind_a_marker(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verified is not appended: what a marker overtakes has to be verified again."""
+    """A verified batch is not appended yet: if a marker overtakes it, it must be verified again."""
     stream, asked = led(cluster), Asked()
     group = stream.group
     propose = type(group).propose
@@ -330,7 +339,7 @@ def test_verified_batch_without_room_is_not_appended_behind_a_marker(
 
 
 def test_batch_sent_again_is_known_though_its_transaction_is_over(cluster: Any) -> None:
-    """Its answer was lost: it is answered as the first time, and nobody is asked."""
+    """Its answer was lost: it gets the same answer again, without a query."""
     stream = led(cluster)
     first = sent(cluster, stream)
     assert ended(cluster, stream) is ErrorCode.NONE
@@ -341,7 +350,7 @@ def test_batch_sent_again_is_known_though_its_transaction_is_over(cluster: Any) 
 
 
 def test_plain_batch_within_a_transaction_is_refused(cluster: Any) -> None:
-    """As Kafka: a producer's open transaction has all that it writes."""
+    """As in Kafka: all batches of a producer with an open transaction belong to it."""
     stream = led(cluster)
     sent(cluster, stream)
     plain = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 1}
@@ -353,8 +362,11 @@ def test_plain_batch_within_a_transaction_is_refused(cluster: Any) -> None:
 
 
 def test_plain_batch_of_a_newer_epoch_does_not_fence_the_marker(cluster: Any) -> None:
-    """Anybody may name the producer's id. The transaction would stay open for ever: its
-    coordinator takes a newer epoch for proof that it has ended."""
+    """Any client may use the producer's id.
+
+    The transaction would stay open for ever: its coordinator takes a newer epoch for proof that it
+    has ended.
+    """
     stream = led(cluster)
     sent(cluster, stream)
     forged = {"producer_id": 7, "producer_epoch": 5, "base_sequence": 0}
@@ -366,7 +378,7 @@ def test_plain_batch_of_a_newer_epoch_does_not_fence_the_marker(cluster: Any) ->
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: bool) -> None:
-    """One entry: the control batch that clients know, and its effect on what is stable."""
+    """One entry: the control batch known to clients, and its effect on the stable part."""
     stream = led(cluster)
     sent(cluster, stream)
     cluster.append(stream)
@@ -388,7 +400,7 @@ def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: b
 
 
 def test_marker_sent_again_is_answered_and_appended_once(cluster: Any) -> None:
-    """Also while the first is not committed: it is answered when that is."""
+    """Also while the first is not committed: the retry is answered when that is."""
     stream = led(cluster)
     sent(cluster, stream)
     followers = [s for s in (1, 2, 3) if s != stream.leader_server]
@@ -406,7 +418,7 @@ def test_marker_sent_again_is_answered_and_appended_once(cluster: Any) -> None:
 
 
 def test_marker_for_nothing_is_answered_only_by_who_leads(cluster: Any) -> None:
-    """One that has been deposed and does not know would let an open transaction hang."""
+    """A deposed leader that does not know so would leave an open transaction hanging."""
     stream = led(cluster)
     for server in (1, 2, 3):
         if server != stream.leader_server:
@@ -419,9 +431,11 @@ def test_marker_for_nothing_is_answered_only_by_who_leads(cluster: Any) -> None:
 
 
 def test_marker_that_found_nothing_does_not_end_the_next_transaction(cluster: Any) -> None:
-    """A partition may be in a transaction that has written nothing to it. Under the first version
-    the next one has the same epoch. The marker may come again, by a slow link, also from a
-    coordinator that was deposed; and another leader may be there by then."""
+    """A partition may be in a transaction that has written nothing to it.
+
+    Under the first version the next transaction has the same epoch. The marker may come again, over
+    a slow link, also from a deposed coordinator; and another leader may be there by then.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     died = stream.leader_server
@@ -463,8 +477,11 @@ MADE_UP = [(0, (1 << 31) - 1), ((1 << 15) - 1, 1), ((1 << 15) - 1, (1 << 31) - 1
 def test_clients_marker_fences_neither_the_coordinator_nor_the_producer(
     cluster: Any, epoch: int, coordinator_epoch: int, version: int
 ) -> None:
-    """KIP-664: it ends what hangs, under the epochs that are there. Another leader reads the same
-    out of its log. The coordinator's own marker comes all the same, and the producer goes on."""
+    """KIP-664: it ends a hanging transaction, under the present epochs.
+
+    Another leader reads the same from its log. The coordinator's own marker is still taken, and the
+    producer goes on.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     sent(cluster, stream)
@@ -486,7 +503,7 @@ def test_clients_marker_fences_neither_the_coordinator_nor_the_producer(
 def test_clients_marker_notes_nothing_where_nothing_is_open(
     cluster: Any, epoch: int, coordinator_epoch: int
 ) -> None:
-    """Neither of a producer that has written here, nor of one that has not; by version 2 either."""
+    """Neither for a producer that has written here, nor for another; nor by version 2."""
     stream = led(cluster)
     sent(cluster, stream)
     assert ended(cluster, stream, coordinator_epoch=3, number=1) is ErrorCode.NONE
@@ -501,7 +518,7 @@ def test_clients_marker_notes_nothing_where_nothing_is_open(
 
 
 def test_clients_marker_of_older_epochs_ends_nothing(cluster: Any) -> None:
-    """Whoever describes producers has the epochs of now: older ones are of something else."""
+    """Descriptions of producers have the present epochs: older ones belong to something else."""
     stream = led(cluster)
     sent(cluster, stream, epoch=3)
     assert ended(cluster, stream, epoch=4, version=2, number=1, coordinator_epoch=5) is (
@@ -520,7 +537,7 @@ def test_clients_marker_of_older_epochs_ends_nothing(cluster: Any) -> None:
 
 
 def test_marker_arrives_as_a_command_of_another_group(cluster: Any) -> None:
-    """From a server that does not lead, and again: each is answered."""
+    """From a server that does not lead, and repeated: each is answered."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     sent(cluster, stream)
@@ -538,7 +555,8 @@ def test_marker_arrives_as_a_command_of_another_group(cluster: Any) -> None:
 
 
 def test_open_transaction_and_aborted_list_survive_a_failover(cluster: Any) -> None:
-    """The last stable offset does not move back under the next leader, nor past what is open."""
+    """Under the next leader the last stable offset moves neither back nor past open
+    transactions."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     sent(cluster, stream, producer_id=8)
@@ -558,7 +576,8 @@ def test_open_transaction_and_aborted_list_survive_a_failover(cluster: Any) -> N
 
 
 def test_what_is_stable_does_not_wait_for_applying(cluster: Any) -> None:
-    """What is committed and not applied may open a transaction: its leader knows, others wait."""
+    """Committed entries that are not applied may open a transaction: the leader knows, others
+    wait."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     committed = type(stream).committed
@@ -596,7 +615,7 @@ def test_long_poll_for_stable_records_is_woken_by_the_marker(cluster: Any) -> No
 
 
 def test_deleting_records_under_an_open_transaction_leaves_nothing_stable(cluster: Any) -> None:
-    """KIP-107: the log begins there, and what is left waits for the marker."""
+    """KIP-107: the log begins there, and the remaining records wait for the marker."""
     stream = led(cluster)
     sent(cluster, stream)
     cluster.append(stream)
@@ -620,8 +639,10 @@ def replicas(cluster: Any, group_id: int) -> list[LogStream]:
 
 
 def test_replica_that_begins_with_a_snapshot_knows_what_is_open(cluster: Any) -> None:
-    """The snapshot stands at the log's start, and its state is a later one: what was aborted since
-    is listed, and what is open begins where it did."""
+    """The snapshot is taken at the log's start, with a later state.
+
+    Transactions aborted since are listed, and open ones begin at the same offsets.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     sent(cluster, stream, producer_id=8)
@@ -658,8 +679,10 @@ def test_replica_that_begins_with_a_snapshot_knows_what_is_open(cluster: Any) ->
 
 
 def test_snapshot_has_the_list_for_servers_that_take_it_from_there(cluster: Any) -> None:
-    """One of an older version does not make it from the entries; nor is it given what was kept for
-    others."""
+    """A server of an older version does not build the list from the entries.
+
+    Nor does it receive a snapshot that was kept for others.
+    """
     stream = led(cluster)
     sent(cluster, stream, producer_id=8)
     for _ in range(5):
@@ -688,7 +711,7 @@ def test_snapshot_has_the_list_for_servers_that_take_it_from_there(cluster: Any)
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_replica_that_does_not_list_all_yet_gives_no_snapshot(cluster: Any, is_short: bool) -> None:
-    """Neither to one that takes the list from there, nor to one that makes it itself."""
+    """Neither to a replica that takes the list from it, nor to one that builds the list itself."""
     stream = led(cluster)
     assert stream.snapshot_items(0, is_short=is_short) is not None
     state = PartitionState()
@@ -701,8 +724,10 @@ def test_replica_that_does_not_list_all_yet_gives_no_snapshot(cluster: Any, is_s
 def test_state_is_the_same_after_restarts_at_any_checkpoint(
     cluster: Any, on_loop_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a checkpoint has and what is applied again behind it make one state. A long list of
-    aborted transactions is decoded in a thread."""
+    """A checkpoint and the entries applied again after it give one state.
+
+    A long list of aborted transactions is decoded in a thread.
+    """
     monkeypatch.setattr(open_replica, "BLOCKS_ON_LOOP_MAX", on_loop_max)
     in_thread: list[bool] = []
     listed_in = PartitionState.listed_in
@@ -736,7 +761,7 @@ def test_state_is_the_same_after_restarts_at_any_checkpoint(
 
 
 def test_what_a_deposed_leader_appended_opens_and_ends_nothing(cluster: Any) -> None:
-    """§5.3: neither its batch nor its marker was committed, and both go."""
+    """§5.3: neither its batch nor its marker was committed, and both are removed."""
     group_id = cluster.create_topic()
     old = cluster.leader(group_id)
     assert sent(cluster, old).error is ErrorCode.NONE
@@ -767,7 +792,7 @@ def test_what_a_deposed_leader_appended_opens_and_ends_nothing(cluster: Any) -> 
 
 
 def test_times_of_markers_are_nobodys(cluster: Any) -> None:
-    """KIP-79, KIP-734: a record is looked for; a marker, however late, is none."""
+    """KIP-79, KIP-734: lookups find records; a marker, however late, is none."""
     stream = led(cluster)
     sent(cluster, stream)
     ended(cluster, stream)
@@ -803,7 +828,7 @@ def test_number_of_open_transactions_is_bounded(
 def test_transactions_that_are_asked_about_count_as_open(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them may begin; what is one too many is refused before anybody is asked."""
+    """All of them may begin; one too many is refused before a query is sent."""
     monkeypatch.setattr(transactions, "OPEN_TRANSACTIONS_MAX", 3)
     stream, asked = led(cluster), Asked()
     fates = [send(cluster, stream, asked, producer_id=number) for number in range(4)]
@@ -818,7 +843,7 @@ def test_transactions_that_are_asked_about_count_as_open(
 def test_batches_under_way_count_once_for_their_transaction(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One busy producer keeps nobody from beginning."""
+    """A busy producer keeps no other from beginning."""
     monkeypatch.setattr(transactions, "OPEN_TRANSACTIONS_MAX", 3)
     stream, asked = led(cluster), Asked()
     sent(cluster, stream)
@@ -833,7 +858,7 @@ def test_batches_under_way_count_once_for_their_transaction(
 
 
 def test_marker_and_deletion_do_not_wait_until_producers_leave_room() -> None:
-    """Records may use up what may be uncommitted to the last byte, and on full disks for long."""
+    """Records may use the uncommitted limit to the last byte, and on full disks for long."""
     cluster = Cluster(uncommitted_bytes_max=100_000)
     stream = led(cluster)
     assert sent(cluster, stream).error is ErrorCode.NONE
@@ -848,5 +873,5 @@ def test_marker_and_deletion_do_not_wait_until_producers_leave_room() -> None:
     cluster.run(100)
     assert deleted == [ErrorCode.NONE]
     assert codes(full) == [ErrorCode.NONE] * 3
-    # The third batch came when there was room again: behind the marker.
+    # The third batch was appended when there was room again: behind the marker.
     assert [fate.base_offset for (fate,) in full] == [1, 2, 4]

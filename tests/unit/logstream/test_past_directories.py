@@ -1,4 +1,4 @@
-"""Directories that are not what their peers remember: swapped, copied, cloned, rolled back."""
+"""Directories that differ from their peers' marks: swapped, copied, cloned, rolled back."""
 
 import copy
 from collections import Counter
@@ -17,7 +17,7 @@ from vdl.logstream.options import TICK_NS
 
 
 def image_of(node: Node) -> MemoryImage:
-    """A copy of what a server's disk holds now."""
+    """Return a copy of a server's present disk."""
     assert node.store is not None
     return copy.deepcopy(node.store.image)
 
@@ -36,7 +36,7 @@ def errors(node: Node, event: str) -> int:
 
 
 def fill(cluster: Cluster, group_id: int, count: int) -> list[int]:
-    """Append records; the offsets that were acknowledged."""
+    """Append records. Return the offsets that were acknowledged."""
     done: list[int] = []
     for _ in range(count):
         fates = cluster.append(cluster.leader(group_id), b"x" * 100)
@@ -46,7 +46,7 @@ def fill(cluster: Cluster, group_id: int, count: int) -> list[int]:
 
 
 def replica_numbers(node: Node, group_id: int) -> list[int]:
-    """Of a group, in a server's directory: those that are not lost."""
+    """Return the numbers of a group's replicas in a server's directory that are not lost."""
     assert node.store is not None
     return [
         log.replica_number
@@ -56,7 +56,7 @@ def replica_numbers(node: Node, group_id: int) -> list[int]:
 
 
 def records(cluster: Cluster, group_id: int) -> int:
-    """How many offsets the leader has committed."""
+    """Return the number of offsets that the leader has committed."""
     log = cluster.leader(group_id).group.log
     return int(log.offset_after(log.commit_index))
 
@@ -69,9 +69,9 @@ def topic(cluster: Cluster) -> int:
     return group_id
 
 
-# --- whose it is ----------------------------------------------------------------------------------
+# --- ownership ------------------------------------------------------------------------------------
 def test_swapped_directories_are_refused_by_whoever_is_linked(cluster: Cluster, topic: int) -> None:
-    """Also where the identity names no server: nobody speaks for another server's replicas."""
+    """Also if the identity names no server: no server may act for another server's replicas."""
     for n in (2, 3):
         cluster.nodes[n].crash()
     images = image_of(cluster.nodes[2]), image_of(cluster.nodes[3])
@@ -94,7 +94,7 @@ def test_swapped_directories_are_refused_by_whoever_is_linked(cluster: Cluster, 
 def test_directory_that_was_copied_for_another_server_counts_once(
     cluster: Cluster, topic: int
 ) -> None:
-    """The copy is refused, and the rest of the set goes on."""
+    """The copy is refused, and the rest of the cluster goes on."""
     image = image_of(cluster.nodes[2])
     restore(cluster.nodes[3], image)
     cluster.run(3_000)
@@ -105,13 +105,14 @@ def test_directory_that_was_copied_for_another_server_counts_once(
 
 # --- two processes --------------------------------------------------------------------------------
 def clone_of(cluster: Cluster, server_id: int, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Another process of a server, in a copy of its directory, that can be dialled by nobody."""
+    """Start another process of a server, in a copy of its directory, to which no peer can
+    connect."""
     image = image_of(cluster.nodes[server_id])
     clone = object.__new__(Node)
     clone.cluster, clone.id, clone.directories, clone.starts = cluster, server_id, 0, 1
     clone.store = MemoryStore(DelayWorkers(cluster.nodes[server_id].clock), image=image)
     clone.store.image = image
-    image.boots.pop()  # that was only to hold it
+    image.boots.pop()  # the last boot only served to hold it
     with monkeypatch.context() as patched:
         patched.setattr(cluster.network, "listen", lambda *_, **__: None)
         clone.start()
@@ -167,7 +168,7 @@ def test_restarted_process_takes_the_place_of_the_former_at_once(
 def test_copy_that_comes_when_the_first_process_is_gone_is_of_the_past(
     cluster: Cluster, topic: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one acknowledged after the copy was made."""
+    """The first one acknowledged entries after the copy was made."""
     image = image_of(cluster.nodes[3])
     fill(cluster, topic, 20)
     cluster.run(300)
@@ -176,12 +177,12 @@ def test_copy_that_comes_when_the_first_process_is_gone_is_of_the_past(
     assert errors(cluster.nodes[3], "directory_from_the_past") == 1
 
 
-# --- the past -------------------------------------------------------------------------------------
+# --- old copies -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("victim", SERVERS)
 def test_server_from_an_older_copy_loses_its_replicas_and_gets_others(
     cluster: Cluster, topic: int, victim: int
 ) -> None:
-    """Whichever it is: all that was acknowledged is there in the end, on three sound replicas."""
+    """For each server: all acknowledged records are there in the end, on three intact replicas."""
     image = image_of(cluster.nodes[victim])
     done = fill(cluster, topic, 50)
     cluster.run(500)
@@ -201,7 +202,7 @@ def test_server_from_an_older_copy_loses_its_replicas_and_gets_others(
 
 
 def test_server_that_is_of_the_past_stays_so_over_a_restart(cluster: Cluster, topic: int) -> None:
-    """Also when it is started again before anybody has replaced its replicas, and alone."""
+    """Also if it is started again before its replicas are replaced, and alone."""
     image = image_of(cluster.nodes[3])
     fill(cluster, topic, 20)
     cluster.run(300)
@@ -225,7 +226,7 @@ def test_server_that_is_of_the_past_stays_so_over_a_restart(cluster: Cluster, to
 def test_marks_are_found_again_when_all_servers_were_restarted(
     cluster: Cluster, topic: int
 ) -> None:
-    """They are noted on disk as time passes: nobody has to have lived through it."""
+    """They are written to disk periodically: no peer needs to have run throughout."""
     image = image_of(cluster.nodes[3])
     fill(cluster, topic, 20)
     cluster.run(6_000)
@@ -243,7 +244,8 @@ def test_marks_are_found_again_when_all_servers_were_restarted(
 
 
 def test_set_that_was_restored_as_a_whole_goes_on(cluster: Cluster, topic: int) -> None:
-    """A backup of all directories, made while all were stopped: nobody remembers more."""
+    """All directories are from one backup, made while all servers were stopped: no mark is
+    newer."""
     for node in cluster.nodes.values():
         node.host.close()
     cluster.run(50)
@@ -266,7 +268,7 @@ def test_set_that_was_restored_as_a_whole_goes_on(cluster: Cluster, topic: int) 
 
 
 def test_two_of_three_from_older_copies_serve_nothing(cluster: Cluster, topic: int) -> None:
-    """The third remembers both. It has all that was acknowledged, and is not overruled."""
+    """The third has marks of both. It has all acknowledged records, and is not outvoted."""
     images = {n: image_of(cluster.nodes[n]) for n in (2, 3)}
     fill(cluster, topic, 20)
     cluster.run(500)
@@ -279,14 +281,14 @@ def test_two_of_three_from_older_copies_serve_nothing(cluster: Cluster, topic: i
         assert cluster.nodes[n].host.stream(topic) is None
     stream = cluster.nodes[1].host.stream(topic)
     assert stream is not None
-    assert not stream.serving  # two that are lost are no majority for it
+    assert not stream.serving  # two lost replicas are no majority for it
     assert stream.group.log.next_offset == 25
 
 
 def test_server_waits_for_who_may_remember_and_not_for_who_is_gone(
     cluster: Cluster, topic: int
 ) -> None:
-    """An older copy and a server that was away, in front of the third that has it all."""
+    """An older copy and a server that was away start before the third, which has everything."""
     image = image_of(cluster.nodes[2])
     cluster.nodes[3].crash()
     done = fill(cluster, topic, 20)
@@ -309,8 +311,10 @@ def test_server_waits_for_who_may_remember_and_not_for_who_is_gone(
 
 
 def diverge(cluster: Cluster, topic: int) -> None:
-    """Server 2 forgets records 5 to 24, and elects server 3, which was away. Both go on with other
-    records. Then server 1 comes back, which has them."""
+    """Have server 2 lose records 5 to 24, and elect server 3, which was away.
+
+    Both continue with other records. Then server 1 returns, which has the lost ones.
+    """
     image = image_of(cluster.nodes[2])
     cluster.nodes[3].crash()
     assert fill(cluster, topic, 20) == list(range(5, 25))
@@ -319,15 +323,18 @@ def diverge(cluster: Cluster, topic: int) -> None:
     restore(cluster.nodes[2], image)
     cluster.nodes[3].start()
     cluster.run(5_000)
-    assert fill(cluster, topic, 3) == [5, 6, 7]  # nobody who runs could know
+    assert fill(cluster, topic, 3) == [5, 6, 7]  # no running server could know
     cluster.nodes[1].start()
 
 
 def test_divergence_that_an_old_copy_made_is_named_and_served_no_more(
     cluster: Cluster, topic: int
 ) -> None:
-    """Each side has what a majority once had. Which offsets are at stake is told, and none of the
-    two goes on: the copy is no majority for the one, nor the one for the other."""
+    """Each side has entries that once had a majority.
+
+    The affected offsets are logged, and neither of the two goes on: the copy is no majority for the
+    one, nor the one for the other.
+    """
     diverge(cluster, topic)
     cluster.run(10_000)
     assert errors(cluster.nodes[2], "directory_from_the_past") == 1
@@ -347,7 +354,7 @@ def test_divergence_that_an_old_copy_made_is_named_and_served_no_more(
 def test_old_copy_is_found_out_however_often_it_was_started_alone(
     cluster: Cluster, topic: int
 ) -> None:
-    """Its journal has got further than what is remembered by then."""
+    """By then its journal is longer than the mark."""
     image = image_of(cluster.nodes[3])
     fill(cluster, topic, 5)
     cluster.run(300)
@@ -361,7 +368,7 @@ def test_old_copy_is_found_out_however_often_it_was_started_alone(
     for node in cluster.nodes.values():
         node.start()
     cluster.run(1_500)
-    # The others were killed before they noted what they had heard in the last seconds.
+    # The others were killed before they noted the marks of the last seconds.
     told = errors(cluster.nodes[3], "directory_from_the_past")
     cluster.run(10_000)
     assert records(cluster, topic) == 10
@@ -369,7 +376,7 @@ def test_old_copy_is_found_out_however_often_it_was_started_alone(
 
 
 def test_wiped_directory_is_a_new_one_and_not_of_the_past(cluster: Cluster, topic: int) -> None:
-    """What is remembered is remembered of a directory."""
+    """A mark belongs to a directory."""
     fill(cluster, topic, 5)
     cluster.run(300)
     cluster.nodes[3].wipe()
@@ -382,7 +389,7 @@ def test_wiped_directory_is_a_new_one_and_not_of_the_past(cluster: Cluster, topi
 def test_server_of_an_earlier_version_is_neither_waited_for_nor_sent_what_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would end the link; and it remembers nothing."""
+    """An unknown frame would end the link; and the server has no marks."""
     hello = Node.hello
 
     def of_before(node: Node) -> Hello:
@@ -417,8 +424,10 @@ def test_server_of_an_earlier_version_is_neither_waited_for_nor_sent_what_it_doe
 def test_list_of_starts_in_a_form_of_later_versions_says_nothing(
     cluster: Cluster, topic: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is upgraded while the others remember it from before is not one of the past:
-    what it says counts, and it judges itself by what it is sent."""
+    """An upgraded server does not count as a restored copy because its peers have older marks.
+
+    Its messages count, and it judges itself by the marks it receives.
+    """
     hello = Node.hello
     later = b"\x02" + bytes(24)
     cluster.nodes[3].crash()
@@ -436,8 +445,8 @@ def test_list_of_starts_in_a_form_of_later_versions_says_nothing(
 def test_replicas_that_were_made_after_the_copy_are_not_made_again(
     cluster: Cluster, topic: int
 ) -> None:
-    """The copy does not know of them; under the same number they would have no memory of what they
-    voted for."""
+    """The copy does not know them; under the same number they would lack the memory of their
+    votes."""
     image = image_of(cluster.nodes[3])
     later = cluster.create_topic("later")
     fill(cluster, later, 5)
@@ -451,7 +460,7 @@ def test_replicas_that_were_made_after_the_copy_are_not_made_again(
 
 # --- a copy from before there was anything --------------------------------------------------------
 def empty_images(monkeypatch: pytest.MonkeyPatch) -> dict[int, MemoryImage]:
-    """By server: a copy of its directory, made at its first start, before it had any logs."""
+    """Return, by server, a copy of its directory from its first start, before it had logs."""
     images: dict[int, MemoryImage] = {}
     begin = Host.start
 
@@ -464,7 +473,7 @@ def empty_images(monkeypatch: pytest.MonkeyPatch) -> dict[int, MemoryImage]:
 
 
 def logs_here(node: Node) -> list[tuple[int, int]]:
-    """(group id, replica number) of each log in a server's directory."""
+    """Return (group id, replica number) of each log in a server's directory."""
     assert node.store is not None
     return sorted((log.group_id, log.replica_number) for log in node.store.logs.values())
 
@@ -473,8 +482,10 @@ def logs_here(node: Node) -> list[tuple[int, int]]:
 def test_copy_from_before_there_were_logs_is_compared_before_it_takes_part(
     monkeypatch: pytest.MonkeyPatch, is_noted: bool
 ) -> None:
-    """It has nothing that it could have forgotten, as its own bytes have it, and acknowledged all
-    the same. `is_noted`: whether the copy lists the start in which it was made."""
+    """By its own bytes it has nothing to forget, but it acknowledged entries all the same.
+
+    `is_noted`: True if the copy lists the start in which it was made.
+    """
     images = empty_images(monkeypatch)
     cluster = Cluster()
     topic = cluster.create_topic()
@@ -500,8 +511,8 @@ def test_copy_from_before_there_were_logs_is_compared_before_it_takes_part(
 def test_server_that_waits_makes_no_replica_that_a_peer_tells_it_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The peer has the server's number of the catalog and remembers nothing; the one that does is
-    not there yet."""
+    """The peer has the server's number of the catalog, but no mark; the one with the mark is
+    away."""
     images = empty_images(monkeypatch)
     cluster = Cluster()
     topic = cluster.create_topic()

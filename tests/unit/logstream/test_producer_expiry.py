@@ -1,4 +1,4 @@
-"""Idle producers are forgotten on all replicas alike, by no wall clock (KIP-98)."""
+"""Idle producers are forgotten on all replicas alike, without wall clocks (KIP-98)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DAY_MS = 86_400_000
 EXPIRATION_MS = 10_000
 CHECK_MS = 1_000
 LATE_MS = EXPIRATION_MS // PARTS + 2 * CHECK_MS + 1_000
-"""By how much a producer may be kept for longer: what marks are apart, and two looks."""
+"""Maximum extra time for which a producer may be kept: the distance of marks, and two checks."""
 
 
 @pytest.fixture
 def forgetting() -> Cluster:
-    """Hosts that forget producers after ten seconds, by clocks that have stood for one."""
+    """Return hosts that forget producers after ten seconds, with a clock hold of one."""
     return Cluster(
         producer_expiration_ms=EXPIRATION_MS,
         producer_expiration_check_ms=CHECK_MS,
@@ -42,7 +42,7 @@ def forgetting() -> Cluster:
 
 
 def send(cluster: Any, group_id: int, pid: int, sequence: int) -> ErrorCode:
-    """What the leader answers to one batch of one record."""
+    """Return the leader's answer to a batch of one record."""
     fates = cluster.append(
         cluster.leader(group_id), producer_id=pid, producer_epoch=0, base_sequence=sequence
     )
@@ -57,7 +57,7 @@ def states(cluster: Any, group_id: int) -> list[Any]:
 
 
 def known(cluster: Any, group_id: int, pid: int) -> set[bool]:
-    """Whether the producer is known, on all replicas together."""
+    """Return the set of answers of all replicas: True where the producer is known."""
     streams = (n.host.stream(group_id) for n in cluster.nodes.values() if not n.clock.stopped)
     return {stream.state.producers.get(pid) is not None for stream in streams}
 
@@ -89,8 +89,10 @@ def test_idle_producer_is_forgotten_everywhere_and_the_live_one_is_not(forgettin
 def test_producers_that_are_too_many_are_forgotten_once_nobody_sends_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that were idle longest, and no more than are too many; none of them before a client
-    has given up what was not answered, so that nothing is written twice."""
+    """The excess ones are forgotten, those that were idle longest.
+
+    Not before a client has given up an unanswered batch, so that nothing is written twice.
+    """
     monkeypatch.setattr(producer_expiry, "PRODUCERS_KEPT", 2)
     monkeypatch.setattr(producer_expiry, "KEPT_MIN", 1)
     monkeypatch.setattr(producer_expiry, "RETRIED_NS", EXPIRATION_MS * MS)
@@ -112,7 +114,7 @@ def test_producers_that_are_too_many_are_forgotten_once_nobody_sends_again(
 
 @pytest.mark.parametrize("partitions", [0, 1, 200, 300, 656, 5_000, 16_384, 100_000])
 def test_producers_of_all_partitions_are_bounded_together(partitions: int) -> None:
-    """As many as a partition alone may have, until their product is too large."""
+    """Each partition has the limit of a single one, until the product is too large."""
     kept = kept_of_each(partitions)
     assert KEPT_MIN <= kept <= PRODUCERS_KEPT
     assert kept * partitions <= KEPT_TOGETHER or kept == KEPT_MIN
@@ -120,7 +122,7 @@ def test_producers_of_all_partitions_are_bounded_together(partitions: int) -> No
 
 
 def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:
-    """A log does not grow by producers that are idle, nor by none."""
+    """Neither one idle producer nor a lack of producers makes a log grow."""
     cluster = forgetting
     group_id = cluster.create_topic()
     for pid in range(5):
@@ -135,7 +137,7 @@ def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:
 @pytest.mark.parametrize("days", [8, 40_000, -8])
 @pytest.mark.parametrize("clocks", [1, 3])
 def test_wall_clocks_expire_nothing(forgetting: Any, days: int, clocks: int) -> None:
-    """Not the leader's, nor all of them together, for longer than a hold."""
+    """Neither the leader's clock, nor all of them together, for longer than a hold."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -164,7 +166,7 @@ def test_server_started_days_ahead_expires_nothing(forgetting: Any) -> None:
 
 
 def test_next_leader_knows_how_long_producers_were_idle(forgetting: Any) -> None:
-    """Else a partition whose leader changes more often would never forget."""
+    """Otherwise a partition whose leader changes more often would never forget."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -178,7 +180,7 @@ def test_next_leader_knows_how_long_producers_were_idle(forgetting: Any) -> None
 
 
 def test_servers_that_restart_reckon_anew(forgetting: Any) -> None:
-    """What is remembered comes back with the log; for how long nobody knows, so for longer."""
+    """The windows return with the log; the idle times are lost, so producers are kept longer."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -195,7 +197,7 @@ def test_servers_that_restart_reckon_anew(forgetting: Any) -> None:
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_restart_finds_what_was_forgotten_forgotten(forgetting: Any, checkpoints: bool) -> None:
-    """Whether it replays the batches and the command, or loads what a checkpoint kept."""
+    """With a replay of the batches and the command, or a load of the checkpoint."""
     cluster = forgetting
     group_id = cluster.create_topic()
     for pid in (7, 8):
@@ -245,7 +247,7 @@ def test_nothing_expires_while_a_member_may_not_know_the_command(
 
 
 def test_long_polls_are_not_woken(forgetting: Any) -> None:
-    """Nothing that a consumer could see has changed."""
+    """No change is visible to consumers."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -261,7 +263,7 @@ def test_long_polls_are_not_woken(forgetting: Any) -> None:
 
 
 def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has room for more important ones."""
+    """It has space for more important ones."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -281,7 +283,7 @@ def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.Mo
 
 
 def test_thousands_of_partitions_are_not_looked_at_together() -> None:
-    """Each once in a check interval."""
+    """Each is checked once per check interval."""
     looked: list[int] = []
 
     def stream(group_id: int) -> Any:
@@ -300,7 +302,7 @@ def test_thousands_of_partitions_are_not_looked_at_together() -> None:
 
 
 def test_marks_are_bounded_and_never_early() -> None:
-    """Whatever is written between two looks."""
+    """For any writes between two checks."""
     marks = ProducerMarks(2_400)
     for now in range(0, 50_000, 7):
         marks.note(now + 1, now)
@@ -311,7 +313,7 @@ def test_marks_are_bounded_and_never_early() -> None:
 
 
 def test_marks_of_nothing_new_are_not_made() -> None:
-    """A partition where nobody writes has one mark, of when its newest batch was first seen."""
+    """A partition without new writes has one mark, of when its newest batch was first seen."""
     marks = ProducerMarks(2_400)
     for now in range(0, 2_400, 100):
         marks.note(5, now)

@@ -1,4 +1,4 @@
-"""Groups for which nothing is to be done rest while servers are heard, and lose no time by it."""
+"""Idle groups rest while servers are heard, without delaying elections."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vdl.logstream.options import TICK_NS
 from vdl.state.commands import CreateTopics, NewTopic
 
 RESTED_MS = 15_000
-"""After so long every group rests, and has been looked at once at the most."""
+"""Time after which every group rests, having been checked once at most."""
 
 
 class Woken:
-    """A `Quiescence` of three servers, and which groups it woke."""
+    """A `Quiescence` of three servers, and the groups that it woke."""
 
     def __init__(self) -> None:
         self.ages = {1: 0, 2: 0, 3: 0}
@@ -39,7 +39,7 @@ def fake_group(group_id: int) -> Any:
 
 
 def test_groups_may_rest_while_every_linked_server_is_heard() -> None:
-    """At the limit and below it; a server without a link is not listened for."""
+    """At the limit and below it; a server without a link does not count."""
     world = Woken()
     assert not world.at_rest.is_calm, "nobody has looked yet"
     world.ages[2] = SILENT_NS - 1
@@ -73,7 +73,7 @@ def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A node's id for each time somebody asked it when it is due."""
+    """Return a list that receives a node's id each time it is checked for when it is due."""
     asked: list[int] = []
     ticks_until_due = RawNode.ticks_until_due
 
@@ -93,7 +93,7 @@ def rested(cluster: Any, partitions: int = 1) -> list[int]:
 
 
 def wait_led(cluster: Any, group_id: int, *, without: int) -> float:
-    """Milliseconds until another server than `without` serves, in steps of ten."""
+    """Return the milliseconds until another server than `without` serves, in steps of ten."""
     for passed_ms in range(0, 10_000, 10):
         for node in cluster.nodes.values():
             stream = node.host.stream(group_id)
@@ -104,16 +104,16 @@ def wait_led(cluster: Any, group_id: int, *, without: int) -> float:
 
 
 def test_groups_at_rest_cost_next_to_nothing(cluster: Any, looks: list[int]) -> None:
-    """Each was looked at once or twice a second, on each server."""
+    """Without rest each is checked once or twice a second, on each server."""
     rested(cluster, 50)
     assert all(len(node.host.timers.at_rest) >= 50 for node in cluster.nodes.values())
     looks.clear()
     cluster.run(10_000)
-    assert len(looks) < 50 * 3 * 8  # two or three for each look, and some for the catalog
+    assert len(looks) < 50 * 3 * 8  # two or three for each check, and some for the catalog
 
 
 def test_silent_leader_of_a_group_at_rest_is_replaced_in_the_normal_time(cluster: Any) -> None:
-    """Its process is stopped: links stay, and only silence tells of it."""
+    """Its process is stopped: links stay, and only silence shows it."""
     (group_id,) = rested(cluster)
     cluster.network.pause(1)
     cluster.nodes[1].clock.pause()
@@ -124,7 +124,8 @@ def test_silent_leader_of_a_group_at_rest_is_replaced_in_the_normal_time(cluster
 def test_leader_of_a_group_at_rest_whose_link_is_cut_is_given_an_election_timeout(
     cluster: Any,
 ) -> None:
-    """Counted from when it was heard last: neither at once, for the timers stood, nor anew."""
+    """The timeout counts from when it was last heard: timers at rest neither shorten nor restart
+    it."""
     (group_id,) = rested(cluster)
     for other in (2, 3):
         cluster.network.reset(1, other)
@@ -138,7 +139,7 @@ def test_leader_of_a_group_at_rest_whose_link_is_cut_is_given_an_election_timeou
 
 
 def test_leader_at_rest_that_is_alone_gives_up_within_two_timeouts(cluster: Any) -> None:
-    """Cut off in silence, its links up: its own timers tell."""
+    """It is cut off without link errors: its own timers show it."""
     (group_id,) = rested(cluster)
     for other in (2, 3):
         cluster.network.cut(1, other)
@@ -152,7 +153,7 @@ def test_leader_at_rest_that_is_alone_gives_up_within_two_timeouts(cluster: Any)
 def test_followers_at_rest_of_a_leader_that_resigned_do_not_all_stand_at_once(
     cluster: Any,
 ) -> None:
-    """Its list says so; two that ask in one tick split the votes of all who are left."""
+    """Its list reports so; two candidates in one tick split the votes of the remaining replicas."""
     groups = rested(cluster, 20)
     host = cluster.nodes[1].host
     for group_id in groups:
@@ -169,7 +170,7 @@ def test_followers_at_rest_of_a_leader_that_resigned_do_not_all_stand_at_once(
 def test_transfer_of_a_group_at_rest_ends_as_soon_as_ever(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """One that fails is over after an election timeout: proposals do not wait for longer."""
+    """A failed transfer ends after an election timeout: proposals do not wait any longer."""
     cluster = make_cluster()
     (group_id,) = rested(cluster)
     leader = cluster.nodes[1].host.groups[group_id]
@@ -184,7 +185,7 @@ def test_transfer_of_a_group_at_rest_ends_as_soon_as_ever(
 
 
 def test_learner_does_not_rest(cluster: Any) -> None:
-    """It has no timer that could be waited for, and may be a voter with the next entry."""
+    """It has no timer of its own, and may be a voter with the next entry."""
     (group_id,) = rested(cluster)
     host = cluster.nodes[2].host
     group = host.groups[group_id]

@@ -1,4 +1,4 @@
-"""Replicas move between servers: step by step, from any point on, and nothing is lost."""
+"""Replicas move between servers: step by step, resumable at any point, and without loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOPIC = "events"
 
 @pytest.fixture
 def six() -> Cluster:
-    """Six servers; topics have their replicas on the first three."""
+    """Return six servers; topics have their replicas on the first three."""
     return Cluster(SERVERS)
 
 
@@ -51,7 +51,7 @@ def move(cluster: Any, replicas: list[int] | None) -> ErrorCode:
 
 
 def holders(cluster: Any, group_id: int) -> list[int]:
-    """The servers whose directory has a log of the group, running or not."""
+    """Return the servers whose directory has a log of the group, running or not."""
     found = []
     for server, node in sorted(cluster.nodes.items()):
         store: MemoryStore = node.store
@@ -66,12 +66,12 @@ def group_on(cluster: Any, group_id: int, server: int) -> Group:
 
 
 def voters(cluster: Any, group_id: int) -> set[int]:
-    """By the group's leader."""
+    """Return the servers of the group's voters, by its leader."""
     return {server_of(r) for r in cluster.leader(group_id).group.node.membership.incoming}
 
 
 def catalog(cluster: Any) -> Any:
-    """Of a server that runs."""
+    """Return the catalog of a running server."""
     return next(n.host.catalog for n in cluster.nodes.values() if not n.clock.stopped)
 
 
@@ -88,7 +88,7 @@ def settled(cluster: Any, group_id: int) -> bool:
 
 
 def append(cluster: Any, group_id: int, count: int = 5) -> None:
-    """Records that are acknowledged."""
+    """Append records, which must be acknowledged."""
     for _ in range(count):
         fates = cluster.append(cluster.leader(group_id))
         until(cluster, lambda fates=fates: bool(fates))
@@ -96,7 +96,7 @@ def append(cluster: Any, group_id: int, count: int = 5) -> None:
 
 
 def offsets(cluster: Any, group_id: int) -> dict[int, int]:
-    """Where the log ends on each server that runs a replica."""
+    """Return the end of the log on each server that runs a replica."""
     return {
         server: node.host.groups[group_id].node.next_offset()
         for server, node in cluster.nodes.items()
@@ -108,7 +108,7 @@ def offsets(cluster: Any, group_id: int) -> dict[int, int]:
     "replicas", [[1, 2, 4], [4, 1, 2], [4, 5, 6], [2], [3, 2], [1, 2, 3, 4, 5], [6]]
 )
 def test_members_become_the_ones_asked_for(six: Any, replicas: list[int]) -> None:
-    """More, fewer or all others; the leader may be one of those that go."""
+    """More, fewer or all others; the leader may be one of the leaving replicas."""
     group_id = six.create_topic()
     append(six, group_id)
     assert move(six, replicas) is ErrorCode.NONE
@@ -118,18 +118,18 @@ def test_members_become_the_ones_asked_for(six: Any, replicas: list[int]) -> Non
     assert voters(six, group_id) == set(replicas)
     assert holders(six, group_id) == sorted(replicas)
     assert offsets(six, group_id) == dict.fromkeys(sorted(replicas), 10)
-    # The first one leads when it can, in a second or two.
+    # The preferred leader leads when it can, within a second or two.
     until(six, lambda: server_of(six.leader(group_id).group.replica_id) == replicas[0])
     assert group_on(six, group_id, replicas[0]).is_settled
     six.run(2_000)
     for node in six.nodes.values():
-        # Those that had a replica tell clients of the leader as all others do.
+        # Servers that had a replica report the leader to clients as all others do.
         assert node.host.leader_of(group_id)[0] == replicas[0]
         assert node.host.in_sync_of(group_id) == tuple(replicas)
 
 
 def test_leader_that_dies_at_any_time_leaves_all_that_was_acknowledged(six: Any) -> None:
-    """Whoever leads next goes on from what there is (thesis §4.1)."""
+    """The next leader continues from the present state (thesis §4.1)."""
     group_id = six.create_topic()
     append(six, group_id, 3)
     assert move(six, [4, 5, 6]) is ErrorCode.NONE
@@ -155,8 +155,11 @@ def test_leader_that_dies_at_any_time_leaves_all_that_was_acknowledged(six: Any)
 
 
 def test_only_server_of_the_target_that_dies_takes_nobody_with_it(six: Any) -> None:
-    """Those that are about to go are all that is left of the group. They stand for leader in some
-    order, though none of them is preferred, and the move ends when the other one is back."""
+    """Only leaving replicas of the group are left.
+
+    They campaign in some order, though none of them is preferred, and the move ends when the other
+    one is back.
+    """
     group_id = six.create_topic(TOPIC)
     append(six, group_id, 3)
     leader = server_of(six.leader(group_id).group.replica_id)
@@ -178,7 +181,7 @@ def test_only_server_of_the_target_that_dies_takes_nobody_with_it(six: Any) -> N
 
 
 def test_nobody_leaves_while_one_that_comes_is_down(six: Any) -> None:
-    """And nobody votes who came alone: the group needs no more votes than before."""
+    """Nor does an added replica alone become a voter: the group needs no more votes than before."""
     group_id = six.create_topic()
     append(six, group_id)
     six.nodes[6].crash()
@@ -194,7 +197,7 @@ def test_nobody_leaves_while_one_that_comes_is_down(six: Any) -> None:
 
 
 def test_server_of_the_target_that_dies_midway_can_be_given_up(six: Any) -> None:
-    """A second alter takes the place of the first."""
+    """A second alteration replaces the first."""
     group_id = six.create_topic()
     append(six, group_id)
     six.nodes[6].crash()
@@ -258,7 +261,7 @@ def test_catalog_leader_that_dies_midway_is_made_good_by_the_next(six: Any) -> N
 
 
 def test_replica_that_is_lost_while_others_come_is_replaced_at_once(six: Any) -> None:
-    """Not when all have come: until then one more would be one too many."""
+    """Not only when all have been added: until then it would be one replica too many."""
     group_id = six.create_topic()
     append(six, group_id)
     six.nodes[6].crash()
@@ -276,14 +279,14 @@ def test_replica_that_is_lost_while_others_come_is_replaced_at_once(six: Any) ->
 
 
 def test_leader_with_an_older_catalog_takes_nobody_back_in(six: Any) -> None:
-    """What the log says is done is done: the replicas that left are about to be deleted."""
+    """What the log records is final: the replicas that left are about to be deleted."""
     group_id = six.create_topic()
     append(six, group_id)
     move(six, [1, 2, 4])
     until(six, lambda: settled(six, group_id))
     leader = six.leader(group_id).group
     assert leader.revision == leader.wanted_revision == 1
-    # As it was before, in a server that lags.
+    # As it was before, on a server that lags.
     leader.wanted_revision = 0
     leader.placement = tuple(replica_id_of(server, 1) for server in (1, 2, 3))
     six.run(2_000)
@@ -300,8 +303,8 @@ def test_leader_with_an_older_catalog_takes_nobody_back_in(six: Any) -> None:
 
 
 class ToldCatalog:
-    """Takes the place of a server's `Forwarding`, and looks at the group when the catalog is told
-    that it has done its part."""
+    """Replacement for a server's `Forwarding`, which checks the group when it reports to the
+    catalog."""
 
     def __init__(self, cluster: Any, server: int, group_id: int) -> None:
         self._cluster = cluster
@@ -309,7 +312,8 @@ class ToldCatalog:
         self._group_id = group_id
         self._propose = cluster.nodes[server].host._forwarding.propose
         self.knew: list[int] = []
-        """How many disks of members knew that all changes before the last one are committed."""
+        """For each report: number of members whose disks know that all changes before the last one
+        are committed."""
 
     def propose(self, command: Any, **rest: Any) -> None:
         assert isinstance(command, FinishReassignments)
@@ -326,8 +330,10 @@ class ToldCatalog:
 
 
 def test_catalog_is_told_only_what_is_in_the_groups_log(six: Any) -> None:
-    """Members of which the leader dies then know of the removals before it: none of them waits for
-    the vote of a replica that is deleted."""
+    """If the leader dies then, the members know of the removals before that entry.
+
+    None of them waits for the vote of a replica that is deleted.
+    """
     group_id = six.create_topic()
     append(six, group_id)
     told = {server: ToldCatalog(six, server, group_id) for server in SERVERS}
@@ -341,12 +347,12 @@ def test_catalog_is_told_only_what_is_in_the_groups_log(six: Any) -> None:
 
 
 def test_removed_leader_that_did_not_know_steps_down(six: Any) -> None:
-    """It may be elected before it has heard that it is no member; it must not stay in office."""
+    """It may be elected before it learns that it is no member; it must not stay in office."""
     group_id = six.create_topic()
     append(six, group_id)
     leader = six.leader(group_id).group
     for server in (1, 2, 3):
-        group_on(six, group_id, server).wanted_revision = -1  # nobody mends it
+        group_on(six, group_id, server).wanted_revision = -1  # no catalog changes it back
     change = ConfChangeSingle(ConfChangeType.REMOVE_NODE, leader.replica_id)
     leader.node.propose_conf_change(ConfChange(changes=(change,)))
     six.nodes[server_of(leader.replica_id)].host.mark_dirty(leader)
@@ -358,8 +364,11 @@ def test_removed_leader_that_did_not_know_steps_down(six: Any) -> None:
 
 
 def test_many_that_move_at_once_do_not_wait_for_one_another(make_cluster: Any) -> None:
-    """Places are given to partitions, not to replicas: with each replica in a place of its own no
-    partition might get all of its own. One that waits for a server that is away holds none."""
+    """Places are given to partitions, not to replicas.
+
+    With a place for each replica, possibly no partition would get all of its own. A partition that
+    waits for a server that is away holds no place.
+    """
     many = make_cluster(SERVERS)
     names = [f"t{number}" for number in range(PARTITIONS_MAX + 4)]
     groups = [many.create_topic(name) for name in names]
@@ -382,7 +391,7 @@ COUNT = 20
 
 
 def throttle(cluster: Any, *, rate: int, leaders: str, followers: str, server: str = "") -> None:
-    """As `kafka-reassign-partitions --throttle` does it: on servers, and on topics."""
+    """Set limits as `kafka-reassign-partitions --throttle` does: on servers, and on topics."""
     rates = {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
     cluster.propose(AlterResourceConfigs([(4, ConfigChange(server, rates))]))
     lists = {LEADER_REPLICAS: leaders, FOLLOWER_REPLICAS: followers}
@@ -390,7 +399,7 @@ def throttle(cluster: Any, *, rate: int, leaders: str, followers: str, server: s
 
 
 def filled(cluster: Any, name: str = TOPIC) -> int:
-    """A partition on the first three servers with `COUNT` large records."""
+    """Create a partition on the first three servers with `COUNT` large records."""
     group_id: int = cluster.create_topic(name)
     for _ in range(COUNT):
         assert cluster.append(cluster.leader(group_id), VALUE) is not None
@@ -418,7 +427,7 @@ def ms_until_settled(cluster: Any, group_id: int) -> float:
 def test_replica_that_comes_is_fed_no_faster_than_the_limit(
     six: Any, leaders: str, followers: str, is_limited: bool
 ) -> None:
-    """Though all of it is in the leader's memory. What the limit is not for is not held up."""
+    """Though all of it is in the leader's memory. Replicas without a limit are not delayed."""
     group_id = filled(six)
     rate = 50_000
     throttle(six, rate=rate, leaders=leaders, followers=followers)
@@ -431,7 +440,7 @@ def test_replica_that_comes_is_fed_no_faster_than_the_limit(
 
 
 def test_limit_is_for_moves_and_for_nobody_else(six: Any) -> None:
-    """A member that returns is fed as ever, and acknowledgements do not wait."""
+    """A member that returns is fed as before, and acknowledgements do not wait."""
     group_id = filled(six)
     throttle(six, rate=1_000, leaders="*", followers="*")
     assert move(six, [1, 2, 4]) is ErrorCode.NONE
@@ -452,7 +461,7 @@ def test_limit_is_for_moves_and_for_nobody_else(six: Any) -> None:
 
 
 def test_limit_that_is_lifted_holds_nobody_up_any_more(six: Any) -> None:
-    """And who goes back is let go, however slow it was to come."""
+    """And a cancelled move ends at once, however slow the limit was."""
     group_id = filled(six)
     throttle(six, rate=1, leaders="*", followers="*")
     assert move(six, [1, 2, 4]) is ErrorCode.NONE
@@ -475,7 +484,7 @@ def is_led_by_another(cluster: Any, group_id: int, server: int) -> bool:
 
 
 def test_limit_outlives_the_leader(six: Any) -> None:
-    """Who leads next feeds nobody faster, not even at first."""
+    """The next leader does not feed faster, not even at first."""
     group_id = filled(six)
     rate = 20_000
     throttle(six, rate=rate, leaders="*", followers="*")
@@ -496,7 +505,7 @@ def test_limit_outlives_the_leader(six: Any) -> None:
 
 
 def test_follower_limit_is_for_all_that_come_to_it(six: Any) -> None:
-    """Their leaders share it, whoever they are."""
+    """Their leaders share it."""
     names = [f"t{number}" for number in range(6)]
     groups = [filled(six, name) for name in names]
     rate = 60_000

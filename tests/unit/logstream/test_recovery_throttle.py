@@ -1,4 +1,4 @@
-"""Feeding followers from disk: a limit in bytes, over all of them."""
+"""Feeding followers from disk: a limit in bytes for all of them together."""
 
 from vdl.clock import MS
 from vdl.logstream.group.recovery_throttle import (
@@ -13,7 +13,7 @@ RATE = 1_000_000
 
 
 def test_reads_beyond_the_rate_wait_their_turn() -> None:
-    """In order; none is lost, none before its time."""
+    """In order; none is lost, none runs early."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[int, float]] = []
@@ -27,7 +27,7 @@ def test_reads_beyond_the_rate_wait_their_turn() -> None:
 
 
 def test_reads_that_find_little_leave_their_time_to_others() -> None:
-    """A thousand groups that miss one small entry each are fed at once, not a second each."""
+    """A thousand groups that lack one small entry each are fed at once, not a second each."""
     time = VirtualTime()
     clock = NodeClock(time)
     pace = RecoveryThrottle(clock, RATE)
@@ -44,7 +44,7 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
 
 
 def test_read_that_finds_more_makes_others_wait() -> None:
-    """A batch larger than what was asked for counts as it is."""
+    """A batch larger than requested counts with its full size."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
@@ -58,7 +58,7 @@ def test_read_that_finds_more_makes_others_wait() -> None:
 
 
 def test_idle_time_is_not_saved_up() -> None:
-    """After an hour of nothing the first second is like any other."""
+    """After an hour without reads the first second is like any other."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     time.run_until(3_600_000 * MS)
@@ -70,7 +70,7 @@ def test_idle_time_is_not_saved_up() -> None:
 
 
 def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() -> None:
-    """It keeps its place in the queue; what has been withdrawn takes nobody's time."""
+    """The new job keeps the place in the queue; withdrawn jobs take no time."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[str] = []
@@ -88,7 +88,7 @@ def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() 
 
 
 def test_of_each_key_one_job_runs_at_a_time() -> None:
-    """A disk that hangs is not asked again and again for the same follower."""
+    """A hung disk gets no repeated reads for the same follower."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
@@ -106,7 +106,7 @@ def test_of_each_key_one_job_runs_at_a_time() -> None:
 
 
 def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
-    """Not one within the other: there may be more than Python calls deep."""
+    """Not nested: there may be more than Python's recursion limit."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[int] = []
@@ -123,7 +123,8 @@ def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
 
 
 def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
-    """Whoever falls behind else is fed when it must be; the others get what the limit gives."""
+    """A follower that would otherwise fall behind is fed in time; the others get the limit's
+    rate."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[str, int]] = []
@@ -142,7 +143,7 @@ def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
 
 
 def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
-    """Nor does one that gave way to another of its key at its time."""
+    """Nor does a job that was replaced by another of its key, at the old time."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[str] = []
@@ -158,7 +159,7 @@ def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
 
 
 def test_follower_is_fed_twice_what_is_written_to_its_group() -> None:
-    """Whatever the limit: ten followers of one group gain alike."""
+    """For any limit: ten followers of one group gain alike."""
     gain = Gain()
     last, now_ns = 1_000, 0
     fed = dict.fromkeys(range(10), 0)
@@ -172,13 +173,13 @@ def test_follower_is_fed_twice_what_is_written_to_its_group() -> None:
                 fed[follower] += 200 if step >= 1_000 else 0
                 due[follower] = min(
                     gain.due_ns(follower, last, now_ns), now_ns + 500 * MS
-                )  # the limit lets it at times
+                )  # the limit admits it at times
     for count in fed.values():
         assert 2 * 3 * 4_000 * 0.9 < count < 2 * 3 * 4_000 * 1.1
 
 
 def test_follower_of_a_group_at_rest_has_the_limit_only() -> None:
-    """Nothing is written: it returns anyway."""
+    """Nothing is written, so it catches up in any case."""
     gain = Gain()
     for now_ns in range(0, 3_000 * MS, 100 * MS):
         assert gain.due_ns(1, 50, now_ns) == NEVER_NS

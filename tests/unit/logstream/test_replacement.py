@@ -1,4 +1,4 @@
-"""Replicas that are gone are replaced: removed, added under a new number, caught up, promoted."""
+"""Lost replicas are replaced: removed, added under a new number, caught up, promoted."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,19 +37,19 @@ from vdl.state.commands import (
 
 
 def numbers(cluster: Any, server_id: int) -> dict[int, int]:
-    """Replica number by group, of the replicas that run on a server."""
+    """Return, by group, the numbers of the replicas that run on a server."""
     groups = cluster.nodes[server_id].host.groups
     return {group_id: group.log.replica_number for group_id, group in sorted(groups.items())}
 
 
 def held(cluster: Any, server_id: int) -> set[int]:
-    """Replica numbers in a server's directory, running or not."""
+    """Return the replica numbers in a server's directory, running or not."""
     store: MemoryStore = cluster.nodes[server_id].store
     return {log.replica_number for log in store.logs.values()}
 
 
 def members(cluster: Any, group_id: int) -> set[frozenset[int]]:
-    """What every server believes the group's voters to be."""
+    """Return the sets of voters of the group that the servers know."""
     found = [node.host.groups[group_id].node for node in cluster.nodes.values() if up(node)]
     assert not any(node.membership.learners for node in found)
     return {node.membership.incoming for node in found}
@@ -70,7 +70,7 @@ def restart(cluster: Any, server_id: int) -> None:
 
 
 def lose(cluster: Any, server_id: int, *group_ids: int) -> None:
-    """A server finds at its start that its replicas of these groups lost durable data."""
+    """Restart a server so that it finds its replicas of these groups to have lost durable data."""
     node = cluster.nodes[server_id]
     node.crash()
     for state in node.store.image.logs.values():
@@ -79,14 +79,14 @@ def lose(cluster: Any, server_id: int, *group_ids: int) -> None:
 
 
 def rename(cluster: Any, times: int) -> None:
-    """Some commands of the catalog."""
+    """Propose some commands of the catalog."""
     for turn in range(times):
         directory = cluster.nodes[1].store.directory_id
         cluster.propose(RegisterServer(1, directory, f"rack-{turn}", {}, True))
 
 
 def leave_behind(cluster: Any) -> None:
-    """Stop server 3; the others cut their logs behind commands that it has not seen."""
+    """Stop server 3, and have the others cut their logs behind commands that it has not seen."""
     cluster.nodes[3].crash()
     rename(cluster, 30)
     for server_id in (1, 2):
@@ -95,7 +95,7 @@ def leave_behind(cluster: Any) -> None:
 
 
 def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
-    """Make a server lead; its stream."""
+    """Transfer the leadership to a server. Return its stream."""
     group = cluster.leader(group_id).group
     if server_of(group.replica_id) != server_id:
         transferee = next(r for r in group.members if server_of(r) == server_id)
@@ -107,13 +107,13 @@ def transfer(cluster: Any, group_id: int, server_id: int) -> Any:
 
 
 REPLACE_AFTER_MS = 2_400
-"""Less is not waited for: two of the longest election timeouts."""
+"""Minimum wait: two of the longest election timeouts."""
 THIRD_REPLACED = frozenset(replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 2)))
-"""The members of a group after server 3 was given a successor."""
+"""Members of a group after server 3 was given a successor."""
 
 
 def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
-    """Every group, the catalog's own among them; all servers agree on the members."""
+    """In every group, the catalog's included; all servers agree on the members."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(100)
@@ -134,8 +134,11 @@ def test_wiped_server_takes_part_again_under_new_numbers(cluster: Any) -> None:
 
 
 def test_leader_that_dies_after_a_change_of_members_leaves_a_majority(cluster: Any) -> None:
-    """Who hears that the third replica votes again only with the other news of commits, some time
-    later, would need the dead leader's vote: the one of two that are left cannot elect itself."""
+    """The remaining replica must learn at once that the third replica votes again.
+
+    If it learned so only with the delayed commit index, it would need the dead leader's vote, and
+    could not be elected.
+    """
     group_id = cluster.create_topic()
     old = transfer(cluster, group_id, 1)
     wipe(cluster, 3)
@@ -152,7 +155,7 @@ def test_leader_that_dies_after_a_change_of_members_leaves_a_majority(cluster: A
 
 
 def test_every_server_wiped_in_turn_keeps_the_records(cluster: Any) -> None:
-    """In the end no directory of the beginning is left, and nothing is lost."""
+    """In the end no initial directory is left, and nothing is lost."""
     group_id = cluster.create_topic()
     for server_id in (1, 2, 3):
         fates = cluster.append(cluster.leader(group_id))
@@ -167,7 +170,7 @@ def test_every_server_wiped_in_turn_keeps_the_records(cluster: Any) -> None:
 
 
 def test_wiped_server_without_a_majority_waits(cluster: Any) -> None:
-    """With one of the other two down nobody knows what was acknowledged: nothing is replaced."""
+    """With one of the other two down it is unknown what was acknowledged: nothing is replaced."""
     group_id = cluster.create_topic()
     cluster.nodes[2].crash()
     wipe(cluster, 3)
@@ -180,7 +183,7 @@ def test_wiped_server_without_a_majority_waits(cluster: Any) -> None:
 
 
 def test_wiped_again_while_it_is_replaced(cluster: Any) -> None:
-    """Numbers given to a directory that is gone too are never used again."""
+    """Numbers assigned to a directory that is gone too are never reused."""
     group_id = cluster.create_topic()
     for _ in range(3):
         wipe(cluster, 3)
@@ -195,7 +198,7 @@ def test_wiped_again_while_it_is_replaced(cluster: Any) -> None:
 
 
 def test_leaders_that_die_at_any_step_are_carried_on_for(cluster: Any) -> None:
-    """The next leader, of catalog or group, goes on where the last one stopped."""
+    """The next leader, of catalog or group, continues where the last one stopped."""
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     for _ in range(4):
@@ -210,7 +213,7 @@ def test_leaders_that_die_at_any_step_are_carried_on_for(cluster: Any) -> None:
 
 
 def test_directory_that_was_replaced_is_not_let_in_again(cluster: Any) -> None:
-    """An old disk that turns up later holds replicas that were given up."""
+    """An old disk that turns up later holds retired replicas."""
     cluster.create_topic()
     old = cluster.nodes[3].store
     wipe(cluster, 3)
@@ -224,7 +227,7 @@ def test_directory_that_was_replaced_is_not_let_in_again(cluster: Any) -> None:
 
 
 def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
-    """Damage to one replica costs that one a new number; the server's others are as they were."""
+    """Damage to one replica costs only that one its number; the server's others are unchanged."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
@@ -237,14 +240,14 @@ def test_lost_replica_is_replaced_in_its_own_directory(cluster: Any) -> None:
 
 
 def last_indexes(cluster: Any, server_id: int, group_id: int) -> list[int]:
-    """Of the logs of a group in a server's directory, by replica number."""
+    """Return the last indexes of a group's logs in a server's directory, by replica number."""
     store: MemoryStore = cluster.nodes[server_id].store
     logs = [log for log in store.logs.values() if log.group_id == group_id]
     return [log.last_index for log in sorted(logs, key=lambda log: log.replica_number)]
 
 
 def test_only_replica_that_is_lost_halts_its_group(cluster: Any) -> None:
-    """Nobody could feed a successor: what there is stays where it is, and somebody is told."""
+    """No replica could feed a successor: the log is kept, and the halt is reported."""
     new = NewTopic("alone", b"alone".ljust(16), assignments=[[2]])
     (group_id,) = cluster.propose(CreateTopics([new])).topics[0].group_ids
     cluster.run(1_000)
@@ -260,8 +263,10 @@ def test_only_replica_that_is_lost_halts_its_group(cluster: Any) -> None:
 
 
 def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
-    """Two that acknowledged are lost, the third was down: both keep what they have, over restarts,
-    and nobody elects the third."""
+    """Two that acknowledged are lost, the third was down.
+
+    Both keep their logs, over restarts, and the third is not elected.
+    """
     group_id = cluster.create_topic()
     cluster.run(1_000)
     cluster.nodes[1].crash()
@@ -285,7 +290,7 @@ def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
 
 
 def test_leader_without_a_majority_is_no_reason_to_delete_what_is_kept(cluster: Any) -> None:
-    """The peers' lists still tell of one that led when the others were lost; it feeds nobody."""
+    """The peers' lists still name one that led when the others were lost; it feeds no successor."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     assert cluster.nodes[1].host.groups[group_id].node.is_leader
@@ -307,7 +312,7 @@ def test_leader_without_a_majority_is_no_reason_to_delete_what_is_kept(cluster: 
 
 
 def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
-    """Without it the server does not know its partitions: it asks its peers for the number."""
+    """Without it the server does not know its partitions: it requests the number from its peers."""
     group_id = cluster.create_topic()
     lose(cluster, 3, *cluster.nodes[3].host.groups)
     cluster.run(9_000)
@@ -316,15 +321,17 @@ def test_lost_catalog_replica_is_replaced(cluster: Any) -> None:
 
 
 def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: Any) -> None:
-    """A partition whose first records are gone: the new replica has what is left, and knows what
-    producers sent before: a batch sent again is answered as its original was."""
+    """A partition whose first records are deleted: the new replica has the remaining ones.
+
+    It also has the producers' windows: a retried batch is answered as its original was.
+    """
     group_id = cluster.create_topic()
     for sequence in range(20):
         cluster.append(
             cluster.leader(group_id), producer_id=7, producer_epoch=0, base_sequence=sequence
         )
         cluster.run(20)
-    cluster.run(100)  # until followers are told what is committed
+    cluster.run(100)  # until followers have the commit index
     for node in cluster.nodes.values():
         node.store.checkpoint()
     cluster.run(500)
@@ -347,7 +354,7 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
         (ErrorCode.NONE, 17),
         (ErrorCode.NONE, 20),
     ]
-    # And after a crash, when what the snapshot brought is only in the journal or a checkpoint.
+    # Also after a crash, when the snapshot's state is only in the journal or a checkpoint.
     cluster.nodes[3].crash()
     cluster.nodes[3].start()
     cluster.run(2_000)
@@ -358,7 +365,7 @@ def test_replica_behind_the_logs_start_gets_windows_with_its_snapshot(cluster: A
 
 
 def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any) -> None:
-    """The catalog's log stays short; who is behind its start gets the state instead."""
+    """The catalog's log stays short; a replica behind its start receives the state instead."""
     cluster = forgetful
     leave_behind(cluster)
     log = cluster.nodes[1].host.groups[0].log
@@ -368,7 +375,7 @@ def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any)
     late = cluster.nodes[3].host
     assert late.catalog.items() == cluster.nodes[1].host.catalog.items()
     assert late.groups[0].log.first_index >= log.first_index
-    # What came with the snapshot is there after a crash, before any checkpoint has covered it.
+    # The snapshot's state is there after a crash, before any checkpoint has covered it.
     cluster.nodes[3].crash()
     cluster.nodes[3].start()
     cluster.run(1_000)
@@ -376,8 +383,7 @@ def test_command_logs_are_cut_and_followers_catch_up_by_snapshot(forgetful: Any)
 
 
 def test_members_learnt_by_replay_outlive_the_next_restart(cluster: Any) -> None:
-    """A change that was replayed at a start is in the next checkpoint, though nothing changed
-    since."""
+    """A change that was replayed at a start is in the next checkpoint, without a change since."""
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     cluster.run(8_000)
@@ -394,7 +400,7 @@ def test_members_learnt_by_replay_outlive_the_next_restart(cluster: Any) -> None
 
 
 def test_group_of_successors_only_lives_after_restarts(cluster: Any) -> None:
-    """No member of its beginning is left; the members are known from checkpoints alone."""
+    """No initial member is left; the members are known from checkpoints alone."""
     group_id = cluster.create_topic()
     for server_id in (1, 2, 3):
         wipe(cluster, server_id)
@@ -416,8 +422,10 @@ def test_group_of_successors_only_lives_after_restarts(cluster: Any) -> None:
 
 
 def test_catalog_does_not_wait_for_partitions(cluster: Any) -> None:
-    """More partitions than may be brought up at once wait for a server that waits for the
-    catalog: the catalog's own replica comes first."""
+    """The server waits for the catalog, and more partitions than have places wait for the server.
+
+    The catalog's own replica comes first.
+    """
     topics = [
         NewTopic("a", b"a" * 16, assignments=[[2, 3, 1]] * 20),
         NewTopic("b", b"b" * 16, assignments=[[3, 2, 1]] * 20),
@@ -438,7 +446,7 @@ def test_catalog_does_not_wait_for_partitions(cluster: Any) -> None:
 
 
 def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetful: Any) -> None:
-    """Else the log would never be cut again."""
+    """Otherwise the log would never be cut again."""
     cluster = forgetful
     leave_behind(cluster)
     cluster.nodes[3].start()
@@ -457,7 +465,7 @@ def test_installed_state_is_covered_by_the_next_checkpoint_after_a_crash(forgetf
 
 
 def test_stranger_in_the_place_of_a_live_server_is_not_let_in(cluster: Any) -> None:
-    """A second process with a server's id and an empty directory: the real one stays."""
+    """A second process with a server's id and an empty directory is refused; the real one stays."""
     cluster.create_topic()
     real = cluster.nodes[3]
     hello = cluster.nodes[1].host._alive[3]
@@ -471,7 +479,7 @@ def test_stranger_in_the_place_of_a_live_server_is_not_let_in(cluster: Any) -> N
 
 
 def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any) -> None:
-    """A volume that was mounted late comes back as it was."""
+    """A volume that was mounted late returns unchanged."""
     cluster = patient
     group_id = cluster.create_topic()
     old = cluster.nodes[3].store
@@ -490,7 +498,7 @@ def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any
 
 
 def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
-    """Whose servers run is not enough: a new replica may be no member yet."""
+    """The list of running servers is not enough: a new replica may not be a member yet."""
     servers = range(1, 6)
     catalog = Catalog(
         "c", coordinator_groups=1, initial_voters={s: bytes([s]) * 16 for s in servers}
@@ -509,8 +517,10 @@ def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
 
 
 def test_second_directory_waits_until_the_first_is_made_good(cluster: Any) -> None:
-    """A volume that is mounted late while another server is being replaced: its groups need what
-    it has, and get it back."""
+    """A volume is mounted late while another server is being replaced.
+
+    Its groups need its data, and get them back.
+    """
     groups = [cluster.create_topic(f"t{number}") for number in range(PARTITIONS_MAX + 8)]
     cluster.run(1_000)
     for group_id in groups:
@@ -535,13 +545,13 @@ def test_second_directory_waits_until_the_first_is_made_good(cluster: Any) -> No
 
 
 def members_are_there(cluster: Any, group_id: int) -> bool:
-    """Whether the successor on server 3 votes, as server 2 knows."""
+    """Return True if the successor on server 3 votes, as far as server 2 knows."""
     membership = cluster.nodes[2].host.groups[group_id].node.membership
     return membership.incoming == THIRD_REPLACED
 
 
 def test_server_with_the_only_replica_of_a_group_is_waited_for_longer(cluster: Any) -> None:
-    """A volume that comes late must find itself still known."""
+    """A volume that is mounted late must still be listed."""
     new = NewTopic("alone", b"alone".ljust(16), assignments=[[3]])
     cluster.propose(CreateTopics([new]))
     old = cluster.nodes[3].store
@@ -553,7 +563,7 @@ def test_server_with_the_only_replica_of_a_group_is_waited_for_longer(cluster: A
 
 
 def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any) -> None:
-    """Its own server thought it lost, and found it whole at the next start."""
+    """Its own server took it for lost, and found it whole at the next start."""
     directory = cluster.nodes[3].store.directory_id
     cluster.propose(ReplaceReplicas(3, directory, [LostReplica(0, 1)]))
     cluster.run(8_000)
@@ -563,7 +573,7 @@ def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any
 
 
 def test_numbers_that_have_run_out_are_refused() -> None:
-    """Whoever loses its disk at every start may not take the cluster with it."""
+    """A server that loses its disk at every start must not affect the cluster."""
     directory = bytes(16)
     catalog = Catalog("c", coordinator_groups=1, initial_voters={3: directory})
     for turn in range(REPLICA_NUMBER_MAX):
@@ -577,7 +587,7 @@ def test_numbers_that_have_run_out_are_refused() -> None:
 
 
 def test_successor_in_the_same_directory_knows_who_leads(cluster: Any) -> None:
-    """The peers' lists named the leader before; they name it only once."""
+    """The peers' lists named the leader before, and do not repeat it."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
@@ -588,7 +598,7 @@ def test_successor_in_the_same_directory_knows_who_leads(cluster: Any) -> None:
 
 
 class Deaf:
-    """What comes in, without the first news that a learner of a group is a voter."""
+    """An inbox that drops the first message by which a learner of a group becomes a voter."""
 
     def __init__(self, incoming: Inbox, group_id: int) -> None:
         self.incoming = incoming
@@ -609,8 +619,11 @@ class Deaf:
 
 
 def test_learner_that_misses_the_news_of_its_promotion_asks(cluster: Any) -> None:
-    """The last entry of a quiet group makes it a voter. When the commit index that says so is lost
-    on its way, nothing else repeats it: a learner never falls due for an election."""
+    """The last entry of a quiet group makes it a voter.
+
+    If the commit index that covers the entry is lost, nothing else repeats it: a learner has no
+    election timer.
+    """
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     host = cluster.nodes[3].host
@@ -623,8 +636,11 @@ def test_learner_that_misses_the_news_of_its_promotion_asks(cluster: Any) -> Non
 
 
 def test_learner_that_has_become_a_voter_watches_its_leader(cluster: Any) -> None:
-    """A learner is never due for an election. The disk's word that makes it a voter says nothing to
-    anybody, and yet it has a time-out from then on."""
+    """A learner has no election timer.
+
+    The completed disk write that makes it a voter sends no message, but from then on it has a
+    timer.
+    """
     cluster.create_topic()
     wipe(cluster, 3)
     cluster.run(15_000)
@@ -641,8 +657,10 @@ def test_learner_that_has_become_a_voter_watches_its_leader(cluster: Any) -> Non
 
 
 def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: Any) -> None:
-    """A quorum of the new members may not be forgotten: at every moment a crash leaves a commit
-    index that covers the members' changes."""
+    """A quorum of the new members must not be forgotten.
+
+    At every moment a crash leaves a commit index that covers the changes of members.
+    """
     group_id = cluster.create_topic()
     wipe(cluster, 3)
     group = cluster.leader(group_id).group
@@ -660,8 +678,10 @@ def test_members_change_only_when_the_commit_that_says_so_is_durable(cluster: An
 def start_cold(
     cluster: Any, server_id: int, group_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[Any, Any]]:
-    """Start a server whose first replica of a group is in memory nowhere, and whose disk does not
-    answer: (what each read finds, whom it is to be told)."""
+    """Start a server whose first replica of a group is not in memory, with a disk that hangs.
+
+    Return (result of each read, its callback).
+    """
     entries = MemoryLog.entries
     reads: list[tuple[Any, Any]] = []
 
@@ -683,7 +703,8 @@ def start_cold(
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, group_id: int) -> Any:
-    """A context in which what a group's first replicas have to apply cannot be read."""
+    """Return a context in which entries to be applied by a group's first replicas are
+    unreadable."""
 
     def nowhere(log: Any, first: int, end: int, _bytes_max: int) -> Any:
         raise NotInMemory(first, end)
@@ -709,7 +730,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, group_id: int) -> Any:
 def test_replica_whose_replay_meets_a_hole_votes_and_does_not_campaign(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vote and log are in one piece: it is no lost replica. Its state waits for the entries."""
+    """Vote and log are intact: it is not a lost replica. Its state waits for the entries."""
     group_id = cluster.create_topic()
     cluster.append(cluster.leader(group_id))
     cluster.run(200)
@@ -725,7 +746,7 @@ def test_replica_whose_replay_meets_a_hole_votes_and_does_not_campaign(
         assert not group.is_whole
         assert group.node.state is StateType.FOLLOWER
         assert group.applied < group.commit
-    # Two that cannot lead, and one that can: they elect it, and acknowledge what it appends.
+    # Two replicas that cannot lead elect the third, and acknowledge its entries.
     patch.undo()
     monkeypatch.setattr(Group, "retry_apply", lambda _group, _outbox: None)
     assert all(group.apply_stalled for group in groups)
@@ -747,8 +768,10 @@ def test_replica_whose_replay_meets_a_hole_votes_and_does_not_campaign(
 def test_catalog_whose_replay_meets_a_hole_is_acted_on_only_when_it_is_whole(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was applied before the restart may be more: a replica that it had deleted, say, would be
-    made again, with no memory of its votes."""
+    """The state before the restart may have reflected more.
+
+    For example, a replica that it had deleted would be created again, without memory of its votes.
+    """
     group_id = cluster.create_topic()
     cluster.run(200)
     cluster.nodes[3].crash()
@@ -770,7 +793,8 @@ def test_catalog_whose_replay_meets_a_hole_is_acted_on_only_when_it_is_whole(
 def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its machine is the successor's: what the old one was still replaying must not get there."""
+    """Its machine belongs to the successor: entries that the old one was replaying must not reach
+    it."""
     coordinator = 1
     cluster.run(500)
     cluster.nodes[3].crash()
@@ -792,8 +816,11 @@ def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
 def test_state_of_the_past_that_was_taken_is_not_acted_on(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life before this one has deleted a replica. A catalog from before that, which another
-    server gave in place of damaged entries, must not make it again: it would know of no votes."""
+    """An earlier process has deleted a replica.
+
+    An older catalog, which another server gave in place of damaged entries, must not create it
+    again: it would have no memory of its votes.
+    """
     group_id = cluster.create_topic("doomed")
     cluster.run(200)
     past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
@@ -818,7 +845,7 @@ def test_state_of_the_past_that_was_taken_is_not_acted_on(
 def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The snapshot replaces the log; what its state was made of is no matter any more."""
+    """The snapshot replaces the log, and so the entries that the state was made of."""
     cluster.create_topic("a")
     cluster.run(300)
     past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
@@ -840,7 +867,7 @@ def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
 def test_state_with_members_that_cannot_be_is_refused(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A faulty peer's, in place of damaged entries: refused before anything of it is taken."""
+    """A faulty peer's state, in place of damaged entries, is refused before any of it is taken."""
     cluster.create_topic("a")
     cluster.run(300)
     present = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
@@ -863,8 +890,11 @@ def test_state_with_members_that_cannot_be_is_refused(
 def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a power cut would forget how much was acted on: what a taken catalog has deleted would
-    be made again, with no memory of its votes."""
+    """Otherwise a power cut would lose how much was acted on.
+
+    A replica that the taken catalog has deleted would be created again, without memory of its
+    votes.
+    """
     group_id = cluster.create_topic("doomed")
     cluster.run(300)
     node = cluster.nodes[3]
@@ -903,7 +933,7 @@ def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
 
 
 def note_logs_made(monkeypatch: pytest.MonkeyPatch, made: list[tuple[int, int]]) -> None:
-    """(group, replica number) of each log that is made from now on."""
+    """Record (group, replica number) of each log that is created from now on."""
     create_log = MemoryStore.create_log
 
     def noted(store: Any, group_id: int, number: int, **rest: Any) -> None:
@@ -916,7 +946,7 @@ def note_logs_made(monkeypatch: pytest.MonkeyPatch, made: list[tuple[int, int]])
 def test_catalog_rebuilt_from_its_logs_start_does_not_make_what_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its checkpoint cannot be read; its commit index tells how much was acted on."""
+    """Its checkpoint is unreadable; its commit index shows how much was acted on."""
     cluster: Any = Cluster(apply_bytes_max=1, cold_read_bytes=1)
     doomed = cluster.create_topic("doomed")
     cluster.run(300)
@@ -946,8 +976,10 @@ def test_catalog_rebuilt_from_its_logs_start_does_not_make_what_was_deleted(
 def test_catalog_replica_made_anew_does_not_make_what_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes through all of the past, in a directory that held replicas then and deleted them:
-    one that is made again has no memory of its votes."""
+    """It replays the whole past, in a directory that held replicas then and deleted them.
+
+    A replica that is created again has no memory of its votes.
+    """
     cluster: Any = Cluster(apply_bytes_max=1)
     doomed = cluster.create_topic("doomed")
     kept = cluster.create_topic("kept")

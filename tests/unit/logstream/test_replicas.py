@@ -1,4 +1,4 @@
-"""A replica number is made in a directory once, however far behind the applied catalog is."""
+"""A replica number is created in a directory once, even if the applied catalog lags."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ GROUP = 1
 
 
 class Hosted:
-    """What was started, by group."""
+    """A host that records the started replicas, by group."""
 
     def __init__(self) -> None:
         self.running: dict[int, int] = {}
@@ -49,7 +49,7 @@ class Hosted:
 
 
 class Directory:
-    """One server's directory, its catalog, and what is made of them."""
+    """One server's directory, its catalog, and the resulting replicas."""
 
     def __init__(self, voter: bytes | None = None, store: MemoryStore | None = None) -> None:
         self.workers = InlineWorkers()
@@ -94,7 +94,7 @@ def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
 
 
 def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
-    """The commit index that told of the new number may be lost in a crash; its log is not."""
+    """A crash may lose the commit index that covers the new number, but not its log."""
     first = Directory()
     directory = first.store.directory_id
     first.apply(*founded(directory))
@@ -109,7 +109,7 @@ def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
 
 
 def test_predecessor_is_kept_until_a_leader_feeds_its_successor() -> None:
-    """Over restarts, too: until then nobody else may have what was acknowledged."""
+    """Also over restarts: until then possibly no other replica has the acknowledged entries."""
     first = Directory()
     directory = first.store.directory_id
     replacement = ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)])
@@ -138,7 +138,7 @@ def test_predecessor_goes_with_its_topic() -> None:
 
 
 def test_only_replica_of_a_group_gets_no_successor() -> None:
-    """There is nobody who could feed it."""
+    """No other replica could feed it."""
     first = Directory()
     directory = first.store.directory_id
     first.apply(*founded(directory, replicas=1))
@@ -148,7 +148,7 @@ def test_only_replica_of_a_group_gets_no_successor() -> None:
 
 
 def test_lost_replica_is_reported_and_not_started() -> None:
-    """It may have voted and acknowledged what it no longer knows."""
+    """It may have lost votes and acknowledgements."""
     first = Directory()
     directory = first.store.directory_id
     first.apply(*founded(directory))
@@ -161,7 +161,7 @@ def test_lost_replica_is_reported_and_not_started() -> None:
 
 
 def test_invitation_is_taken_once_and_never_backwards() -> None:
-    """Peers whose catalog lags may name a number this directory has had."""
+    """Peers whose catalog lags may name a number that this directory has had."""
     new = Directory(voter=OTHER)
     for number in (3, 2, 3):
         new.replicas.number_received(number)

@@ -1,4 +1,4 @@
-"""Numbers of requests to other servers: an answer names nothing else."""
+"""Numbers of requests to other servers, which are all that an answer refers to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERED = {
 
 
 def test_every_process_begins_its_numbers_elsewhere() -> None:
-    """So far apart that none of them gets to another's, and all fit the wire."""
+    """They are so far apart that none reaches another's, and all fit the wire."""
     firsts = sorted(next(make_state(life=life).request_numbers) for life in range(100))
     assert min(b - a for a, b in pairwise(firsts)) > 1 << 32
     assert firsts[-1] + (1 << 40) < 1 << 64
@@ -31,7 +31,7 @@ def test_every_process_begins_its_numbers_elsewhere() -> None:
 def test_no_number_is_used_twice_by_whatever_a_server_asks_before_or_after_a_restart(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog's commands, commands of groups and questions, all sent to server 1."""
+    """Catalog commands, commands of groups and queries, all sent to server 1."""
     group_id = int(cluster.create_topic())
     host = cluster.nodes[1].host
     frame = host.frame

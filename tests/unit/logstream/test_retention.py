@@ -1,4 +1,4 @@
-"""Records are deleted by decision of the leader, on every replica, for good."""
+"""Records are deleted by decision of the leader, on every replica, permanently."""
 
 import errno
 from types import SimpleNamespace
@@ -41,20 +41,19 @@ SPANS = [SegmentSpan(10, 100, 1_000), SegmentSpan(20, 100, 2_000), SegmentSpan(2
     ],
 )
 def test_whole_segments_go_oldest_first(policy: RetentionPolicy, now_ms: int, start: int) -> None:
-    """By time what is older, also the newest; by size what leaves enough behind, never the
-    newest."""
+    """By time older segments, including the newest; by size those beyond it, never the newest."""
     assert retention_start(SPANS, policy, now_ms, UntimedSegments()) == start
 
 
 def test_segment_behind_a_younger_one_stays() -> None:
-    """Timestamps are the clients': they need not rise, but a log is cut from its start only."""
+    """Timestamps are the clients' and need not rise, but a log is cut only at its start."""
     spans = [SegmentSpan(10, 100, 5_000), SegmentSpan(20, 100, 1_000)]
     policy = RetentionPolicy(retention_ms=500)
     assert retention_start(spans, policy, 5_200, UntimedSegments()) == 0
 
 
 def test_segment_without_times_goes_with_the_next_that_has_one() -> None:
-    """It is older, however short a time this leader has known it."""
+    """It is older, even if this leader has known it only briefly."""
     untimed, policy = UntimedSegments(), RetentionPolicy(retention_ms=500)
     spans = [
         SegmentSpan(10, 100, -1), SegmentSpan(10, 100, -1), SegmentSpan(20, 100, 2_000),
@@ -66,7 +65,7 @@ def test_segment_without_times_goes_with_the_next_that_has_one() -> None:
 
 
 def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -> None:
-    """Each from its own last record on; one whose end moves is new again."""
+    """The time counts from its own last record; a segment whose end moves is new again."""
     untimed, policy = UntimedSegments(), RetentionPolicy(retention_ms=500)
     early = [SegmentSpan(10, 100, -1), SegmentSpan(15, 50, -1)]
     late = [SegmentSpan(10, 100, -1), SegmentSpan(18, 80, -1)]
@@ -101,7 +100,7 @@ def test_last_segments_without_times_go_when_a_leader_has_known_them_so_long() -
 def test_what_a_follower_needs_goes_only_when_twice_as_much_is_kept(
     policy: RetentionPolicy, now_ms: int, needed: int, starts: tuple[int, int]
 ) -> None:
-    """Whole segments, as ever; with patience for one that gets on, up to four times as much."""
+    """Whole segments, as always; up to four times as much for a follower that makes progress."""
     assert held_starts(SPANS, policy, now_ms, UntimedSegments(), needed=needed) == starts
 
 
@@ -128,7 +127,7 @@ def starts(cluster: Any, group_id: int) -> set[int]:
 
 
 def test_deleted_records_are_gone_on_every_replica(cluster: Any) -> None:
-    """And cannot be read, though they are still on disk (KIP-107)."""
+    """They cannot be read either, though they are still on disk (KIP-107)."""
     group_id = written(cluster, 10)
     assert delete(cluster, group_id, 4) == [ErrorCode.NONE]
     cluster.run(700)
@@ -145,7 +144,7 @@ def test_deleted_records_are_gone_on_every_replica(cluster: Any) -> None:
 
 
 def test_round_goes_on_when_thousands_of_partitions_are_led_elsewhere(cluster: Any) -> None:
-    """Their topic was deleted, or the server was cut off, while the round was under way."""
+    """Their topic was deleted, or the server was cut off, during the round."""
     group_id = written(cluster, 10)
     trimming = cluster.nodes[cluster.leader(group_id).leader_server].host.trimming
     gone = SimpleNamespace(serving=False)
@@ -158,7 +157,7 @@ def test_round_goes_on_when_thousands_of_partitions_are_led_elsewhere(cluster: A
 
 
 def test_log_start_does_not_move_back_after_failover_and_restart(cluster: Any) -> None:
-    """It is in the log, so whoever leads next has it."""
+    """It is in the log, so the next leader has it."""
     group_id = written(cluster, 10)
     delete(cluster, group_id, 6)
     old = cluster.leader(group_id).leader_server
@@ -174,7 +173,7 @@ def test_log_start_does_not_move_back_after_failover_and_restart(cluster: Any) -
 
 
 def test_deleted_records_are_cut_from_the_log_once_a_checkpoint_covers_them(cluster: Any) -> None:
-    """Not before: a restart replays from the checkpoint, and the windows are in what it replays."""
+    """Not before: a restart replays from the checkpoint, and the entries hold producer windows."""
     group_id = written(cluster, 10)
     delete(cluster, group_id, 6)
     cluster.run(2_000)
@@ -197,7 +196,7 @@ WEEK = RetentionPolicy(retention_ms=7 * DAY_MS)
 
 
 def aged(cluster: Any, days: int) -> int:
-    """A partition with records of this age, which keeps records for a week."""
+    """Create a partition with records of this age, which keeps records for a week."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     stamp = cluster.nodes[1].clock.wall_ms() - days * DAY_MS
@@ -211,7 +210,7 @@ def aged(cluster: Any, days: int) -> int:
 
 @pytest.mark.parametrize("days", [8, 40_000])
 def test_leader_whose_clock_is_ahead_deletes_nothing(expiring: Any, days: int) -> None:
-    """Records of an hour ago are not older because one server of three says so."""
+    """Records of an hour ago are not older because one clock of three is ahead."""
     cluster = expiring
     group_id = aged(cluster, 0)
     cluster.run(4_000)
@@ -221,7 +220,7 @@ def test_leader_whose_clock_is_ahead_deletes_nothing(expiring: Any, days: int) -
 
 
 def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
-    """Nor when it leads, for as long as it likes."""
+    """Nor when it leads, for any time."""
     cluster = expiring
     group_id = aged(cluster, 0)
     node = cluster.nodes[cluster.leader(group_id).leader_server]
@@ -235,7 +234,7 @@ def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
 
 
 def test_leader_whose_clock_is_in_1970_deletes_what_is_old(expiring: Any) -> None:
-    """Else its disk would fill."""
+    """Otherwise its disk would fill."""
     cluster = expiring
     group_id = aged(cluster, 30)
     clock = cluster.nodes[cluster.leader(group_id).leader_server].clock
@@ -245,7 +244,7 @@ def test_leader_whose_clock_is_in_1970_deletes_what_is_old(expiring: Any) -> Non
 
 
 def test_clocks_that_were_all_wrong_delete_within_a_hold_of_their_correction(expiring: Any) -> None:
-    """Without a restart. And not before: what is corrected soon has deleted nothing."""
+    """Without a restart, and not before: clocks that are corrected soon have deleted nothing."""
     cluster = expiring
     group_id = aged(cluster, 0)
     for days in (8, -8, -20_000, 20_000, 8):
@@ -258,8 +257,10 @@ def test_clocks_that_were_all_wrong_delete_within_a_hold_of_their_correction(exp
 
 
 class BesideDeaf:
-    """A partition that keeps records for a week, and has some that are older, on two replicas. The
-    third one's server is linked and takes nothing."""
+    """A partition that keeps records for a week, with some older ones on two replicas.
+
+    The third one's server is linked but takes nothing.
+    """
 
     def __init__(self, cluster: Any, days: int) -> None:
         self.cluster = cluster
@@ -284,7 +285,8 @@ class BesideDeaf:
 
 
 def test_retention_waits_for_a_follower_that_is_being_fed(expiring: Any) -> None:
-    """It would begin again at the log's start, and again; what it has, it needs no more."""
+    """It would have to begin at the log's start repeatedly; entries it has are not needed any
+    more."""
     world = BesideDeaf(expiring, 8)
     expiring.run(8_000)
     assert world.start == 0
@@ -347,7 +349,7 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
 
 
 def test_follower_that_gets_on_slowly_for_ever_does_not_fill_disks(expiring: Any) -> None:
-    """It takes an entry between two looks, and new ones are larger than those it takes."""
+    """It takes an entry between two checks, and new ones are larger than those it takes."""
     world = BesideDeaf(expiring, 15)
     for node in expiring.nodes.values():
         node.front.retention = KEEP
@@ -367,7 +369,7 @@ def test_follower_that_gets_on_slowly_for_ever_does_not_fill_disks(expiring: Any
 
 
 def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
-    """Nobody knows when it comes back."""
+    """The time of its return is unknown."""
     world = BesideDeaf(expiring, 8)
     world.deaf.crash()
     expiring.run(8_000)
@@ -377,7 +379,8 @@ def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
 def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
     expiring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of descriptors: what a follower needs is in a file, and nothing is lost if all stays."""
+    """Out of descriptors: the entries that a follower needs are in a file, and keeping all is
+    safe."""
     world = BesideDeaf(expiring, 15)
     log = expiring.leader(world.group_id).group.log
     offset_after = type(log).offset_after
@@ -396,7 +399,7 @@ def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
 
 
 def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
-    """Deleting is what makes room."""
+    """Deleting frees space."""
     world = BesideDeaf(expiring, 8)
     expiring.run(8_000)
     stream = expiring.leader(world.group_id)
@@ -412,7 +415,7 @@ def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
 def test_retention_waits_for_no_follower_whose_disk_is_full(
     expiring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a one takes nothing before room is made, so it would be waited for without end."""
+    """It takes nothing before space is freed, so the wait would never end."""
     cluster, segments = expiring, SegmentLimits(bytes=400)
     for node in cluster.nodes.values():
         node.front.retention = RetentionPolicy(segments=segments)
@@ -437,7 +440,7 @@ def test_retention_waits_for_no_follower_whose_disk_is_full(
 
 
 def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
-    """The leader looks, all replicas delete."""
+    """The leader checks, all replicas delete."""
     cluster = expiring
     group_id = written(cluster, 10)
     for node in cluster.nodes.values():
@@ -451,7 +454,7 @@ def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
 
 
 def test_deletion_whose_leader_is_deposed_has_an_open_fate(cluster: Any) -> None:
-    """It may yet be committed by the next one."""
+    """The next leader may still commit it."""
     group_id = written(cluster, 3)
     leader = cluster.leader(group_id)
     server = leader.leader_server
@@ -466,7 +469,7 @@ def test_deletion_whose_leader_is_deposed_has_an_open_fate(cluster: Any) -> None
 
 
 def led_again(cluster: Any, group_id: int) -> int:
-    """Hand the leadership of a partition to another server; its term there."""
+    """Transfer the leadership of a partition to another server. Return its term there."""
     stream = cluster.leader(group_id)
     server = stream.leader_server
     transferee = cluster.nodes[server % 3 + 1].host.groups[group_id]
@@ -479,7 +482,7 @@ def led_again(cluster: Any, group_id: int) -> int:
 
 
 def test_epoch_ends_where_the_next_one_with_records_begins(cluster: Any) -> None:
-    """KIP-101, KIP-279: of each epoch up to the present one, also those without a record."""
+    """KIP-101, KIP-279: for each epoch up to the present one, also those without a record."""
     group_id = written(cluster, 4)
     first = cluster.leader(group_id).term
     led_again(cluster, group_id)
@@ -495,8 +498,11 @@ def test_epoch_ends_where_the_next_one_with_records_begins(cluster: Any) -> None
 
 
 def test_deleted_epoch_ended_at_the_logs_start(cluster: Any) -> None:
-    """Who has read to there has read no truncated record: the answer is the same before the entries
-    are cut from the log, after it, and when all that is left is cut too (KIP-101, KIP-107)."""
+    """A consumer that has read to there has read no truncated record (KIP-101, KIP-107).
+
+    The answer is the same before the entries are cut from the log, after it, and when the rest is
+    cut too.
+    """
     group_id = written(cluster, 10)
     old = cluster.leader(group_id).term
     led_again(cluster, group_id)
@@ -529,8 +535,10 @@ def at_time(cluster: Any, group_id: int, timestamp: int) -> TimedOffset:
 
 
 def test_time_finds_no_deleted_record(cluster: Any) -> None:
-    """KIP-79, KIP-107: the first record that is left with that time or a later one, and its own
-    time; the records before are still on disk."""
+    """KIP-79, KIP-107: the first remaining record with that time or a later one, and its own time.
+
+    The earlier records are still on disk.
+    """
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     for timestamp in (100, 900, 200, 300, 950, 400):
@@ -577,8 +585,10 @@ def at_largest_time(cluster: Any, group_id: int) -> TimedOffset:
 
 
 def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
-    """KIP-734: of equals the first. Deleted records lie in the same segment, and have the largest
-    time it knows of."""
+    """KIP-734: of equals the first.
+
+    Deleted records are in the same segment, and have the largest time known of it.
+    """
     group_id = cluster.create_topic()
     assert at_largest_time(cluster, group_id) == NO_RECORD
     stream = cluster.leader(group_id)
@@ -594,7 +604,7 @@ def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
 
 
 def test_largest_time_is_found_by_few_questions() -> None:
-    """However far the bound lies above what there is, and wherever that is."""
+    """For any distance of the bound above the largest time."""
     times_of = [5, 80, 7, 80, 3]
     asked: list[int] = []
 
@@ -618,8 +628,10 @@ def test_largest_time_is_found_by_few_questions() -> None:
 def test_batch_without_the_record_it_promises_has_few_others_read(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its late record is deleted: what lies near behind it is read, and the store says where to go
-    on. To read on to the end would be to read the whole log."""
+    """Its late record is deleted: the entries close behind it are read, then the store is searched.
+
+    Reading on to the end would mean the whole log.
+    """
     monkeypatch.setattr(times, "WALK_BYTES", 300)
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
@@ -648,7 +660,7 @@ def test_batch_without_the_record_it_promises_has_few_others_read(
 
 
 def test_batches_are_walked_in_the_pool(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of many records takes its time, in which the loop serves others."""
+    """A batch of many records takes time, in which the loop serves others."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     cluster.append(stream, timestamp=100)
@@ -679,7 +691,7 @@ def test_batches_are_walked_in_the_pool(cluster: Any, monkeypatch: pytest.Monkey
 
 
 def test_record_deleted_while_it_was_looked_for_is_not_found(cluster: Any) -> None:
-    """The search goes through the disk; meanwhile the log's start moves."""
+    """The search reads the disk; in the meantime the log's start moves."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     for timestamp in (100, 200, 300):
@@ -696,7 +708,7 @@ def test_record_deleted_while_it_was_looked_for_is_not_found(cluster: Any) -> No
 def test_index_that_is_damaged_where_a_log_is_to_be_cut_is_read_there(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is what rebuilds it; the log's first entry may lie in another segment."""
+    """The read rebuilds it; the log's first entry may be in another segment."""
     group_id = cluster.create_topic()
     for _ in range(5):
         cluster.append(cluster.leader(group_id))

@@ -1,5 +1,7 @@
-"""Who has caught up is judged by rounds (thesis §4.2.1): how long it takes to bring a replica what
-there was when the round began."""
+"""Progress of replicas measured by rounds (thesis §4.2.1).
+
+A round is the time in which a replica receives the entries that existed when the round began.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ LIMIT = 60
 
 
 class Learner:
-    """A learner of a leader whose log grows, and the rounds that bring it there."""
+    """A learner of a leader whose log grows, and its rounds."""
 
     def __init__(self) -> None:
         self.node: RawNode = leader({ONE, TWO}, {NEW})
@@ -30,7 +32,7 @@ class Learner:
         self.tick = 1_000
 
     def look(self, *, ticks: int, grows: int = 0, gets: int = 0) -> None:
-        """Time passes; the leader's log grows by so many entries, the learner gets so many."""
+        """Let time pass; the leader's log grows by `grows` entries, the learner gets `gets`."""
         self.tick += ticks
         self.node.raft.log.last_index += grows
         self.progress.match = min(self.progress.match + gets, self.node.last_index)
@@ -53,13 +55,13 @@ def learner() -> Learner:
 
 
 def test_replica_that_has_all_there_is_has_caught_up_at_the_first_look(learner: Learner) -> None:
-    """Groups in which nothing happens wait for nothing."""
+    """Groups without activity wait for nothing."""
     learner.look(ticks=0, gets=1 << 30)
     assert learner.has_caught_up
 
 
 def test_replica_that_has_not_shown_what_it_has_has_not_caught_up() -> None:
-    """Since this leader came, or since it came back."""
+    """Since this leader was elected, or since the replica returned."""
     learner = Learner()
     learner.look(ticks=0, gets=1 << 30)
     learner.look(ticks=10)
@@ -73,7 +75,7 @@ def test_replica_that_has_not_shown_what_it_has_has_not_caught_up() -> None:
 
 
 def test_replica_that_lags_steadily_by_less_than_a_timeout_has_caught_up(learner: Learner) -> None:
-    """It always lacks thousands of entries, and had each of them a moment after the leader."""
+    """It always lacks thousands of entries, and receives each of them a moment after the leader."""
     learner.look(ticks=0, grows=100_000)
     for _ in range(ROUNDS_MAX):
         learner.look(ticks=10, grows=4_000, gets=54_000)
@@ -96,7 +98,7 @@ def test_round_is_short_if_it_takes_less_than_an_election_timeout(
 
 
 def test_replica_that_takes_nothing_more_has_not_caught_up(learner: Learner) -> None:
-    """Its last round was short, and the one that runs is too long."""
+    """Its last round was short, and the running one is too long."""
     learner.look(ticks=0, gets=1 << 30)
     learner.look(ticks=10, grows=1)
     learner.look(ticks=LIMIT - 1, grows=1)
@@ -135,7 +137,7 @@ def test_long_copy_is_not_overdue_while_it_grows(learner: Learner) -> None:
 
 
 def test_member_that_went_and_comes_again_begins_anew(learner: Learner) -> None:
-    """A replica under the same number may have stood still for hours."""
+    """A replica under the same number may have been inactive for hours."""
     learner.look(ticks=0, gets=1 << 30)
     learner.node.raft.set_membership(Membership(frozenset({ONE, TWO})), learner.node.applied)
     learner.rounds.look(learner.node, learner.node.membership.members(), learner.tick)
@@ -146,7 +148,7 @@ def test_member_that_went_and_comes_again_begins_anew(learner: Learner) -> None:
 
 
 def wiped(cluster: Any, victim: int, *, sync_ms: int) -> None:
-    """A server comes back with an empty disk, on which syncs take so long."""
+    """Restart a server with an empty disk, on which syncs take `sync_ms`."""
     cluster.nodes[victim].wipe()
     cluster.run(500)
     cluster.nodes[victim].start()
@@ -156,8 +158,7 @@ def wiped(cluster: Any, victim: int, *, sync_ms: int) -> None:
 def under_load(
     cluster: Any, lead: Any, *, per_s: int, size: int, ms: int, condition: Callable[[], bool]
 ) -> bool:
-    """Whether the condition comes true within so long a time, while so many records are appended a
-    second."""
+    """Append `per_s` records a second. Return True if the condition becomes true in time."""
     step_ms = max(1, 1_000 // per_s)
     for passed in range(0, ms, step_ms):
         if passed % 50 == 0 and condition():
@@ -174,7 +175,8 @@ def under_load(
 def test_learner_that_lags_steadily_becomes_a_voter_under_load(
     cluster: Any, per_s: int, sync_ms: int, size: int
 ) -> None:
-    """Thousands of batches a second, or 40 MB, and a slow disk: it never lacks little."""
+    """With thousands of batches a second, or 40 MB, and a slow disk it always lacks many
+    entries."""
     group_id = cluster.create_topic()
     wiped(cluster, 3, sync_ms=sync_ms)
     lead = cluster.leader(group_id)
@@ -186,7 +188,7 @@ def test_learner_that_lags_steadily_becomes_a_voter_under_load(
 
 
 def is_renewed(stream: Any, server_id: int) -> bool:
-    """Whether a server's second replica is a voter."""
+    """Return True if a server's second replica is a voter."""
     return replica_id_of(server_id, 2) in stream.group.node.membership.incoming
 
 

@@ -1,4 +1,4 @@
-"""What a server tells its peers about itself, and what they make of it."""
+"""Status of a server that it sends to its peers, and their handling of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdl.logstream.peers.server_status import ServerStatus
 
 
 class Wire:
-    """A transport that keeps what it is given."""
+    """A transport that keeps the frames."""
 
     def __init__(self) -> None:
         self.sent: dict[int, bytes] = {}
@@ -27,7 +27,7 @@ class Wire:
 
 
 def test_servers_of_older_versions_are_told_the_flags_alone() -> None:
-    """They take one byte and refuse more: their links would end again and again."""
+    """They take one byte and refuse more: their links would end repeatedly."""
     wire: Any = Wire()
     store: Any = SimpleNamespace(accepts_appends=True)
     alive = {

@@ -1,4 +1,4 @@
-"""A server that serves no clients leads nothing that they need, and its peers know."""
+"""A server that serves no clients leads no groups that they need, and its peers know it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from vdl.logstream.state import CATALOG_GROUP
 
 
 def led(node: Any) -> list[int]:
-    """The groups that a server leads."""
+    """Return the groups that a server leads."""
     return [number for number, group in node.host.groups.items() if group.node.is_leader]
 
 
 def leader_of(cluster: Any, group_id: int) -> int:
-    """The server that leads a group, 0 for none."""
+    """Return the server that leads a group, 0 for none."""
     live = [node for node in cluster.nodes.values() if not node.clock.stopped]
     return next((node.id for node in live if group_id in led(node)), 0)
 
 
 def start_closed(cluster: Any, server_id: int) -> Any:
-    """A server starts again and does not serve."""
+    """Restart a server that does not serve."""
     node = cluster.nodes[server_id]
     node.crash()
     cluster.closed.add(server_id)
@@ -35,8 +35,10 @@ def start_closed(cluster: Any, server_id: int) -> Any:
 
 
 def test_server_that_does_not_serve_is_elected_by_nobody_when_another_goes(cluster: Any) -> None:
-    """It is the preferred leader, and the one that leads goes: the third one leads, though the
-    election timeout has to show it."""
+    """It is the preferred leader, and the present leader goes.
+
+    The third server leads, though only after an election timeout.
+    """
     group_id = cluster.create_topic()
     assert leader_of(cluster, group_id) == 1
     closed = start_closed(cluster, 1)
@@ -58,7 +60,7 @@ def test_server_that_does_not_serve_is_elected_by_nobody_when_another_goes(clust
 
 
 def test_server_that_does_not_serve_votes_and_acknowledges(cluster: Any) -> None:
-    """Its work as a follower is as good as any."""
+    """It works as a follower like any other."""
     group_id = cluster.create_topic()
     start_closed(cluster, 1)
     cluster.run(3_000)
@@ -76,7 +78,7 @@ def test_server_that_does_not_serve_votes_and_acknowledges(cluster: Any) -> None
 
 
 def test_server_that_does_not_serve_is_handed_nothing(cluster: Any) -> None:
-    """KIP-460: whoever asks for the preferred leader hears that it cannot be had."""
+    """KIP-460: a request for the preferred leader is answered that it is not available."""
     group_id = cluster.create_topic()
     start_closed(cluster, 1)
     cluster.run(3_000)
@@ -91,7 +93,7 @@ def test_server_that_does_not_serve_is_handed_nothing(cluster: Any) -> None:
 
 
 def test_server_that_does_not_serve_does_not_campaign_when_it_is_told_to(cluster: Any) -> None:
-    """Thesis §3.10: a peer of an older version may not know."""
+    """Thesis §3.10: a peer of an older version may not know the status."""
     group_id = cluster.create_topic()
     closed = start_closed(cluster, 1)
     cluster.run(3_000)
@@ -107,7 +109,7 @@ def test_server_that_does_not_serve_does_not_campaign_when_it_is_told_to(cluster
 def test_set_in_which_no_server_serves_leads_the_catalog_and_nothing_else(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """No server serves before the catalog has a leader. When one serves, the catalog goes there."""
+    """No server serves before the catalog has a leader. When one serves, it gets the catalog."""
     cluster = make_cluster()
     cluster.create_topic()
     for node in cluster.nodes.values():
@@ -132,8 +134,10 @@ def test_set_in_which_no_server_serves_leads_the_catalog_and_nothing_else(
 def test_server_that_starts_again_and_again_does_not_take_the_catalog_from_those_that_serve(
     cluster: Any,
 ) -> None:
-    """It is the catalog's preferred leader and ends when it would let clients in. While it is there
-    for a moment its peers have just lost the leader that it was."""
+    """It is the catalog's preferred leader, and stops when it would serve clients.
+
+    While it runs for a moment, its peers have just lost it as their leader.
+    """
     closed = start_closed(cluster, 1)
     for _ in range(20):
         cluster.run(300)
@@ -144,7 +148,7 @@ def test_server_that_starts_again_and_again_does_not_take_the_catalog_from_those
 
 
 def test_set_that_starts_as_a_whole_waits_for_no_timeout(make_cluster: Callable[..., Any]) -> None:
-    """Its first server leads the catalog as soon as it has heard that no other server serves."""
+    """Its first server leads the catalog as soon as it learns that no other server serves."""
     cluster = make_cluster()
     for node in cluster.nodes.values():
         node.crash()
@@ -156,7 +160,7 @@ def test_set_that_starts_as_a_whole_waits_for_no_timeout(make_cluster: Callable[
 
 
 def test_server_alone_leads_all_when_it_serves(make_cluster: Callable[..., Any]) -> None:
-    """The catalog at once, and the rest as soon as its clients may come."""
+    """The catalog at once, and the rest as soon as clients are served."""
     cluster = make_cluster(servers=(1,))
     node = start_closed(cluster, 1)
     cluster.run(100)
@@ -169,7 +173,8 @@ def test_server_alone_leads_all_when_it_serves(make_cluster: Callable[..., Any])
 def test_groups_of_servers_that_serve_at_one_time_are_led_in_one_term(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """All have waited for longer than an election timeout: they do not campaign at one time."""
+    """All have waited for longer than an election timeout: they do not campaign at the same
+    time."""
     cluster = make_cluster()
     cluster.create_topic()
     for node in cluster.nodes.values():
@@ -188,7 +193,7 @@ def test_groups_of_servers_that_serve_at_one_time_are_led_in_one_term(
 
 
 def test_stopping_server_is_not_elected_again(cluster: Any) -> None:
-    """It has handed all over, and the one that it went to dies before it is gone itself."""
+    """It has transferred everything, and the new leader dies before it is gone itself."""
     group_id = cluster.create_topic()
     stopping = cluster.nodes[1]
     for _ in range(40):
@@ -208,7 +213,7 @@ def test_stopping_server_is_not_elected_again(cluster: Any) -> None:
 def test_server_that_is_late_for_long_gives_its_leaderships_away(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others answer in time. Where all are late nothing wanders."""
+    """The other servers answer in time. If all are late, leaderships do not move."""
     monkeypatch.setattr(overload, "LATE_NS", 2_000 * MS)
     group_id = cluster.create_topic()
     late = cluster.nodes[1].host
@@ -229,7 +234,7 @@ def test_server_that_is_late_for_long_gives_its_leaderships_away(
 
 
 class Late:
-    """The time of a loop that is late by so much at each look."""
+    """The time of a loop with a fixed lateness at each check."""
 
     late_total_ns = 0
 
@@ -239,8 +244,10 @@ class Late:
 
 @pytest.mark.parametrize("closed_at", [2, 3])
 def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any, closed_at: int) -> None:
-    """Of the two servers that are left it has records that the other one lacks, and does not serve:
-    for as long as that lasts nobody could lead. It leads until the other one has caught up."""
+    """Of the two remaining servers it has records that the other lacks, and does not serve.
+
+    No replica could lead for as long as that lasts. It leads until the other one has caught up.
+    """
     group_id = cluster.create_topic()
     behind = 5 - closed_at
     cluster.nodes[behind].crash()
@@ -265,7 +272,8 @@ def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any, close
 
 
 def test_server_that_does_not_serve_leaves_it_to_others_for_some_timeouts(cluster: Any) -> None:
-    """An election on slow disks takes that long; who has most is not in its way."""
+    """An election on slow disks takes that long; the replica with most entries does not disturb
+    it."""
     group_id = cluster.create_topic()
     cluster.nodes[3].crash()
     cluster.append(cluster.leader(group_id))

@@ -1,4 +1,4 @@
-"""Snapshots as they travel and are kept."""
+"""Snapshots as they are sent and stored."""
 
 import random
 from struct import pack
@@ -25,7 +25,7 @@ MEMBERS = Members(7, (1, 2, 3), learners=(4,))
 
 
 def test_snapshot_is_what_was_encoded() -> None:
-    """Members and items, whatever the buffer."""
+    """Members and items are equal, for any type of buffer."""
     items = [(b"a", b"1"), (b"b", b"")]
     data = encode_snapshot(MEMBERS, items)
     for buffer in (data, bytearray(data), memoryview(data)):
@@ -35,7 +35,7 @@ def test_snapshot_is_what_was_encoded() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
 def test_snapshot_in_pieces_is_read_as_one_that_was_made_at_once(count: int) -> None:
-    """Whatever the version that reads it: what is decompressed are the same values."""
+    """By any version: the decompressed values are the same."""
     items = [(number.to_bytes(4, "big"), b"v" * (number % 300)) for number in range(count)]
     writer = SnapshotWriter(MEMBERS, count)
     for start in range(0, count, 999):
@@ -45,7 +45,7 @@ def test_snapshot_in_pieces_is_read_as_one_that_was_made_at_once(count: int) -> 
     assert (found.members, found.items) == (MEMBERS, items)
     plain = bytearray(int.from_bytes(data[:4], "little"))
     assert cramjam.zstd.decompress_into(data[4:], plain) == len(plain)
-    if count == 70_000:  # else the number of items takes fewer bytes
+    if count == 70_000:  # otherwise the number of items takes fewer bytes
         at_once = encode_snapshot(MEMBERS, items)
         assert plain == bytes(cramjam.zstd.decompress(at_once[4:]))
         assert len(data) < len(at_once) * 1.1
@@ -56,20 +56,20 @@ def test_snapshot_in_pieces_is_read_as_one_that_was_made_at_once(count: int) -> 
     [b"", b"\x01\x00", pack("<I", STATE_BYTES_MAX + 1), pack("<I", 5) + b"no zstd frame"],
 )
 def test_snapshot_that_cannot_be_read_is_refused(data: bytes) -> None:
-    """Cut short, larger than any may be, or not one at all."""
+    """Cut short, too large, or no snapshot at all."""
     with pytest.raises(DecodeError):
         decode_snapshot(data)
 
 
 def test_snapshot_with_members_that_cannot_be_is_refused() -> None:
-    """It would be kept, and no start would get past it."""
+    """It would be stored, and every start would fail on it."""
     data = encode_snapshot(Members(7, (1, 2, 3), learners=(3,)), [])
     with pytest.raises(DecodeError):
         decode_snapshot(data)
 
 
 def test_snapshot_too_large_for_a_journal_record_is_refused() -> None:
-    """A peer's may not be larger than what the store takes."""
+    """A peer's snapshot may not be larger than the store's limit."""
     rng = random.Random(1)
     fits = encode_snapshot(MEMBERS, [(b"k", rng.randbytes(SNAPSHOT_BYTES_MAX - 4096))])
     assert len(fits) <= SNAPSHOT_BYTES_MAX
@@ -88,7 +88,7 @@ def in_parts(items: Items) -> bytes:
 
 @pytest.mark.parametrize("count", [0, 1, 4_000, 30_000])
 def test_snapshot_in_parts_is_read_a_piece_at_a_time(count: int) -> None:
-    """No piece is larger than a part may be; whoever reads it at once has the same."""
+    """No piece is larger than a part may be; reading it at once gives the same."""
     items = [(number.to_bytes(4, "big"), b"v" * (number % 300)) for number in range(count)]
     data = in_parts(items)
     opened = open_snapshot(data)
@@ -102,7 +102,7 @@ def test_snapshot_in_parts_is_read_a_piece_at_a_time(count: int) -> None:
 
 
 def test_snapshot_in_one_piece_is_opened_as_one() -> None:
-    """Of peers whose states are small, or whose version does not know parts."""
+    """From peers whose states are small, or whose version does not know parts."""
     items = [(b"a", b"1"), (b"b", b"")]
     opened = open_snapshot(encode_snapshot(MEMBERS, items))
     assert (opened.members, opened.is_in_parts, opened.count) == (MEMBERS, False, 2)
@@ -110,7 +110,7 @@ def test_snapshot_in_one_piece_is_opened_as_one() -> None:
 
 
 def test_snapshot_in_parts_means_nothing_to_a_version_that_does_not_know_them() -> None:
-    """Its plain length, as that version reads it, is 0: it refuses what is no zstd frame."""
+    """That version reads a plain length of 0, and refuses data that are no zstd frame."""
     data = in_parts([(b"a", b"1")])
     assert data[:4] == bytes(4)
     with pytest.raises(cramjam.DecompressionError):
@@ -118,8 +118,11 @@ def test_snapshot_in_parts_means_nothing_to_a_version_that_does_not_know_them() 
 
 
 def test_snapshot_in_parts_that_is_not_laid_out_as_one_is_refused() -> None:
-    """Before anything of it is taken: cut short anywhere but between parts, too long a part,
-    members that cannot be. A part that is no zstd frame is seen when it is read."""
+    """Before any of it is taken.
+
+    Data cut short except between parts, a part that is too long, impossible members. A part that is
+    no zstd frame is found when it is read.
+    """
     items = [(bytes([number]), random.Random(number).randbytes(PART_BYTES)) for number in range(3)]
     data = in_parts(items)
     head = 12 + int.from_bytes(data[8:12], "little")
@@ -145,7 +148,7 @@ def test_snapshot_in_parts_that_is_not_laid_out_as_one_is_refused() -> None:
 
 
 def test_snapshot_in_parts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the store takes."""
+    """The limit is the store's."""
     data = in_parts([(b"a", b"1")])
     monkeypatch.setattr(snapshots, "PARTS_BYTES_MAX", len(data))
     open_snapshot(data)

@@ -1,4 +1,4 @@
-"""A partition's state on its way to a checkpoint."""
+"""A partition's state in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vdl.state.partition import PartitionState
 
 
 class Partition:
-    """What a log stream is to its state's checkpoints."""
+    """A log stream, as far as checkpoints of its state need it."""
 
     entries_are_state = True
     item_count = 1
@@ -28,15 +28,17 @@ class Partition:
         return self.state.take_dirty()
 
     def scan(self) -> None:
-        """It is read in one piece."""
+        """Return None: the state is read in one piece."""
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_first_checkpoint_makes_a_long_list_of_aborted_transactions_once(
     monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
-    """Of all there is, be it that a snapshot came in or that meta was lost: each block is there
-    since it was full."""
+    """All of it is stored, after a snapshot was installed or meta was lost.
+
+    Each block exists since it was full.
+    """
     owner: Any = Partition()
     for number in range(1, 4 * RUN_RANGES):
         offset = 2 * number
@@ -57,7 +59,7 @@ def test_first_checkpoint_makes_a_long_list_of_aborted_transactions_once(
 
 
 def test_encoding_that_had_much_to_take_reads_small_pieces_again() -> None:
-    """A storm of changes doubles what is read at a time, once it is over no more."""
+    """A burst of changes doubles the number of items read at a time, but not after its end."""
     read: list[bytes] = []
 
     def items() -> Any:

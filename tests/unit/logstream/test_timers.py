@@ -13,9 +13,11 @@ from vdl.logstream.options import TICK_NS
 def test_leader_under_steady_load_still_asks_who_is_silent(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records come once a tick, just before its end, and are acknowledged in the next one. So one
-    follower is out of step whenever a tick has passed, and in step at the end of each turn. The
-    other one was silent for long, so that it is asked rarely."""
+    """Records come once a tick, just before its end, and are acknowledged in the next one.
+
+    So one follower is out of step whenever a tick has passed, and in step at the end of each turn.
+    The other one was silent for long, so heartbeats to it are rare.
+    """
     group_id = cluster.create_topic()
     cluster.run(3_000)
     stream = cluster.leader(group_id)

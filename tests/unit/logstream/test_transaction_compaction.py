@@ -1,5 +1,8 @@
-"""Transactions in compacted logs: aborted records go, markers stay for as long as they are needed,
-and whoever is fed what is left has the state that the others have."""
+"""Transactions in compacted logs.
+
+Aborted records are removed, markers stay for as long as they are needed, and a replica that is fed
+the remaining log has the same state as the others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Producer:
         self.epoch = 0
         self.sequence = 0
         self.open: list[Record] = []
-        """What its open transaction wrote."""
+        """Records written by its open transaction."""
 
 
 class Transactions:
@@ -93,7 +96,7 @@ class Transactions:
 
 
 def committed_values(stream: Any, start: int = 0) -> dict[bytes, bytes]:
-    """The newest value of each key, for who reads committed records, as clients do it."""
+    """Return the newest value of each key, as read by a client of committed records."""
     seen: dict[bytes, bytes | None] = {}
     offset, end = start, stream.last_stable_offset
     while offset < end:
@@ -114,7 +117,7 @@ def committed_values(stream: Any, start: int = 0) -> dict[bytes, bytes]:
 
 
 def all_values(entries: list[Any], aborted: Callable[[Any], bool]) -> dict[bytes, bytes]:
-    """The same from every entry that was written, before anything went."""
+    """Return the same from every entry that was written, before any was removed."""
     seen: dict[bytes, bytes | None] = {}
     for data in entries:
         header = read_header(data)
@@ -128,14 +131,16 @@ def all_values(entries: list[Any], aborted: Callable[[Any], bool]) -> dict[bytes
 def test_replicas_agree_and_readers_see_what_was_committed(
     make_cluster: Callable[..., Any], seed: int
 ) -> None:
-    """After each compaction, with servers that restart and one that begins with an empty disk; and
-    aborted records are gone for good."""
+    """After each compaction, with servers that restart and one that begins with an empty disk.
+
+    Aborted records are removed for good.
+    """
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, ALWAYS, seed)
     transactions = Transactions(topic, seed)
     rng = random.Random(seed)
     written: dict[int, bytes] = {}
-    """All that was ever in the log, by its base offset."""
+    """All batches that were ever in the log, by base offset."""
     ranges: set[tuple[int, int, int]] = set()
 
     def note() -> None:
@@ -199,8 +204,10 @@ def test_replicas_agree_and_readers_see_what_was_committed(
 def test_replica_that_is_fed_the_compacted_log_has_the_same_state(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """Also while aborted transactions are listed whose records are gone: their first batches are
-    there, as headers, and their markers."""
+    """Also while aborted transactions are listed whose records are gone.
+
+    Their first batches remain, as headers, and so do their markers.
+    """
     cluster = make_cluster(compaction_check_ms=1_000)
     topic = Topic(cluster, FOREVER_KEPT)
     transactions = Transactions(topic, 5)
@@ -245,15 +252,17 @@ def test_nothing_is_compacted_from_an_open_transaction_on(
 
 
 class Cleaned:
-    """Entries as one compaction leaves them; segments are cleaned again from their beginning when
-    something is met that goes."""
+    """Entries as one compaction leaves them.
+
+    A segment is cleaned again from its beginning when an entry is found that is removed.
+    """
 
     def __init__(self) -> None:
         self.entries: list[StoredEntry] = []
         self.offset = 0
 
     def add(self, data: bytearray, records: int) -> int:
-        """The entry's index."""
+        """Append an entry. Return its index."""
         data[:8] = self.offset.to_bytes(8, "big")
         index = len(self.entries) + 1
         self.entries.append(StoredEntry(1, index, 0, bytes(data), self.offset, records, -1))
@@ -273,12 +282,12 @@ class Cleaned:
     def left(
         self, markers_upto: int, *aborted: AbortedRange, segment: int = 1_000
     ) -> dict[int, int]:
-        """Index → records that stay, of entries of which anything does."""
+        """Compact. Return index → number of remaining records, for entries that remain."""
         cleaner = BatchCleaner(aborted=aborted)
         cleaner.scan(self.entries, keys_from=1)
         for start in range(0, len(self.entries), segment):
             part = self.entries[start : start + segment]
-            for entry in part:  # until the first one of which something goes
+            for entry in part:  # until the first one of which something is removed
                 if cleaner.clean(entry, markers_upto=markers_upto) is not None:
                     break
             for entry in part:
@@ -303,8 +312,10 @@ def test_aborted_record_supersedes_nothing() -> None:
 
 @pytest.mark.parametrize("segment", [1, 2, 3, 1_000])
 def test_marker_goes_with_the_last_of_its_transaction(segment: int) -> None:
-    """Version 2: numbers begin anew, so nothing of a superseded transaction is needed but what
-    tells the producer's epoch."""
+    """Version 2: numbers begin anew in each epoch.
+
+    So nothing of a superseded transaction is needed but the producer's epoch.
+    """
     log = Cleaned()
     for epoch in range(4):
         log.write(1, b"k", epoch=epoch)
@@ -313,8 +324,10 @@ def test_marker_goes_with_the_last_of_its_transaction(segment: int) -> None:
 
 
 def test_marker_stays_with_what_is_kept_of_its_transaction() -> None:
-    """Version 1: headers of the last five batches stay for their numbers. Without its marker each
-    would open a transaction that never ends."""
+    """Version 1: headers of the last five batches stay for their numbers.
+
+    Without its marker each would open a transaction that never ends.
+    """
     log = Cleaned()
     for sequence in range(8):
         log.write(1, b"k", sequence=sequence)
@@ -324,8 +337,10 @@ def test_marker_stays_with_what_is_kept_of_its_transaction() -> None:
 
 
 def test_log_is_not_compacted_before_all_aborted_ones_are_listed() -> None:
-    """The decision is part of a snapshot's state: it is known before the marker has come that says
-    which of the records are aborted."""
+    """The decision is part of a snapshot's state.
+
+    It is known before the marker that determines the aborted records.
+    """
     state = PartitionState()
     state.producers.apply(7, 0, 0, 1, 1, 2, 5, is_transactional=True)
     state.apply_marker(7, 0, 1, commit=False, offset=3, index=4, timestamp=6)

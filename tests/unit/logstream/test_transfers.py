@@ -1,4 +1,4 @@
-"""To whom leaderships go, and how many at a time."""
+"""Choice of transferees for leaderships, and number of transfers at a time."""
 
 from collections import Counter
 from typing import Any
@@ -11,7 +11,8 @@ TOPICS = 90
 
 
 def create_topics(cluster: Any, count: int, *, first: int, name: str = "t") -> list[int]:
-    """Topics of one partition whose first replica is a server's; their group ids."""
+    """Create topics of one partition whose first replica is on server `first`. Return their group
+    ids."""
     rest = [server for server in cluster.nodes if server != first]
     groups: list[int] = []
     for number in range(count):
@@ -29,7 +30,7 @@ def create_topics(cluster: Any, count: int, *, first: int, name: str = "t") -> l
 
 
 def led(cluster: Any, groups: list[int]) -> Counter[int]:
-    """How many of the groups each server leads."""
+    """Return how many of the groups each server leads."""
     found: Counter[int] = Counter()
     for server_id, node in cluster.nodes.items():
         if not node.clock.stopped:
@@ -38,7 +39,7 @@ def led(cluster: Any, groups: list[int]) -> Counter[int]:
 
 
 def test_others_share_what_a_server_led_that_stops(cluster: Any) -> None:
-    """Not all of it goes to the lowest id, though both have all of each log."""
+    """They do not all go to the lowest id, though both others have all of each log."""
     groups = create_topics(cluster, TOPICS, first=1)
     assert led(cluster, groups) == {1: TOPICS, 2: 0, 3: 0}
     assert cluster.nodes[1].host.transfer_leaderships() >= TOPICS
@@ -49,7 +50,7 @@ def test_others_share_what_a_server_led_that_stops(cluster: Any) -> None:
 
 
 def test_server_that_leads_much_is_given_less(cluster: Any) -> None:
-    """What others lead already counts, not only what goes to them now."""
+    """Existing leaderships of the others count, not only those in transfer."""
     create_topics(cluster, 30, first=2)
     more = create_topics(cluster, 30, first=1, name="more")
     cluster.nodes[1].host.transfer_leaderships()
@@ -60,8 +61,10 @@ def test_server_that_leads_much_is_given_less(cluster: Any) -> None:
 
 
 def test_many_leaderships_return_in_batches(cluster: Any, monkeypatch: Any) -> None:
-    """A server that was away has them again after a time that does not grow with their number, and
-    not all in one second."""
+    """A server that was away gets them back in a time that does not grow with their number.
+
+    They do not all return in one second.
+    """
     groups = create_topics(cluster, TOPICS, first=3)
     cluster.nodes[3].crash()
     cluster.run(3_000)
