@@ -54,8 +54,10 @@ def decode_record(data: bytes | memoryview) -> BirthRecord:
 
 
 def configuration_digest(seeds: dict[ServerId, str]) -> bytes:
-    """Return the digest of the seeds' ids and addresses, which all initial voters must share. 32
-    bytes."""
+    """Return the digest of the seeds' ids and addresses, 32 bytes.
+
+    It must be equal on all initial voters.
+    """
     text = "\n".join(f"{server_id} {seeds[server_id]}" for server_id in sorted(seeds))
     return sha256(text.encode()).digest()
 
@@ -105,8 +107,7 @@ class Birth:
 
     @property
     def may_found(self) -> bool:
-        """True if every other seed is linked, empty and of equal configuration, and this is the
-        lowest."""
+        """True if this is the lowest seed, and all others are linked, empty and equal in digest."""
         return (
             self.state is BirthState.ASKING
             and self._server_id == self._seeds[0]
@@ -132,8 +133,10 @@ class Birth:
         self._empty.pop(server_id, None)
 
     def found(self, cluster_id: str) -> BirthRecord:
-        """Return the record of the new cluster. The caller makes it durable before anyone sees
-        it."""
+        """Return the record of the new cluster.
+
+        The caller makes it durable before any other server sees it.
+        """
         assert self.may_found, self.state
         directories = {seed: empty.directory_id for seed, empty in self._empty.items()}
         directories[self._server_id] = self._directory_id

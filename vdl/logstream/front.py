@@ -20,15 +20,19 @@ class Front(Protocol):
     """The front end, as the host uses it."""
 
     def send_answers(self) -> None:
-        """Send pending answers. Called within a turn: appends may have been answered, and long
-        polls woken."""
+        """Send pending answers.
+
+        Called within a turn: appends may have been answered, and long polls woken.
+        """
 
     def catalog_changed(self) -> None:
         """Note that the applied catalog changed."""
 
     def directory_given_up(self) -> None:
-        """Open new links with the directory's new list of starts: all that it held is marked as
-        lost."""
+        """Open new links with the directory's new list of starts.
+
+        Everything that the directory held is marked as lost.
+        """
 
     def request_wait_ns(self) -> int:
         """Return the longest time, now, that a client's request has waited to be started."""

@@ -166,7 +166,7 @@ class Host:
     def start(self, front: Front) -> None:
         """Open every replica of this server and start to take part in their groups.
 
-        Replicas open only after the peers have confirmed that the data directory is not an older
+        Replicas open once the data directory was compared with its peers' marks: it may be an older
         copy.
         """
         self.state.front = front
@@ -179,8 +179,10 @@ class Host:
         self._marks.compare_first(self._replicas.open_system)
 
     def begin_serving(self) -> None:
-        """Allow replicas here to lead their groups, not only the catalog: clients are served from
-        now on."""
+        """Allow replicas here to lead their groups, not only the catalog.
+
+        Clients are served from now on.
+        """
         self._status.serving()
         self._judge_leading()
 
@@ -212,8 +214,7 @@ class Host:
         return self._replacement.halted_groups
 
     def transfer_leaderships(self) -> int:
-        """Transfer every leadership that another replica can take. Return the number that
-        remain."""
+        """Transfer every leadership that another replica can take. Return how many still wait."""
         if not self.periodic.is_stopping:
             self.periodic.stopping()
             self._judge_leading()
@@ -234,8 +235,7 @@ class Host:
 
     # --- what the front end uses ----------------------------------------------------------
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """Return (server id, term) of a group's leader, the newest known; (-1, -1) if none is
-        alive."""
+        """Return (server id, term) of a group's newest known leader; (-1, -1) if none is alive."""
         return self.liveness.leader_of(group_id)
 
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
@@ -269,8 +269,7 @@ class Host:
         return self.state.streams.get(group_id)
 
     def state_group(self, group_id: GroupId) -> StateGroup | None:
-        """Return this server's replica of the catalog or a coordinator, None if it is not
-        running."""
+        """Return this server's replica of the catalog or a coordinator, None if not running."""
         return self.state.state_groups.get(group_id)
 
     @property
@@ -285,8 +284,10 @@ class Host:
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """Propose a catalog command from any server. `done` runs when it is applied here, or
-        fails."""
+        """Propose a catalog command from any server.
+
+        `done` runs when it is applied here, or fails.
+        """
         self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
 
     def command_group(
@@ -344,8 +345,7 @@ class Host:
         return self.store.large_bytes
 
     def silent_servers(self) -> set[ServerId]:
-        """Return servers that may be alive although their link was lost: no connection was
-        refused."""
+        """Return servers whose link was lost without a refused connection: they may be alive."""
         return self.state.silent
 
     def lost_leader(self, group_id: GroupId) -> tuple[int, ServerId]:
@@ -440,8 +440,7 @@ class Host:
                 self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:
-        """Report unsent entries and snapshots, so that the peer is probed again, and end unsent
-        transfers."""
+        """Have peers of unsent entries and snapshots probed again, and end unsent transfers."""
         for group_id, message in messages:
             group = self._groups.get(group_id)
             if group is not None and type(message) in (MsgApp, MsgSnap, MsgTimeoutNow):
@@ -510,10 +509,9 @@ class Host:
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         """Return why a link with this server is refused, None if it is admitted.
 
-        Admitted: initial voters, also with a new directory, until a part is assigned to it; and
-        servers without a birth record, which may only request it. Refused: a directory that has
-        been replaced or belongs to another server; and a second process under the id of a live
-        server that is in the directory listed by the catalog.
+        Admitted: initial voters, also with a new directory, and servers without a birth record,
+        which may only request it. Refused: a retired directory, a directory of another server, and
+        a process in another directory than that of a linked server which the catalog lists.
         """
         if not self._is_admitted(hello):
             return RejectReason.NOT_ADMITTED, ""
@@ -724,8 +722,10 @@ class Host:
 
     # --- Hosting: what `Replicas` calls ---------------------------------------------------
     def replica_lost(self, log: storage.Log) -> None:
-        """See `Hosting`. A vote or acknowledgement of this replica could contradict an earlier
-        one."""
+        """See `Hosting`.
+
+        A vote or acknowledgement of this replica could contradict an earlier one.
+        """
         if self._replacement.replica_lost(log):
             self._inbox.forget(log.group_id)
 
@@ -800,8 +800,10 @@ class Host:
             self._act_on_state(group)
 
     def _act_on_state(self, group: Group) -> None:
-        """Start to use the replica's state: it reflects all that an earlier process may have acted
-        on."""
+        """Start to use the replica's state.
+
+        It reflects all that an earlier process may have acted on.
+        """
         if isinstance(group.owner, StateGroup):
             self.state.state_groups[group.group_id] = group.owner
             if group.group_id == CATALOG_GROUP:
@@ -819,8 +821,7 @@ class Host:
         self._outbox.mark_dirty(group)
 
     def _campaign_if_preferred(self, group: Group) -> None:
-        """Campaign if this replica is the preferred leader, can reach a majority and sees no
-        leader."""
+        """Campaign if this is the preferred leader, can reach a majority and sees no leader."""
         is_first = group.preferred and self._status.may_seek_group(group.group_id)
         if is_first and group.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)

@@ -148,8 +148,7 @@ class Periodic:
         self._status.note_stalled(watch.is_stalled(store.file_work, now_ns))
 
     def _expire(self, now_ns: int) -> None:
-        """End requests whose deadline has passed, in groups that had a turn since they were last
-        idle."""
+        """End requests past their deadline, in groups that had a turn since they were last idle."""
         for group in list(self._watched.values()):
             if self._state.is_here(group) and (group.owner.busy or group.reads):
                 group.owner.expire(now_ns)

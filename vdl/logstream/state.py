@@ -152,8 +152,10 @@ class HostState:
 
     @property
     def unflushed_bytes_max(self) -> int:
-        """Bytes in no segment yet, of all groups together, beyond which followers take no more
-        records. Producers wait earlier, at half of the cache."""
+        """Unflushed bytes of all groups beyond which followers take no more records.
+
+        Producers wait earlier, at half of the cache.
+        """
         return self.cache_bytes_max * 3 // 4
 
     def answers_reach(self, asker: Hello | None) -> bool:
@@ -170,8 +172,10 @@ class HostState:
         return self.groups.get(group.group_id) is group
 
     def name_of(self, group_id: GroupId) -> str:
-        """Return the readable name of a group: topic and partition. Empty if the group is unknown
-        here."""
+        """Return the readable name of a group: topic and partition.
+
+        Empty if the group is unknown here.
+        """
         if group_id == CATALOG_GROUP:
             return "catalog"
         if group_id in self.system_groups:

@@ -214,8 +214,7 @@ class LogCompaction:
 
     # --- reports to leaders ----------------------------------------------------------------------
     def _tell(self, now_ns: int) -> None:
-        """Report to groups' leaders how far the replicas here are compacted, if they may not
-        know."""
+        """Report to leaders how far the replicas here are compacted, if they may not know."""
         state = self._state
         rows: dict[ServerId, list[Compacted]] = {}
         for group_id, replica in self._replicas.items():

@@ -85,8 +85,7 @@ class Trimming:
                 self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
 
     def opened(self, stream: LogStream) -> None:
-        """Apply the topic's segment limits to a replica that starts to take part, from its first
-        segment on."""
+        """Apply the topic's segment limits to a replica that starts, from its first segment on."""
         policy = self._state.front.retention_policy(stream)
         if policy.segments is not None:
             self._state.store.set_segment_limits(stream.group.log, policy.segments)

@@ -18,8 +18,6 @@ again, in a higher term, and so on for ever. So due groups wait in a queue here:
   is in time. The limit is `DISK_WAITS` times the bound, because all of them request votes at the
   same time when their own are written.
 * A campaign without answers holds its place for one election timeout only.
-
-Does not depend on timers, messages, or the reason why a group is due.
 """
 
 from __future__ import annotations

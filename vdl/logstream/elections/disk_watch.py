@@ -8,8 +8,6 @@ on a segment: the data for it accumulates in memory.
 A slow disk does not hang. If recent writes took long, the limit is higher: otherwise, if all disks
 need seconds for a sync, leaderships would move continually. And a write of 100 MiB may take as long
 as it does at `RATE_MIN`.
-
-Does not depend on the disk, or on leaders.
 """
 
 from __future__ import annotations

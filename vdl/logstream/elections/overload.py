@@ -10,8 +10,6 @@ it does not flap.
 A loop that is late by an election timeout at every check, for `LATE_NS` without a break, is a
 different case. Its clients wait longer for each answer than a failover takes: its leaderships are
 better elsewhere.
-
-Does not depend on the cause of lateness, or on the reaction to it.
 """
 
 from __future__ import annotations
@@ -114,8 +112,7 @@ class Overload:
 
     @property
     def is_late_for_long(self) -> bool:
-        """True if the loop has been late by an election timeout at each check of the last
-        minute."""
+        """True if the loop was late by an election timeout at each check of the last minute."""
         return self._clock.now_ns() - self._late_since_ns >= LATE_NS
 
     def problem(self) -> str:

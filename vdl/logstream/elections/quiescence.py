@@ -7,8 +7,6 @@ everything in order, rests: its timers are checked only every `REST_TICKS`.
 When a linked server was not heard for `SILENT_NS`, or before a link is dropped, all resting groups
 are woken, and use their own timers until all servers are heard again. A woken group counts from
 when its leader was last heard, so that resting changes no election timeout.
-
-Does not depend on timers, or on the actions of a due group.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 It has a list of groups for each tick, and a heap of the ticks that have one. A group has one live
 entry; when its due tick moves later, the old entry is left in place and put back when it comes up,
 so that the common case, an election timeout that is postponed repeatedly, costs nothing.
-
-Does not depend on the meaning of a tick, or on the actions of a due group.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ One timer serves all groups, set for the first that is due (`tick_wheel.py`). A 
 receives the proofs of the links: a follower that its leader is alive, a leader that its peers are
 (`peers/leader_proofs.py`). If it is still due, it campaigns when admitted (`campaigns.py`);
 otherwise it rests (`quiescence.py`).
-
-Does not depend on frames, or on what a turn does.
 """
 
 from __future__ import annotations

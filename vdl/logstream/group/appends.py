@@ -27,8 +27,7 @@ class Appended:
 
 
 class Waiter:
-    """A produce request that waits for its entry to commit, and to be durable on `copies`
-    voters."""
+    """A produce request that waits for its entry's commit and its copies on `copies` voters."""
 
     __slots__ = (
         "base_offset", "copies", "deadline_ns", "done", "duplicate_timestamp", "index", "term",

@@ -74,7 +74,7 @@ MEASURED_TICKS = 500
 """Time for which the size of a state encoded in pieces counts as that of the present one."""
 
 _LATELY_NS = 1_000 * MS
-"""Time for which clients are given the loss of a leader."""
+"""Time for which the loss of a leader is reported to clients."""
 _NO_LOSS = (0, ServerId(0))
 
 
@@ -126,8 +126,7 @@ class Owner(Protocol):
 
     @property
     def snapshots_are_short(self) -> bool:
-        """True if snapshots may leave out what follows from those entries: all receivers support
-        it."""
+        """True if all receivers support snapshots without what follows from those entries."""
 
     def scan(self) -> Scan | None:
         """Return `items` as a scan in pieces; None: `items` costs little."""
@@ -400,8 +399,7 @@ class Group:
 
     @property
     def listed(self) -> tuple[NodeId, ...]:
-        """Replicas that their servers have to keep: wanted members, preferred leader first, and
-        leaving ones."""
+        """Replicas that their servers have to keep: wanted members in order, then leaving ones."""
         return self.placement + self.leaving if self.leaving else self.placement
 
     @property
@@ -472,8 +470,7 @@ class Group:
             self._count_harmless(tick, self.node.ticks_until_due())
 
     def _count_harmless(self, tick: int, due: int) -> int:
-        """Count ticks up to, not including, the one in `due` ticks. Return how many are left to
-        it."""
+        """Count ticks up to, not including, the one in `due` ticks. Return the ticks left to it."""
         elapsed = tick - self.last_tick
         harmless = min(elapsed, due - 1)
         self.last_tick = tick
@@ -608,8 +605,10 @@ class Group:
         return MsgAppResp(to=node.lead, from_=node.id, term=node.term, index=index)
 
     def propose(self, entry: Entry) -> None:
-        """Append an entry to the leader's log. Raise ProposalDropped, with nothing changed, if
-        refused."""
+        """Append an entry to the leader's log.
+
+        Raise ProposalDropped, with nothing changed, if it is refused.
+        """
         # Count ticks that passed at rest while all followers are in step. Counted after the entry,
         # which puts them out of step, they would make heartbeats due before responses can arrive.
         self.catch_up(self._tick())
@@ -886,8 +885,7 @@ class Group:
 
     # --- a snapshot in pieces ------------------------------------------------------------------
     def _encode_later(self) -> StateEncoding | None:
-        """Return the encoding, already begun, of a state too large for one turn; None: it is
-        small."""
+        """Return the encoding of a state too large for one turn, begun; None: it is small."""
         has_begun = self._state.encoding is not None
         encoding = self._state.encode()
         if encoding is not None and not has_begun:

@@ -1,10 +1,8 @@
 """A queue of jobs by key: at most one waits and at most one runs of each key.
 
-The key names the beneficiary of a job. A second job of a key replaces the one that waits; while one
-of that key runs, it waits behind it. So a caller that requests repeatedly has at most one job
-running and one waiting, and a job that is not needed any more can be withdrawn.
-
-Does not depend on when a job may begin, or what it does.
+The key stands for the party that a job serves. A second job of a key replaces the one that waits;
+while one of that key runs, it waits behind it. So a caller that requests repeatedly has at most one
+job running and one waiting, and a job that is not needed any more can be withdrawn.
 """
 
 from __future__ import annotations
@@ -34,8 +32,10 @@ class KeyedJobs(Generic[Job, Terms]):
         `_running`."""
 
     def add(self, key: Hashable, job: Job) -> bool:
-        """Add a job in place of the waiting one of its key. Return False if it waits behind a
-        running one."""
+        """Add a job in place of the waiting one of its key.
+
+        Return False if it waits behind a running one.
+        """
         if key in self._running:
             self._behind[key] = job
             return False
@@ -55,8 +55,10 @@ class KeyedJobs(Generic[Job, Terms]):
         return job
 
     def end(self, key: Hashable) -> tuple[Terms, Job | None]:
-        """End the running job of this key. Return its terms, and the job behind it, which waits
-        now."""
+        """End the running job of this key. Return its terms and the job behind it.
+
+        The latter waits now.
+        """
         terms = self._running.pop(key)
         behind = self._behind.pop(key, None)
         if behind is not None:

@@ -103,8 +103,10 @@ _SAID_FOR_CERTAIN = {
 
 
 class Wait:
-    """A long poll for committed records at or beyond `offset`, or stable ones at or beyond
-    `stable_offset`."""
+    """A long poll for records.
+
+    It waits for committed ones at or beyond `offset`, or stable ones at or beyond `stable_offset`.
+    """
 
     __slots__ = ("callback", "offset", "stable_offset")
 
@@ -188,8 +190,8 @@ class LogStream:
         self._alive = alive
         self._large_room = large_room
         self._proved = gaps.count
-        """Number of gaps after which a quorum last confirmed the leader here. Initially those
-        before this replica opened: nobody led here then."""
+        """Value of `gaps.count` when a quorum last confirmed the leader here. Initially the count
+        at opening: this replica did not lead before."""
         self._overlay = Overlay()
         self.transactions = Transactions(
             self,
@@ -388,8 +390,10 @@ class LogStream:
         verify: Verify | None,
         begins_epoch: bool,
     ) -> bool:
-        """Append or answer the batch. Return False, with nothing changed, if there is no room for
-        it now."""
+        """Append or answer the batch.
+
+        Return False, with nothing changed, if there is no room for it now.
+        """
         producer_id = header.producer_id
         transactions = self.transactions
         if transactions.verifying and producer_id in transactions.verifying:
@@ -425,7 +429,7 @@ class LogStream:
             if (
                 is_any_open
                 and not is_transactional
-                # Of any epoch: a newer one would fence the marker that is still to come.
+                # Any epoch counts: a newer one would fence the marker that is still to come.
                 and self.state.producers.has_transaction(self._overlay, producer_id)
             ):
                 done(Appended(ErrorCode.INVALID_TXN_STATE, log_start_offset=self.log_start_offset))
@@ -588,8 +592,10 @@ class LogStream:
         return wait
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """Start a read index. True: `high_watermark` covers everything acknowledged before this
-        call (§8)."""
+        """Start a read index (§8).
+
+        True: `high_watermark` covers everything acknowledged before this call.
+        """
         if not self.group.node.is_leader:
             done(False)
             return
@@ -597,8 +603,10 @@ class LogStream:
         self._outbox.mark_dirty(self.group)
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """Call `done` with True once this leader may serve, possibly at once; with False if it does
-        not lead."""
+        """Call `done` with True once this leader may serve, possibly at once.
+
+        With False if it does not lead, or does not lead any more.
+        """
         if not self.group.node.is_leader:
             done(False)
         elif self.group.serving:
@@ -667,8 +675,7 @@ class LogStream:
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
-        """Find the least committed, undeleted offset whose timestamp is ≥ `timestamp_ms`
-        (KIP-79)."""
+        """Find the least committed, undeleted offset with a timestamp ≥ `timestamp_ms` (KIP-79)."""
         group = self.group
 
         def found(answer: TimedOffset | storage.StorageError) -> None:
@@ -691,8 +698,7 @@ class LogStream:
     def offset_of_largest_time(
         self, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
-        """Find the first committed, undeleted record with the largest timestamp of all
-        (KIP-734)."""
+        """Find the first committed, undeleted record with the largest timestamp (KIP-734)."""
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if isinstance(spans, storage.StorageError):
@@ -1028,8 +1034,7 @@ class LogStream:
         group.awaits_copies = bool(left)
 
     def wake(self) -> None:
-        """Run the long polls whose offsets became committed or stable. Once a turn, from the
-        host."""
+        """Run the long polls whose offsets became committed or stable. Use: once a turn."""
         end = self.high_watermark
         stable_end = self.last_stable_offset if self._waits_for_stable else 0
         ready = [
@@ -1148,8 +1153,10 @@ class LogStream:
                 return
 
     def leadership_lost(self) -> None:
-        """Answer every request: held batches were never appended, appended ones have an unknown
-        outcome."""
+        """Answer every request.
+
+        Held batches were never appended; appended ones have an unknown outcome.
+        """
         self._overlay.clear()
         held, self._held = self._held, deque()
         waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
@@ -1225,8 +1232,7 @@ class LogStream:
         self.leader_changed()
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Return True for deletions, Raft's own entries and ends of transactions; False for
-        records."""
+        """Return True for deletions, Raft's entries and ends of transactions, not for records."""
         return not entry.records or _is_control(entry)
 
     def stopped(self) -> None:

@@ -102,14 +102,15 @@ class Outbox:
                 self.schedule()
 
     def note_staged(self, group: Group) -> None:
-        """Note that something of the group was staged outside its pump: it leaves with this
-        turn."""
+        """Note that data of the group were staged outside its pump: they leave with this turn."""
         self.staged = True
         self.mark_dirty(group)
 
     def note_catalog(self) -> None:
-        """Note that a catalog command was applied. The host acts once a turn on any number of
-        them."""
+        """Note that a catalog command was applied.
+
+        The host acts once a turn on any number of them.
+        """
         self.catalog_changed = True
         self.schedule()
 

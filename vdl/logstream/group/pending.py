@@ -47,8 +47,7 @@ Waiting = TypeVar("Waiting", bound=HasDeadline)
 
 
 def take_late(queue: MutableSequence[Waiting], now_ns: int) -> list[Waiting]:
-    """Remove and return the requests whose deadline has passed, in order; the rest keeps its
-    order."""
+    """Remove and return the requests whose deadline has passed. The order is kept."""
     late = [one for one in queue if one.deadline_ns <= now_ns]
     if late:
         left = [one for one in queue if one.deadline_ns > now_ns]

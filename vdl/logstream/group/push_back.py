@@ -8,8 +8,6 @@ both ends of the log at any speed.
 A follower must not stop producers, so it has to make progress. One that takes nothing for
 `STALLED_NS` slows them no more until retention runs again; if it has taken nothing by then,
 retention passes it.
-
-Does not depend on the retention policy, or on where entries wait.
 """
 
 from __future__ import annotations

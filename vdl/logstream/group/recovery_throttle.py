@@ -8,9 +8,9 @@ With this limit alone a follower could stay behind for ever when producers are f
 follower may also be fed `GAIN` times as fast as its group is written to, whatever others use:
 `Gain` measures that, and `run` takes the time at which a job is due by it.
 
-Jobs have a key, which names the beneficiary: of each key at most one runs and one waits, and the
-waiting one can be withdrawn (`keyed_jobs.py`). Otherwise each reset of a link would leave an
-unneeded read behind, for which needed ones would wait.
+Jobs have a key, which stands for the party that they serve: of each key at most one runs and one
+waits, and the waiting one can be withdrawn (`keyed_jobs.py`). Otherwise each reset of a link would
+leave an unneeded read behind, for which needed ones would wait.
 
 Does not depend on what is read, or what a key stands for.
 """
@@ -163,8 +163,7 @@ class Gain:
         self._fed.pop(follower, None)
 
     def due_ns(self, follower: Hashable, last_index: Index, now_ns: int) -> int:
-        """Return when the follower must be fed again to gain; `NEVER_NS` while nothing is
-        written."""
+        """Return when the follower must be fed again to gain; `NEVER_NS` without writes."""
         seen = self._seen
         if not seen or now_ns > seen[-1][0]:
             seen.append((now_ns, last_index))

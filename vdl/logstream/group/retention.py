@@ -50,8 +50,7 @@ class RetentionPolicy:
 
     @property
     def at_most(self) -> RetentionPolicy:
-        """Policy that applies while a follower needs records; twice this for one that makes
-        progress."""
+        """Limits that apply while a follower needs records; twice these if it makes progress."""
         return RetentionPolicy(
             self.retention_ms if self.retention_ms == FOREVER else HELD * self.retention_ms,
             self.retention_bytes

@@ -96,15 +96,16 @@ class SnapshotCache:
         return self._bytes * (items + 1) // (self._items + 1)
 
     def may_have_passed(self, limit: int, items: int) -> bool:
-        """Return True if a state of `items` items may exceed the limit because the items became
-        longer."""
+        """Return True if a state of `items` items may exceed the limit because items grew."""
         expected = self.bytes_expected(items)
         return expected <= limit < expected + self._grown
 
     # --- snapshots ---------------------------------------------------------------------------
     def may_encode(self, items: int, tick: int, bytes_max: int = SNAPSHOT_BYTES_MAX) -> bool:
-        """Return True if a snapshot of `items` items may be made now. `bytes_max`: the size
-        limit."""
+        """Return True if a snapshot of `items` items may be made now.
+
+        `bytes_max`: the size limit.
+        """
         if self._tick is None:
             return True
         wait = self._retry_ticks

@@ -21,8 +21,10 @@ from vdl.logstream.group.outbox import server_of
 def members_speak(
     version: int, group: Group, alive: Mapping[ServerId, Hello], server_id: ServerId
 ) -> bool:
-    """Return True if all members speak `version`. `alive`: the servers linked now; `server_id`:
-    this one."""
+    """Return True if all members speak `version`.
+
+    `alive`: the servers linked now; `server_id`: this server.
+    """
     for replica in group.members:
         other = server_of(replica)
         if other == server_id:
@@ -34,7 +36,9 @@ def members_speak(
 
 
 def speaks_less(version: int, group: Group, alive: Mapping[ServerId, Hello]) -> bool:
-    """Return True if a linked member speaks less than `version`. `alive`: the servers linked
-    now."""
+    """Return True if a linked member speaks less than `version`.
+
+    `alive`: the servers linked now.
+    """
     linked = [alive.get(server_of(replica)) for replica in group.members]
     return any(hello is not None and hello.version < version for hello in linked)

@@ -188,8 +188,10 @@ class AppliedState:
         """True if they are the whole state, not only its changes."""
 
     def encode(self) -> StateEncoding | None:
-        """Return the encoding, begun now if necessary. None: the state is to be encoded in one
-        piece."""
+        """Return the encoding, begun now if necessary.
+
+        None: the state is to be encoded in one piece.
+        """
         if self.encoding is None:
             owner = self._owner
             is_in_parts = self.large is not None and self.large.snapshots_in_parts
@@ -202,8 +204,7 @@ class AppliedState:
         return self.encoding
 
     def encode_changes(self) -> bool:
-        """Encode changes in excess of the next checkpoint's limit. Return True if there were
-        any."""
+        """Encode changes beyond the next checkpoint's limit. Return True if there were any."""
         large = self.large
         if large is None or (count := large.changed_positions) <= CHANGES_KEPT:
             return False
@@ -219,8 +220,10 @@ class AppliedState:
         return self.large is not None and self.large.changed_positions > 2 * CHANGES_KEPT
 
     def begin_changes(self) -> ChangesEncoding | None:
-        """Encode changes over several turns, until a checkpoint can take them; None: that has
-        begun."""
+        """Encode changes over several turns, until a checkpoint can take them.
+
+        None: that has begun.
+        """
         if self._changes is not None:
             return None
 

@@ -244,8 +244,10 @@ class StateGroup:
         self._pending.pop(seq, None)
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        """Start a read index. True: `machine` reflects everything committed before this call
-        (§8)."""
+        """Start a read index (§8).
+
+        True: `machine` reflects everything committed before this call.
+        """
         if not self.group.node.is_leader:
             done(False)
             return

@@ -48,8 +48,10 @@ class MoveLimits:
         """Groups with throttled replicas."""
 
     def look(self) -> None:
-        """Apply the limits that operators have set. Use: once a second, and when the catalog has
-        changed."""
+        """Apply the limits that operators have set.
+
+        Use: once a second, and when the catalog has changed.
+        """
         catalog = self._state.catalog
         if not self._paced and not catalog.moves:
             return

@@ -17,8 +17,6 @@ The entry of step 4 is needed for two reasons. A leader whose catalog is older t
 revision changes no members, so it cannot add a deleted replica again. And a replica that has the
 entry knows that the removals before it are committed: without it, followers of a leader that dies
 at that moment might wait for the votes of replicas that are already deleted.
-
-Does not depend on how members change, or how the catalog uses the report.
 """
 
 from __future__ import annotations

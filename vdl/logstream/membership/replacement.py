@@ -18,8 +18,6 @@ This needs an intact majority of the group and of the catalog. Without one nothi
 because it is unknown then which records were acknowledged. The segments of a lost replica are kept
 until a leader of its group feeds the successor. A replica that is the only one of its group gets no
 successor. In both cases the group halts, and that is reported.
-
-Does not depend on how entries travel.
 """
 
 from __future__ import annotations
@@ -169,8 +167,7 @@ class Replacement:
         return bool(unsettled)
 
     def _look_at_rounds(self, unsettled: Collection[Group]) -> None:
-        """Update the progress of members in groups whose members have to change; forget all
-        others."""
+        """Update the progress of members in groups whose members have to change; forget others."""
         known, self._rounds = self._rounds, {}
         tick = self._state.loop_time.tick()
         for group in unsettled:
@@ -301,8 +298,7 @@ class Replacement:
         return sorted(self._state.lost.keys() | self._replicas.predecessors.keys())
 
     def _end_predecessors(self) -> None:
-        """Delete predecessors whose data a majority has, and report groups that have no
-        majority."""
+        """Delete predecessors whose data a majority has; report groups without a majority."""
         now_ns, kept = self._state.clock.now_ns(), self._replicas.predecessors
         for group_id in self._unfed.keys() - kept.keys():
             del self._unfed[group_id]  # its topic is deleted
@@ -380,8 +376,7 @@ class Replacement:
         return True
 
     def has_successor(self, group_id: GroupId) -> None:
-        """Note that a newer replica of the group is about to run here, or that the group is
-        gone."""
+        """Note that a newer replica of the group is about to run here, or the group is gone."""
         self._state.lost.pop(group_id, None)
 
     def number_received(self, number: ReplicaNumber) -> None:

@@ -70,8 +70,7 @@ class Hosting(Protocol):
         """
 
     def replica_lost(self, log: storage.Log) -> None:
-        """Note that the log lost entries that it may have acknowledged: the replica never takes
-        part again."""
+        """Stop a replica for good: its log lost entries that it may have acknowledged."""
 
 
 def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
@@ -118,8 +117,7 @@ class Replicas:
         return is_present and catalog.directory_of(server_id) == self._store.directory_id
 
     def number_of(self, group_id: GroupId) -> ReplicaNumber:
-        """Return the number of the newest replica here, including lost ones; 0 if there was never
-        one."""
+        """Return the number of the newest replica here, even if lost; 0 if there was never one."""
         log = self._logs.get(group_id)
         return NO_REPLICA if log is None else log.replica_number
 

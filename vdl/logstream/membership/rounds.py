@@ -12,8 +12,6 @@ soon as a round is short; others need not wait for that.
 
 Rounds begin and end when they are checked, so a round may seem longer than it was, never shorter.
 Time is the server's own, as for all timers: a late leader does not count its own lateness.
-
-Does not depend on the use of the results.
 """
 
 from __future__ import annotations
@@ -91,8 +89,7 @@ class Rounds:
         return found
 
     def has_caught_up(self, replica: NodeId) -> bool:
-        """Return True if the replica's last round was short, and the running one is not too long
-        yet."""
+        """Return True if the last round was short, and the running one is not too long yet."""
         found = self._of.get(replica)
         if found is None:
             return False

@@ -10,8 +10,6 @@ A leadership goes to the preferred leader if that one can lead, otherwise to the
 fewest leaderships among those that have all committed entries, or nearly all: when a server with
 thousands stops, the others share them. A replica with damaged entries comes last: it can lead, but
 cannot serve the damaged entries to consumers.
-
-Does not depend on when it is called.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ RETURNS_MAX = 100
 
 
 class _Attempt(NamedTuple):
-    """Last attempt to return a leadership: the round of the next attempt, and the rounds to
-    wait."""
+    """Last attempt to return a leadership: round of the next one, and rounds to wait."""
 
     due: int
     wait: int
@@ -77,8 +74,7 @@ class Transfers:
         return self._hand_out([group for group in self._groups.values() if group.node.is_leader])
 
     def make_room(self) -> None:
-        """Transfer leaderships that the followers' disks keep alive, while this server's disk
-        hangs."""
+        """Transfer leaderships that followers' disks keep alive, while this server's disk hangs."""
         groups = self._groups.values()
         self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
 
@@ -199,8 +195,7 @@ class Transfers:
 
 
 def to_return(groups: Mapping[GroupId, Group], may_return: Callable[[Group], bool]) -> list[Group]:
-    """Return the led groups whose preferred leader is another replica that is there and has caught
-    up."""
+    """Return the led groups with another preferred leader that is there and has caught up."""
     found: list[Group] = []
     for group in groups.values():
         node = group.node

@@ -2,8 +2,6 @@
 
 A server that fails moves thousands of leaderships at once. So the changes within a second are
 logged in one line of each kind, with the number of partitions and the names of the first of them.
-
-Does not depend on the reason of a change.
 """
 
 from __future__ import annotations

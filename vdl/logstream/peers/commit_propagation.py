@@ -7,8 +7,6 @@ for each commit, it would cost a leader with many groups as much as the entries 
 
 State groups are not handled here: a command that another server proposed is answered there, once it
 is applied.
-
-Does not depend on the meaning of a commit.
 """
 
 from __future__ import annotations

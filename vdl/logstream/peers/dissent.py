@@ -46,8 +46,7 @@ class Dissent:
 
     # --- this server's replicas -----------------------------------------------------------------
     def lost(self, group_id: GroupId, message: PeerMessage, server_id: ServerId) -> None:
-        """Report a lost replica, if a leader's message came for a group without a running replica
-        here."""
+        """Report a lost replica, if a leader sent a message to a group that does not run here."""
         log = self.lost_log(group_id)
         if log is None:
             return
@@ -121,8 +120,7 @@ class Dissent:
             )
 
     def followed(self, group_id: GroupId, message: PeerMessage) -> None:
-        """Note that a replica acknowledged entries of the leader here: it can follow it in this
-        term."""
+        """Note that a replica acknowledged the leader here: it can follow it in this term."""
         dissenting = self._state.dissenting.get(group_id, set())
         if isinstance(message, MsgAppResp) and not message.reject:
             dissenting.discard(message.from_)

@@ -11,8 +11,6 @@ such a state; one that has applied it cuts it off too.
 
 In the other direction, this answers replicas that request entries. They have committed the entry
 and know its term, so an answer need not be known to be committed here.
-
-Does not depend on how damaged ranges are found or filled.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ ANSWERS_AT_ONCE_MAX = 8
 
 
 class Request:
-    """The request in flight of this server: entries [start, end) of a range that begins at
-    `first`."""
+    """The server's request in flight: entries [start, end) of a range that begins at `first`."""
 
     __slots__ = ("end", "first", "group", "number", "peer", "start", "until_ns")
 

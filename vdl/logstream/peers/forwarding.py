@@ -162,8 +162,10 @@ class Forwarding:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Answer waiting commands: the server stops. Sent ones are answered when the catalog
-        closes."""
+        """Answer waiting commands: the server stops.
+
+        Sent ones are answered when the catalog closes.
+        """
         waiting, self._waiting = self._waiting, []
         for forwarded in waiting:
             forwarded.done(NOT_APPENDED)

@@ -358,8 +358,7 @@ class Inbox:
             self._stats.messages_dropped += 1
 
     def _is_expected(self, group_id: GroupId) -> bool:
-        """Return True if the group exists, as far as is known here, and has a replica here that may
-        run."""
+        """Return True if the group exists, as known here, and has a replica here that may run."""
         return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))
 
 

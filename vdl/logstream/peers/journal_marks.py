@@ -19,8 +19,6 @@ that is linked later reports its mark then.
 
 Not detected: a directory whose mark no running peer has; entries acknowledged after the last
 heartbeat; a directory that was started more than `BOOTS_MAX` times since.
-
-Does not depend on replicas, or on how they are marked as lost.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ server that should not lead (`Transfers`, thesis §3.10).
 
 The delay must not be much shorter: on slow disks elections take a few timeouts, and another
 candidate would disturb them.
-
-Does not depend on votes, or on the next leader.
 """
 
 from __future__ import annotations

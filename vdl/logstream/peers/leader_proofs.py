@@ -3,8 +3,6 @@
 With heartbeats by list, a quiet group has no messages of its own. The lists cover all groups of a
 server at once (`liveness.py`). Their evidence is reported to a group at the two moments when it
 counts: when one of its timers is due, and when a candidate requests its vote.
-
-Does not depend on the timers, or on how lists travel.
 """
 
 from __future__ import annotations
@@ -81,8 +79,7 @@ class LeaderProofs:
         return heard * 2 > len(group.listed)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
-        """Return True if the replica's server acknowledged this leader within an election
-        timeout."""
+        """Return True if the replica's server acknowledged this leader in an election timeout."""
         return self._has_acknowledged(group, replica, self._within_ns)
 
     def _has_acknowledged(self, group: Group, replica: NodeId, within_ns: int) -> bool:

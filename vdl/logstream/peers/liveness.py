@@ -59,8 +59,7 @@ class Liveness:
         return True
 
     def in_sync_changed(self, group: Group) -> None:
-        """Send the new in-sync list of a group led here, and check its appends that wait for
-        copies."""
+        """Send the new in-sync list of a group led here, and check appends that wait for copies."""
         in_sync = self._state.in_sync[group.group_id]
         if self._led.get(group.group_id) == in_sync.term:
             self._lists.sender.set(group.group_id, in_sync.term, group.replica_id, in_sync.servers)
@@ -118,8 +117,10 @@ class Liveness:
     def received(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
-        """Take a HEARTBEAT or LEADERS frame. Return the changes. Raise RemoteError if it is
-        invalid."""
+        """Take a HEARTBEAT or LEADERS frame. Return the changes.
+
+        Raise RemoteError if it is invalid.
+        """
         changes = self._lists.received(server_id, frame_type, payload, self._state.clock.now_ns())
         changed: list[LeaderChange] = []
         for change in changes:
@@ -169,8 +170,7 @@ class Liveness:
         return leader.term, leader.replica, self._loop_time.age_ns(confirmed_ns)
 
     def is_peer_heard(self, server_id: ServerId, group_id: GroupId, *, within_ns: int) -> bool:
-        """Return True if the peer acknowledged within that time that this server leads the
-        group."""
+        """Return True if the peer acknowledged in that time that this server leads the group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
         return sent_ns >= 0 and self._loop_time.age_ns(sent_ns) < within_ns
 

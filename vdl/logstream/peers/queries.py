@@ -3,8 +3,6 @@
 A query is sent once. The caller receives the answer, or None: the other server cannot answer, is
 not linked, or speaks an older version; the link ended; the deadline passed. After None the query
 may have been executed all the same.
-
-Does not depend on the meaning of queries, which are answered by a function of the owner.
 """
 
 from __future__ import annotations

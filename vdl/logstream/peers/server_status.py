@@ -18,8 +18,6 @@ Servers report this status themselves, so that leaderships do not move between s
 full, and do not return to one that is about to stop. The same holds for single replicas with
 damaged entries: one whose state waits for such an entry would not campaign, and each attempt to
 transfer the leadership to it would cost its producers an election timeout.
-
-Does not depend on the disk, or on leaders.
 """
 
 from __future__ import annotations
@@ -213,8 +211,7 @@ class ServerStatus:
             self._send(server_id)
 
     def stopping(self) -> None:
-        """Note that this server stops: it takes no leaderships any more, including the
-        catalog's."""
+        """Note that this server stops: it takes no leaderships any more, not even the catalog's."""
         self._stopping = True
         self.look()
 

@@ -223,8 +223,7 @@ class AgreedTime:
         return known[-self._majority], known[self._majority - 1]
 
     def _stood(self, low_ms: int, now_ns: int) -> int | None:
-        """Return the least `low` of the last hold, now included; None before the first whole
-        hold."""
+        """Return the least `low` of the last hold, now included; None before a whole hold."""
         buckets = self._buckets
         width_ns = max(1, self._hold_ns // BUCKETS)
         if buckets and now_ns - buckets[-1].start_ns > GAP * width_ns:
@@ -267,8 +266,7 @@ class AgreedTime:
 
     @property
     def ahead_ms(self) -> int:
-        """Lead of the own wall clock over `now_ms` at the last check; 0 if nothing better is
-        known."""
+        """Lead of the own wall clock over `now_ms` at the last check; 0 if unknown."""
         if self._own_ms is None or self._best_ms is None:
             return 0
         return self._own_ms - self._best_ms
