@@ -129,8 +129,7 @@ def test_two_servers_serve_one_coordinator_no_longer_than_that(cluster: Any) -> 
 
 
 def test_bridge_of_five(make_cluster: Any) -> None:
-    """Two of five are on one side of the bridge, two on the other. With the bridge each is a
-    majority."""
+    """Two of five are on each side of the bridge. With the bridge each side is a majority."""
     five = make_cluster((1, 2, 3, 4, 5))
     five.run(3_000)
     groups = [g for g in range(9) if serves(five, 1, g)]

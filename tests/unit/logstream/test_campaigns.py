@@ -269,8 +269,7 @@ def test_many_groups_give_those_whose_turn_is_first_the_time_that_they_need(
 def test_group_that_waits_counts_up_no_term_and_asks_nobody(
     make_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No server is there to answer: without a queue each would request votes once per election
-    timeout."""
+    """No server answers: without a queue each would request votes once per election timeout."""
     cluster = make_cluster(elections_max=1)
     groups = create(cluster, 30)
     cluster.nodes[1].crash()

@@ -134,8 +134,7 @@ def test_log_that_may_not_be_cut_is_no_reason_to_encode(
 def test_wrong_expectation_decides_nothing_for_good(
     forgetful: Any, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it is too high, the log is cut later; if it is too low, the snapshot itself fails the
-    check."""
+    """If it is too high, the log is cut later; if too low, the snapshot itself fails the check."""
     cluster = forgetful
     node = cluster.nodes[2]
     replica = node.host.groups[0]

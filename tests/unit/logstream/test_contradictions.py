@@ -52,8 +52,7 @@ def test_row_that_contradicts_costs_neither_its_link_nor_the_rest_of_the_list(
 
 
 def test_list_that_contradicts_the_leaders_own_messages_is_not_followed(cluster: Any) -> None:
-    """The leader's own row may come after the wrong one, and is not taken then; its messages
-    are."""
+    """The leader's own row may come later, and is not taken then; its messages are."""
     group_id = cluster.create_topic()
     appends(cluster, group_id)
     leader = cluster.leader(group_id)

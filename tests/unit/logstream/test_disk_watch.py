@@ -16,8 +16,7 @@ class Watched:
         self.durable = 0
 
     def write(self, took_ms: int, size: int = 0) -> bool:
-        """Make one write of `size` bytes that takes `took_ms`. Return True if the disk counted as
-        hung."""
+        """Make one write of `size` bytes that takes `took_ms`. Return True if the disk hung."""
         self.watch.staged(self.durable + 1)
         end_ms = self.now_ms + took_ms
         hung = False

@@ -310,8 +310,7 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
 
 
 def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_is_back() -> None:
-    """A server that is away for an hour still has its copy: records should not be deleted for
-    that."""
+    """A server that is away still has its copy: records should not be deleted for that."""
     replica, wire, told = Replica(), Wire(), Told()
     replica.log.damaged = ((4, 5),)
     repair = repair_of(replica, wire, log=told)

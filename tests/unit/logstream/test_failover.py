@@ -259,8 +259,7 @@ def test_survivor_without_a_majority_soon_stops_asking(
 
 
 def test_dead_server_costs_its_groups_no_messages_and_is_fed_when_it_returns(cluster: Any) -> None:
-    """Thousands of groups would send one message each, ten times a second, for as long as it is
-    away."""
+    """Thousands of groups would send ten messages a second each for as long as it is away."""
     groups = [cluster.create_topic(f"t{n}") for n in range(20)]
     cluster.run(1_000)
     dead = cluster.nodes[3]

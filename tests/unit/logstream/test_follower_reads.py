@@ -69,7 +69,7 @@ def test_replica_that_is_away_is_not_named(racked: tuple[Any, int, int]) -> None
 
 
 def test_replica_that_lacks_what_is_asked_for_is_not_named(racked: tuple[Any, int, int]) -> None:
-    """Of replicas that lack entries the one is chosen that has those this consumer needs."""
+    """Among replicas that lack entries the one is chosen that has those this consumer needs."""
     cluster, group_id, _ = racked
     group = cluster.leader(group_id).group
     behind = replica_id_of(2, 1)

@@ -139,8 +139,7 @@ def test_catalog_command_is_forwarded_to_its_leader(cluster: Any) -> None:
 
 
 def test_deleted_topic_leaves_no_replica_and_does_not_come_back(cluster: Any) -> None:
-    """A server that was down while the topic was deleted deletes its replica when it learns of
-    that."""
+    """A server that was down during the deletion deletes its replica when it learns of that."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     away = next(server for server in (2, 3) if server != stream.leader_server)
@@ -323,8 +322,7 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
 def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica with damaged entries leads if there is no other; one without its whole state
-    cannot."""
+    """A replica with damaged entries leads if it must; one without its whole state cannot."""
     group_id = cluster.create_topic()
     group = cluster.leader(group_id).group
     transfers = cluster.nodes[server_of(group.replica_id)].host._transfers
@@ -445,8 +443,7 @@ def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any
 
 
 def test_quiet_follower_vouches_only_for_what_its_disk_holds(cluster: Any) -> None:
-    """Statements of a replica about its log wait for its disk, also in a request for the commit
-    index."""
+    """Acknowledgements wait for the disk, also in a request for the commit index."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     leader = cluster.nodes[stream.leader_server].host.groups[group_id].node
@@ -528,8 +525,7 @@ def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> Non
 
 
 def test_candidate_whose_disk_hangs_asks_nobody(cluster: Any) -> None:
-    """Figure 2: the others stay in their term while the candidate's term and vote are not
-    durable."""
+    """Figure 2: the others stay in their term until the candidate's term and vote are durable."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     cluster.run(500)
@@ -559,8 +555,7 @@ class Told:
 
 
 def test_leader_that_is_sent_a_snapshot_stops_leading_before_it_is_installed(cluster: Any) -> None:
-    """It is deposed and behind in one turn: a leader's timers and waiters do not see the new
-    state."""
+    """It is deposed and behind in one turn: a leader's waiters do not see the new state."""
     node = cluster.nodes[1]
     group, observer = node.host.groups[0], Told()
     assert group.serving

@@ -37,8 +37,7 @@ def lose(cluster: Any, server: int, group_id: int, *, away_ms: int = 0) -> None:
 
 
 def until_replaced(cluster: Any, stream: LogStream, server: int) -> set[tuple[int, ...]]:
-    """Run until the leader's catalog lists a successor. Return all in-sync lists reported until
-    then."""
+    """Run until the leader's catalog lists a successor. Return the in-sync lists until then."""
     host, told_of = cluster.nodes[stream.leader_server].host, set()
     for _ in range(5_000):
         told_of.add(host.in_sync_of(stream.group_id))
@@ -192,8 +191,10 @@ def test_append_with_min_insync_replicas_waits_for_every_copy(cluster: Any) -> N
 
 
 def test_append_is_refused_before_it_is_appended_when_too_few_are_in_sync(cluster: Any) -> None:
-    """NOT_ENOUGH_REPLICAS: certainly not appended. More copies than replicas count as all
-    replicas."""
+    """NOT_ENOUGH_REPLICAS: certainly not appended.
+
+    More copies than replicas count as all replicas.
+    """
     stream = whole(cluster)
     cluster.nodes[followers_of(stream)[0]].crash()
     cluster.run(4_000)

@@ -60,8 +60,7 @@ def test_preferred_leader_is_elected_whichever_server_is_asked(
 
 
 def test_leader_hands_over_only_what_it_leads_and_to_whom_can_lead(cluster: Any) -> None:
-    """The answer lists the rest: led elsewhere, unknown, or without a reachable preferred
-    replica."""
+    """The answer lists the rest: led elsewhere, unknown, or with the preferred replica away."""
     (away,) = create_topics(cluster, 1, first=3, name="away")
     (elsewhere,) = create_topics(cluster, 1, first=1, name="elsewhere")
     cluster.nodes[3].crash()
@@ -137,8 +136,7 @@ def describe(cluster: Any, asked: int) -> Quorum:
 
 
 def test_quorum_without_a_leader_is_not_described(cluster: Any) -> None:
-    """There are no guesses: a server that does not lead gives no answer, nor does one without a
-    leader."""
+    """A server that does not lead gives no answer, nor does one that knows no leader."""
     for server_id in (2, 3):
         cluster.nodes[server_id].crash()
     cluster.run(5_000)

@@ -59,8 +59,7 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Pair:
-    """Return a pair in which the peer leads the two groups of a topic, which is then deleted
-    here."""
+    """Return a pair in which the peer leads both groups of a topic that is then deleted here."""
     pair = Pair()
     pair.catalog.apply(topic("old", [2], [2]), 0, 1)
     pair.catalog.apply(topic("new", [2]), 0, 2)
@@ -88,8 +87,7 @@ def test_leaders_of_deleted_groups_are_forgotten_without_a_replica_here(pair: Pa
 
 
 def test_leader_of_a_deleted_group_that_a_lagging_peer_names_again_is_no_news(pair: Pair) -> None:
-    """It lists all its groups in each new session, and elects leaders until it applies the
-    deletion."""
+    """It lists all its groups in each session, and elects leaders until it applies the deletion."""
     pair.liveness.link_down(PEER)
     pair.peer.disconnected(HERE)
     pair.connect()

@@ -354,8 +354,7 @@ def test_peers_of_before_stop_it(make_cluster: Callable[..., Any]) -> None:
 
 
 def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
-    """The report is for a group that is not here, or for a replica on another server than the
-    sender."""
+    """The report is for an absent group, or for a replica on another server than the sender."""
     group_id = cluster.create_topic()
     cluster.run(500)
     stream = cluster.leader(group_id)

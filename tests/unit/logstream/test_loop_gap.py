@@ -34,8 +34,7 @@ def test_sleep_of_the_machine_is_a_gap() -> None:
 
 
 def test_what_lies_unread_for_the_limit_is_a_gap_again_and_again() -> None:
-    """The unread data may show that another leader was elected; they may also hold a quorum's
-    answer."""
+    """The unread data may show that another leader was elected, or hold a quorum's answer."""
     time = VirtualTime()
     gaps = LoopGaps(NodeClock(time), limit_ns=LIMIT_NS)
     counts = []

@@ -114,8 +114,7 @@ def test_delay_until_a_tick_allows_for_what_was_lost(clock: LateClock, time: Loo
 
 
 def test_loop_that_leaves_more_unread_than_it_handles_is_late(clock: Any) -> None:
-    """Its turns are short, and its beats in time; its leader's messages may be among the unread
-    data."""
+    """Its turns are short, and its beats in time; the unread data may be its leader's messages."""
     unread_ns = UNREAD_NS - 1
     time = LoopTime(clock)
     time.start(lambda: unread_ns)
@@ -140,8 +139,7 @@ def test_loop_that_leaves_more_unread_than_it_handles_is_late(clock: Any) -> Non
 def test_timer_of_a_loop_that_leaves_things_unread_is_not_set_again_and_again(
     clock: Any, ticks: int
 ) -> None:
-    """A timer set a little short of the tick each time would end in timers of a nanosecond, for
-    ever."""
+    """Timers set a little short of the tick would end in endless timers of a nanosecond."""
     time = LoopTime(clock)
     time.start(lambda: UNREAD_NS)
     clock.run(BEAT_NS)

@@ -555,8 +555,7 @@ def test_marker_arrives_as_a_command_of_another_group(cluster: Any) -> None:
 
 
 def test_open_transaction_and_aborted_list_survive_a_failover(cluster: Any) -> None:
-    """Under the next leader the last stable offset moves neither back nor past open
-    transactions."""
+    """The last stable offset then moves neither back nor past open transactions."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     sent(cluster, stream, producer_id=8)
@@ -576,8 +575,7 @@ def test_open_transaction_and_aborted_list_survive_a_failover(cluster: Any) -> N
 
 
 def test_what_is_stable_does_not_wait_for_applying(cluster: Any) -> None:
-    """Committed entries that are not applied may open a transaction: the leader knows, others
-    wait."""
+    """Unapplied committed entries may open a transaction: the leader knows, others wait."""
     group_id = cluster.create_topic()
     stream = cluster.leader(group_id)
     committed = type(stream).committed

@@ -105,8 +105,7 @@ def test_directory_that_was_copied_for_another_server_counts_once(
 
 # --- two processes --------------------------------------------------------------------------------
 def clone_of(cluster: Cluster, server_id: int, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Start another process of a server, in a copy of its directory, to which no peer can
-    connect."""
+    """Start another process of a server, in a copy of its directory; no peer can connect to it."""
     image = image_of(cluster.nodes[server_id])
     clone = object.__new__(Node)
     clone.cluster, clone.id, clone.directories, clone.starts = cluster, server_id, 0, 1
@@ -244,8 +243,7 @@ def test_marks_are_found_again_when_all_servers_were_restarted(
 
 
 def test_set_that_was_restored_as_a_whole_goes_on(cluster: Cluster, topic: int) -> None:
-    """All directories are from one backup, made while all servers were stopped: no mark is
-    newer."""
+    """The backup of all directories was made while all servers were stopped: no mark is newer."""
     for node in cluster.nodes.values():
         node.host.close()
     cluster.run(50)
@@ -445,8 +443,7 @@ def test_list_of_starts_in_a_form_of_later_versions_says_nothing(
 def test_replicas_that_were_made_after_the_copy_are_not_made_again(
     cluster: Cluster, topic: int
 ) -> None:
-    """The copy does not know them; under the same number they would lack the memory of their
-    votes."""
+    """The copy does not know them; under the same number they would have forgotten their votes."""
     image = image_of(cluster.nodes[3])
     later = cluster.create_topic("later")
     fill(cluster, later, 5)
@@ -511,8 +508,7 @@ def test_copy_from_before_there_were_logs_is_compared_before_it_takes_part(
 def test_server_that_waits_makes_no_replica_that_a_peer_tells_it_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The peer has the server's number of the catalog, but no mark; the one with the mark is
-    away."""
+    """The peer has the server's catalog number, but no mark; the one with the mark is away."""
     images = empty_images(monkeypatch)
     cluster = Cluster()
     topic = cluster.create_topic()

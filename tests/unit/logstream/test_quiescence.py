@@ -124,8 +124,7 @@ def test_silent_leader_of_a_group_at_rest_is_replaced_in_the_normal_time(cluster
 def test_leader_of_a_group_at_rest_whose_link_is_cut_is_given_an_election_timeout(
     cluster: Any,
 ) -> None:
-    """The timeout counts from when it was last heard: timers at rest neither shorten nor restart
-    it."""
+    """The timeout counts from when it was last heard: rest neither shortens nor restarts it."""
     (group_id,) = rested(cluster)
     for other in (2, 3):
         cluster.network.reset(1, other)

@@ -279,7 +279,7 @@ def test_replica_that_is_lost_while_others_come_is_replaced_at_once(six: Any) ->
 
 
 def test_leader_with_an_older_catalog_takes_nobody_back_in(six: Any) -> None:
-    """What the log records is final: the replicas that left are about to be deleted."""
+    """The log's record is final: the replicas that left are about to be deleted."""
     group_id = six.create_topic()
     append(six, group_id)
     move(six, [1, 2, 4])
@@ -303,8 +303,7 @@ def test_leader_with_an_older_catalog_takes_nobody_back_in(six: Any) -> None:
 
 
 class ToldCatalog:
-    """Replacement for a server's `Forwarding`, which checks the group when it reports to the
-    catalog."""
+    """Replacement for a server's `Forwarding` that checks a group when it is reported."""
 
     def __init__(self, cluster: Any, server: int, group_id: int) -> None:
         self._cluster = cluster

@@ -123,8 +123,7 @@ def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
 
 
 def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
-    """A follower that would otherwise fall behind is fed in time; the others get the limit's
-    rate."""
+    """A follower that would otherwise fall behind is fed in time; the others share the limit."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[str, int]] = []

@@ -703,8 +703,7 @@ def start_cold(
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, group_id: int) -> Any:
-    """Return a context in which entries to be applied by a group's first replicas are
-    unreadable."""
+    """Return a context in which a group's first replicas cannot read the entries to apply."""
 
     def nowhere(log: Any, first: int, end: int, _bytes_max: int) -> Any:
         raise NotInMemory(first, end)
@@ -793,8 +792,7 @@ def test_catalog_whose_replay_meets_a_hole_is_acted_on_only_when_it_is_whole(
 def test_read_for_a_replica_that_has_a_successor_by_then_reaches_nobody(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its machine belongs to the successor: entries that the old one was replaying must not reach
-    it."""
+    """Its machine belongs to the successor: entries that the old one replays must not reach it."""
     coordinator = 1
     cluster.run(500)
     cluster.nodes[3].crash()

@@ -285,8 +285,7 @@ class BesideDeaf:
 
 
 def test_retention_waits_for_a_follower_that_is_being_fed(expiring: Any) -> None:
-    """It would have to begin at the log's start repeatedly; entries it has are not needed any
-    more."""
+    """It would otherwise begin at the log's start repeatedly. Entries it has are not needed."""
     world = BesideDeaf(expiring, 8)
     expiring.run(8_000)
     assert world.start == 0
@@ -379,8 +378,7 @@ def test_retention_waits_for_no_follower_that_is_away(expiring: Any) -> None:
 def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
     expiring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of descriptors: the entries that a follower needs are in a file, and keeping all is
-    safe."""
+    """Without descriptors the entries that a follower needs cannot be read; keeping all is safe."""
     world = BesideDeaf(expiring, 15)
     log = expiring.leader(world.group_id).group.log
     offset_after = type(log).offset_after

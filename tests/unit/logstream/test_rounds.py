@@ -175,8 +175,7 @@ def under_load(
 def test_learner_that_lags_steadily_becomes_a_voter_under_load(
     cluster: Any, per_s: int, sync_ms: int, size: int
 ) -> None:
-    """With thousands of batches a second, or 40 MB, and a slow disk it always lacks many
-    entries."""
+    """With thousands of batches or 40 MB a second, and a slow disk, it always lags."""
     group_id = cluster.create_topic()
     wiped(cluster, 3, sync_ms=sync_ms)
     lead = cluster.leader(group_id)

@@ -173,8 +173,7 @@ def test_server_alone_leads_all_when_it_serves(make_cluster: Callable[..., Any])
 def test_groups_of_servers_that_serve_at_one_time_are_led_in_one_term(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """All have waited for longer than an election timeout: they do not campaign at the same
-    time."""
+    """All have waited for longer than an election timeout, yet they campaign in turn."""
     cluster = make_cluster()
     cluster.create_topic()
     for node in cluster.nodes.values():
@@ -244,7 +243,7 @@ class Late:
 
 @pytest.mark.parametrize("closed_at", [2, 3])
 def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any, closed_at: int) -> None:
-    """Of the two remaining servers it has records that the other lacks, and does not serve.
+    """It has records that the other remaining server lacks, and does not serve.
 
     No replica could lead for as long as that lasts. It leads until the other one has caught up.
     """
@@ -272,8 +271,7 @@ def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any, close
 
 
 def test_server_that_does_not_serve_leaves_it_to_others_for_some_timeouts(cluster: Any) -> None:
-    """An election on slow disks takes that long; the replica with most entries does not disturb
-    it."""
+    """An election on slow disks takes that long; the replica with most entries waits for it."""
     group_id = cluster.create_topic()
     cluster.nodes[3].crash()
     cluster.append(cluster.leader(group_id))

@@ -11,8 +11,7 @@ TOPICS = 90
 
 
 def create_topics(cluster: Any, count: int, *, first: int, name: str = "t") -> list[int]:
-    """Create topics of one partition whose first replica is on server `first`. Return their group
-    ids."""
+    """Create topics of one partition, placed on server `first` first. Return their group ids."""
     rest = [server for server in cluster.nodes if server != first]
     groups: list[int] = []
     for number in range(count):
