@@ -214,7 +214,7 @@ class Host:
         return self._replacement.halted_groups
 
     def transfer_leaderships(self) -> int:
-        """Transfer every leadership that another replica can take. Return how many still wait."""
+        """Transfer every leadership that another replica can take. Return how many remain to go."""
         if not self.periodic.is_stopping:
             self.periodic.stopping()
             self._judge_leading()
@@ -389,7 +389,7 @@ class Host:
                     touched[group.group_id] = group
             if outbox.catalog_changed:
                 self.catalog_applied()
-            # Ordered by how long the others wait: peers, clients, the disk, the state machines.
+            # The longest wait comes first: peers, clients, the disk, the state machines.
             self._send()
             front.send_answers()
             self._deliver(self._responses.submit(outbox))

@@ -64,8 +64,7 @@ from vdl.logstream.options import COMMANDS_BYTES, HostOptions
 from vdl.state.table import LargeState, Scan
 
 CAMPAIGNS_PER_TICK = 10
-"""Number of groups that lost their leader together whose campaigns end within one tick, at 1 ms
-each."""
+"""Number of leaderless groups whose campaigns end within one tick, at 1 ms each."""
 
 APPLIED_BYTES_MAX = 256 << 10
 """Bytes of coordinator commands applied in a turn: some thousand positions, which take 30 ms."""
@@ -279,8 +278,8 @@ class Group:
         """Replicas that are to be removed, and whose servers keep them until the group has removed
         them."""
         self.adding: frozenset[NodeId] = frozenset()
-        """Replicas in `placement` that a reassignment adds: they become members together, or not
-        yet."""
+        """Replicas in `placement` that a reassignment adds: they become voters together, once all
+        have caught up."""
         self.wanted_revision = 0
         """Revision of `placement`, as the catalog is applied here: see
         `vdl/state/reassignment.py`."""

@@ -605,7 +605,7 @@ class LogStream:
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
         """Call `done` with True once this leader may serve, possibly at once.
 
-        With False if it does not lead, or does not lead any more.
+        With False if it does not lead, stops leading, or reaches the deadline.
         """
         if not self.group.node.is_leader:
             done(False)

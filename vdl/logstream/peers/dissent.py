@@ -71,7 +71,7 @@ class Dissent:
     def refuses(self, group: Group, message: PeerMessage, server_id: ServerId) -> bool:
         """Return True if the message is from a leader that the replica cannot follow in this term.
 
-        A response would acknowledge the leader.
+        Reports that to the leader. A response to the message would acknowledge the leader.
         """
         refused = self._refused.get(group.group_id)
         if refused is None:
@@ -128,7 +128,10 @@ class Dissent:
             self._state.dissenting.pop(group_id, None)
 
     def link_down(self, server_id: ServerId) -> None:
-        """Forget the server's reports: it repeats those that still hold."""
+        """Forget the server's reports.
+
+        It repeats those that still hold; reports to it are repeated too.
+        """
         for group_id, replicas in list(self._state.dissenting.items()):
             replicas -= {replica for replica in replicas if server_of(replica) == server_id}
             if not replicas:

@@ -24,7 +24,8 @@ from vdl.logstream.state import HostState
 
 TIMEOUTS: Final = 5
 RECENTLY: Final = 3
-"""A refused candidate requests votes again after each election timeout."""
+"""Election timeouts for which a refusal counts: a refused candidate requests votes again after
+each."""
 
 
 class LastResort:

@@ -79,7 +79,7 @@ class LeaderProofs:
         return heard * 2 > len(group.listed)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
-        """Return True if the replica's server acknowledged this leader in an election timeout."""
+        """Return True if its server acknowledged this leader within an election timeout."""
         return self._has_acknowledged(group, replica, self._within_ns)
 
     def _has_acknowledged(self, group: Group, replica: NodeId, within_ns: int) -> bool:

@@ -170,7 +170,7 @@ class Liveness:
         return leader.term, leader.replica, self._loop_time.age_ns(confirmed_ns)
 
     def is_peer_heard(self, server_id: ServerId, group_id: GroupId, *, within_ns: int) -> bool:
-        """Return True if the peer acknowledged in that time that this server leads the group."""
+        """Return True if the peer acknowledged this server as the group's leader in that time."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
         return sent_ns >= 0 and self._loop_time.age_ns(sent_ns) < within_ns
 
