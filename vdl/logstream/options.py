@@ -104,6 +104,8 @@ class HostOptions:
 
     @property
     def patience_ns(self) -> int:
-        """`replace_after_ms`, but at least two of the longest election timeouts: a leader that
-        hears no majority any more has noticed it by then."""
+        """`replace_after_ms`, or two of the longest election timeouts if that is longer.
+
+        A leader that hears no majority any more has noticed it by then.
+        """
         return max(self.replace_after_ms * MS, 4 * self.election_ticks * TICK_NS)

@@ -129,8 +129,8 @@ def held_starts(
     """As `retention_start`, while a follower needs offsets from `needed` on.
 
     Return the start that keeps all of them, and the start that does not wait for the follower. The
-    two are equal if all the needed records are within `at_most`, and if so much is kept already
-    that waiting ends.
+    two are equal if `at_most` keeps all needed records, or if even twice `at_most` does not keep
+    them.
     """
     wanted = retention_start(spans, policy, now_ms, untimed)
     if wanted <= needed:

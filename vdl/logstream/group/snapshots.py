@@ -65,7 +65,8 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
     """A group's configuration as of an applied index. Replica ids ascending."""
 
     reflects: Index
-    """Index that members and items reflect, if more than that has been applied."""
+    """Members and items reflect entries up to this index, or up to the applied one if that is
+    higher."""
     voters: tuple[NodeId, ...]
     voters_outgoing: tuple[NodeId, ...] = ()
     learners: tuple[NodeId, ...] = ()
