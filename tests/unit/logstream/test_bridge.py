@@ -85,7 +85,7 @@ def test_deposed_leader_hears_of_it_from_who_follows_its_successor(
 
 
 def test_deposed_leader_acknowledges_nothing_that_its_successor_does_not_have(cluster: Any) -> None:
-    """Neither entries appended before it was deposed, nor later ones."""
+    """Entries from before it was deposed are not acknowledged, nor later ones."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])

@@ -297,7 +297,7 @@ def test_group_that_waits_counts_up_no_term_and_asks_nobody(
 def test_timer_is_always_set_for_the_group_that_is_due_first(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """Also for groups scheduled by new links, and by admitted turns that are not needed."""
+    """It covers groups scheduled by new links, and by admitted turns that are not needed."""
     cluster = make_cluster(elections_max=1)
     create(cluster, 20)
 

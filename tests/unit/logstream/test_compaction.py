@@ -203,7 +203,7 @@ def test_leader_that_leads_no_longer_keeps_no_snapshot(cluster: Any) -> None:
 def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
     cluster: Any, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither if the last snapshot is outdated, nor if it is too large."""
+    """An outdated last snapshot causes no encoding, nor does one that is too large."""
     node = leader(cluster)
     replica = node.host.groups[0]
     replica._snapshot()
@@ -234,7 +234,7 @@ def test_snapshot_is_kept_while_it_can_be_followed_by_entries() -> None:
 
 
 def test_snapshot_is_kept_from_when_it_was_last_asked_for() -> None:
-    """Up to the limit, and not a tick longer."""
+    """It is kept up to the limit, and not a tick longer."""
     snapshot_cache = SnapshotCache()
     snapshot_cache.keep(snapshot(7), 5)
     assert snapshot_cache.kept(first_index=1, tick=100) is not None
@@ -287,7 +287,7 @@ def test_measured_state_stands_for_those_of_its_order() -> None:
 
 
 def test_items_that_become_longer_have_a_state_measured_again() -> None:
-    """Only if they may have brought it over the limit. Deletions add nothing."""
+    """This is done only if they may have brought it over the limit. Deletions add nothing."""
     snapshot_cache = SnapshotCache()
     snapshot_cache.measured(99, 1_000, 2_000)
     snapshot_cache.stored((b"key", bytes(30)) for _ in range(1_000))

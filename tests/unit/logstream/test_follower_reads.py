@@ -58,7 +58,7 @@ def test_leader_names_a_replica_of_the_rack(racked: tuple[Any, int, int]) -> Non
 
 
 def test_replica_that_is_away_is_not_named(racked: tuple[Any, int, int]) -> None:
-    """Nor one whose process ended a moment ago."""
+    """A replica whose process ended a moment ago is not named either."""
     cluster, group_id, _ = racked
     cluster.nodes[2].crash()
     cluster.run(50)
@@ -92,7 +92,7 @@ def test_follower_that_hears_no_leader_serves_nobody(racked: tuple[Any, int, int
 
 
 def test_learner_and_replaced_replica_serve_nobody(racked: tuple[Any, int, int]) -> None:
-    """Nor does a leaving one: it may have been removed without knowing it."""
+    """A leaving replica serves nothing either: it may have been removed without knowing it."""
     cluster, group_id, _ = racked
     host = cluster.nodes[2].host
     group = host.groups[group_id]
@@ -122,7 +122,7 @@ def test_follower_out_of_sync_serves_nobody(racked: tuple[Any, int, int]) -> Non
 def test_follower_wakes_its_own_readers_when_a_commit_is_heard_of(
     racked: tuple[Any, int, int],
 ) -> None:
-    """With the next entries, or 50 ms later."""
+    """The commit index comes with the next entries, or 50 ms later."""
     cluster, group_id, _ = racked
     stream = cluster.nodes[2].host.stream(group_id)
     woken: list[int] = []

@@ -199,7 +199,7 @@ def test_commands_beyond_the_limit_are_refused(
 def test_commands_of_a_turn_leave_together_for_a_peer_that_knows_that(
     cluster: Any, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So do their answers.
+    """Their answers are sent together, too.
 
     A peer of an older version receives each in a frame of its own. A large command is sent alone.
     """
@@ -372,7 +372,7 @@ def test_what_waits_for_the_turns_end_is_not_sent_by_the_next_link(cluster: Any)
 def test_refusal_is_final_unless_another_leader_may_have_taken_the_command(
     cluster: Any, was_sent_before: bool
 ) -> None:
-    """And only a refusal by the server to which the command was sent last counts."""
+    """Only a refusal by the server to which the command was sent last counts."""
     group_id = partition(cluster)
     leader = cluster.leader(group_id).leader_server
     asker, third = (server for server in (1, 2, 3) if server != leader)

@@ -239,7 +239,7 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
     committed: int,
     taken: int,
 ) -> None:
-    """Also if one message brings entries committed long ago, and uncommitted ones.
+    """One message may bring entries committed long ago, and uncommitted ones.
 
     Counted in entries of 20: `room` below the bound; `unflushable`: by how many less than the bound
     a flush would free.

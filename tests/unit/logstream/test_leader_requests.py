@@ -43,7 +43,7 @@ def moved(cluster: Any, groups: list[int], to: int) -> None:
 def test_preferred_leader_is_elected_whichever_server_is_asked(
     cluster: Any, asked: int, monkeypatch: Any
 ) -> None:
-    """Also for more groups than one query names; by a transfer, so in a later term."""
+    """There are more groups than one query names. A transfer elects it, in a later term."""
     monkeypatch.setattr(Transfers, "return_some", lambda transfers: None)
     monkeypatch.setattr(leader_requests, "GROUPS_MAX", 2)
     groups = create_topics(cluster, 5, first=1)

@@ -53,7 +53,7 @@ def test_sealed_segments_are_compacted_when_it_is_worth_it(
 
 @pytest.mark.parametrize(("stable", "upto"), [(14, 14), (13, 9), (4, 4), (3, 0)])
 def test_segment_with_an_open_transaction_is_not_compacted(stable: int, upto: int) -> None:
-    """Nor is any segment behind it: it is not decided yet which of its records stay."""
+    """Segments behind it are not either: it is not decided yet which of its records stay."""
     found = compaction_end(
         SPANS, CompactionPolicy(), compacted=0, stable=stable, settled_ms=9_000, stamp_ms=9_000
     )
@@ -307,7 +307,7 @@ def test_replica_that_begins_behind_what_was_compacted_waits_for_nothing(
     before = stream.group.node.last_index
     topic.settle(60_000)
     assert stream.group.node.last_index == before
-    # And markers of later records need not wait for it.
+    # Markers of later records need not wait for it.
     topic.write(30)
     topic.settle()
     topic.write(30)

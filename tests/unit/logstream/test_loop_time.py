@@ -66,7 +66,7 @@ def test_ticks_of_a_loop_in_time_are_real_ticks(clock: LateClock, time: LoopTime
 def test_ticks_that_pass_while_the_loop_is_late_count_for_a_quarter(
     clock: LateClock, time: LoopTime
 ) -> None:
-    """Also for readers before the beat has run: frames are read before timers."""
+    """This holds before the beat has run, too: frames are read before timers."""
     clock.run(BEAT_NS)
     began = time.tick()
     clock.pass_by(BEAT_NS + 2_000 * MS)

@@ -33,7 +33,7 @@ class Feeds:
 
 
 def test_limit_is_shared_by_all_that_name_it() -> None:
-    """In order; a key without a limit would not wait."""
+    """Jobs run in order; a key without a limit does not wait."""
     feeds = Feeds()
     feeds.throttle.pace({"l": RATE}, dict.fromkeys(range(5), ("l",)))
     for key in range(5):

@@ -92,7 +92,7 @@ def test_overload_does_not_flap(watched: Watched) -> None:
 
 
 def test_one_long_turn_is_no_overload_and_a_very_long_one_is(watched: Watched) -> None:
-    """Also if it is not checked in the meantime."""
+    """The checks may pause in the meantime."""
     watched.run(WINDOW_NS, late_percent=0)
     for late_ns, said in [(700 * MS, []), (30_000 * MS, ["overloaded"])]:
         watched.now += late_ns

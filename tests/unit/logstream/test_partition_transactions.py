@@ -233,7 +233,7 @@ def test_too_many_batches_behind_questions_are_refused(
 
 
 def test_producers_that_begin_together_may_have_five_batches_on_their_way(cluster: Any) -> None:
-    """For any number of producers: only one query of each is in flight."""
+    """The number of producers does not matter: only one query of each is in flight."""
     stream, asked = led(cluster), Asked()
     count = cluster.options.held_appends_max
     waiting = [
@@ -250,7 +250,7 @@ def test_producers_that_begin_together_may_have_five_batches_on_their_way(cluste
 
 
 def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) -> None:
-    """So do the batches behind it; an answer that comes later appends nothing."""
+    """The batches behind it end, too; an answer that comes later appends nothing."""
     stream, asked = led(cluster), Asked()
     waiting = [
         send(cluster, stream, asked, ms=300),
@@ -400,7 +400,7 @@ def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: b
 
 
 def test_marker_sent_again_is_answered_and_appended_once(cluster: Any) -> None:
-    """Also while the first is not committed: the retry is answered when that is."""
+    """While the first is not committed, the retry waits for that."""
     stream = led(cluster)
     sent(cluster, stream)
     followers = [s for s in (1, 2, 3) if s != stream.leader_server]
@@ -503,7 +503,7 @@ def test_clients_marker_fences_neither_the_coordinator_nor_the_producer(
 def test_clients_marker_notes_nothing_where_nothing_is_open(
     cluster: Any, epoch: int, coordinator_epoch: int
 ) -> None:
-    """Neither for a producer that has written here, nor for another; nor by version 2."""
+    """It notes nothing for a producer that has written here, nor for another; nor by version 2."""
     stream = led(cluster)
     sent(cluster, stream)
     assert ended(cluster, stream, coordinator_epoch=3, number=1) is ErrorCode.NONE
@@ -709,7 +709,7 @@ def test_snapshot_has_the_list_for_servers_that_take_it_from_there(cluster: Any)
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_replica_that_does_not_list_all_yet_gives_no_snapshot(cluster: Any, is_short: bool) -> None:
-    """Neither to a replica that takes the list from it, nor to one that builds the list itself."""
+    """Replicas that take the list from it get none, nor do those that build it themselves."""
     stream = led(cluster)
     assert stream.snapshot_items(0, is_short=is_short) is not None
     state = PartitionState()

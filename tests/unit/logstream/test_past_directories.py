@@ -71,7 +71,7 @@ def topic(cluster: Cluster) -> int:
 
 # --- ownership ------------------------------------------------------------------------------------
 def test_swapped_directories_are_refused_by_whoever_is_linked(cluster: Cluster, topic: int) -> None:
-    """Also if the identity names no server: no server may act for another server's replicas."""
+    """The identity need not name a server: no server may act for another's replicas."""
     for n in (2, 3):
         cluster.nodes[n].crash()
     images = image_of(cluster.nodes[2]), image_of(cluster.nodes[3])
@@ -201,7 +201,7 @@ def test_server_from_an_older_copy_loses_its_replicas_and_gets_others(
 
 
 def test_server_that_is_of_the_past_stays_so_over_a_restart(cluster: Cluster, topic: int) -> None:
-    """Also if it is started again before its replicas are replaced, and alone."""
+    """It may be started again before its replicas are replaced, and alone."""
     image = image_of(cluster.nodes[3])
     fill(cluster, topic, 20)
     cluster.run(300)

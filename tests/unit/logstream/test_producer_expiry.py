@@ -63,7 +63,7 @@ def known(cluster: Any, group_id: int, pid: int) -> set[bool]:
 
 
 def test_idle_producer_is_forgotten_everywhere_and_the_live_one_is_not(forgetting: Any) -> None:
-    """And not before its time is over. All replicas stay equal."""
+    """It is not forgotten before its time is over. All replicas stay equal."""
     cluster = forgetting
     group_id = cluster.create_topic()
     assert send(cluster, group_id, 7, 0) is ErrorCode.NONE
@@ -137,7 +137,7 @@ def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:
 @pytest.mark.parametrize("days", [8, 40_000, -8])
 @pytest.mark.parametrize("clocks", [1, 3])
 def test_wall_clocks_expire_nothing(forgetting: Any, days: int, clocks: int) -> None:
-    """Neither the leader's clock, nor all of them together, for longer than a hold."""
+    """The leader's clock does not, nor do all of them together for longer than a hold."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -151,7 +151,7 @@ def test_wall_clocks_expire_nothing(forgetting: Any, days: int, clocks: int) -> 
 
 
 def test_server_started_days_ahead_expires_nothing(forgetting: Any) -> None:
-    """Nor when it leads."""
+    """It does not when it leads, either."""
     cluster = forgetting
     group_id = cluster.create_topic()
     send(cluster, group_id, 7, 0)
@@ -302,7 +302,7 @@ def test_thousands_of_partitions_are_not_looked_at_together() -> None:
 
 
 def test_marks_are_bounded_and_never_early() -> None:
-    """For any writes between two checks."""
+    """This holds for any writes between two checks."""
     marks = ProducerMarks(2_400)
     for now in range(0, 50_000, 7):
         marks.note(now + 1, now)

@@ -181,7 +181,7 @@ def test_only_server_of_the_target_that_dies_takes_nobody_with_it(six: Any) -> N
 
 
 def test_nobody_leaves_while_one_that_comes_is_down(six: Any) -> None:
-    """Nor does an added replica alone become a voter: the group needs no more votes than before."""
+    """No added replica becomes a voter alone: the group needs no more votes than before."""
     group_id = six.create_topic()
     append(six, group_id)
     six.nodes[6].crash()
@@ -261,7 +261,7 @@ def test_catalog_leader_that_dies_midway_is_made_good_by_the_next(six: Any) -> N
 
 
 def test_replica_that_is_lost_while_others_come_is_replaced_at_once(six: Any) -> None:
-    """Not only when all have been added: until then it would be one replica too many."""
+    """It does not wait until all have been added: it would be one replica too many."""
     group_id = six.create_topic()
     append(six, group_id)
     six.nodes[6].crash()
@@ -460,7 +460,7 @@ def test_limit_is_for_moves_and_for_nobody_else(six: Any) -> None:
 
 
 def test_limit_that_is_lifted_holds_nobody_up_any_more(six: Any) -> None:
-    """And a cancelled move ends at once, however slow the limit was."""
+    """A cancelled move ends at once, however slow the limit was."""
     group_id = filled(six)
     throttle(six, rate=1, leaders="*", followers="*")
     assert move(six, [1, 2, 4]) is ErrorCode.NONE

@@ -13,7 +13,7 @@ RATE = 1_000_000
 
 
 def test_reads_beyond_the_rate_wait_their_turn() -> None:
-    """In order; none is lost, none runs early."""
+    """They run in order; none is lost, none runs early."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[tuple[int, float]] = []
@@ -142,7 +142,7 @@ def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
 
 
 def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
-    """Nor does a job that was replaced by another of its key, at the old time."""
+    """A job that was replaced by another of its key does not run at the old time either."""
     time = VirtualTime()
     pace = RecoveryThrottle(NodeClock(time), RATE)
     done: list[str] = []
@@ -158,7 +158,7 @@ def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
 
 
 def test_follower_is_fed_twice_what_is_written_to_its_group() -> None:
-    """For any limit: ten followers of one group gain alike."""
+    """The limit does not matter: ten followers of one group gain alike."""
     gain = Gain()
     last, now_ns = 1_000, 0
     fed = dict.fromkeys(range(10), 0)

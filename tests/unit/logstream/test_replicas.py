@@ -109,7 +109,7 @@ def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
 
 
 def test_predecessor_is_kept_until_a_leader_feeds_its_successor() -> None:
-    """Also over restarts: until then possibly no other replica has the acknowledged entries."""
+    """It outlasts restarts: until then possibly no other replica has the acknowledged entries."""
     first = Directory()
     directory = first.store.directory_id
     replacement = ReplaceReplicas(3, directory, [LostReplica(GROUP, 1)])

@@ -220,7 +220,7 @@ def test_leader_whose_clock_is_ahead_deletes_nothing(expiring: Any, days: int) -
 
 
 def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
-    """Nor when it leads, for any time."""
+    """It deletes nothing when it leads either, for any time."""
     cluster = expiring
     group_id = aged(cluster, 0)
     node = cluster.nodes[cluster.leader(group_id).leader_server]
@@ -602,7 +602,7 @@ def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
 
 
 def test_largest_time_is_found_by_few_questions() -> None:
-    """For any distance of the bound above the largest time."""
+    """The bound may lie any distance above the largest time."""
     times_of = [5, 80, 7, 80, 3]
     asked: list[int] = []
 

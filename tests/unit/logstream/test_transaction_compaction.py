@@ -204,7 +204,7 @@ def test_replicas_agree_and_readers_see_what_was_committed(
 def test_replica_that_is_fed_the_compacted_log_has_the_same_state(
     make_cluster: Callable[..., Any],
 ) -> None:
-    """Also while aborted transactions are listed whose records are gone.
+    """Aborted transactions may be listed whose records are gone.
 
     Their first batches remain, as headers, and so do their markers.
     """
