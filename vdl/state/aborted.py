@@ -1,24 +1,25 @@
-"""The aborted transactions of one partition: who reads committed records is told of those whose
-records it gets, and drops these (KIP-98).
+"""Aborted transactions of one partition (KIP-98).
 
-A transaction is listed from its marker on, until its marker lies below the log's start, or until
+A client that reads committed records receives those whose records it gets, and drops these records.
+A transaction is listed from its marker on, until its marker is below the log's start, or until
 compaction has removed its records on every replica. The list is part of the partition's replicated
-state: it is made of the committed markers, and the same on every replica.
+state: it follows from the committed markers and is the same on every replica.
 
-A question is for the offsets [start, end) that are read. Ranges are in the order of their markers,
-and one that ended later may have begun earlier. A run of neighbours knows the least first offset in
-it, and of it and all behind it: a search begins at the first run with a marker that is not below
-`start`, passes over runs of which nothing began before `end`, and ends where nothing further did.
-So one that was open for long costs no look at the thousands that were not.
+A query is for the offsets [start, end) that are read. Ranges are in the order of their markers, and
+one that ended later may have begun earlier. A run holds neighbouring ranges. For each run two
+minima are known: the least first offset in it, and the least in it and all later runs. A search
+begins at the first run with a marker not below `start`, skips runs in which nothing began before
+`end`, and stops where nothing later did. So one long transaction does not make a search read
+thousands of short ones.
 
-There is no bound on how many there are: as long as their records may be read, so may the list be
-needed. So full runs are packed, some ten bytes a range, where a data batch and a marker take
-hundreds in the log.
+The number of ranges is not bounded: the list is needed as long as the records may be read. So full
+runs are packed into some ten bytes a range, where a data batch and a marker take hundreds in the
+log.
 
-It is stored in blocks, so that a change costs a block. A block is encoded when the next one begins:
-with a million that were added since the last checkpoint it takes what is there.
+The list is stored in blocks, so that a change costs one block. A block is encoded when the next one
+begins, so a checkpoint after a million additions only collects encoded blocks.
 
-Must not know: what is open, records, the log.
+Does not depend on open transactions, on records, or on the log.
 """
 
 from __future__ import annotations
@@ -37,19 +38,25 @@ from ids import Index, Offset
 from vdl.state.table import decode_value, encode_value
 
 BLOCK_ENTRIES = 512
-"""Ranges are stored together whose markers are in so many entries, from a multiple of it on. So
-equal lists are equal bytes, however they came about."""
+"""Number of entries per stored block.
+
+A block holds the ranges whose markers are in this many entries, from a multiple of it on. So equal
+lists have equal bytes, regardless of how they were built.
+"""
 
 RUN_RANGES = 512
-"""So many neighbours are packed together, and passed over together."""
+"""Number of neighbouring ranges that are packed, and skipped, together."""
 
 _KEY = Struct(">cQ")
 _KEY_KIND = b"a"
 
 
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One aborted transaction: its records lie in [first_offset, last_offset) and are those of its
-    producer there; the marker is at `last_offset`, in the entry at `index`."""
+    """One aborted transaction.
+
+    Its records are those of its producer in [first_offset, last_offset); the marker is at
+    `last_offset`, in the entry at `index`.
+    """
 
     producer_id: int
     first_offset: Offset
@@ -63,8 +70,10 @@ _index = attrgetter("index")
 
 
 class _Run:
-    """Neighbours, packed: each column by its differences, in the fewest bytes that hold them. Never
-    changes."""
+    """Immutable packed run of neighbouring ranges.
+
+    Each column is stored as differences, in the fewest bytes that hold them.
+    """
 
     __slots__ = (
         "_indexes", "_last_offsets", "_least_producer_id", "_lengths", "_producers", "first_index",
@@ -72,11 +81,11 @@ class _Run:
     )  # fmt: skip
 
     def __init__(self, ranges: list[AbortedRange]) -> None:
-        """One range at least."""
+        """Pack the ranges, of which there is at least one."""
         self.last_offset = ranges[-1].last_offset
         self.first_index, self.last_index = ranges[0].index, ranges[-1].index
         self.least = min(map(_first_offset, ranges))
-        """The least first offset."""
+        """Least first offset."""
         self._least_producer_id = min(one.producer_id for one in ranges)
         self._producers = _packed([one.producer_id - self._least_producer_id for one in ranges])
         self._lengths = _packed([one.last_offset - one.first_offset for one in ranges])
@@ -87,7 +96,7 @@ class _Run:
         return len(self._producers)
 
     def indexes(self) -> Iterator[int]:
-        """The entries of the markers."""
+        """Yield the indexes of the markers' entries."""
         return accumulate(self._indexes, initial=self.first_index)
 
     def ranges(self) -> list[AbortedRange]:
@@ -100,8 +109,10 @@ class _Run:
         ]
 
     def between(self, start: int, end: int) -> list[AbortedRange]:
-        """Those of `ranges` that may have records in [start, end). Where they are few, the others
-        are not made."""
+        """Return the ranges that may have records in [start, end).
+
+        If they are few, the others are not decoded.
+        """
         ends, lengths = list(self._ends()), self._lengths
         first = bisect_left(ends, start)
         chosen = [n for n in range(first, len(ends)) if ends[n] - lengths[n] < end]
@@ -122,48 +133,51 @@ class _Run:
         ]
 
     def _ends(self) -> Iterator[int]:
-        """The offsets of the markers."""
+        """Yield the offsets of the markers."""
         first, differences = self._last_offsets
         return accumulate(differences, initial=first)
 
 
 def _packed(numbers: list[int]) -> array[int]:
-    """None of them negative."""
+    """Pack non-negative numbers into an array of the smallest sufficient type."""
     largest = max(numbers, default=0)
     code = "B" if largest < 1 << 8 else "H" if largest < 1 << 16 else "I"
     return array(code if largest < 1 << 32 else "Q", numbers)
 
 
 def _differences(numbers: list[int]) -> tuple[int, array[int]]:
-    """The first of rising numbers, and by how much each of the others is more than the one
-    before."""
+    """Return the first of ascending numbers and the differences between neighbours."""
     return numbers[0], _packed([b - a for a, b in pairwise(numbers)])
 
 
 class AbortedTransactions:
-    """See the module."""
+    """All aborted transactions of one partition; see the module."""
 
     __slots__ = ("_behind", "_block", "_dirty", "_newest", "_runs", "_stored_block", "_tail", "age")
 
     def __init__(self) -> None:
         self.age = 0
-        """Grows when any are forgotten whose records are gone, but in copies that were read before
-        they went. Not part of the state."""
+        """Version of the list, incremented when compaction removes ranges.
+
+        Records read before that still need the removed ranges. Not part of the state.
+        """
         self._runs: list[_Run] = []
         """In the order of their markers."""
         self._behind: list[int] = []
-        """Of each run, the least first offset of it and all behind it."""
+        """For each run, the least first offset of it and all later ranges."""
         self._tail: list[AbortedRange] = []
-        """The newest, fewer than `RUN_RANGES`."""
+        """Newest ranges, fewer than `RUN_RANGES`."""
         self._dirty: dict[int, bytes | None] = {}
-        """Blocks that changed or went, in the order in which they began to: what is to be stored of
-        those that another one follows, as they were then; None of others."""
+        """Changed or removed blocks, in the order in which they first changed.
+
+        The value is the encoded block if a later block has begun, else None.
+        """
         self._block = -1
-        """The newest block of which any was listed."""
+        """Newest block that ever had a range."""
         self._newest: list[AbortedRange] = []
-        """What is listed of it."""
+        """Ranges listed in that block."""
         self._stored_block = -1
-        """The newest block of which any was taken to be stored. All later ones are dirty."""
+        """Newest block taken to be stored so far. All later ones are dirty."""
 
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + len(self._tail)
@@ -172,15 +186,15 @@ class AbortedTransactions:
         return bool(self._runs or self._tail)
 
     def __iter__(self) -> Iterator[AbortedRange]:
-        """All, in the order of their markers. Not while one is added or removed."""
+        """Iterate over all ranges in the order of their markers. They must not change meanwhile."""
         return iter(self.copy())
 
     def copy(self) -> Iterable[AbortedRange]:
-        """As they are now, at the cost of a look at each run; to be read in any thread."""
+        """Return a copy that any thread may read. The cost is that of copying the list of runs."""
         return _Copy(self._runs.copy(), self._tail.copy())
 
     def add(self, aborted: AbortedRange) -> None:
-        """A transaction has ended with an abort. Its marker is behind all others."""
+        """Add an aborted transaction, whose marker is behind all others."""
         assert self._last_index < aborted.index, (self._last_index, aborted)
         block = aborted.index // BLOCK_ENTRIES
         if block != self._block:
@@ -206,7 +220,7 @@ class AbortedTransactions:
         self._behind.append(run.least)
 
     def _note(self, first_offset: int) -> None:
-        """Something behind all runs began there."""
+        """Lower the minima of all runs for a range behind them."""
         behind = self._behind
         position = len(behind) - 1
         while position >= 0 and behind[position] > first_offset:
@@ -214,7 +228,7 @@ class AbortedTransactions:
             position -= 1
 
     def between(self, start: Offset, end: Offset) -> list[AbortedRange]:
-        """Those that may have records in [start, end)."""
+        """Return the ranges that may have records in [start, end)."""
         found: list[AbortedRange] = []
         runs, behind = self._runs, self._behind
         position = bisect_left(runs, start, key=_last_offset)
@@ -227,18 +241,18 @@ class AbortedTransactions:
         return found
 
     def remove_below(self, offset: Offset) -> None:
-        """Forget those whose markers are below `offset`: all of their records are."""
+        """Remove ranges whose markers are below `offset`: all of their records are as well."""
         self._remove(bisect_left(self._runs, offset, key=_last_offset), _last_offset, offset)
 
     def remove_upto(self, index: Index) -> None:
-        """Forget those whose markers are in entries up to `index`."""
+        """Remove ranges whose markers are in entries up to `index`."""
         first = next(iter(self), None)
         if first is not None and first.index <= index:
             self.age += 1
             self._remove(bisect_right(self._runs, index, key=_last_index), _index, Index(index + 1))
 
     def _remove(self, count: int, key: attrgetter[int], least: int) -> None:
-        """Forget the first `count` runs, and of the others what has a lower number than `least`."""
+        """Remove the first `count` runs, and from the rest the ranges with `key` below `least`."""
         for run in self._runs[:count]:
             self._went(run.first_index, run.last_index, run.indexes())
         del self._runs[:count]
@@ -248,14 +262,18 @@ class AbortedTransactions:
         if gone:
             self._went(ranges[0].index, ranges[gone - 1].index, map(_index, ranges[:gone]))
             if self._runs:
-                # Its least may be smaller than what is left says: a search looks into it once more.
+                # The run's minimum may be below that of the remaining ranges; a search then reads
+                # it once too often.
                 self._runs[0] = _Run(ranges[gone:])
             else:
                 del self._tail[:gone]
         self._newest = [one for one in self._newest if key(one) >= least]
 
     def _went(self, first_index: int, last_index: int, indexes: Iterable[int]) -> None:
-        """So are blocks that had none, if they are few: that costs no look at each that had one."""
+        """Mark the blocks of removed ranges as changed.
+
+        If the blocks span is short, all blocks in it are marked, which avoids reading each index.
+        """
         first, last = first_index // BLOCK_ENTRIES, last_index // BLOCK_ENTRIES
         few = last - first < RUN_RANGES
         blocks = range(first, last + 1) if few else (index // BLOCK_ENTRIES for index in indexes)
@@ -263,7 +281,9 @@ class AbortedTransactions:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every block that changed since the last call, None where it went."""
+        """Return (key, value) of each block that changed since the last call; None for a removed
+        one.
+        """
         if not self._dirty:
             return []
         dirty, self._dirty = self._dirty, {}
@@ -275,7 +295,7 @@ class AbortedTransactions:
         ]
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         stored_block, dirty, first = self._stored_block, self._dirty, self._first_block
         found: list[tuple[bytes, bytes]] = []
         if first <= stored_block:
@@ -291,7 +311,7 @@ class AbortedTransactions:
         return found
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace everything by what `items` gave."""
+        """Replace everything by stored items."""
         self.age += 1
         self._runs, self._behind, self._tail = [], [], []
         self._block, self._newest = -1, []
@@ -312,7 +332,7 @@ class AbortedTransactions:
 
     @property
     def _first_block(self) -> int:
-        """The oldest of which any is listed; when none is, one that never will be."""
+        """Oldest block with a range; if there is none, a number above all blocks."""
         if self._runs:
             return self._runs[0].first_index // BLOCK_ENTRIES
         return self._tail[0].index // BLOCK_ENTRIES if self._tail else maxsize
@@ -329,7 +349,7 @@ class AbortedTransactions:
 
 
 class _Copy:
-    """See `AbortedTransactions.copy`."""
+    """Copy of the list. See `AbortedTransactions.copy`."""
 
     def __init__(self, runs: list[_Run], tail: list[AbortedRange]) -> None:
         self._runs, self._tail = runs, tail
@@ -349,7 +369,7 @@ def _those_between(ranges: list[AbortedRange], start: int, end: int) -> list[Abo
 
 
 def count_of(items: Sequence[tuple[bytes, bytes]]) -> int:
-    """How many of a state's items are blocks of these: they are the first."""
+    """Return the number of a state's items that are blocks of this list; they come first."""
     return bisect_right(items, _KEY_KIND, key=_kind)
 
 

@@ -1,13 +1,12 @@
-"""Who may do what: the bindings of the cluster's access control lists (KIP-11, KIP-290).
+"""Access control lists of the cluster (KIP-11, KIP-290).
 
 A binding allows or denies one principal, or all, an operation on the resources of a pattern, from
-one host, or all. A set of them: one that is there already is not added again. They are in every
-snapshot of the catalog, so they are bounded as a whole.
+one host, or all. The bindings form a set: adding an existing one changes nothing. They are in every
+snapshot of the catalog, so their total size is bounded.
 
-Beside the set there is an index by pattern and principal: what concerns one name is found without
-a look at the rest (`on`).
+An index by pattern and principal finds the bindings for one name without a scan (`on`).
 
-Must not know: who asks, what a decision follows from (`vdl/kafka/security/authorizer.py`).
+Does not depend on requests, or on how decisions are made (`vdl/kafka/security/authorizer.py`).
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from vdl.state.commands import AclBinding, AclFilter
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 ALL_BYTES_MAX = 2 << 20
-"""Of all bindings: some 20,000 of the usual length."""
+"""Bound on the size of all bindings: some 20,000 of the usual length."""
 BINDING_BYTES = 40
-"""What a binding takes besides its texts."""
+"""Estimated size of a binding without its texts."""
 TEXT_CHARS_MAX = 1_024
-"""Of a name, a principal or a host."""
+"""Maximum length of a name, a principal or a host."""
 KEY_PREFIX = b"a"
 ANY_NAME = "*"
-"""As a literal name, of every resource; as a host, of every host."""
+"""As a literal name, every resource; as a host, every host."""
 CLUSTER_NAME = "kafka-cluster"
-"""The one resource of its type."""
+"""Name of the only resource of its type."""
 
 
 class AclResource(IntEnum):
-    """Kafka's numbers of what is protected; 1 stands for any in a filter."""
+    """Kafka's numbers of resource types. ANY is valid in a filter only."""
 
     ANY = 1
     TOPIC = 2
@@ -46,7 +45,7 @@ class AclResource(IntEnum):
 
 
 class AclPattern(IntEnum):
-    """What a name stands for; 1 and 2 in a filter only."""
+    """Kafka's numbers of pattern types. ANY and MATCH are valid in a filter only."""
 
     ANY = 1
     MATCH = 2
@@ -55,7 +54,7 @@ class AclPattern(IntEnum):
 
 
 class AclOperation(IntEnum):
-    """Kafka's numbers of what is done; 1 in a filter only."""
+    """Kafka's numbers of operations. ANY is valid in a filter only."""
 
     ANY = 1
     ALL = 2
@@ -75,7 +74,7 @@ class AclOperation(IntEnum):
 
 
 class AclPermission(IntEnum):
-    """1 in a filter only."""
+    """Kafka's numbers of permissions. ANY is valid in a filter only."""
 
     ANY = 1
     DENY = 2
@@ -88,14 +87,14 @@ _OPERATIONS = frozenset(AclOperation) - {AclOperation.ANY}
 _PERMISSIONS = frozenset((AclPermission.DENY, AclPermission.ALLOW))
 
 ByPrincipal = Mapping[str, tuple[AclBinding, ...]]
-"""The bindings of one pattern, by principal."""
+"""Bindings of one pattern, by principal."""
 
 _Pattern = tuple[int, int, str]
-"""(type of resource, type of pattern, name)."""
+"""(resource type, pattern type, name)."""
 
 
 def complaint_about(binding: AclBinding) -> str:
-    """Why there can be no such binding; empty if there can."""
+    """Return why a binding is invalid; empty if it is valid."""
     if binding.resource_type not in _RESOURCES:
         return f"Invalid resourceType {binding.resource_type}"
     if binding.pattern_type not in _PATTERNS:
@@ -120,7 +119,7 @@ def complaint_about(binding: AclBinding) -> str:
 
 
 def filter_complaint(wanted: AclFilter) -> str:
-    """Why a filter makes no sense; empty if it does."""
+    """Return why a filter is invalid; empty if it is valid."""
     if wanted.resource_type not in frozenset(AclResource) or wanted.pattern_type not in frozenset(
         AclPattern
     ):
@@ -133,7 +132,7 @@ def filter_complaint(wanted: AclFilter) -> str:
 
 
 def is_scan(wanted: AclFilter) -> bool:
-    """Whether all bindings have to be looked at for a filter."""
+    """Return True if a filter must be compared with all bindings."""
     return (
         wanted.resource_type == AclResource.ANY
         or wanted.name is None
@@ -142,25 +141,25 @@ def is_scan(wanted: AclFilter) -> bool:
 
 
 class Acls:
-    """See the module."""
+    """All bindings of the cluster; see the module."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """How often something changed in this object's life: not part of the state."""
+        """Number of changes seen by this object. Not part of the state."""
         self._keys: dict[AclBinding, bytes] = {}
         self._by_key: dict[bytes, AclBinding] = {}
-        """Stored key → binding. Derived, as all below."""
+        """Stored key → binding. Derived, as are the fields below."""
         self._index: dict[_Pattern, dict[str, tuple[AclBinding, ...]]] = {}
         self._lengths: dict[int, Counter[int]] = {}
-        """Type of resource → lengths of its prefixes, and how many patterns have each."""
+        """Resource type → lengths of its prefixes, with the number of patterns of each length."""
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    # --- asking ----------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------
     def on(self, resource_type: int, name: str) -> Iterator[ByPrincipal]:
-        """The bindings of each pattern that a resource matches."""
+        """Yield the bindings of each pattern that a resource matches."""
         index = self._index
         for pattern in (
             (resource_type, AclPattern.LITERAL, name),
@@ -178,14 +177,16 @@ class Acls:
                     yield found
 
     def patterns(self, resource_type: int) -> Iterator[tuple[int, str, ByPrincipal]]:
-        """(type of pattern, name, bindings) of all patterns of a type of resource. Work: for
-        questions that concern no one name."""
+        """Yield (pattern type, name, bindings) of all patterns of a resource type.
+
+        The cost is a scan of the index. Use: queries without a resource name.
+        """
         for (kind, pattern_type, name), found in self._index.items():
             if kind == resource_type:
                 yield pattern_type, name, found
 
     def matching(self, wanted: AclFilter) -> list[AclBinding]:
-        """The bindings that a filter selects, in order of their stored keys."""
+        """Return the bindings that a filter selects, in order of their stored keys."""
         found: Iterable[AclBinding] = self._keys
         if not is_scan(wanted):
             assert wanted.name is not None, "a scan otherwise"
@@ -193,9 +194,9 @@ class Acls:
             found = [one for some in self._index.get(pattern, {}).values() for one in some]
         return sorted((one for one in found if _selects(wanted, one)), key=self._keys.__getitem__)
 
-    # --- changing --------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------
     def add(self, binding: AclBinding) -> tuple[ErrorCode, bytes]:
-        """Add one, if it is not there; and the key under which it is stored."""
+        """Add a binding if it is not present. Return the key it is stored under."""
         known = self._keys.get(binding)
         if known is not None:
             return ErrorCode.NONE, known
@@ -221,7 +222,7 @@ class Acls:
         return key
 
     def remove(self, binding: AclBinding) -> bytes:
-        """Remove one that is there; the key under which it was stored."""
+        """Remove an existing binding. Return the key it was stored under."""
         key = self._keys.pop(binding)
         del self._by_key[key]
         self.revision += 1
@@ -244,16 +245,16 @@ class Acls:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Return the keys of all stored items."""
         return iter(self._by_key)
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         binding = self._by_key.get(key)
         return None if binding is None else encode_value(binding)
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self._keys.clear()
         self._by_key.clear()
         self._index.clear()
@@ -286,7 +287,10 @@ def _binding_bytes(binding: AclBinding) -> int:
 
 
 def _selects(wanted: AclFilter, binding: AclBinding) -> bool:
-    """KIP-290's rules: MATCH selects every pattern that a resource of that name matches."""
+    """Return True if a filter selects a binding.
+
+    KIP-290: MATCH selects every pattern that a resource of that name matches.
+    """
     if wanted.resource_type not in (AclResource.ANY, binding.resource_type):
         return False
     if wanted.principal not in (None, binding.principal) or wanted.host not in (None, binding.host):

@@ -1,8 +1,8 @@
-"""The answer of a state machine to a command that another server sent: a code, and bytes.
+"""Answer of a state machine to a command that another server sent: a code, and bytes.
 
-It crosses a link, so it is no more than that. What the bytes mean is said with the command.
+It crosses a link, so it is no more than that. The command defines the meaning of the bytes.
 
-Must not know: commands.
+Does not depend on commands.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from vdl.errors import ErrorCode
 
 @dataclass(slots=True)
 class CommandAnswer:
-    """See the module."""
+    """Code and data for the sender of the command; see the module."""
 
     error: ErrorCode
     data: bytes = b""
     events: list[Any] = field(default_factory=list)
-    """For the coordinator that leads where it was applied; they stay there."""
+    """Events for the coordinator's leader on the server that applied the command. They are not
+    sent.
+    """

@@ -1,26 +1,27 @@
-"""The catalog: servers, topics, where their replicas are, and the cluster's range of producer ids.
+"""The catalog: servers, topics, replica placement, and the cluster's range of producer ids.
 
-It is the state of group 0, the same on every server; each server answers Metadata from its own
-copy. A group id is given out once and never reused, so it identifies a partition for ever.
+It is the state of group 0 and is the same on every server; each server answers Metadata from its
+own copy. A group id is allocated once and never reused, so it identifies a partition for ever.
 
-A replica remembers its votes and what it acknowledged. Therefore a replica number (server id,
-number) belongs to the one data directory it was given to. If a server returns with another
-directory, or finds a replica damaged, the catalog gives out the next number, and the group changes
-its members. The catalog holds the members a group *should have*; the group's leader makes the
+A replica remembers its votes and the entries it acknowledged. Therefore a replica number (server
+id, number) belongs to the one data directory it was allocated for. If a server returns with another
+directory, or finds a replica damaged, the catalog allocates the next number, and the group changes
+its members. The catalog holds the members that a group *should have*; the group's leader makes the
 change.
 
-One noun: what servers, topics and replicas mean to one another. A topic is made on servers, a lost
-directory renumbers replicas, a reassignment moves them. What has words of its own is beside it: how
-members change (`reassignment.py`), where new ones go (`placement.py`), the groups of the beginning
-(`system_groups.py`), names of topics (`topic_names.py`). What is stored with it and knows nothing
-of these is a table each: settings, features, users, tokens, access, quotas.
+This module relates servers, topics and replicas to one another: topics are placed on servers, a
+lost directory renumbers replicas, a reassignment moves them. Related modules: membership changes
+(`reassignment.py`), placement of new replicas (`placement.py`), the groups that exist from the
+beginning (`system_groups.py`), topic names (`topic_names.py`). The rest of the stored state does
+not depend on servers, topics or replicas, and has one table per kind: settings, features, users,
+tokens, ACLs, quotas.
 
 Rules:
 
 * `apply` decides. Its results carry Kafka's error codes, one for each topic of the command.
-* Inputs are the state and the command only: no clock, no randomness, no other group.
+* The only inputs are the state and the command: no clock, no randomness, no other group.
 
-Must not know: leaders, which servers are alive (a command may say), records.
+Does not depend on leaders, on records, or on which servers are alive (a command may carry that).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ REPLICA_NUMBER_MAX = (1 << 16) - 1
 """Numbers are 16 bits of a Raft id."""
 
 PARTITIONS_PER_TOPIC_MAX = 100_000
-"""Keeps one command from filling every server's memory."""
+"""Bound that keeps one command from filling every server's memory."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -99,12 +100,12 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
 
     server_id: ServerId
     directory_id: DirectoryId
-    """Of the data directory it registered with. A server id with another directory is refused."""
+    """Data directory it registered with. Another directory under the same server id is refused."""
     rack: str
     listeners: dict[str, tuple[str, int]]
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
-    """True: voter of the catalog; False: learner."""
+    """True for a voter of the catalog, False for a learner."""
     features: dict[str, tuple[int, int, int]] = {}
     """See `RegisterServer.features`."""
 
@@ -116,23 +117,23 @@ class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
     replicas: list[ReplicaInfo]
-    """What the group's members are to be, preferred leader first."""
+    """Members that the group should have, preferred leader first."""
     founding: list[ReplicaInfo]
-    """The members it was made with: the configuration its log begins in."""
+    """Members it was created with: the configuration at the start of its log."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A topic. `partitions[p]` is the group id of partition p."""
+    """A topic: `partitions[p]` is the group id of partition p."""
 
     name: str
     topic_id: bytes
     partitions: list[GroupId]
     configs: dict[str, str]
-    """What was set, as text; defaults are not stored."""
+    """Settings that were set, as text; defaults are not stored."""
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
-    """The catalog's own numbers, as stored."""
+    """Counters of the catalog, as stored."""
 
     next_group_id: GroupId
     next_producer_id: int
@@ -146,7 +147,10 @@ _KEY_SERVER = Struct(">cI")
 
 
 class Catalog:
-    """See the module. Everything public but `apply` and `load` is read-only to others."""
+    """Replicated state of group 0; see the module.
+
+    Other modules only read it, except through `apply` and `load`.
+    """
 
     def __init__(
         self,
@@ -155,42 +159,46 @@ class Catalog:
         coordinator_groups: int = 8,
         initial_voters: Mapping[ServerId, DirectoryId] = MappingProxyType({}),
     ) -> None:
-        """`initial_voters`: server id → directory id, from the birth record. They hold the catalog
-        and the coordinators. Right after birth not all have registered; a topic of default
-        replication waits for them rather than be made with fewer replicas."""
+        """Create an empty catalog.
+
+        `initial_voters` maps server id to directory id, as in the birth record. These servers hold
+        the catalog and the coordinators. Right after the birth of the cluster not all of them have
+        registered; until they have, a topic with the default replication factor is refused rather
+        than created with fewer replicas.
+        """
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
         self.initial_voters = dict(sorted(initial_voters.items()))
         self.system = SystemGroups(tuple(self.initial_voters))
-        """The catalog's and the coordinators' replicas."""
+        """Replicas of the catalog and of the coordinators."""
         self.servers: dict[ServerId, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
         self.groups: dict[GroupId, GroupInfo] = {}
-        """Groups of partitions only: the catalog and the coordinators are in the birth record."""
+        """Groups of partitions only; the catalog and the coordinators are in the birth record."""
         self.moves: dict[GroupId, Move] = {}
-        """By group: what reassignments left behind, for groups that had any."""
+        """Reassignment state by group, for groups that were ever reassigned."""
         self.next_group_id = GroupId(coordinator_groups + 1)
         self.next_producer_id = 0
         self.features = Features()
         self.resources = ResourceConfigs()
-        """Settings of what is no topic."""
+        """Settings of resources other than topics."""
         self.scram = ScramCredentials()
         self.tokens = DelegationTokens()
         self.acls = Acls()
-        """Who may do what."""
+        """Access control lists."""
         self.quotas = Quotas()
-        """How much clients may use."""
+        """Client quotas."""
         self.noted_ms = 0
-        """What time it was when it was noted last (ms since 1970); 0: never."""
+        """Time of the last note, in ms since 1970; 0 if there was none."""
         self.renumbered = 0
-        """How often replicas changed in this object's life: not part of the state."""
+        """Number of replica changes seen by this object. Not part of the state."""
         self.topics_revision = 0
-        """How often topics changed in this object's life: not part of the state."""
+        """Number of topic changes seen by this object. Not part of the state."""
         self.retired: dict[DirectoryId, int] = {}
-        """Directories that were replaced, and whose they were: they never take part again."""
+        """Replaced directories and the servers they belonged to. They never take part again."""
         self.names = TopicNames()
-        """Those that are taken. Derived from `topics`."""
+        """Topic names in use. Derived from `topics`."""
         self._first_group_id = self.next_group_id
         self._dirty: set[bytes] = set()
         self._apply_by_type: dict[type, Callable[[Any], Any]] = {
@@ -215,22 +223,26 @@ class Catalog:
             commands.CreateDelegationToken: self._create_token,
             commands.AlterDelegationToken: self._alter_token,
         }
-        """Commands whose outcome depends on what time it is."""
+        """Commands whose outcome depends on the time."""
 
     def understands(self, command: Any) -> bool:
-        """Whether `apply` knows this kind of command. One that it does not must never be appended:
-        every replica would stop at it, at each start again."""
+        """Return True if `apply` knows this kind of command.
+
+        A command of an unknown kind must never be appended: every replica would stop at it, at
+        every start.
+        """
         kind = type(command)
         known = kind in self._apply_by_type or kind in self._apply_at_time
         return known or kind is commands.NoteTime
 
     def apply(self, command: Any, now_ms: int, index: Index) -> Any:
-        """Apply one committed command; the answer's type goes with the command's."""
+        """Apply one committed command; the answer's type depends on the command's."""
         is_note = type(command) is commands.NoteTime
         is_alone = len(self.initial_voters) == 1
         if is_note or (is_alone and not self.noted_ms and now_ms):
-            # Until there is a note any command's time is one: a server alone may be killed before
-            # the first, and come back in 1970. Several may not agree at that time.
+            # Until there is a note, any command's time counts as one: a single server may be killed
+            # before the first note and restart with its clock at 1970. With several servers the
+            # clocks may not agree yet.
             self.noted_ms = now_ms
             self._dirty.add(_KEY_COUNTERS)
         if is_note:
@@ -243,8 +255,7 @@ class Catalog:
     def _register_server(self, command: commands.RegisterServer) -> Registration:
         known = self.servers.get(command.server_id)
         if self.directory_of(command.server_id) not in (None, command.directory_id):
-            # A server that lost its disk is not the server its replicas were entrusted to: first
-            # they must be replaced.
+            # A server that lost its disk no longer holds its replicas; they must be replaced first.
             return Registration(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"server {command.server_id} is registered with another data directory",
@@ -274,8 +285,11 @@ class Catalog:
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
 
     def _begin_features(self) -> None:
-        """Finalise the first levels, once all initial voters have registered theirs. Where servers
-        are of a version without features, that is when the last of them is of a newer one."""
+        """Finalise the first feature levels, once all initial voters have registered theirs.
+
+        If some servers run a version without features, this happens when the last of them is
+        upgraded.
+        """
         servers = self.servers.values()
         if (
             not self.features.epoch
@@ -314,44 +328,52 @@ class Catalog:
         return answer
 
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
-        """The directory that holds the server's replicas; None for an unknown server."""
+        """Return the directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id)
         return self.initial_voters.get(server_id) if known is None else known.directory_id
 
     # --- replicas --------------------------------------------------------------------------
     def replicas(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """What the members of any group are to be, preferred leader first; empty for a group that
-        does not exist."""
+        """Return the members that a group should have, preferred leader first.
+
+        Accepts any group id; the list is empty for a group that does not exist.
+        """
         if group_id <= self.coordinator_groups:
             return self.system.replicas(group_id)
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
 
     def move(self, group_id: GroupId) -> Move:
-        """What reassignments left behind of a group."""
+        """Return the group's reassignment state; `NEVER_MOVED` if it has none."""
         return self.moves.get(group_id, NEVER_MOVED)
 
     def listed(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """Every replica of a group that its server has to keep: those that are to be members, then
-        those that leave."""
+        """Return every replica of a group that its server must keep.
+
+        The members that the group should have come first, then those that are leaving.
+        """
         move = self.moves.get(group_id)
         return self.replicas(group_id) + (move.leaving if move is not None else [])
 
     def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """The members a group was made with, preferred leader first."""
+        """Return the members a group was created with, preferred leader first."""
         if group_id <= self.coordinator_groups:
             return self.system.founding(group_id)
         return self.groups[group_id].founding
 
     def has_deleted(self, group_id: GroupId) -> bool:
-        """Whether the partition of that group is gone for ever; False for one this catalog has not
-        heard of, which is perhaps younger."""
+        """Return True if that group's partition was deleted.
+
+        False for a group id this catalog has not allocated yet: its own state may be older.
+        """
         known = group_id <= self.coordinator_groups or group_id in self.groups
         return not known and group_id < self.next_group_id
 
     def replica_number(self, group_id: GroupId, server_id: ServerId) -> ReplicaNumber:
-        """The number of the server's replica of a group, 0 when it is to have none; one that leaves
-        is there until the group has removed it."""
+        """Return the number of the server's replica of a group; 0 if it should have none.
+
+        A leaving replica counts until the group has removed it.
+        """
         for replica in self.replicas(group_id):
             if replica.server_id == server_id:
                 return replica.replica_number
@@ -362,7 +384,7 @@ class Catalog:
         return NO_REPLICA
 
     def is_sole(self, group_id: GroupId) -> bool:
-        """Whether the group has a single replica, which cannot be replaced."""
+        """Return True if the group has a single replica, which cannot be replaced."""
         return len(self.listed(group_id)) == 1
 
     def _replace_server(self, command: commands.ReplaceServer) -> Replacement:
@@ -380,7 +402,7 @@ class Catalog:
         answer = self._renumber(server_id, held)
         if answer.error is ErrorCode.NONE:
             known = self.servers.get(server_id)
-            if known is None:  # it lost its directory before it could register
+            if known is None:  # the server lost its directory before it could register
                 known = ServerInfo(server_id, new, "", {}, replica_of_catalog=True)
             self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
             self.retired[command.old_directory_id] = server_id
@@ -394,7 +416,8 @@ class Catalog:
             return Replacement(
                 ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory by now"
             )
-        # A command that is sent again finds its replicas replaced: then nothing is left to do.
+        # A command that is sent again finds its replicas already replaced, and nothing is left to
+        # do.
         lost = [
             replica.group_id
             for replica in command.replicas
@@ -404,7 +427,7 @@ class Catalog:
         return self._renumber(server_id, lost)
 
     def _renumber(self, server_id: ServerId, group_ids: list[GroupId]) -> Replacement:
-        """Give the server's replicas of these groups their next numbers; all or none."""
+        """Allocate the next numbers for the server's replicas of these groups; all or none."""
         if any(self.replica_number(g, server_id) >= REPLICA_NUMBER_MAX for g in group_ids):
             return Replacement(
                 ErrorCode.POLICY_VIOLATION, f"server {server_id} has been replaced too often"
@@ -432,12 +455,12 @@ class Catalog:
 
     # --- reassignments (KIP-455) -----------------------------------------------------------
     def reassignment(self, group_id: GroupId) -> Reassignment | None:
-        """The reassignment of a partition that is in progress."""
+        """Return the partition's reassignment in progress, None if there is none."""
         info, move = self.groups.get(group_id), self.moves.get(group_id)
         return None if info is None or move is None else in_progress(info.replicas, move)
 
     def is_reassigning(self, topic: TopicInfo) -> bool:
-        """Whether a reassignment of any of the topic's partitions is in progress."""
+        """Return True if any partition of the topic is being reassigned."""
         moves = self.moves
         return bool(moves) and any(g in moves and moves[g].origin for g in topic.partitions)
 
@@ -495,7 +518,7 @@ class Catalog:
         return ErrorCode.NONE, ""
 
     def _why_not_on(self, servers: list[ServerId]) -> str:
-        """Why a partition cannot have its replicas on these servers; empty if it can."""
+        """Return why a partition cannot have its replicas on these servers; empty if it can."""
         if not servers:
             return "a partition needs at least one replica"
         if len(set(servers)) != len(servers):
@@ -507,7 +530,7 @@ class Catalog:
         answer = ReassignmentsAltered([])
         for done in command.moves:
             move = self.move(done.group_id)
-            # Of an older one what is leaving may be a member by now.
+            # A replica that leaves by an older revision may be a member again.
             if move.is_open and move.revision == done.revision:
                 self._note_move(done.group_id, finished(move))
                 answer.errors.append((ErrorCode.NONE, ""))
@@ -549,13 +572,15 @@ class Catalog:
         load: Load,
         command: commands.CreateTopics,
     ) -> str:
-        """Why the topic would give a server more replicas than it may have; empty if it would not.
-        `load` stays as it is."""
+        """Return why the topic would exceed a server's replica limit; empty if it would not.
+
+        `load` is not changed.
+        """
         replicas_max = command.replicas_per_server_max
         if not replicas_max:
             return ""
         if new.assignments is None and not command.counts_each_server:
-            # As it was decided when such commands were made: by the sum.
+            # Commands without the flag were decided by the sum over all servers.
             room = sum(max(0, replicas_max - count) for count in load.replicas.values())
             wanted_in_all = created.partitions * created.replication_factor
             if wanted_in_all <= room:
@@ -586,7 +611,7 @@ class Catalog:
         )
 
     def _plan(self, new: commands.NewTopic, command: commands.CreateTopics) -> CreatedTopic:
-        """Whether the topic can be created, and its numbers. KIP-464 for the defaults."""
+        """Return the topic's counts if it can be created, else an error. KIP-464 for defaults."""
 
         def refused(error: ErrorCode, message: str) -> CreatedTopic:
             return CreatedTopic(new.name, error, message)
@@ -650,7 +675,7 @@ class Catalog:
         return ErrorCode.NONE, ""
 
     def _assignment_complaint(self, replicas: list[ServerId], replication_factor: int) -> str:
-        """What is wrong with the servers of one partition; empty when nothing is."""
+        """Return what is wrong with the servers of one partition; empty if nothing is."""
         if not replicas or len(set(replicas)) != len(replicas):
             return "each partition needs servers that are all different"
         if len(replicas) != replication_factor:
@@ -687,7 +712,7 @@ class Catalog:
     def _add_groups(
         self, topic: str, first_partition: int, placements: list[list[ServerId]]
     ) -> list[GroupId]:
-        """Make the groups of partitions from `first_partition` on; their ids."""
+        """Create groups for the partitions from `first_partition` on; return their ids."""
         first = self.next_group_id
         for position, servers in enumerate(placements):
             group_id = GroupId(first + position)
@@ -705,7 +730,7 @@ class Catalog:
         self._dirty.add(_KEY_COUNTERS)
         return [GroupId(group_id) for group_id in range(first, self.next_group_id)]
 
-    # --- partitions of topics that exist -----------------------------------------------------
+    # --- new partitions of existing topics ---------------------------------------------------
     def _create_partitions(self, command: commands.CreatePartitions) -> PartitionsCreated:
         answer = PartitionsCreated([])
         load = self._load()
@@ -718,7 +743,7 @@ class Catalog:
     def _grow(
         self, new: commands.NewPartitions, command: commands.CreatePartitions, load: Load
     ) -> GrownTopic:
-        """Add the partitions of one topic, if it is sound. `load` is counted up."""
+        """Add the partitions of one topic, if the request is valid, and count them in `load`."""
 
         def refused(error: ErrorCode, message: str) -> GrownTopic:
             return GrownTopic(new.topic, error, message)
@@ -737,7 +762,7 @@ class Catalog:
                 f"topic '{new.topic}' has {present} partitions: the new number must be larger, "
                 f"and {PARTITIONS_PER_TOPIC_MAX} at most",
             )
-        # As in Kafka, the first partition says how many replicas the topic's partitions have.
+        # As in Kafka, the first partition decides the replication factor of the new ones.
         factor = len(self.groups[topic.partitions[0]].replicas)
         alive = frozenset(command.alive)
         added = new.count - present
@@ -771,7 +796,7 @@ class Catalog:
         replication_factor: int,
         alive: frozenset[ServerId],
     ) -> str:
-        """What is wrong with the servers of the new partitions; empty when nothing is."""
+        """Return what is wrong with the servers of the new partitions; empty if nothing is."""
         if len(assignments) != added:
             return f"{added} partitions are added, and {len(assignments)} are assigned"
         for replicas in assignments:
@@ -844,7 +869,7 @@ class Catalog:
                 self._dirty.add(key)
         return answer
 
-    # --- permission ------------------------------------------------------------------------
+    # --- permissions and quotas ------------------------------------------------------------
     def _create_acls(self, command: commands.CreateAcls) -> AclsCreated:
         answer = AclsCreated([])
         for binding in command.bindings:
@@ -855,8 +880,8 @@ class Catalog:
         return answer
 
     def _delete_acls(self, command: commands.DeleteAcls) -> AclsDeleted:
-        # All filters select from what was there before, as in Kafka: one binding may be an answer
-        # to several.
+        # All filters select from the state before the command, as in Kafka: one binding may match
+        # several filters.
         deleted = [self.acls.matching(wanted) for wanted in command.filters]
         for binding in dict.fromkeys(one for some in deleted for one in some):
             self._dirty.add(self.acls.remove(binding))
@@ -880,12 +905,14 @@ class Catalog:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of everything that changed since the last call, None where it went."""
+        """Return (key, value) of everything that changed since the last call; None for a removed
+        key.
+        """
         dirty, self._dirty = self._dirty, set()
         return [(key, self._stored(key)) for key in sorted(dirty)]
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The whole state, in key order: snapshots and digests."""
+        """Return the whole state in key order, for snapshots and digests."""
         keys = [_KEY_COUNTERS]
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(self.resources.keys())
@@ -903,22 +930,25 @@ class Catalog:
         return [(key, value) for key, value in found if value is not None]
 
     def scan(self) -> None:
-        """All of it is read in one piece: it is some thousand items."""
+        """Return None: the catalog has some thousand items and is read in one piece."""
 
     @property
     def large(self) -> None:
-        """It is not."""
+        """None: the catalog is not a large state."""
 
     @property
     def item_count(self) -> int:
-        """The number of items, at no cost."""
+        """Number of items, in constant time."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self.system)
         of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
         return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
+        """Replace the whole state.
+
+        Raise msgspec.DecodeError for a value that the catalog never stored.
+        """
         self.servers = {}
         self.topics_revision += 1
         self.topics = {}

@@ -1,10 +1,10 @@
-"""What commands of the catalog are answered with, and what became of it by them.
+"""Answers and events of the catalog's commands.
 
-An answer's type goes with its command's (`commands.py`). It has an error code, or one for each part
-of the command, in the order asked; and events, by which a server sees what it has to do itself.
-Nothing here is stored, and nothing crosses a link: every server makes its own by applying.
+The answer's type depends on the command (`commands.py`). It has an error code, or one for each part
+of the command, in the requested order, and events, from which a server derives what it must do.
+Nothing here is stored or sent over a link: every server makes its own answers by applying.
 
-Must not know: how a command is applied.
+Does not depend on how commands are applied.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from vdl.state.commands import AclBinding
 
 @dataclass(slots=True)
 class GroupAdded:
-    """Event: a partition's group exists from now on."""
+    """Event: a partition's group was created."""
 
     group_id: GroupId
 
 
 @dataclass(slots=True)
 class GroupRemoved:
-    """Event: its replicas may be deleted."""
+    """Event: a group was deleted; its replicas may be deleted."""
 
     group_id: GroupId
 
@@ -39,7 +39,7 @@ class ServerRegistered:
 
 @dataclass(slots=True)
 class ReplicasReplaced:
-    """Event: the server's replicas of these groups have new numbers; the old ones are gone."""
+    """Event: the server's replicas of these groups have new numbers; the old ones are invalid."""
 
     server_id: ServerId
     group_ids: list[GroupId]
@@ -47,7 +47,7 @@ class ReplicasReplaced:
 
 @dataclass(slots=True)
 class FeaturesUpdated:
-    """Answer to UpdateFeatures: all levels are as asked for, or none changed."""
+    """Answer to UpdateFeatures: all levels are set as requested, or none changed."""
 
     error: ErrorCode
     message: str = ""
@@ -77,7 +77,7 @@ class Registration:
 
 @dataclass(slots=True)
 class CreatedTopic:
-    """Answer for one topic of CreateTopics; the numbers are valid when `error` is NONE."""
+    """Answer for one topic of CreateTopics; the numbers are valid if `error` is NONE."""
 
     name: str
     error: ErrorCode
@@ -92,7 +92,7 @@ class CreatedTopic:
 
 @dataclass(slots=True)
 class TopicsCreated:
-    """Answer to CreateTopics, in the order asked."""
+    """Answer to CreateTopics, in the requested order."""
 
     topics: list[CreatedTopic]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -106,12 +106,12 @@ class GrownTopic:
     error: ErrorCode
     message: str = ""
     group_ids: list[GroupId] = field(default_factory=list)
-    """Of the new partitions; empty with `validate_only`."""
+    """Group ids of the new partitions; empty with `validate_only`."""
 
 
 @dataclass(slots=True)
 class PartitionsCreated:
-    """Answer to CreatePartitions, in the order asked."""
+    """Answer to CreatePartitions, in the requested order."""
 
     topics: list[GrownTopic]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -129,7 +129,7 @@ class DeletedTopic:
 
 @dataclass(slots=True)
 class TopicsDeleted:
-    """Answer to DeleteTopics: names in the order asked, then ids."""
+    """Answer to DeleteTopics: names in the requested order, then ids."""
 
     topics: list[DeletedTopic]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -137,7 +137,7 @@ class TopicsDeleted:
 
 @dataclass(slots=True)
 class ConfigsAltered:
-    """Answer to AlterTopicConfigs and AlterQuotas: an error for each change, in the order asked."""
+    """Answer to AlterTopicConfigs and AlterQuotas: an error for each change, in order."""
 
     errors: list[ErrorCode]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -145,7 +145,7 @@ class ConfigsAltered:
 
 @dataclass(slots=True)
 class ReassignmentsAltered:
-    """Answer to AlterReassignments: an error and its text for each change, in the order asked."""
+    """Answer to AlterReassignments: an error and its text for each change, in order."""
 
     errors: list[tuple[ErrorCode, str]]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -153,7 +153,7 @@ class ReassignmentsAltered:
 
 @dataclass(slots=True)
 class AclsCreated:
-    """Answer to CreateAcls: an error for each binding, in the order asked."""
+    """Answer to CreateAcls: an error for each binding, in order."""
 
     errors: list[ErrorCode]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -161,7 +161,7 @@ class AclsCreated:
 
 @dataclass(slots=True)
 class AclsDeleted:
-    """Answer to DeleteAcls: what each filter selected, in the order asked."""
+    """Answer to DeleteAcls: the bindings that each filter selected, in order."""
 
     deleted: list[list[AclBinding]]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -169,7 +169,7 @@ class AclsDeleted:
 
 @dataclass(slots=True)
 class ProducerIdBlock:
-    """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
+    """Answer to AllocateProducerIds: [first, first + count) belong to the proposer."""
 
     first: int
     count: int

@@ -1,8 +1,8 @@
-"""What commands changed in the groups of one coordinator, part by part: for who shows it as a log.
+"""Changed parts of one coordinator's groups, recorded for a view that shows the state as a log.
 
-Nothing is noted until somebody asks for it, and nothing is kept that was taken.
+Changes are recorded only between `begin` and `end`, and are dropped once taken.
 
-Must not know: what the parts say, who asks.
+Does not depend on the content of the parts, or on the view.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from typing import NamedTuple
 
 
 class PartKind(IntEnum):
-    """Parts of a group that change by themselves. The numbers are those of the records in which
-    Kafka's coordinators keep them."""
+    """Parts of a group that change independently.
+
+    The numbers are those of the records in which Kafka's coordinators keep them.
+    """
 
     POSITION = 1
     CLASSIC_GROUP = 2
     """A classic group, with all of its members."""
     GROUP = 3
-    """A group of KIP-848; the following are its parts."""
+    """A KIP-848 group; the kinds below are its parts."""
     MEMBER = 5
     TARGET_EPOCH = 6
     TARGET = 7
-    """Of one member."""
+    """Target of one member."""
     ASSIGNMENT = 8
-    """Likewise."""
+    """Assignment of one member."""
     PATTERN = 16
 
 
 class Part(NamedTuple):
-    """One of them, by name."""
+    """One part, by kind and name."""
 
     kind: PartKind
     group_id: str
     name: str = ""
-    """The topic of a position, the id of a member, a pattern."""
+    """Topic of an offset, id of a member, or a pattern."""
     partition: int = 0
 
 
 class ChangedParts:
-    """See the module."""
+    """Recorder of changed parts; see the module."""
 
     __slots__ = ("_parts",)
 
@@ -49,22 +51,22 @@ class ChangedParts:
         self._parts: dict[Part, None] | None = None
 
     def begin(self) -> None:
-        """Note what changes from now on."""
+        """Start recording changes."""
         self._parts = {}
 
     def end(self) -> None:
-        """Note nothing any more."""
+        """Stop recording changes."""
         self._parts = None
 
     def take(self) -> list[Part]:
-        """What changed since the last call, also what went, in order."""
+        """Return the parts changed or removed since the last call, in order."""
         if not self._parts:
             return []
         parts, self._parts = self._parts, {}
         return list(parts)
 
     def position(self, group_id: str, topic: str, partition: int) -> None:
-        """A position was committed, or went."""
+        """Record that an offset was committed or removed."""
         if self._parts is not None:
             self._parts[Part(PartKind.POSITION, group_id, topic, partition)] = None
 
@@ -75,7 +77,7 @@ class ChangedParts:
     def group(
         self, group_id: str, member_ids: Iterable[str] = (), patterns: Iterable[str] = ()
     ) -> None:
-        """A group of KIP-848, these members, and what these patterns match."""
+        """Record a change of a KIP-848 group, of these members, and of these patterns' matches."""
         parts = self._parts
         if parts is None:
             return

@@ -1,4 +1,4 @@
-"""Every command of a replicated state machine, and the envelope in which it is logged.
+"""Commands of the replicated state machines, and the envelope in which they are logged.
 
 A command is one entry of the catalog's or a coordinator's log. It carries everything its outcome
 depends on: the proposer's time, the identifiers it drew, the limits of its configuration. Two
@@ -10,7 +10,7 @@ Rules:
 * An unknown field is an error: a replica that does not understand a command must stop, or it would
   diverge.
 
-Must not know: who proposes, how entries are stored, Kafka's wire format.
+Does not depend on proposers, on the storage of entries, or on Kafka's wire format.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class RegisterServer(Command, frozen=True, tag=1):
-    """A server registers itself and its addresses for clients, at each start."""
+    """Register a server and its addresses for clients. Proposed at each start."""
 
     server_id: ServerId
     directory_id: DirectoryId
     rack: str
-    """Servers with one label share a machine; empty: alone on its own."""
+    """Servers with the same label share a machine; empty for a server on a machine of its own."""
     listeners: dict[str, tuple[str, int]]
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
-    """True: voter of the catalog; False: learner."""
+    """True for a voter of the catalog, False for a learner."""
     features: dict[str, tuple[int, int, int]] = {}
-    """Feature → the lowest and highest level this server's version speaks, and the one that a new
-    cluster begins with. Empty: of a version without features."""
+    """Feature → (lowest level, highest level, initial level) of this server's version.
+
+    The initial level is the one a new cluster begins with. Empty for a version without features.
+    """
 
 
 class NewTopic(Part, frozen=True):
@@ -67,50 +69,55 @@ class NewTopic(Part, frozen=True):
     topic_id: bytes
     """16 bytes, drawn by the proposer."""
     partitions: int = -1
-    """-1: the default of the command."""
+    """-1 for the command's default."""
     replication_factor: int = -1
-    """-1: the default of the command, or the number of servers if that is less."""
+    """-1 for the command's default, or the number of servers if that is less."""
     assignments: list[list[ServerId]] | None = None
-    """Server ids by partition, preferred leader first; then both counts must be -1."""
+    """Server ids by partition, preferred leader first. If given, both counts must be -1."""
     configs: dict[str, str] = {}
 
 
 class CreateTopics(Command, frozen=True, tag=2):
-    """Create topics, each on its own: one that is refused does not stop the others."""
+    """Create topics, each independently: a refused topic does not stop the others."""
 
     topics: list[NewTopic]
     default_partitions: int = 1
     default_replication_factor: int = 3
     validate_only: bool = False
     alive: list[ServerId] = []
-    """Servers the proposer has a link to: they come first in placements. Empty: all."""
+    """Servers the proposer has a link to, preferred for placement. Empty for all."""
     replicas_per_server_max: int = 0
-    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+    """Limit on a server's partition replicas, by the proposer's configuration; 0 for none."""
     counts_each_server: bool = False
-    """Whether that holds for each server by itself, wherever partitions are placed, and not for
-    the sum over them. Commands of an older version, which are applied again, do not say so."""
+    """True if the limit applies to each server; False if it applies to the sum over all servers.
+
+    Commands of older versions lack this field and are still applied by the sum.
+    """
 
 
 class DeleteTopics(Command, frozen=True, tag=3):
-    """Delete topics by name or by id; what is asked by id is answered after the names."""
+    """Delete topics by name or by id. Answers for ids follow those for names."""
 
     names: list[str] = []
     topic_ids: list[bytes] = []
 
 
 class AllocateProducerIds(Command, frozen=True, tag=4):
-    """Take the next `count` producer ids out of the cluster's range."""
+    """Allocate the next `count` producer ids of the cluster's range."""
 
     count: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ReplaceServer(Command, frozen=True, tag=5):
-    """A server came back with another, empty data directory: its replicas went with the old one.
-    All of them are to be replaced by new ones, under new numbers, in the new directory."""
+    """Replace all replicas of a server that returned with another, empty data directory.
+
+    Its replicas were lost with the old directory. New ones, under new numbers, replace them in the
+    new directory.
+    """
 
     server_id: ServerId
     old_directory_id: DirectoryId
-    """The directory known to the proposer: another one means that another command was first."""
+    """Directory known to the proposer. A mismatch means that another command came first."""
     directory_id: DirectoryId
 
 
@@ -122,8 +129,10 @@ class LostReplica(Part, frozen=True):
 
 
 class ReplaceReplicas(Command, frozen=True, tag=6):
-    """A server found that some of its replicas lost what they may have acknowledged: each is to be
-    replaced by a new one, under a new number, in the same directory."""
+    """Replace replicas of a server that lost entries they may have acknowledged.
+
+    Each is replaced by a new one, under a new number, in the same directory.
+    """
 
     server_id: ServerId
     directory_id: DirectoryId
@@ -131,8 +140,11 @@ class ReplaceReplicas(Command, frozen=True, tag=6):
 
 
 class ListChange(Part, frozen=True):
-    """What is added to a setting that is a list, or taken from it (KIP-339). Which list that is, is
-    known only where the command is applied; so the proposer says what may be in it."""
+    """A change that appends to a list setting, or subtracts from it (KIP-339).
+
+    The list's content is known only where the command is applied, so the proposer includes the
+    allowed parts.
+    """
 
     name: str
     parts: list[str]
@@ -140,64 +152,63 @@ class ListChange(Part, frozen=True):
     default: str
     allowed: list[str]
     is_open: bool = False
-    """Whether the list may have any part, the proposer having checked those of the change, or
-    none at all."""
+    """True if any part is allowed: the proposer has checked the change's. The list may be empty."""
     may_be_empty: bool = False
-    """Whether nothing may be left of a list that is not open."""
+    """True if a list that is not open may become empty."""
 
 
 class ConfigChange(Part, frozen=True):
-    """What changes about one topic's settings. The proposer has checked the values."""
+    """Changes to one topic's settings. The proposer has checked the values."""
 
     topic: str
-    """Or the name of another resource."""
+    """Topic name, or the name of another resource."""
     set: dict[str, str] = {}
     unset: list[str] = []
-    """Back to the default."""
+    """Names that return to their defaults."""
     replaces: bool = False
-    """Whether everything not named in `set` goes back to its default."""
+    """True if every setting that `set` does not name returns to its default."""
     lists: list[ListChange] = []
 
 
 class AlterTopicConfigs(Command, frozen=True, tag=7):
-    """Change settings of topics, each on its own."""
+    """Change settings of topics, each independently."""
 
     changes: list[ConfigChange]
 
 
 class NoteTime(Command, frozen=True, tag=8):
-    """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
+    """Record the envelope's time. Proposed at intervals by the catalog's leader."""
 
 
 class NewPartitions(Part, frozen=True):
-    """What one topic is to grow to."""
+    """A topic's new partition count."""
 
     topic: str
     count: int
-    """How many partitions it has then, those of before included."""
+    """Total number of partitions afterwards, existing ones included."""
     assignments: list[list[ServerId]] | None = None
-    """Server ids of each new partition, preferred leader first; None: placed as the others."""
+    """Server ids of each new partition, preferred leader first; None for automatic placement."""
 
 
 class CreatePartitions(Command, frozen=True, tag=9):
-    """Add partitions to topics, each on its own (KIP-195). Those of before stay as they are."""
+    """Add partitions to topics, each independently (KIP-195). Existing partitions do not change."""
 
     topics: list[NewPartitions]
     validate_only: bool
     alive: list[ServerId]
     """As in `CreateTopics`."""
     replicas_per_server_max: int
-    """As in `CreateTopics`; it holds for each server by itself."""
+    """As in `CreateTopics`; applies to each server."""
 
 
 class FeatureUpdate(Part, frozen=True):
-    """The level a feature is to have from now on."""
+    """New level of one feature."""
 
     feature: str
     level: int
-    """0: not finalised any more."""
+    """0 means no longer finalised."""
     upgrade_type: int = 1
-    """Kafka's: 1 upgrade, 2 downgrade that loses nothing, 3 any downgrade (KIP-778)."""
+    """Kafka's number: 1 upgrade, 2 lossless downgrade, 3 any downgrade (KIP-778)."""
 
 
 class UpdateFeatures(Command, frozen=True, tag=10):
@@ -208,48 +219,53 @@ class UpdateFeatures(Command, frozen=True, tag=10):
 
 
 class AlterResourceConfigs(Command, frozen=True, tag=11):
-    """Change settings of servers, consumer groups and subscriptions to metrics, each on its own."""
+    """Change settings of servers, consumer groups and metrics subscriptions, each independently."""
 
     changes: list[tuple[int, ConfigChange]]
-    """(Kafka's number of the resource's type, what changes)."""
+    """(Kafka's resource type, change)."""
 
 
 class Reassign(Part, frozen=True):
-    """Where the replicas of one partition are to be."""
+    """Target replicas of one partition."""
 
     topic: str
     partition: int
     replicas: list[ServerId] | None
-    """Server ids, preferred leader first; None: back to where they were (KIP-455)."""
+    """Server ids, preferred leader first; None to cancel the reassignment (KIP-455)."""
 
 
 class AlterReassignments(Command, frozen=True, tag=14):
-    """Begin, change or cancel reassignments, each on its own."""
+    """Begin, change or cancel reassignments, each independently."""
 
     changes: list[Reassign]
     may_change_count: bool = True
-    """Whether a partition may get more or fewer replicas than it has."""
+    """True if the number of a partition's replicas may change."""
     replicas_per_server_max: int = 0
-    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+    """Limit on a server's partition replicas, by the proposer's configuration; 0 for none."""
 
 
 class FinishedMove(Part, frozen=True):
-    """A group's leader says that the group's members are what they are to be, and that a majority
-    of them knows it."""
+    """Confirmation by a group's leader that the members are the target ones.
+
+    A majority of the members knows it.
+    """
 
     group_id: GroupId
     revision: int
-    """Of what they are to be: see `vdl/state/reassignment.py`."""
+    """Revision of the target members: see `vdl/state/reassignment.py`."""
 
 
 class FinishReassignments(Command, frozen=True, tag=19):
-    """Replicas that were leaving may be deleted."""
+    """Finish reassignments: the replicas that were leaving may be deleted."""
 
     moves: list[FinishedMove]
 
 
 class ScramUpsert(Part, frozen=True):
-    """One user's credential for one mechanism, as it is kept: no password can be made of it."""
+    """One user's credential for one mechanism, as stored.
+
+    The password cannot be derived from it.
+    """
 
     user: str
     mechanism: str
@@ -261,35 +277,37 @@ class ScramUpsert(Part, frozen=True):
 
 
 class AlterScramCredentials(Command, frozen=True, tag=20):
-    """Change credentials of users, each on its own (KIP-554)."""
+    """Change credentials of users, each independently (KIP-554)."""
 
     deletions: list[tuple[str, str]]
     """(user, mechanism)."""
     upserts: list[ScramUpsert]
     decoy_key: bytes
-    """Drawn by the proposer, and taken if there is none: what users that do not exist are answered
-    by."""
+    """Key drawn by the proposer, used if there is none yet.
+
+    The server derives its answers for unknown users from it.
+    """
     only_first: bool = False
-    """Whether this is for a cluster that never had a credential; otherwise nothing changes."""
+    """True if the command changes nothing in a cluster that ever had a credential."""
 
 
 class AclBinding(Part, frozen=True):
-    """What one principal may do, or may not, with the resources of a pattern. Kafka's numbers."""
+    """Permission or denial for one principal on the resources of a pattern. Kafka's numbers."""
 
     resource_type: int
     name: str
-    """Of the resource, or what its name begins with."""
+    """Name of the resource, or its prefix."""
     pattern_type: int
     principal: str
-    """"User:alice"; "User:*" for everybody."""
+    """"User:alice", or "User:*" for any."""
     host: str
-    """An address; "*" for any."""
+    """An address, or "*" for any."""
     operation: int
     permission: int
 
 
 class AclFilter(Part, frozen=True):
-    """Which bindings are meant; None and Kafka's ANY leave a field open."""
+    """Selection of bindings; None and Kafka's ANY match any value of a field."""
 
     resource_type: int
     name: str | None
@@ -301,7 +319,7 @@ class AclFilter(Part, frozen=True):
 
 
 class CreateAcls(Command, frozen=True, tag=30):
-    """Add bindings, each on its own; one that is there stays."""
+    """Add bindings, each independently; an existing binding is kept."""
 
     bindings: list[AclBinding]
 
@@ -313,42 +331,44 @@ class DeleteAcls(Command, frozen=True, tag=31):
 
 
 class QuotaChange(Part, frozen=True):
-    """What changes about the quotas of one entity."""
+    """Quota changes of one entity."""
 
     entity: list[tuple[str, str | None]]
-    """(kind, name); a name of None stands for all that have none of their own."""
+    """(kind, name); None as name is the default for entities without quotas of their own."""
     set: dict[str, float] = {}
     unset: list[str] = []
 
 
 class AlterQuotas(Command, frozen=True, tag=35):
-    """Change quotas of clients, each entity on its own (KIP-546)."""
+    """Change quotas of clients, each entity independently (KIP-546)."""
 
     changes: list[QuotaChange]
 
 
 class CreateDelegationToken(Command, frozen=True, tag=40):
-    """Make a token, once, however often it is applied (KIP-48). Principals are texts such as
-    "User:alice"."""
+    """Create a token; applying it again creates no second one (KIP-48).
+
+    Principals are texts such as "User:alice".
+    """
 
     token_id: str
     owner: str
     requester: str
     renewers: list[str]
     lifetime_ms: int
-    """Until it ends for good."""
+    """Maximum lifetime of the token."""
     period_ms: int
-    """Until it has to be renewed."""
+    """Time until the token must be renewed."""
     verifiers: list[ScramUpsert]
-    """Of its password, for each mechanism."""
+    """Verifiers of the token's password, one for each mechanism."""
 
 
 class AlterDelegationToken(Command, frozen=True, tag=41):
-    """Let a token end after so long from now; at once, for good, if that is negative."""
+    """Let a token expire `period_ms` from now; delete it at once if that is negative."""
 
     token_id: str
     who: str
-    """Who asks: it must be one of those whose token it is."""
+    """Requesting principal; it must be the token's owner, requester or a renewer."""
     period_ms: int
 
 
@@ -363,13 +383,13 @@ class Protocol(Part, frozen=True):
 
 
 class JoinGroup(Command, frozen=True, tag=100):
-    """A member asks to be part of the next generation (KIP-62, KIP-345, KIP-394)."""
+    """Let a member join the next generation (KIP-62, KIP-345, KIP-394)."""
 
     group_id: str
     member_id: str
-    """As the client sent it; empty for one that has none yet."""
+    """Id as the client sent it; empty if it has none yet."""
     new_member_id: str
-    """Drawn by the coordinator, used if one has to be given out."""
+    """Id drawn by the coordinator, used if the member needs a new one."""
     group_instance_id: str | None
     client_id: str
     client_host: str
@@ -379,17 +399,19 @@ class JoinGroup(Command, frozen=True, tag=100):
     protocols: list[Protocol]
     """In order of preference."""
     known_member_id_required: bool
-    """JoinGroup v4+: a dynamic member first gets its id and asks again with it (KIP-394)."""
+    """JoinGroup v4+: a dynamic member first gets its id and joins again with it (KIP-394)."""
     members_max: int
     hold_first_rebalance: bool
-    """The first rebalance of an empty group waits for `CompleteJoin` (KIP-134)."""
+    """True if the first rebalance of an empty group waits for `CompleteJoin` (KIP-134)."""
     may_downgrade: bool = False
-    """As in `LeaveConsumerGroup`: the member may take the place of the last one that speaks the
-    newer protocol."""
+    """As in `LeaveConsumerGroup`.
+
+    The member may take the place of the last one that uses the newer protocol.
+    """
 
 
 class SyncGroup(Command, frozen=True, tag=101):
-    """The leader of a generation hands in everybody's assignment."""
+    """Set the assignments of all members, as sent by the leader of a generation."""
 
     group_id: str
     generation: int
@@ -402,35 +424,37 @@ class SyncGroup(Command, frozen=True, tag=101):
 
 
 class LeavingMember(Part, frozen=True):
-    """Who leaves: by member id, or by instance id alone (an administrator's removal)."""
+    """A leaving member, by member id, or by instance id alone (an administrator's removal)."""
 
     member_id: str
     group_instance_id: str | None = None
 
 
 class LeaveGroup(Command, frozen=True, tag=102):
-    """Members go, or are removed (KIP-345)."""
+    """Remove members that leave or are removed (KIP-345)."""
 
     group_id: str
     members: list[LeavingMember]
 
 
 class ExpireMembers(Command, frozen=True, tag=103):
-    """Members whose session ended or that did not sync in time, by the leader's timers."""
+    """Remove members whose session ended or that did not sync in time, by the leader's timers."""
 
     group_id: str
     member_ids: list[str]
     generation: int = -1
-    """Only while this is the group's generation; -1: whatever it is."""
+    """Applies only while this is the group's generation; -1 for any."""
 
 
 class CompleteJoin(Command, frozen=True, tag=104):
-    """The rebalance timeout (or the delay before a first rebalance) of `generation` is over:
-    go on with whoever has joined."""
+    """End the join phase of `generation` with the members that have joined.
+
+    Proposed when the rebalance timeout, or the delay before a first rebalance, is over.
+    """
 
     group_id: str
     generation: int
-    """The generation that is being left."""
+    """Generation that is being left."""
 
 
 class DeleteGroups(Command, frozen=True, tag=105):
@@ -440,22 +464,25 @@ class DeleteGroups(Command, frozen=True, tag=105):
 
 
 class OffsetCommit(Part, frozen=True):
-    """A position in one partition of one topic."""
+    """Committed offset of one partition."""
 
     topic: str
     topic_id: bytes
-    """Of the topic the coordinator knew when it proposed; 16 zeros if it knew none."""
+    """Id of the topic that the coordinator knew when it proposed; 16 zeros if it knew none."""
     partition: int
     offset: Offset
     leader_epoch: int
     metadata: str
     partition_group: GroupId = GroupId(0)
-    """The partition's group id, given out once: it tells a deleted topic from one that a catalog
-    which lags has not heard of. 0: committed by a version that did not say."""
+    """Partition's group id, which is allocated once.
+
+    It distinguishes a deleted topic from one that a lagging catalog does not know yet. 0 for
+    offsets committed by a version that did not record it.
+    """
 
 
 class CommitOffsets(Command, frozen=True, tag=106):
-    """Committed offsets of a group, all or none."""
+    """Commit offsets of a group, all or none."""
 
     group_id: str
     generation: int
@@ -463,25 +490,31 @@ class CommitOffsets(Command, frozen=True, tag=106):
     group_instance_id: str | None
     offsets: list[OffsetCommit]
     retention_ms: int = -1
-    """OffsetCommit v2–4: how long to keep them; -1: the group's retention."""
+    """OffsetCommit v2–4: retention of these offsets; -1 for the group's retention."""
     knows_epochs: bool = True
-    """Whether the request is of a version that says member epochs (KIP-848), v9 on."""
+    """True if the request's version carries member epochs (KIP-848), v9 on."""
 
 
 class ExpireOffsets(Command, frozen=True, tag=107):
-    """Remove expired offsets: of groups without members for the retention time (KIP-211), and those
-    in deleted partitions."""
+    """Remove expired offsets.
+
+    These are offsets of groups without members for the retention time (KIP-211), and offsets in
+    deleted partitions.
+    """
 
     retention_ms: int
     deleted_partitions: list[GroupId] = []
-    """Group ids of partitions that the proposer's catalog had given out and no longer lists."""
+    """Partitions' group ids that the proposer's catalog had allocated and no longer lists."""
     now_ms: int = -1
-    """The time to expire by, which clocks have stood by for long: the envelope's, which stamps, may
-    be later. -1: the envelope's, in entries of before there was this field."""
+    """Time to expire by, held by a majority of clocks for `clock.hold`.
+
+    The envelope's time, which only stamps, may be later. -1 in entries older than this field: the
+    envelope's time is used.
+    """
 
 
 class DeleteOffsets(Command, frozen=True, tag=108):
-    """Forget a group's positions, each on its own (KIP-496)."""
+    """Delete committed offsets of a group, each independently (KIP-496)."""
 
     group_id: str
     partitions: list[tuple[str, int]]
@@ -489,36 +522,40 @@ class DeleteOffsets(Command, frozen=True, tag=108):
 
 
 class InitTransactions(Command, frozen=True, tag=109):
-    """A producer begins, or begins anew, to use a transactional id (InitProducerId)."""
+    """Begin, or begin again, to use a transactional id (InitProducerId)."""
 
     transactional_id: str
     timeout_ms: int
-    """After which an open transaction is aborted."""
+    """An open transaction is aborted after this time."""
     new_producer_id: int = -1
-    """Allocated by the proposer, used if one has to be given out."""
+    """Producer id allocated by the proposer, used if a new one is needed."""
     expected_producer_id: int = -1
-    """What the producer has, if it says so (KIP-360); both or none."""
+    """Producer id that the client has, if it sent one (KIP-360); both this and the epoch, or
+    neither.
+    """
     expected_epoch: int = -1
 
 
 class AddToTransaction(Command, frozen=True, tag=110):
-    """Partitions and coordinators of consumer groups take part in a producer's transaction, which
-    begins with the first. Any server may send it; the answer's data is the transaction's number
-    (u64)."""
+    """Add participants to a producer's transaction, which begins with the first of them.
+
+    Participants are partitions and coordinators of consumer groups. Any server may send this
+    command; the answer's data is the transaction's number (u64).
+    """
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     participants: list[GroupId]
-    """Raft groups."""
+    """Group ids of the participants."""
     verify_only: bool = False
-    """Only whether they take part already (KIP-890): TRANSACTION_ABORTABLE if not."""
+    """Only check that they take part already (KIP-890); TRANSACTION_ABORTABLE if not."""
     version: int = 1
-    """Of the protocol, as the producer speaks it: see `vdl/state/transactions.py`."""
+    """Transaction version that the producer uses: see `vdl/state/transactions.py`."""
 
 
 class EndTransaction(Command, frozen=True, tag=111):
-    """A producer commits or aborts (EndTxn)."""
+    """Commit or abort a producer's transaction (EndTxn)."""
 
     transactional_id: str
     producer_id: int
@@ -530,33 +567,37 @@ class EndTransaction(Command, frozen=True, tag=111):
 
 
 class CompleteTransactions(Command, frozen=True, tag=112):
-    """All participants of these transactions have acknowledged how they ended."""
+    """Complete transactions whose participants have all acknowledged the outcome."""
 
     transactions: list[tuple[str, int, int]]
     """(transactional id, producer id, number)."""
 
 
 class AbortTransactions(Command, frozen=True, tag=113):
-    """These transactions were open for longer than their producers said, by the leader's timers.
-    Proposed while members do not know `TimeOutTransactions`."""
+    """Abort transactions that exceeded their producers' timeouts, by the leader's timers.
+
+    Proposed while some members do not know `TimeOutTransactions`.
+    """
 
     transactions: list[tuple[str, int, int]]
     """(transactional id, producer id, number)."""
 
 
 class ExpireTransactionalIds(Command, frozen=True, tag=114):
-    """Forget transactional ids that were not used for the retention time."""
+    """Remove transactional ids that were not used for the retention time."""
 
     retention_ms: int
     now_ms: int
     """As in `ExpireOffsets`."""
     ids_max: int
-    """How many at most."""
+    """Maximum number of ids to remove."""
 
 
 class CommitTransactionOffsets(Command, frozen=True, tag=115):
-    """Positions of a group that are to stand once the producer's transaction commits, all or none
-    (TxnOffsetCommit). The proposer has asked the transaction's coordinator."""
+    """Add offsets of a group that count once the producer's transaction commits, all or none.
+
+    Corresponds to TxnOffsetCommit. The proposer has verified the transaction with its coordinator.
+    """
 
     group_id: str
     generation: int
@@ -565,15 +606,17 @@ class CommitTransactionOffsets(Command, frozen=True, tag=115):
     producer_id: int
     producer_epoch: int
     number: int
-    """Of the transaction, as its coordinator said."""
+    """Number of the transaction, as reported by its coordinator."""
     offsets: list[OffsetCommit]
     asked_at: int = -1
-    """The entry of this log that was applied last when that coordinator was asked; -1: not said."""
+    """This log's applied index when that coordinator was queried; -1 if not recorded."""
 
 
 class EndTransactionOffsets(Command, frozen=True, tag=116):
-    """A transaction ended: what it committed in any of this coordinator's groups stands, or is
-    gone. Sent by the transaction's coordinator until it is answered."""
+    """End a transaction's pending offsets in all groups of this coordinator: commit or drop them.
+
+    Sent by the transaction's coordinator until it is answered.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -582,82 +625,95 @@ class EndTransactionOffsets(Command, frozen=True, tag=116):
 
 
 class TimeOutTransactions(Command, frozen=True, tag=117):
-    """As `AbortTransactions`; a producer that names the epoch it had goes on in the next one
-    (KIP-588). Peers of protocol version 11 know it."""
+    """As `AbortTransactions`, but a producer that names its old epoch continues in the next one.
+
+    KIP-588. Known to peers of protocol version 11.
+    """
 
     transactions: list[tuple[str, int, int]]
     """(transactional id, producer id, number)."""
 
 
 class ExpireOffsetsOf(Command, frozen=True, tag=118):
-    """What `ExpireOffsets` does, of some groups: a coordinator with many positions is looked
-    through in parts. Peers of protocol version 14 know it."""
+    """As `ExpireOffsets`, for some groups: a coordinator with many offsets is scanned in parts.
+
+    Known to peers of protocol version 14.
+    """
 
     group_ids: list[str]
     retention_ms: int
     deleted_partitions: list[GroupId]
-    """Positions of these groups in them go."""
+    """Committed offsets of `group_ids` in these partitions are removed."""
     now_ms: int
-    """The time to expire by."""
+    """Time to expire by."""
 
 
 class RaisePositionsBound(Command, frozen=True, tag=119):
-    """From now on positions have bounds of their own. A bound is never lowered. Peers of protocol
-    version 14 know it."""
+    """Give committed offsets bounds of their own, which are never lowered.
+
+    Known to peers of protocol version 14.
+    """
 
     bytes_max: int
-    """What they may take in all, as `Offsets.bytes` counts."""
+    """Maximum total size, as counted by `Offsets.bytes`."""
     count_max: int
 
 
 class ConsumerHeartbeat(Command, frozen=True, tag=120):
-    """A member of a KIP-848 group joins, changes what it subscribes to, or takes a step towards its
-    target. Heartbeats that change nothing are no commands."""
+    """Let a member of a KIP-848 group join, change its subscription, or move towards its target.
+
+    Heartbeats that change nothing are not logged.
+    """
 
     group_id: str
     member_id: str
     member_epoch: int
-    """0: it joins. What it leaves with is another command."""
+    """0 for a joining member. Leaving is another command."""
     instance_id: str | None
     rack_id: str | None
-    """None here and in what follows: as before."""
+    """None, here and in the fields below, means unchanged."""
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
-    """-1: as before."""
+    """-1 means unchanged."""
     topics: list[str] | None
     pattern: str | None
-    """Its syntax was checked. Empty: none any more."""
+    """Pattern with checked syntax. Empty to remove the pattern."""
     assignor: str | None
     owned: Partitions | None
-    """What it may read now; None: it did not say."""
+    """Partitions that the member may read now; None if it did not report them."""
     members_max: int
     upgrade: list[SubscribedTopic] | None = None
-    """If the group is a classic one with members, it becomes one of the newer protocol: what its
-    members' topics are. None: it must not."""
+    """Topics of the members' subscriptions, if a classic group with members may be upgraded.
+
+    None forbids the upgrade.
+    """
 
 
 class LeaveConsumerGroup(Command, frozen=True, tag=121):
-    """A member of a KIP-848 group goes."""
+    """Let a member of a KIP-848 group leave."""
 
     group_id: str
     member_id: str
     instance_id: str | None
     is_static: bool
-    """It will be back as the same instance: its partitions wait for a session."""
+    """True if the instance will return: its partitions are kept for one session timeout."""
     may_downgrade: bool = False
-    """If nobody but members of the classic protocol is left, it becomes a classic group."""
+    """True if the group becomes a classic one when only classic members are left."""
 
 
 class SubscribedTopic(Part, frozen=True):
-    """A topic that targets were computed from: the coordinator's leader found it in its catalog."""
+    """A topic that targets were computed from, as found in the leader's catalog."""
 
     name: str
     topic_id: bytes
     partitions: int
     last_group: GroupId
-    """The group id of its last partition. Ids are given out in order: a catalog that does not list
-    the topic, and has not given out so many, lags behind the one this was found in."""
+    """Group id of the topic's last partition.
+
+    Ids are allocated in order: a catalog that does not list the topic, and has not allocated this
+    id yet, is older than the one the topic was found in.
+    """
 
 
 class ResolvedPattern(Part, frozen=True):
@@ -668,34 +724,41 @@ class ResolvedPattern(Part, frozen=True):
 
 
 class AssignTargets(Command, frozen=True, tag=122):
-    """What the members of a group are to read, computed from the group's state at an epoch and from
-    what the proposer's catalog says of the topics."""
+    """Set the target assignments of a group's members.
+
+    They are computed from the group's state at an epoch and from the topics in the proposer's
+    catalog.
+    """
 
     group_id: str
     group_epoch: int
-    """Only while this is the group's epoch."""
+    """Applies only while this is the group's epoch."""
     next_epoch: int
-    """The group's epoch from then on: the same, or the next if topics changed."""
+    """Group's epoch afterwards: the same one, or the next one if topics changed."""
     topics: list[SubscribedTopic]
     patterns: list[ResolvedPattern]
     targets: list[tuple[str, Partitions]]
-    """(member id, its target) of members whose target changes. Every member has one then."""
+    """(member id, target) of each member whose target changes. Every member then has a target."""
 
 
 class ExpireConsumers(Command, frozen=True, tag=123):
-    """Members of a KIP-848 group whose session ended, or that did not give up what they were told
-    to in time, by the leader's timers."""
+    """Remove members of a KIP-848 group, by the leader's timers.
+
+    Their session ended, or they did not revoke partitions in time.
+    """
 
     group_id: str
     members: list[tuple[str, int]]
-    """(member id, the epoch it must be in and not have revoked all; -1: any)."""
+    """(member id, required epoch). The member must still be revoking in that epoch; -1 for any."""
     may_downgrade: bool = False
 
 
 class DowngradeConsumerGroup(Command, frozen=True, tag=124):
-    """No member of a KIP-848 group speaks the newer protocol any more: it becomes a classic one.
-    Peers of protocol version 11 know it. Before that the commands that remove members do it, too
-    (`may_downgrade`), and a generation is skipped."""
+    """Turn a KIP-848 group without members of the newer protocol into a classic one.
+
+    Known to peers of protocol version 11. For older peers the commands that remove members do this
+    as well (`may_downgrade`), and one generation is skipped.
+    """
 
     group_id: str
 
@@ -709,12 +772,14 @@ class ShareTopic(Part, frozen=True):
     name: str
     topic_id: bytes
     partition_groups: list[GroupId]
-    """The group id of each partition, in order: given out once, so it tells a deleted topic from
-    its successor."""
+    """Group id of each partition, in order.
+
+    Ids are allocated once, so they distinguish a deleted topic from its successor.
+    """
 
 
 class JoinShareGroup(Command, frozen=True, tag=130):
-    """A member of a share group joins, or says something new of itself (KIP-932)."""
+    """Let a member of a share group join, or change what it reported (KIP-932)."""
 
     group_id: str
     member_id: str
@@ -722,14 +787,14 @@ class JoinShareGroup(Command, frozen=True, tag=130):
     client_id: str
     client_host: str
     topic_names: list[str]
-    """What it subscribes to, sorted."""
+    """Sorted names of the topics it subscribes to."""
     topics: list[ShareTopic]
-    """Of what all members then subscribe to, those that exist, by name."""
+    """Existing topics that any member then subscribes to, by name."""
     members_max: int
 
 
 class LeaveShareGroup(Command, frozen=True, tag=131):
-    """Members of a share group leave, or were silent for too long."""
+    """Remove members of a share group that leave or whose session expired."""
 
     group_id: str
     member_ids: list[str]
@@ -738,26 +803,31 @@ class LeaveShareGroup(Command, frozen=True, tag=131):
 
 
 class RefreshShareGroup(Command, frozen=True, tag=132):
-    """Topics that a share group subscribes to have come, gone or grown."""
+    """Update the topics of a share group: some were created, deleted or extended."""
 
     group_id: str
     topics: list[ShareTopic]
 
 
 class ClaimSharePartition(Command, frozen=True, tag=133):
-    """The leader of a partition wants to deliver its records to a share group. Whoever claimed it
-    before writes no more; what it had given out is to be given out again."""
+    """Let the leader of a partition deliver its records to a share group.
+
+    Writes of the previous claimant are refused from then on, and its unacknowledged deliveries are
+    available again.
+    """
 
     group_id: str
     topic_id: bytes
     partition: int
     leader_epoch: int
     claim: int
-    """Grows with each claim of one leader. (leader epoch, claim) is what writes are fenced by."""
+    """Claim number, which grows with each claim of one leader. Writes are fenced by (leader epoch,
+    claim).
+    """
 
 
 class ShareWrite(Part, frozen=True):
-    """What changed of one share-partition."""
+    """Changes to one share-partition."""
 
     group_id: str
     topic_id: bytes
@@ -766,35 +836,42 @@ class ShareWrite(Part, frozen=True):
     leader_epoch: int
     claim: int
     number: int
-    """Of the write, from 1 after each claim: a write that comes again changes nothing."""
+    """Number of the write, from 1 after each claim: a repeated write changes nothing."""
     start_offset: int
-    """All records below are done with."""
+    """Start offset; all records below it are finished."""
     changes: list[tuple[int, int, int, int]]
-    """(first offset, last offset, state, delivery count), the later one counts."""
+    """(first offset, last offset, state, delivery count); later ones override earlier ones."""
 
 
 class WriteShareState(Command, frozen=True, tag=134):
-    """Records were given out, acknowledged, given back or given up. Each write on its own."""
+    """Store delivered, acknowledged, released and archived records, each write independently."""
 
     writes: list[ShareWrite]
 
 
 class AlterShareOffsets(Command, frozen=True, tag=135):
-    """Set where a share group without members goes on, each partition on its own."""
+    """Set the start offsets of a share group without members, each partition independently."""
 
     group_id: str
     offsets: list[tuple[bytes, int, GroupId, Offset]]
     """(topic id, partition, the partition's group id, offset)."""
     topics: list[tuple[bytes, list[GroupId]]] = []
-    """(topic id, group ids of all its partitions, in their order) of those named, as they are now.
-    Commands of an older version do not say so."""
+    """(topic id, group ids of all its partitions in order) of each named topic.
+
+    Empty in commands of older versions.
+    """
     as_kafka: bool = False
-    """The group is made if there is none, and an offset below 0 is none. Before, such a group was
-    not found, and such an offset 0."""
+    """True if a missing group is created, and an offset below 0 means none.
+
+    In older commands, a missing group is not found, and an offset below 0 means 0.
+    """
 
 
 class DeleteShareOffsets(Command, frozen=True, tag=136):
-    """Forget what a share group without members was given of topics, each on its own."""
+    """Delete a share group's state of topics, each independently.
+
+    The group must have no members.
+    """
 
     group_id: str
     topic_ids: list[bytes]
@@ -804,14 +881,14 @@ if TYPE_CHECKING:
     AnyCommand = Command
 else:
     AnyCommand = reduce(or_, Command.__subclasses__())
-    """Every command above: what an envelope is decoded to goes by its tag."""
+    """Union of all commands above; the tag selects the type on decoding."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A command as it stands in the log.
+    """A command as logged.
 
-    (`server_id`, `boot`, `seq`) names the proposer's waiter; `now_ms` is the cluster's time as the
-    proposer knows it, to stamp what the command writes.
+    (`server_id`, `boot`, `seq`) identifies the proposer's pending request. `now_ms` is the
+    cluster's time as the proposer knows it; it stamps what the command writes.
     """
 
     server_id: ServerId
@@ -822,7 +899,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 DecodeError = msgspec.DecodeError
-"""A payload that is no command this version knows."""
+"""Raised for a payload that is not a command known to this version."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER = msgspec.msgpack.Decoder(Envelope)
@@ -830,20 +907,26 @@ _COMMAND_DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Any
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The payload of an entry."""
+    """Return the payload of an entry."""
     return _ENCODER.encode(envelope)
 
 
 def decode(data: bytes | bytearray | memoryview) -> Envelope:
-    """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
+    """Decode the payload of an entry. The result holds no reference into `data`.
+
+    Raise msgspec.DecodeError if it is not a known command.
+    """
     return decoded(_DECODER, data)
 
 
 def encode_command(command: Command) -> bytes:
-    """A command without an envelope, as it travels to the leader of another group."""
+    """Encode a command without an envelope, as sent to the leader of another group."""
     return _ENCODER.encode(command)
 
 
 def decode_command(data: bytes | bytearray | memoryview) -> Command:
-    """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
+    """Decode a command without an envelope. The result holds no reference into `data`.
+
+    Raise msgspec.DecodeError if it is not a known command.
+    """
     return decoded(_COMMAND_DECODER, data)

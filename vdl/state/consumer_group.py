@@ -2,15 +2,15 @@
 
     EMPTY ──join──▶ PREPARING_REBALANCE ──all joined──▶ COMPLETING_REBALANCE ──sync──▶ STABLE
       ▲                  │    ▲                                │                         │
-      └──nobody left─────┘    └────────join, leave, expiry─────┴─────────────────────────┘
+      └─no members left──┘    └────────join, leave, expiry─────┴─────────────────────────┘
 
-A join costs the same however many members there are: what it asks of all of them is counted. The
-end of a rebalance, once for all, looks at each.
+The cost of a join does not depend on the number of members: properties of all members are counted.
+Only the end of a rebalance visits each member.
 
-A *static* member (KIP-345) names itself by an instance id and keeps its place over a restart, under
-a new member id. A *pending* member (KIP-394) was given a member id and has not come back with it.
+A *static* member (KIP-345) has an instance id and keeps its place across a restart, under a new
+member id. A *pending* member (KIP-394) was given a member id and has not joined with it yet.
 
-Must not know: commands, timers, who waits for an answer.
+Does not depend on commands, timers, or pending requests.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from vdl.state.table import text_bytes
 Counted = TypeVar("Counted")
 
 GROUP_BYTES = 64
-"""What a group takes in a snapshot beside its names; members and ids given out likewise."""
+"""Estimated size of a group in a snapshot, without names. Likewise for members and pending ids."""
 MEMBER_BYTES = 96
 PENDING_BYTES = 16
 
 
 class GroupState(IntEnum):
-    """Where a group stands. A group that does not exist is Kafka's Dead."""
+    """State of a group. A group that does not exist is Kafka's Dead."""
 
     EMPTY = 0
-    """No members; perhaps committed offsets, perhaps pending members."""
+    """No members; there may be committed offsets and pending members."""
     PREPARING_REBALANCE = 1
-    """Members are asked to join the next generation."""
+    """Members must join the next generation."""
     COMPLETING_REBALANCE = 2
-    """The generation is set; its leader's assignment is awaited."""
+    """The generation is set; the leader's assignment is awaited."""
     STABLE = 3
 
 
@@ -55,14 +55,14 @@ class Member(msgspec.Struct, array_like=True):
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: list[Protocol]
-    """In order of preference; not empty. Changed by its group, which counts them."""
+    """In order of preference; not empty. Changed only by the group, which counts them."""
     assignment: bytes = b""
-    """Of the current generation; empty until the leader has synced."""
+    """Assignment of the current generation; empty until the leader has synced."""
     joined: bool = False
-    """In PREPARING_REBALANCE: it has asked to be part of the next generation. Changed likewise."""
+    """In PREPARING_REBALANCE: True if it has joined the next generation. Changed by the group."""
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """Its subscription under the chosen protocol; empty if it does not support that."""
+        """Return its subscription under the chosen protocol; empty if it does not support it."""
         for protocol in self.protocols:
             if protocol.name == protocol_name:
                 return protocol.metadata
@@ -70,7 +70,7 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group as it is stored. Members in their order, which decides the next leader."""
+    """A group as stored. The order of members decides the next leader."""
 
     group_id: str
     state: int
@@ -85,10 +85,10 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerGroup:
-    """See the module. Changed by `vdl.state.consumer_groups` alone.
+    """State of one classic group; see the module. Changed only by `vdl.state.consumer_groups`.
 
-    Invariant: EMPTY has no members; COMPLETING_REBALANCE and STABLE have a leader who is a member
-    and a protocol all members support; `joined` is set in PREPARING_REBALANCE only.
+    Invariant: EMPTY has no members; COMPLETING_REBALANCE and STABLE have a leader that is a member,
+    and a protocol that all members support; `joined` is set in PREPARING_REBALANCE only.
     """
 
     __slots__ = (
@@ -114,43 +114,44 @@ class ConsumerGroup:
         self.state = GroupState.EMPTY
         self.generation = 0
         self.protocol_type = ""
-        """Empty: nobody ever joined; offsets are committed by members of no group."""
+        """Empty if no member ever joined: offsets are committed without membership."""
         self.protocol_name: str | None = None
         self.leader: str | None = None
         self.held = False
-        """The first rebalance waits for more members until the coordinator says so (KIP-134)."""
+        """True while the first rebalance waits for more members, until `CompleteJoin` (KIP-134)."""
         self.changed_ms = now_ms
         """Wall time of the last change of `state`."""
         self.members: dict[str, Member] = {}
         """By member id, in the order they were added."""
         self.static_members: dict[str, str] = {}
-        """Instance id → member id. Derived from `members`, as the following are."""
+        """Instance id → member id. Derived from `members`, as are the fields below."""
         self.joined_count = 0
-        """Members that have `joined`."""
+        """Number of members with `joined` set."""
         self.supporters: dict[str, int] = {}
-        """Name of a protocol → how many members support it; not 0."""
+        """Protocol name → number of members that support it; never 0."""
         self.preferences: dict[tuple[str, ...], int] = {}
-        """Names in order of preference → how many members say just that; not 0. Few: members of a
-        group are mostly configured alike."""
-        self.pending: dict[str, int] = {}
-        """Member id given out and not used yet → session timeout (ms). Changed by `expect` and
-        `expect_no_more`."""
-        self.bytes = GROUP_BYTES + text_bytes(group_id)
-        """What it takes in a snapshot, about: whatever clients choose is counted in full."""
+        """Protocol names in order of preference → number of members with exactly these; never 0.
 
-    # --- questions ---------------------------------------------------------------------------
+        There are few entries: members of a group are mostly configured alike.
+        """
+        self.pending: dict[str, int] = {}
+        """Unused member id → session timeout (ms). Changed by `expect` and `expect_no_more`."""
+        self.bytes = GROUP_BYTES + text_bytes(group_id)
+        """Estimated size in a snapshot; data chosen by clients is counted in full."""
+
+    # --- queries -----------------------------------------------------------------------------
     @property
     def rebalance_timeout_ms(self) -> int:
-        """How long members have to join: what the most patient of them asks for."""
+        """Time that members have to join: the largest rebalance timeout of all members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
     def all_joined(self) -> bool:
-        """All members have joined, and none is pending."""
+        """True if all members have joined and none is pending."""
         return not self.pending and self.joined_count == len(self.members)
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """Whether this is a member; another one may have taken its instance id (KIP-345)."""
+        """Return NONE for a member whose instance id no other member has taken over (KIP-345)."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
             if current is None:
@@ -162,7 +163,7 @@ class ConsumerGroup:
         return ErrorCode.NONE
 
     def supports(self, protocol_type: str, protocols: list[Protocol]) -> bool:
-        """Whether a member with these protocols fits: at least one is everybody's."""
+        """Return True if all members support at least one of these protocols of a new member."""
         if not protocol_type or not protocols:
             return False
         if not self.members:
@@ -172,7 +173,9 @@ class ConsumerGroup:
         return any(self._is_common(protocol) for protocol in protocols)
 
     def select_protocol(self) -> str:
-        """The common protocol most members prefer; of equals, what the first member prefers."""
+        """Return the common protocol that most members prefer; on a tie, the first member's
+        preference.
+        """
         first = next(iter(self.members.values()))
         common = {protocol.name: None for protocol in first.protocols if self._is_common(protocol)}
         assert common, self.group_id
@@ -182,12 +185,12 @@ class ConsumerGroup:
         return max(common, key=votes.__getitem__)
 
     def _is_common(self, protocol: Protocol) -> bool:
-        """Whether all members support it."""
+        """Return True if all members support the protocol."""
         return self.supporters.get(protocol.name) == len(self.members)
 
     # --- changes ---------------------------------------------------------------------------
     def add(self, member: Member) -> None:
-        """A new member, at the end of the line."""
+        """Add a new member, as the last one."""
         assert member.member_id not in self.members, member.member_id
         self.members[member.member_id] = member
         self.bytes += member_bytes(member)
@@ -198,7 +201,7 @@ class ConsumerGroup:
         self._count_protocols(member, 1)
 
     def remove(self, member_id: str) -> Member:
-        """Take a member out; the leader's place may become vacant."""
+        """Remove a member. If it was the leader, the group has none afterwards."""
         member = self.members.pop(member_id)
         self.bytes -= member_bytes(member)
         if member.group_instance_id is not None:
@@ -210,12 +213,12 @@ class ConsumerGroup:
         return member
 
     def join(self, member: Member) -> None:
-        """A member asks to be part of the next generation, perhaps again."""
+        """Mark a member as joined to the next generation. It may have joined already."""
         self.joined_count += not member.joined
         member.joined = True
 
     def begin_generation(self) -> None:
-        """Nobody has an assignment in it yet, nor has asked for the one after."""
+        """Clear all assignments and joins for a new generation."""
         for member in self.members.values():
             member.joined = False
             self.bytes -= len(member.assignment)
@@ -223,25 +226,25 @@ class ConsumerGroup:
         self.joined_count = 0
 
     def set_protocols(self, member: Member, protocols: list[Protocol]) -> None:
-        """What a member supports from now on."""
+        """Set the protocols that a member supports."""
         self._count_protocols(member, -1)
         self.bytes += protocols_bytes(protocols) - protocols_bytes(member.protocols)
         member.protocols = protocols
         self._count_protocols(member, 1)
 
     def assign(self, member: Member, assignment: bytes) -> None:
-        """What a member has to do in this generation."""
+        """Set a member's assignment in this generation."""
         self.bytes += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
     def expect(self, member_id: str, session_timeout_ms: int) -> None:
-        """An id was given out."""
+        """Add a pending member id."""
         if member_id not in self.pending:
             self.bytes += PENDING_BYTES + text_bytes(member_id)
         self.pending[member_id] = session_timeout_ms
 
     def expect_no_more(self, member_id: str) -> bool:
-        """The id is used, or is not waited for any more; False if it was not given out."""
+        """Remove a pending member id. Return False if there was none."""
         if self.pending.pop(member_id, None) is None:
             return False
         self.bytes -= PENDING_BYTES + text_bytes(member_id)
@@ -250,7 +253,7 @@ class ConsumerGroup:
     def _count_protocols(self, member: Member, change: int) -> None:
         names = tuple(protocol.name for protocol in member.protocols)
         _add_to(self.preferences, names, change)
-        # Nothing keeps a client from naming one twice.
+        # A client may list a protocol twice.
         for name in dict.fromkeys(names):
             _add_to(self.supporters, name, change)
 
@@ -261,7 +264,7 @@ class ConsumerGroup:
 
     # --- storing ---------------------------------------------------------------------------
     def stored(self) -> StoredGroup:
-        """A value that holds everything."""
+        """Return a value that holds everything."""
         return StoredGroup(
             group_id=self.group_id,
             state=int(self.state),
@@ -277,7 +280,7 @@ class ConsumerGroup:
 
 
 def group_from(stored: StoredGroup) -> ConsumerGroup:
-    """The group that `stored` was made from."""
+    """Return the group that `stored` was made from."""
     group = ConsumerGroup(stored.group_id, stored.changed_ms)
     group.state = GroupState(stored.state)
     group.generation = stored.generation
@@ -293,17 +296,17 @@ def group_from(stored: StoredGroup) -> ConsumerGroup:
 
 
 def protocols_bytes(protocols: list[Protocol]) -> int:
-    """What they take in a snapshot, about."""
+    """Return the estimated size of protocols in a snapshot."""
     return sum(text_bytes(protocol.name) + len(protocol.metadata) + 8 for protocol in protocols)
 
 
 def client_bytes(client_id: str, client_host: str) -> int:
-    """The same of what a client is called and where it is."""
+    """Return the estimated size of a client's id and host in a snapshot."""
     return text_bytes(client_id) + text_bytes(client_host)
 
 
 def member_bytes(member: Member) -> int:
-    """The same of a member."""
+    """Return the estimated size of a member in a snapshot."""
     return (
         MEMBER_BYTES
         + text_bytes(member.member_id)
@@ -315,7 +318,7 @@ def member_bytes(member: Member) -> int:
 
 
 def _add_to(counts: dict[Counted, int], key: Counted, change: int) -> None:
-    """What comes to 0 goes: clients choose the keys."""
+    """Add `change` to a count and remove a count of 0, because clients choose the keys."""
     count = counts.get(key, 0) + change
     if count:
         counts[key] = count

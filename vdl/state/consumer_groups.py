@@ -1,14 +1,15 @@
-"""All consumer groups of one coordinator: the classic membership protocol as a state machine.
+"""All classic consumer groups of one coordinator: the membership protocol as a state machine.
 
 JoinGroup, SyncGroup, LeaveGroup and expired timers are commands. `apply` checks their preconditions
-against the current state and returns events. The coordinator's leader turns events into answers of
-open requests, and into timers. Heartbeats are no commands: they change nothing that must outlive
-the leader.
+against the current state and returns events. The coordinator's leader uses the events to answer
+pending requests and to set timers. Heartbeats are not commands: they change nothing that must
+outlive the leader.
 
-The progress of a rebalance is replicated: who has joined, who was given an id, who leads. A group
-therefore continues where it was when its coordinator moves to another server; nobody has to rejoin.
+The progress of a rebalance is replicated: joined members, pending member ids, the group's leader. A
+group therefore continues where it was when its coordinator moves to another server; no member has
+to rejoin.
 
-Must not know: requests, versions, time other than `now_ms`, who leads the Raft group.
+Does not depend on requests, on versions, on time other than `now_ms`, or on the Raft leader.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ from vdl.state.table import (
 
 @dataclass(slots=True)
 class RebalanceStarted:
-    """Members must join, within the group's rebalance timeout from now; syncs are called off.
-    Also when that time was over and no member of an all-static group had come: it starts anew."""
+    """Members must join, within the group's rebalance timeout from now; pending syncs are
+    cancelled.
+
+    Also emitted when that time is over and no member of an all-static group has joined: the time
+    starts again.
+    """
 
     group_id: str
 
@@ -59,14 +64,14 @@ class JoinCompleted:
 
 @dataclass(slots=True)
 class SyncCompleted:
-    """Assignments are set: STABLE."""
+    """Assignments are set and the group is STABLE."""
 
     group_id: str
 
 
 @dataclass(slots=True)
 class MemberPending:
-    """A member id was given out and must be used within the session timeout."""
+    """A member id was allocated and must be used within the session timeout."""
 
     group_id: str
     member_id: str
@@ -74,7 +79,7 @@ class MemberPending:
 
 @dataclass(slots=True)
 class MemberRemoved:
-    """A member, or a pending one, is removed. `error`: the answer to its open requests."""
+    """A member, or a pending one, was removed. `error` is the answer to its pending requests."""
 
     group_id: str
     member_id: str
@@ -83,7 +88,7 @@ class MemberRemoved:
 
 @dataclass(slots=True)
 class GroupDeleted:
-    """The group is no more."""
+    """A group was deleted."""
 
     group_id: str
 
@@ -96,22 +101,27 @@ GroupEvent = ClassicEvent | GroupTouched
 
 @dataclass(slots=True)
 class JoinAnswer:
-    """Answer to JoinGroup. Without an error, the member is in the group under `member_id`; when
-    the group is not in PREPARING_REBALANCE, its current generation is the member's."""
+    """Answer to JoinGroup.
+
+    Without an error, the member is in the group under `member_id`. If the group is not in
+    PREPARING_REBALANCE then, the member belongs to the current generation.
+    """
 
     error: ErrorCode
     member_id: str
-    """With MEMBER_ID_REQUIRED: the id to come back with."""
+    """With MEMBER_ID_REQUIRED, the id that the client must join with."""
     leader_before: str | None = None
-    """A static member took its old place in a stable group, without a rebalance: the leader before
-    that; None otherwise. If it led, it leads under its new id and must not assign again
-    (KIP-814)."""
+    """Previous leader, if a static member rejoined a stable group without a rebalance; else None.
+
+    If the member itself was the leader, it leads under its new id and must not assign again
+    (KIP-814).
+    """
     events: list[GroupEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class SyncAnswer:
-    """Answer to SyncGroup. Without an error, the assignment is the state's once STABLE."""
+    """Answer to SyncGroup. Without an error, the assignment is in the state once it is STABLE."""
 
     error: ErrorCode
     events: list[GroupEvent] = field(default_factory=list)
@@ -119,7 +129,7 @@ class SyncAnswer:
 
 @dataclass(slots=True)
 class LeaveAnswer:
-    """Answer to LeaveGroup: one error for each member that was named."""
+    """Answer to LeaveGroup: one error for each named member."""
 
     errors: list[ErrorCode]
     events: list[GroupEvent] = field(default_factory=list)
@@ -127,14 +137,14 @@ class LeaveAnswer:
 
 @dataclass(slots=True)
 class GroupChanged:
-    """Answer to ExpireMembers and CompleteJoin, for which no request waits."""
+    """Answer to ExpireMembers and CompleteJoin, which no request waits for."""
 
     events: list[GroupEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class GroupsDeleted:
-    """Answer to DeleteGroups: one error for each group that was named."""
+    """Answer to DeleteGroups: one error for each named group."""
 
     errors: list[ErrorCode]
     events: list[GroupEvent] = field(default_factory=list)
@@ -142,42 +152,46 @@ class GroupsDeleted:
 
 KEY_PREFIX = b"g"
 GROUP_BYTES_MAX = 2 << 20
-"""The largest group, in a snapshot: its members' subscriptions, assignments and names. Kafka's
-bound is that of a batch, 1 MiB by default."""
+"""Maximum size of a group in a snapshot: its members' subscriptions, assignments and names.
+
+Kafka's bound is the size of a batch, 1 MiB by default.
+"""
 
 
 class ConsumerGroups:
-    """See the module. `groups` is read-only to others."""
+    """All classic groups; see the module. Other modules only read `groups`."""
 
     __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed`: told of groups that change, or go."""
+        """`changed` is notified of groups that change or are removed."""
         self._changed = changed
         self.bytes_max = 1 << 62
-        """How much all groups may take now; set by the coordinator, whose offsets take the rest."""
+        """Current size limit of all groups; set by the coordinator, whose other tables take the
+        rest.
+        """
         self._held = HeldBytes()
         self.groups: dict[str, ConsumerGroup] = {}
         self._members = 0
         self._dirty: set[str] = set()
 
     def __len__(self) -> int:
-        """How many groups there are, and members in them."""
+        """Return the number of groups plus that of their members."""
         return len(self.groups) + self._members
 
     @property
     def bytes_held(self) -> int:
-        """What all groups take in a snapshot, about."""
+        """Estimated size of all groups in a snapshot."""
         return self._held.of(self.groups)
 
     def _touch(self, group_id: str) -> None:
-        """The group is changed."""
+        """Mark a group as changed."""
         self._dirty.add(group_id)
         self._held.stale.add(group_id)
         self._changed.classic_group(group_id)
 
     def _refusal(self, group: ConsumerGroup, more: int) -> ErrorCode:
-        """Why a group may not take `more` bytes, NONE if it may. 0 or less always fit."""
+        """Return why a group may not grow by `more` bytes, NONE if it may. 0 or less always fit."""
         if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if more > 0 and self.bytes_held + more > self.bytes_max:
@@ -185,13 +199,13 @@ class ConsumerGroups:
         return ErrorCode.NONE
 
     def growth(self, command: commands.JoinGroup) -> int:
-        """How many bytes more a group may have with what a member says, at most."""
+        """Return how many bytes a join adds to its group at most."""
         group = self.groups.get(command.group_id)
         return _growth(ConsumerGroup(command.group_id, 0) if group is None else group, command)
 
     # --- joining ---------------------------------------------------------------------------
     def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
-        """KIP-62, KIP-345, KIP-394: by member id, by instance id, or new."""
+        """Join by member id, by instance id, or as a new member (KIP-62, KIP-345, KIP-394)."""
         group = self.groups.get(command.group_id)
         if group is None:
             if command.member_id:
@@ -199,7 +213,7 @@ class ConsumerGroups:
             group = ConsumerGroup(command.group_id, now_ms)
         if not group.supports(command.protocol_type, command.protocols):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
-        # What a snapshot cannot carry can never be had again from another replica.
+        # State that does not fit a snapshot could never be restored from another replica.
         refusal = self._refusal(group, _growth(group, command))
         if refusal is not ErrorCode.NONE:
             return JoinAnswer(refusal, command.member_id)
@@ -251,13 +265,15 @@ class ConsumerGroups:
         answer = JoinAnswer(ErrorCode.NONE, member_id)
         match group.state:
             case GroupState.COMPLETING_REBALANCE if member.protocols == command.protocols:
-                # It may not have received the answer to its join: it is in this generation.
+                # The member may have missed the answer to its join; it already is in this
+                # generation.
                 return answer
             case GroupState.STABLE if (
                 member_id != group.leader and member.protocols == command.protocols
             ):
                 return answer
-        # A leader that joins a stable group wants a new assignment, whatever it subscribes to.
+        # A leader that joins a stable group wants a new assignment, even with the same
+        # subscription.
         _update(group, member, command)
         group.join(member)
         self._rebalance(group, now_ms, answer.events)
@@ -266,8 +282,9 @@ class ConsumerGroups:
     def _turn_away(
         self, group: ConsumerGroup, member_id: str, command: commands.JoinGroup, now_ms: int
     ) -> JoinAnswer:
-        """Others took all places before this one, pending or a member, asked for its own: nobody
-        waits for it any more (KIP-389)."""
+        """Refuse and remove a member, pending or not, because others took all places first
+        (KIP-389).
+        """
         answer = JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, command.member_id)
         members_before = len(group.members)
         self._remove(group, member_id, answer.events)
@@ -303,7 +320,7 @@ class ConsumerGroups:
     def _replace_static(
         self, group: ConsumerGroup, command: commands.JoinGroup, now_ms: int
     ) -> JoinAnswer:
-        """An instance came back under a new member id; the old id is fenced."""
+        """Let a static member return under a new member id; the old id is fenced."""
         assert command.group_instance_id is not None, command
         old_id = group.static_members[command.group_instance_id]
         leader_before = group.leader
@@ -327,8 +344,10 @@ class ConsumerGroups:
 
     # --- the other commands ------------------------------------------------------------------
     def check_sync(self, command: commands.SyncGroup) -> ErrorCode:
-        """Whether a member may sync: NONE in COMPLETING_REBALANCE and STABLE. KIP-559 for the
-        protocol, None if the request does not say it."""
+        """Return NONE if a member may sync: in COMPLETING_REBALANCE and STABLE.
+
+        KIP-559 for the protocol; its fields are None if the request does not have them.
+        """
         group = self.groups.get(command.group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -346,7 +365,7 @@ class ConsumerGroups:
         return ErrorCode.NONE
 
     def sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
-        """The leader's assignment makes the generation stable; once."""
+        """Make the generation stable with the leader's assignment; later syncs change nothing."""
         error = self.check_sync(command)
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
@@ -369,7 +388,7 @@ class ConsumerGroups:
         return SyncAnswer(ErrorCode.NONE, [SyncCompleted(group.group_id)])
 
     def leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
-        """Members go at once, without waiting for their session to end."""
+        """Remove members at once, without waiting for their sessions to end."""
         group = self.groups.get(command.group_id)
         if group is None:
             return LeaveAnswer([ErrorCode.UNKNOWN_MEMBER_ID] * len(command.members))
@@ -391,7 +410,7 @@ class ConsumerGroups:
         return answer
 
     def expire(self, command: commands.ExpireMembers, now_ms: int) -> GroupChanged:
-        """The timers of the coordinator's leader ran out for these members."""
+        """Remove members whose timers at the coordinator's leader expired."""
         changed = GroupChanged()
         group = self.groups.get(command.group_id)
         if group is None or command.generation not in (-1, group.generation):
@@ -405,7 +424,7 @@ class ConsumerGroups:
         return changed
 
     def complete_join(self, command: commands.CompleteJoin, now_ms: int) -> GroupChanged:
-        """Time is up for joining the generation after this one."""
+        """End the join phase of the next generation because its time is over."""
         changed = GroupChanged()
         group = self.groups.get(command.group_id)
         if (
@@ -432,7 +451,7 @@ class ConsumerGroups:
         return ErrorCode.NONE
 
     def adopt(self, group: ConsumerGroup, now_ms: int) -> list[GroupEvent]:
-        """A group of another kind became one of these: its members are to join anew."""
+        """Add a group converted from another kind; its members must rejoin."""
         assert group.group_id not in self.groups, group.group_id
         self.groups[group.group_id] = group
         self._members += len(group.members)
@@ -442,8 +461,9 @@ class ConsumerGroups:
         return events
 
     def give_away(self, group_id: str) -> list[GroupEvent]:
-        """A group with its members becomes one of another kind: who waits for an answer is to join
-        anew."""
+        """Remove a group that is converted to another kind; clients with pending requests must
+        rejoin.
+        """
         group = self.groups.pop(group_id)
         self._members -= len(group.members)
         self._touch(group_id)
@@ -455,16 +475,16 @@ class ConsumerGroups:
         return events
 
     def ensure(self, group_id: str, now_ms: int) -> None:
-        """Create the group of committed offsets, if it does not exist: nobody need have joined."""
+        """Create a group for committed offsets if it does not exist. It needs no members."""
         if group_id not in self.groups:
             self.groups[group_id] = ConsumerGroup(group_id, now_ms)
             self._touch(group_id)
 
-    # --- questions ---------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------
     def check_heartbeat(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
     ) -> ErrorCode:
-        """The answer to a heartbeat: NONE, REBALANCE_IN_PROGRESS, or that it is no member."""
+        """Return the answer to a heartbeat: NONE, REBALANCE_IN_PROGRESS, or a membership error."""
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -480,8 +500,11 @@ class ConsumerGroups:
     def check_commit(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
     ) -> ErrorCode:
-        """Whether offsets may be committed: by a member in its generation, or, without one, by
-        anybody while the group has no members."""
+        """Return NONE if offsets may be committed.
+
+        A member may commit in its generation; a client without membership, while the group is
+        empty.
+        """
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.NONE if generation < 0 else ErrorCode.GROUP_ID_NOT_FOUND
@@ -493,15 +516,18 @@ class ConsumerGroups:
         if generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
         if group.state is GroupState.COMPLETING_REBALANCE:
-            # It is a member of this generation, but owns nothing in it yet.
+            # The member is in this generation, but has no assignment in it yet.
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
     def check_transaction_commit(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
     ) -> ErrorCode:
-        """Whether a transaction may commit offsets (KIP-447): for a member in its generation; and
-        for whoever names neither, as older clients do, whatever members there are."""
+        """Return NONE if a transaction may commit offsets (KIP-447).
+
+        A member may in its generation. A client that names neither member nor generation, as older
+        clients do, always may.
+        """
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
@@ -524,8 +550,11 @@ class ConsumerGroups:
     def _go_on_without(
         self, group: ConsumerGroup, members_before: int, now_ms: int, events: list[GroupEvent]
     ) -> None:
-        """Some were removed. A member's partitions must go to others; a pending member only kept
-        a rebalance waiting."""
+        """Rebalance after a removal, if needed.
+
+        A removed member's partitions must be reassigned; a removed pending member only delayed a
+        rebalance.
+        """
         if len(group.members) < members_before or group.state is GroupState.PREPARING_REBALANCE:
             self._rebalance(group, now_ms, events)
 
@@ -539,8 +568,10 @@ class ConsumerGroups:
             self._complete_join(group, now_ms, events)
 
     def _complete_join(self, group: ConsumerGroup, now_ms: int, events: list[GroupEvent]) -> None:
-        """Set the next generation from those who joined. Static members that did not are kept
-        while their session lasts (KIP-345)."""
+        """Set the next generation from the joined members.
+
+        Static members that did not join stay until their sessions end (KIP-345).
+        """
         absent = [member for member in group.members.values() if not member.joined]
         for member in absent:
             if member.group_instance_id is None:
@@ -566,11 +597,11 @@ class ConsumerGroups:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of groups that changed and were not taken since, None where one went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed group."""
         return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return stored_items(KEY_PREFIX, self.groups)
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -587,7 +618,7 @@ class ConsumerGroups:
 
 
 def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:
-    """How many bytes more a group may have with what a member says, at most."""
+    """Return how many bytes a join adds to the group at most."""
     known = group.members.get(command.member_id)
     if known is None and command.group_instance_id is not None:
         known = group.members.get(group.static_members.get(command.group_instance_id, ""))
@@ -601,19 +632,22 @@ def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:
 
 
 def is_full(group: ConsumerGroup, members_max: int) -> bool:
-    """Whether no further member id is given out. More may be than fit: not all come back."""
+    """Return True if no further member id may be allocated.
+
+    More ids than members may be allocated, because not every client returns with its id.
+    """
     return len(group.pending) >= members_max or has_all_members(group, members_max)
 
 
 def has_all_members(group: ConsumerGroup, members_max: int) -> bool:
-    """Whether no further member fits; members that have not rejoined may never do so."""
+    """Return True if no further member fits. Members that have not rejoined do not count."""
     if group.state is GroupState.PREPARING_REBALANCE:
         return group.joined_count >= members_max
     return len(group.members) >= members_max
 
 
 def is_too_late(group: ConsumerGroup, member: Member, members_max: int) -> bool:
-    """Whether a member that asks to be part of the next generation finds it full."""
+    """Return True if the next generation is full for a member that has not joined it yet."""
     return (
         group.state is GroupState.PREPARING_REBALANCE
         and not member.joined
@@ -622,7 +656,7 @@ def is_too_late(group: ConsumerGroup, member: Member, members_max: int) -> bool:
 
 
 def _update(group: ConsumerGroup, member: Member, command: commands.JoinGroup) -> None:
-    """What a member says anew each time it joins."""
+    """Update the fields that a member sends with each join."""
     before = client_bytes(member.client_id, member.client_host)
     group.bytes += client_bytes(command.client_id, command.client_host) - before
     member.client_id = command.client_id

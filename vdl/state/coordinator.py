@@ -1,12 +1,12 @@
 """The state of one coordinator group: groups, their committed offsets, transactions.
 
-These machines share one log, because only a member of the current generation may commit an offset:
-both are decided at the same point of the log. A group id belongs to one kind of group at a time; a
-group without members gives way to one of another kind, which has its offsets then. Transactional
-ids are beside them, and know nothing of them; what a transaction commits in a group waits in
-`pending` until it ends.
+These state machines share one log, because only a member of the current generation may commit an
+offset: membership and commits are decided at the same point of the log. A group id belongs to one
+kind of group at a time. A group without members gives way to one of another kind, which inherits
+its offsets. Transactions are a separate table and do not depend on groups; offsets that a
+transaction commits in a group stay in `pending` until it ends.
 
-Must not know: which groups belong to this coordinator, requests, timers.
+Does not depend on requests, on timers, or on which groups belong to this coordinator.
 """
 
 from __future__ import annotations
@@ -49,27 +49,35 @@ from vdl.state.table import ALL, Scan, decode_value, encode_value, text_bytes
 from vdl.state.transactions import TransactionAnswer, Transactions
 
 KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
-"""Under which the groups of each kind are stored; the classic ones under "g", offsets under "o"."""
+"""Key prefix of each kind's groups; classic groups are stored under "g", offsets under "o"."""
 COORDINATOR_BYTES_MAX = 7 << 19
-"""How much groups and offsets of one coordinator may take in a snapshot, about: 3.5 MiB. Beyond
-half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
-replaced. Part of what commands mean, so that all replicas decide alike. Where positions have bounds
-of their own (`RaisePositionsBound`), it holds for all the rest."""
+"""Bound on the estimated size of a coordinator's state in a snapshot: 3.5 MiB.
+
+Beyond half of the largest snapshot the log is no longer truncated; beyond all of it no replica can
+be replaced. The bound is part of the commands' semantics, so that all replicas decide alike. If
+committed offsets have bounds of their own (`RaisePositionsBound`), it applies to everything else.
+"""
 
 POSITIONS_BYTES_MAX = 64 << 20
 POSITIONS_MAX = 1_000_000
-"""What a leader raises the bounds of positions to: bytes, as `Offsets.bytes` counts, and their
-number. Offsets of transactions count when they are committed, and may exceed that when these end,
-by no more than the other bound."""
+"""Bounds that a leader raises committed offsets to: bytes, as counted by `Offsets.bytes`, and
+number.
+
+Offsets of transactions count when they are committed, and may exceed this bound when their
+transactions end, by no more than the other bound.
+"""
 
 _BOUNDS_KEY = b"g"
-"""Where the bounds of positions are stored, once they have some. A build that does not know them
-takes it for a group, which it is not, and refuses to start: with the bound of before it would
-refuse commits that the others apply."""
+"""Key of the bounds of committed offsets, once they have any.
+
+A build that does not know this key takes it for an invalid group and refuses to start. With the
+former bound it would refuse commits that other replicas apply.
+"""
 
 TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
-"""How much of that transactional ids may take: clients that draw ever new ones must not keep groups
-from committing."""
+"""Share of that bound for transactional ids: clients that keep creating new ones must not prevent
+groups from committing.
+"""
 
 
 @dataclass(slots=True)
@@ -82,8 +90,10 @@ class CommitAnswer:
 
 @dataclass(slots=True)
 class OffsetsDeleted:
-    """Answer to DeleteOffsets: an error of the group, or one for each position that was named.
-    What is not there is deleted."""
+    """Answer to DeleteOffsets: an error of the group, or one error for each named offset.
+
+    An offset that does not exist counts as deleted.
+    """
 
     error: ErrorCode
     errors: list[ErrorCode] = field(default_factory=list)
@@ -92,7 +102,9 @@ class OffsetsDeleted:
 
 @dataclass(slots=True)
 class OffsetsExpired:
-    """Answer to ExpireOffsets: how many positions went; groups with nothing left went too."""
+    """Answer to ExpireOffsets: the number of offsets removed. Groups with nothing left are removed
+    too.
+    """
 
     count: int = 0
     events: list[GroupEvent] = field(default_factory=list)
@@ -100,18 +112,18 @@ class OffsetsExpired:
 
 @dataclass(frozen=True, slots=True)
 class PositionsBound:
-    """What positions may take, apart from all the rest."""
+    """Bounds of committed offsets, separate from the rest of the state."""
 
     bytes_max: int
     count_max: int
 
 
 class Coordinator:
-    """See the module."""
+    """Replicated state of one coordinator; see the module."""
 
     def __init__(self) -> None:
         self.changed = ChangedParts()
-        """For who shows this state as Kafka's records. Not part of the state."""
+        """Changes for views that show this state as Kafka's records. Not part of the state."""
         self.groups = ConsumerGroups(self.changed)
         self.consumer = ModernGroups(self.changed)
         self.share = ShareCoordination()
@@ -119,17 +131,17 @@ class Coordinator:
         self.pending = PendingOffsets()
         self.transactions = Transactions()
         self.positions_bound: PositionsBound | None = None
-        """None: positions share one bound with the rest."""
+        """None: committed offsets share one bound with the rest."""
         self._is_bound_dirty = False
         self._coming: list[tuple[bytes, bytes]] = []
-        """What was added of a state that is being loaded, and is no position."""
+        """Items of a state being loaded, except committed offsets."""
         self.index = 0
-        """Of the entry that is applied, or was applied last; 0: none in this life."""
+        """Index of the current or last applied entry; 0 if this object has applied none."""
         self.tables: dict[GroupKind, GroupTable] = {
             GroupKind.CONSUMER: self.consumer,
             GroupKind.SHARE: self.share,
         }
-        """The groups of each kind but the classic one."""
+        """Groups of each kind except the classic one."""
         groups = self.groups
         transactions = self.transactions
         self._apply_by_type: dict[type, Callable[[Any, int], Any]] = {
@@ -168,23 +180,28 @@ class Coordinator:
         }
 
     def understands(self, command: Any) -> bool:
-        """Whether `apply` knows this kind of command. One that it does not must never be appended:
-        every replica would stop at it, at each start again."""
+        """Return True if `apply` knows this kind of command.
+
+        A command of an unknown kind must never be appended: every replica would stop at it, at
+        every start.
+        """
         return type(command) in self._apply_by_type
 
     def apply(self, command: Any, now_ms: int, index: Index) -> Any:
-        """Apply one committed command; the answer's type goes with the command's. Every answer
-        has `events`, in the order they happened."""
+        """Apply one committed command; the answer's type depends on the command's.
+
+        Every answer has `events`, in the order they happened.
+        """
         self.index = index
         return self._apply_by_type[type(command)](command, now_ms)
 
     def group(self, group_id: str) -> ConsumerGroup | None:
-        """A classic group by id; None is Kafka's Dead."""
+        """Return a classic group by id; None is Kafka's Dead."""
         return self.groups.groups.get(group_id)
 
     # --- kinds of groups -------------------------------------------------------------------
     def kind_of(self, group_id: str) -> GroupKind | None:
-        """Which kind a group is of; None: there is no such group."""
+        """Return the kind of a group; None if the group does not exist."""
         if group_id in self.groups.groups:
             return GroupKind.CLASSIC
         for kind, table in self.tables.items():
@@ -193,27 +210,27 @@ class Coordinator:
         return None
 
     def group_ids(self) -> Iterator[str]:
-        """The groups of all kinds."""
+        """Yield the ids of groups of all kinds."""
         yield from self.groups.groups
         for table in self.tables.values():
             yield from table.ids()
 
     @property
     def bytes_held(self) -> int:
-        """What all of it takes in a snapshot, about."""
-        # Of each table by name: this is on the way of every transaction that begins.
+        """Estimated size of the whole state in a snapshot."""
+        # The tables are named one by one: every beginning transaction calls this.
         groups = self.groups.bytes_held + self.consumer.bytes_held + self.share.bytes_held
         return groups + self.offsets.bytes + self.pending.bytes + self.transactions.bytes
 
     @property
     def shared_bytes(self) -> int:
-        """What of it `COORDINATOR_BYTES_MAX` bounds: all, or all but the positions."""
+        """Size that `COORDINATOR_BYTES_MAX` bounds: all, or all but committed offsets."""
         held = self.bytes_held
         return held if self.positions_bound is None else held - self.offsets.bytes
 
     @property
     def room_used(self) -> float:
-        """How much of the bound that is nearest is used: at 1 something is refused."""
+        """Used fraction of the tightest bound. At 1 some commands are refused."""
         shared = self.shared_bytes / COORDINATOR_BYTES_MAX
         bound = self.positions_bound
         if bound is None:
@@ -222,13 +239,16 @@ class Coordinator:
         return max(shared, of_bytes, len(self.offsets) / bound.count_max)
 
     def _room(self, held: int) -> int:
-        """How much what takes `held` bytes now, and is no position, may take, the rest being as it
-        is."""
+        """Return the bytes available to a part that now takes `held` bytes and holds no committed
+        offsets.
+        """
         return COORDINATOR_BYTES_MAX - self.shared_bytes + held
 
     def is_barred(self, group_id: str, kind: GroupKind) -> bool:
-        """Whether nobody can join a group of this kind: it is of another one, and has members.
-        Share groups and others never give way to one another, as in Kafka."""
+        """Return True if no member can join a group of this kind, because another kind has members.
+
+        Share groups and other kinds never give way to one another, as in Kafka.
+        """
         present = self.kind_of(group_id)
         if present is None or present is kind:
             return False
@@ -239,8 +259,10 @@ class Coordinator:
         return not self.tables[present].is_empty(group_id)
 
     def make_way(self, group_id: str, kind: GroupKind) -> list[GroupEvent]:
-        """Somebody joins a group of this kind, which nothing bars: one of another kind goes. Its
-        offsets stay."""
+        """Delete the empty group of another kind that has this id, if any. Its offsets are kept.
+
+        Called when a member joins a group of this kind and `is_barred` is False.
+        """
         events: list[GroupEvent] = []
         present = self.kind_of(group_id)
         if present is not None and present is not kind:
@@ -268,14 +290,13 @@ class Coordinator:
 
     def _sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
         if self.has_consumers(command.group_id):
-            # It was upgraded meanwhile; the leader's assignment counts no more.
+            # The group was upgraded meanwhile; the classic leader's assignment no longer counts.
             return SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
         self.groups.bytes_max = self._room(self.groups.bytes_held)
         return self.groups.sync(command, now_ms)
 
     def has_consumers(self, group_id: str) -> bool:
-        """Whether it is a group of the newer protocol that has members: classic members of it are
-        served by it, too."""
+        """Return True for a group of the newer protocol with members, classic ones included."""
         return group_id in self.consumer and not self.consumer.is_empty(group_id)
 
     def _leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
@@ -298,7 +319,9 @@ class Coordinator:
         return answer
 
     def _upgrade(self, command: commands.ConsumerHeartbeat, now_ms: int) -> list[GroupEvent]:
-        """A classic group that somebody joins who speaks the newer protocol."""
+        """Convert a classic group that a member of the newer protocol joins. Return no events if
+        not done.
+        """
         classic = self.group(command.group_id)
         if classic is None or not classic.members or command.upgrade is None:
             return []
@@ -320,13 +343,13 @@ class Coordinator:
     def _downgrade(
         self, group_id: str, now_ms: int, *, keeps_generation: bool = False
     ) -> list[GroupEvent]:
-        """Nobody who speaks the newer protocol is left in a group."""
+        """Convert a group without members of the newer protocol into a classic one."""
         if not self.consumer.is_classic_again(group_id):
             return []
         group = self.consumer.give_away(group_id)
         generation = group.epoch
         if keeps_generation:
-            # Members are in it: they keep their partitions until they have joined the next one.
+            # Members are in this generation and keep their partitions until they join the next one.
             generation = max(member.epoch for member in group.members.values())
             generation = generation if generation > JOINING_EPOCH else group.epoch
         touched = GroupTouched(group_id, GroupKind.CONSUMER, list(group.members))
@@ -347,7 +370,7 @@ class Coordinator:
         return answer
 
     def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
-        """What this heartbeat of a member comes to now. Changes nothing."""
+        """Evaluate a member's heartbeat against the current state, without changing it."""
         if self.is_barred(command.group_id, GroupKind.CONSUMER):
             return Heard(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"Group {command.group_id} is not a consumer group."
@@ -360,7 +383,7 @@ class Coordinator:
         return self.consumer.assign(command, now_ms)
 
     def _of_share(self, apply: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-        """`apply`, once share groups know how much they may take."""
+        """Wrap `apply` so that share groups first get their current size limit."""
 
         def bounded(command: Any, now_ms: int) -> Any:
             self.share.bytes_max = self._room(self.share.bytes_held)
@@ -382,7 +405,7 @@ class Coordinator:
         return self.share.alter(command, now_ms)
 
     def bytes_of(self, group_id: str) -> int:
-        """What a group and its positions take in a snapshot, about; 0: there is none."""
+        """Return the estimated snapshot size of a group and its offsets; 0 if there is none."""
         held = self.offsets.bytes_of(group_id) + self.pending.bytes_of(group_id)
         match self.kind_of(group_id):
             case GroupKind.CLASSIC:
@@ -396,17 +419,17 @@ class Coordinator:
         return held
 
     def commit_growth(self, command: commands.CommitOffsets) -> int:
-        """How many bytes more there are with these offsets, at most."""
+        """Return how many bytes these offsets add at most."""
         return self.offsets.growth(command.group_id, command.offsets) + self._group_growth(command)
 
     def _group_growth(self, command: commands.CommitOffsets) -> int:
-        """What of it is the group's, which there is then."""
+        """Return the part of it that a newly created group takes."""
         if self.kind_of(command.group_id) is not None:
             return 0
         return GROUP_BYTES + text_bytes(command.group_id)
 
     def _has_room(self, command: commands.CommitOffsets) -> bool:
-        """Whether these offsets fit. Those that need no more than before always do."""
+        """Return True if these offsets fit. Offsets that need no additional bytes always do."""
         if self.positions_bound is None:
             more = self.commit_growth(command)
             return more <= 0 or self.bytes_held + more <= COORDINATOR_BYTES_MAX
@@ -423,7 +446,7 @@ class Coordinator:
         offsets: list[commands.OffsetCommit],
         more: int,
     ) -> bool:
-        """Whether these do, which take so many bytes more."""
+        """Return True if offsets that take `more` additional bytes fit within `bound`."""
         if more > 0 and self.offsets.bytes + more > bound.bytes_max:
             return False
         if len(self.offsets) + len(offsets) <= bound.count_max:
@@ -462,7 +485,9 @@ class Coordinator:
                 )
 
     def check_fetch(self, group_id: str, epoch: int, member_id: str | None) -> ErrorCode:
-        """Whether a member may read committed offsets (KIP-848); other kinds do not check that."""
+        """Return NONE if a member may read committed offsets (KIP-848); other kinds do not check
+        this.
+        """
         if group_id not in self.consumer:
             return ErrorCode.NONE
         return self.consumer.check_fetch(group_id, epoch, member_id)
@@ -470,7 +495,7 @@ class Coordinator:
     def _commit_offsets(self, command: commands.CommitOffsets, now_ms: int) -> CommitAnswer:
         error = self._check_commit(command)
         if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
-            # The proposer's catalog is behind; clients try this error again.
+            # The proposer's catalog is behind; clients retry after this error.
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if error is ErrorCode.NONE and not self._has_room(command):
             error = COORDINATOR_IS_FULL
@@ -535,7 +560,7 @@ class Coordinator:
             PendingOffset(command.producer_id, command.group_id, command.number, self.index, offset)
             for offset in command.offsets
         ]
-        # They are to become positions: those must have room, too.
+        # They will become committed offsets, so those must fit as well.
         more = sum(one.bytes for one in pending) + GROUP_BYTES + text_bytes(command.group_id)
         growth = self.offsets.growth(command.group_id, command.offsets)
         bound = self.positions_bound
@@ -596,7 +621,10 @@ class Coordinator:
         return ErrorCode.NONE
 
     def _delete_offsets(self, command: commands.DeleteOffsets, now_ms: int) -> OffsetsDeleted:
-        """Members whose subscription cannot be read may subscribe to anything."""
+        """Delete offsets of topics without subscribers.
+
+        A member whose subscription cannot be parsed counts as subscribed to every topic.
+        """
         kind = self.kind_of(command.group_id)
         group = self.group(command.group_id)
         subscribed: Set[str] | None = frozenset()
@@ -630,7 +658,7 @@ class Coordinator:
     def _expire_of(
         self, group_ids: list[str] | None, now_ms: int, retention_ms: int, expired: OffsetsExpired
     ) -> None:
-        """Of these groups; None: of all."""
+        """Expire offsets of these groups; None for all groups."""
         for group, positions in self.expirable(now_ms, retention_ms, group_ids):
             self._expire(group.group_id, positions, expired)
             if group.state is GroupState.EMPTY and not self.offsets.of(group.group_id):
@@ -664,8 +692,11 @@ class Coordinator:
     def expirable_of_kinds(
         self, now_ms: int, retention_ms: int, group_ids: list[str] | None = None
     ) -> list[tuple[str, list[tuple[str, int]]]]:
-        """As `expirable`, of groups of the consumer kind: their positions in topics that no member
-        subscribes to, each from its commit; and those without members and positions."""
+        """As `expirable`, for groups of the consumer kind.
+
+        Return their expired offsets in topics that no member subscribes to, each counted from its
+        commit, and the groups without members and offsets.
+        """
         found = []
         for group_id in self.consumer.ids() if group_ids is None else group_ids:
             group = self.consumer.groups.get(group_id)
@@ -689,9 +720,13 @@ class Coordinator:
     def expirable(
         self, now_ms: int, retention_ms: int, group_ids: list[str] | None = None
     ) -> list[tuple[ConsumerGroup, list[tuple[str, int]]]]:
-        """Groups that ExpireOffsets would change now, by id, and which of their positions it would
-        drop. `group_ids`: of these; None: of all. A group nobody ever joined counts from each
-        commit (KIP-211), and so do topics that no member of a stable group subscribes to."""
+        """Return the groups, by id, that ExpireOffsets would change now, with the offsets it would
+        remove.
+
+        `group_ids` restricts the search; None for all groups. For a group that never had members,
+        retention counts from each commit (KIP-211), and so it does for topics that no member of a
+        stable group subscribes to.
+        """
         found = []
         for group_id in sorted(self.groups.groups) if group_ids is None else group_ids:
             group = self.groups.groups.get(group_id)
@@ -719,8 +754,10 @@ class Coordinator:
     def _expired_unsubscribed(
         self, group: ConsumerGroup, now_ms: int, retention_ms: int
     ) -> list[tuple[str, int]]:
-        """Expired offsets of a stable group in topics that no member subscribes to; none if a
-        member's subscription cannot be read."""
+        """Return expired offsets of a stable group in topics without subscribers.
+
+        The list is empty if a member's subscription cannot be parsed.
+        """
         if group.protocol_type != CONSUMER_PROTOCOL:
             return []
         old = self.offsets.expired(
@@ -735,7 +772,7 @@ class Coordinator:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of what changed and was not taken since, None where it went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed key."""
         taken = self.groups.take_dirty(limit)
         taken += self.offsets.take_dirty(limit - len(taken))
         taken += self.pending.take_dirty(limit - len(taken))
@@ -749,7 +786,7 @@ class Coordinator:
 
     @property
     def large(self) -> Coordinator:
-        """See `LargeState`."""
+        """The state itself. See `LargeState`."""
         return self
 
     @property
@@ -767,7 +804,7 @@ class Coordinator:
         return self.positions_bound is not None
 
     def scan(self) -> Scan:
-        """The whole state, in pieces."""
+        """Return the whole state, in pieces."""
         scans = [self.groups.scan(), self.offsets.scan()]
         scans += [self.pending.scan(), self.transactions.scan()]
         scans += [table.scan() for table in self.tables.values()]
@@ -775,7 +812,7 @@ class Coordinator:
         return Scan(chain.from_iterable(scans), self.take_dirty)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The whole state, in key order: snapshots and digests."""
+        """Return the whole state in key order, for snapshots and digests."""
         found = self.groups.items() + self.offsets.items()
         found += self.pending.items() + self.transactions.items()
         for table in self.tables.values():
@@ -784,13 +821,16 @@ class Coordinator:
 
     @property
     def item_count(self) -> int:
-        """The number of groups, members, offsets and transactional ids, at no cost."""
+        """Number of groups, members, offsets and transactional ids, in constant time."""
         tables = sum(len(table) for table in self.tables.values())
         transactions = len(self.pending) + len(self.transactions)
         return len(self.groups) + tables + len(self.offsets) + transactions
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
+        """Replace the whole state.
+
+        Raise msgspec.DecodeError for a value that the coordinator never stored.
+        """
         self.begin_load()
         self.load_more(items)
         self.end_load()
@@ -824,7 +864,7 @@ class Coordinator:
 
 
 def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:
-    """The topics that members subscribe to; None if a member's subscription cannot be read."""
+    """Return the topics that members subscribe to; None if a subscription cannot be parsed."""
     subscribed: set[str] = set()
     for member in group.members.values():
         topics = subscribed_topics(member.metadata(group.protocol_name))

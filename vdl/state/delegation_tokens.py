@@ -1,13 +1,13 @@
-"""Delegation tokens: logins that their owners hand to others, for a time (KIP-48).
+"""Delegation tokens: credentials with a limited lifetime that owners give to others (KIP-48).
 
-A token is renewed until its largest age at most. Times are those of the commands, so all replicas
-agree on when one ends; one that has ended is removed when the next command about tokens is applied.
-No secret is kept: a token's password follows from its id and a key that only servers have, and here
-is what SCRAM checks a proof of it by.
+A token can be renewed up to its maximum lifetime. Times are those of the commands, so all replicas
+agree on when a token expires; an expired token is removed when the next command about tokens is
+applied. No secret is stored: a token's password is derived from its id and a key that only servers
+have. The state holds only the SCRAM verifiers of that password.
 
-All of it is in every snapshot of the catalog, so it is bounded as a whole.
+All tokens are in every snapshot of the catalog, so their total size is bounded.
 
-Must not know: SCRAM, the servers' key, who may do what beyond owners and renewers.
+Does not depend on SCRAM, on the servers' key, or on permissions beyond owners and renewers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vdl.state.commands import AlterDelegationToken, CreateDelegationToken, Scra
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 ALL_BYTES_MAX = 1 << 20
-"""Of all tokens: some 2,000."""
+"""Bound on the size of all tokens: some 2,000."""
 TOKEN_BYTES = 400
-"""What one takes besides its names."""
+"""Estimated size of a token without its names."""
 KEY_PREFIX = b"d"
 TOKENS_ARE_FULL = ErrorCode.THROTTLING_QUOTA_EXCEEDED
-"""The answer to who wants a token that there is no room for: ask later. Kafka has no such bound."""
+"""Error for a token that there is no room for; clients retry later. Kafka has no such bound."""
 TIME_MS_MAX = (1 << 62) - 1
 
 
@@ -37,39 +37,43 @@ class DelegationToken(msgspec.Struct, frozen=True, array_like=True):
 
     token_id: str
     owner: str
-    """Whom those are who log in with it."""
+    """Principal that a login with the token gets."""
     requester: str
-    """Who had it made."""
+    """Principal that requested the token."""
     renewers: list[str]
     issued_ms: int
     expires_ms: int
     max_ms: int
-    """It cannot be renewed beyond."""
+    """Limit of all renewals."""
     verifiers: list[ScramUpsert]
 
     def belongs_to(self, principal: str) -> bool:
-        """Whether this is its owner, its requester or one of its renewers."""
+        """Return True for the owner, the requester and the renewers."""
         return principal in (self.owner, self.requester, *self.renewers)
 
     def lets_in(self, principals: Container[str]) -> bool:
-        """Return whether one of the principals logs in with it: its owner, or its requester, who
-        was given its secret."""
+        """Return True if one of the principals may log in with the token.
+
+        These are its owner and its requester, who received the secret.
+        """
         return self.owner in principals or self.requester in principals
 
     @property
     def bytes(self) -> int:
-        """What it takes of `ALL_BYTES_MAX`."""
+        """Size that counts towards `ALL_BYTES_MAX`."""
         return token_bytes(self.owner, self.requester, self.renewers)
 
     def verifier(self, mechanism: str) -> ScramUpsert | None:
-        """By which a proof is checked."""
+        """Return the verifier of the token's password for a mechanism; None if there is none."""
         return next((one for one in self.verifiers if one.mechanism == mechanism), None)
 
 
 @dataclass(slots=True)
 class TokenAnswer:
-    """Answer to CreateDelegationToken and AlterDelegationToken; the times are valid where `error`
-    is NONE."""
+    """Answer to CreateDelegationToken and AlterDelegationToken.
+
+    The times are valid if `error` is NONE.
+    """
 
     error: ErrorCode
     issued_ms: int = 0
@@ -79,14 +83,14 @@ class TokenAnswer:
 
 
 class DelegationTokens:
-    """See the module."""
+    """All delegation tokens of the cluster; see the module."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """How often something changed in this object's life: not part of the state."""
+        """Number of changes seen by this object. Not part of the state."""
         self._tokens: dict[str, DelegationToken] = {}
         self._by_key: dict[bytes, str] = {}
-        """Stored key → token's id. Derived."""
+        """Stored key → token id. Derived."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -94,16 +98,16 @@ class DelegationTokens:
 
     @property
     def tokens(self) -> Mapping[str, DelegationToken]:
-        """By id; some may have ended."""
+        """Tokens by id; some may have expired."""
         return MappingProxyType(self._tokens)
 
     def valid(self, token_id: str, now_ms: int) -> DelegationToken | None:
-        """The token, if there is one that has not ended."""
+        """Return the token if it exists and has not expired."""
         token = self._tokens.get(token_id)
         return token if token is not None and now_ms < token.expires_ms else None
 
     def create(self, command: CreateDelegationToken, now_ms: int) -> tuple[TokenAnswer, set[bytes]]:
-        """Apply it; and the keys of what changed."""
+        """Apply the command. Return the answer and the keys of what changed."""
         changed = self._remove_ended(now_ms)
         known = self._tokens.get(command.token_id)
         if known is None:
@@ -124,7 +128,7 @@ class DelegationTokens:
         return _answer(known), changed
 
     def alter(self, command: AlterDelegationToken, now_ms: int) -> tuple[TokenAnswer, set[bytes]]:
-        """Apply it; and the keys of what changed."""
+        """Apply the command. Return the answer and the keys of what changed."""
         token = self._tokens.get(command.token_id)
         if token is None:
             return TokenAnswer(ErrorCode.DELEGATION_TOKEN_NOT_FOUND), set()
@@ -163,16 +167,16 @@ class DelegationTokens:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Return the keys of all stored items."""
         return iter(self._by_key)
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         token_id = self._by_key.get(key)
         return None if token_id is None else encode_value(self._tokens[token_id])
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self._tokens = {}
         self._by_key = {}
         self._bytes = 0
@@ -186,5 +190,5 @@ def _answer(token: DelegationToken) -> TokenAnswer:
 
 
 def token_bytes(owner: str, requester: str, renewers: Iterable[str]) -> int:
-    """What a token of these principals takes."""
+    """Return the size of a token of these principals."""
     return TOKEN_BYTES + sum(map(text_bytes, (owner, requester, *renewers)))

@@ -1,14 +1,14 @@
-"""Finalised features: which levels of Kafka's features all servers of the cluster speak (KIP-584).
+"""Finalised features: levels of Kafka's features that all servers support (KIP-584).
 
-A level names what commands may be in the logs and what clients may rely on, whichever server they
-ask. So it belongs to the cluster: each server registers the levels its version understands, and a
-level is finalised only if every registered server understands it. From then on no server joins that
-does not.
+A level determines which commands may be in the logs and what clients may rely on at any server. So
+it belongs to the cluster: each server registers the levels that its version supports, and a level
+is finalised only if every registered server supports it. From then on a server that does not
+support it cannot join.
 
-A new cluster begins with the levels its initial voters register as their defaults. Later ones are
-only finalised when somebody asks for it: there is no way back for what a level's commands did.
+A new cluster begins with the levels that its initial voters register as their defaults. Later
+levels are finalised only on request, because the effects of a level's commands cannot be undone.
 
-Must not know: what a level means, who serves which request.
+Does not depend on the meaning of a level, or on which requests it concerns.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vdl.errors import ErrorCode
 from vdl.state.commands import FeatureUpdate
 
 Levels = Mapping[str, tuple[int, int, int]]
-"""Feature → lowest, highest, first level of one server: `RegisterServer.features`."""
+"""Feature → (lowest, highest, initial) level of one server: `RegisterServer.features`."""
 
 NOT_FINALISED = 0
-"""The level of a feature that nobody may use."""
+"""Level of a feature that must not be used."""
 
 METADATA_VERSION = "metadata.version"
 GROUP_VERSION = "group.version"
@@ -38,26 +38,27 @@ ELIGIBLE_REPLICAS_VERSION = "eligible.leader.replicas.version"
 STREAMS_VERSION = "streams.version"
 
 SUPPORTED: Levels = {
-    # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
-    # of it, so nothing can be up- or downgraded.
+    # Administration has the semantics of Kafka 4.4 (4.4-IV2). There is only this level, so it
+    # cannot be upgraded or downgraded.
     METADATA_VERSION: (33, 33, 33),
     GROUP_VERSION: (0, 1, 1),
-    # Below 2 clients keep their epoch over transactions (KIP-98); with it each end of a transaction
-    # bumps it, and partitions are added by the first batch (KIP-890). Servers speak both at once:
-    # the level only says what clients begin with.
+    # Below 2 clients keep their epoch over transactions (KIP-98). From 2 on each end of a
+    # transaction bumps it, and the first batch adds its partition (KIP-890). Servers support both
+    # at once: the level only decides which one clients start with.
     TRANSACTION_VERSION: (0, 2, 2),
     SHARE_VERSION: (0, 1, 1),
-    # Not to be had: voters are the catalog's members (KIP-853), what is committed is on a majority,
-    # which no other replica stands in for (KIP-966), and there are no groups of streams (KIP-1071).
+    # Not available: voters are the catalog's members (KIP-853), committed records are on a
+    # majority, for which no other replica can substitute (KIP-966), and there are no streams groups
+    # (KIP-1071).
     KRAFT_VERSION: (0, 0, 0),
     ELIGIBLE_REPLICAS_VERSION: (0, 0, 0),
     STREAMS_VERSION: (0, 0, 0),
 }
-"""What this version's servers understand."""
+"""Levels that servers of this version support."""
 
 
 class UpgradeType(IntEnum):
-    """What a change of a level may do (KIP-778)."""
+    """Permitted kind of a level change (KIP-778)."""
 
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
@@ -65,15 +66,15 @@ class UpgradeType(IntEnum):
 
 
 class Features:
-    """The finalised levels. `epoch` grows with every change; 0 before the first."""
+    """Finalised levels. `epoch` grows with every change; it is 0 before the first."""
 
     def __init__(self) -> None:
         self.levels: dict[str, int] = {}
-        """Invariant: no level is 0, and every registered server understands each."""
+        """Invariant: no level is 0, and every registered server supports each."""
         self.epoch = 0
 
     def complaint_about(self, supported: Levels) -> str:
-        """Why a server with these levels cannot join; empty if it can."""
+        """Return why a server with these levels cannot join; empty if it can."""
         for feature, level in sorted(self.levels.items()):
             low, high, _ = supported.get(feature, (0, 0, 0))
             if not low <= level <= high:
@@ -81,7 +82,7 @@ class Features:
         return ""
 
     def begin(self, servers: Iterable[Levels]) -> list[str]:
-        """Finalise what the initial voters of a new cluster begin with; which features that is."""
+        """Finalise the initial levels of a new cluster's voters. Return the features' names."""
         assert not self.epoch, self.epoch
         known = list(servers)
         first = {
@@ -104,7 +105,7 @@ class Features:
         *,
         validate_only: bool,
     ) -> tuple[ErrorCode, str]:
-        """Change all levels, or none and say why."""
+        """Change all levels, or return why none was changed."""
         for update in updates:
             complaint = self._complaint(update, servers)
             if complaint:
@@ -121,7 +122,7 @@ class Features:
         return ErrorCode.NONE, ""
 
     def _complaint(self, update: FeatureUpdate, servers: Mapping[ServerId, Levels]) -> str:
-        """What Kafka's controller says of such an update; empty if it may be made."""
+        """Return Kafka's error text for an invalid update; empty if the update is valid."""
         if update.upgrade_type not in frozenset(UpgradeType):
             return "The controller does not support the given upgrade type."
         if update.level < 0:

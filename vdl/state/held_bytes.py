@@ -1,9 +1,9 @@
-"""How much all groups of a table take in a snapshot, about.
+"""Estimated snapshot size of all groups of a table.
 
-A command may change a group many times, and few commands ask for the sum. So a change only notes
-the group, and the next question counts those that were noted anew.
+A command may change a group many times, and few commands need the sum. So a change only marks the
+group as stale, and the next query measures the stale ones again.
 
-Must not know: what a group takes, and why.
+Does not depend on how the size of a group is computed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 
 
 class Sized(Protocol):
-    """Something that knows what it takes."""
+    """Something with a size."""
 
     @property
     def bytes(self) -> int: ...
 
 
 class HeldBytes:
-    """See the module."""
+    """Lazily updated sum of sizes; see the module."""
 
     __slots__ = ("_sizes", "_total", "stale")
 
@@ -28,12 +28,12 @@ class HeldBytes:
         self._total = 0
         """Invariant: the sum of `_sizes`."""
         self._sizes: dict[str, int] = {}
-        """By name: what it took when it was counted last."""
+        """Size of each name when last measured."""
         self.stale: set[str] = set()
-        """Names of what has changed since, came or went. Use: added to with every change."""
+        """Names that were added, changed or removed since. Use: extended at every change."""
 
     def of(self, known: Mapping[str, Sized]) -> int:
-        """What all of `known` takes; it is what changes were noted of."""
+        """Return the total size of `known`, the mapping that changes were recorded for."""
         for name in self.stale:
             one = known.get(name)
             now = 0 if one is None else one.bytes
@@ -44,7 +44,7 @@ class HeldBytes:
         return self._total
 
     def load(self, known: Mapping[str, Sized]) -> None:
-        """Count everything anew."""
+        """Measure everything again."""
         self.stale = set()
         self._sizes = {name: one.bytes for name, one in known.items()}
         self._total = sum(self._sizes.values())

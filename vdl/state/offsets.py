@@ -1,9 +1,9 @@
 """Committed offsets of consumer groups.
 
 Each carries the id of its topic and of its partition's group. When a topic is deleted and another
-one gets its name, the old offsets are not answered for the new one.
+one gets its name, the old offsets are not returned for the new topic.
 
-Must not know: groups beyond their id, which topics exist.
+Does not depend on groups beyond their ids, or on which topics exist.
 """
 
 from __future__ import annotations
@@ -21,27 +21,34 @@ from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, 
 NO_EXPIRY = -1
 
 OFFSET_BYTES = 48
-"""What a position takes in a snapshot, compressed, beside names and what is said along with it: the
-16 bytes of its key and numbers that clients choose, which nothing makes smaller. A constant, so
-that to commit a larger offset never takes more."""
+"""Estimated size of a committed offset in a compressed snapshot, without names and metadata.
+
+It covers the 16 bytes of its key and numbers chosen by clients, neither of which compresses. It is
+constant, so that committing a larger offset never takes more.
+"""
 NAME_COPIES = 6
-"""How often a name is in a snapshot: compression finds it again within a window of 2 MiB, where the
-state may be some thirty of them (`STATE_BYTES_MAX`), in an order like a shuffled one. A name of few
-positions is missed each time, one of many hardly ever; the worst lies between."""
+"""Number of occurrences of a name that are counted in a snapshot.
+
+Compression finds repetitions within a window of 2 MiB, and the state may be some thirty windows
+(`STATE_BYTES_MAX`) in shuffled order. A name with few offsets is missed each time, a name with many
+hardly ever; the worst case lies between.
+"""
 NAMES_BYTES_FREE = 64
-"""What of a position's two names is longer counts each time: it is there each time when a snapshot
-is unpacked, which has a bound, too."""
+"""Bytes of an offset's two names beyond this count each time.
+
+They are present each time when a snapshot is unpacked, and the unpacked size is bounded as well.
+"""
 TOPIC_ID_BYTES = 16
 
 _Key = tuple[str, str, int]
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A group's position in one partition."""
+    """Offset that a group committed for one partition."""
 
     offset: Offset
     leader_epoch: int
-    """Of the record before it; -1: the client did not send it (KIP-320)."""
+    """Leader epoch of the last consumed record; -1 if the client did not send it (KIP-320)."""
     metadata: str
     topic_id: bytes
     committed_ms: int
@@ -51,14 +58,14 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """See `OffsetCommit.partition_group`."""
 
     def expired(self, now_ms: int, *, idle_since_ms: int, retention_ms: int) -> bool:
-        """Whether it has expired (KIP-211)."""
+        """Return True if it has expired (KIP-211)."""
         if self.expires_ms != NO_EXPIRY:
             return self.expires_ms <= now_ms
         return max(idle_since_ms, self.committed_ms) + retention_ms <= now_ms
 
 
 class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A position as it is stored."""
+    """A committed offset as stored."""
 
     group_id: str
     topic: str
@@ -67,7 +74,7 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Offsets:
-    """All offsets of one coordinator."""
+    """Committed offsets of all groups of one coordinator."""
 
     __slots__ = (
         "_by_group",
@@ -82,36 +89,40 @@ class Offsets:
     )
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed`: told of positions that are committed, or go."""
+        """`changed` is notified of offsets that are committed or removed."""
         self._changed = changed
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[GroupId] = Counter()
         self._by_topic: Counter[tuple[str, bytes]] = Counter()
-        """Positions in each topic, by name and id."""
+        """Number of offsets in each topic, by name and id."""
         self._bytes_by_group: Counter[str] = Counter()
-        """Invariant: of each group with positions what they take, without names of topics."""
+        """Invariant: size of the offsets of each group that has any, without topic names."""
         self._topics: dict[tuple[str, bytes], tuple[str, bytes]] = {}
-        """Each topic once: a million positions have few of them, and each command names its own
-        anew."""
+        """One shared copy of each topic's name and id.
+
+        A million offsets have few topics, and each command carries copies of its own.
+        """
         self._count = 0
         self._dirty: set[_Key] = set()
         self.bytes = 0
-        """What all positions take in a snapshot, about."""
+        """Estimated size of all offsets in a snapshot."""
 
     def __len__(self) -> int:
-        """How many positions there are."""
+        """Return the number of offsets."""
         return self._count
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
-        """What the group committed last."""
+        """Return the offset that the group committed last."""
         return self._by_group.get(group_id, {}).get((topic, partition))
 
     def of(self, group_id: str) -> dict[tuple[str, int], CommittedOffset]:
-        """All of a group by (topic, partition); not to be changed."""
+        """Return a group's offsets by (topic, partition). The caller must not change them."""
         return self._by_group.get(group_id, {})
 
     def knows_later(self, group_id: str, offsets: list[OffsetCommit]) -> bool:
-        """Whether the group has a position in a partition that took the place of one of these."""
+        """Return True if a newer partition, which replaced one of these, has an offset of the
+        group.
+        """
         positions = self.of(group_id)
         for new in offsets:
             old = positions.get((new.topic, new.partition))
@@ -121,15 +132,15 @@ class Offsets:
 
     @property
     def changed_count(self) -> int:
-        """How many changes `take_dirty` would tell of."""
+        """Number of changes that `take_dirty` would return."""
         return len(self._dirty)
 
     def bytes_of(self, group_id: str) -> int:
-        """What the positions of a group take in a snapshot, about, without names of topics."""
+        """Return the estimated size of a group's offsets in a snapshot, without topic names."""
         return self._bytes_by_group[group_id]
 
     def growth(self, group_id: str, offsets: list[OffsetCommit]) -> int:
-        """How many bytes more there are after these are committed, at most."""
+        """Return how many bytes committing these offsets adds at most."""
         positions = self.of(group_id)
         more = 0
         in_group = len(positions)
@@ -154,7 +165,7 @@ class Offsets:
     def commit(
         self, group_id: str, offsets: list[OffsetCommit], now_ms: int, retention_ms: int
     ) -> None:
-        """Set the positions; the last one of a partition counts."""
+        """Set the offsets; the last one of a partition counts."""
         expires_ms = NO_EXPIRY if retention_ms < 0 else now_ms + retention_ms
         positions = self._by_group.setdefault(group_id, {})
         for new in offsets:
@@ -179,7 +190,7 @@ class Offsets:
     def expired(
         self, group_id: str, now_ms: int, *, idle_since_ms: int, retention_ms: int
     ) -> list[tuple[str, int]]:
-        """Which (topic, partition) of a group without members are over, in order."""
+        """Return the expired (topic, partition) places of a group without members, in order."""
         return sorted(
             position
             for position, committed in self.of(group_id).items()
@@ -188,11 +199,11 @@ class Offsets:
 
     @property
     def by_partition(self) -> Mapping[GroupId, int]:
-        """How many positions there are in each partition, by its group id; not to be changed."""
+        """Number of offsets in each partition, by group id. The caller must not change it."""
         return self._by_partition
 
     def remove(self, group_id: str, positions: list[tuple[str, int]]) -> None:
-        """Forget positions the group has."""
+        """Remove offsets that the group has."""
         committed = self._by_group[group_id]
         for place in positions:
             self._uncount(group_id, place[0], committed.pop(place))
@@ -202,15 +213,16 @@ class Offsets:
             del self._by_group[group_id]
 
     def remove_group(self, group_id: str) -> None:
-        """Forget all positions of a group."""
+        """Remove all offsets of a group."""
         if group_id in self._by_group:
             self.remove(group_id, list(self._by_group[group_id]))
 
     def remove_partitions(
         self, partition_groups: Set[GroupId], group_ids: Iterable[str] | None = None
     ) -> int:
-        """Forget all positions in these partitions, of these groups alone if they are named; how
-        many there were."""
+        """Remove all offsets in these partitions, only of `group_ids` if given. Return their
+        number.
+        """
         if self._by_partition.keys().isdisjoint(partition_groups):
             return 0
         count = 0
@@ -222,7 +234,7 @@ class Offsets:
         return count
 
     def in_partitions(self, group_id: str, partition_groups: Set[GroupId]) -> list[tuple[str, int]]:
-        """The places of a group that are in these partitions."""
+        """Return the group's places in these partitions."""
         return [
             place
             for place, committed in self.of(group_id).items()
@@ -230,7 +242,7 @@ class Offsets:
         ]
 
     def _count_in(self, group_id: str, topic: str, position: CommittedOffset) -> None:
-        """Before it is added."""
+        """Count an offset, before it is added."""
         self._count += 1
         more = _own_bytes(group_id, topic, position.metadata)
         if len(self._by_group[group_id]) < NAME_COPIES:
@@ -244,7 +256,7 @@ class Offsets:
         self._by_partition[position.partition_group] += 1
 
     def _uncount(self, group_id: str, topic: str, position: CommittedOffset) -> None:
-        """After it was taken out."""
+        """Uncount an offset, after it was removed."""
         self._count -= 1
         less = _own_bytes(group_id, topic, position.metadata)
         if len(self._by_group[group_id]) < NAME_COPIES:
@@ -268,7 +280,7 @@ class Offsets:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of positions that changed and were not taken since, None where one went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed offset."""
         dirty: list[tuple[bytes, bytes | None]] = []
         for key in taken(self._dirty, limit):
             committed = self.get(*key)
@@ -277,7 +289,7 @@ class Offsets:
         return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return sorted(
             (offset_key(group_id, *place), _encode((group_id, *place), committed))
             for group_id, positions in self._by_group.items()
@@ -292,7 +304,7 @@ class Offsets:
                     yield offset_key(group_id, *place), _encode((group_id, *place), committed)
 
     def clear(self) -> None:
-        """Forget everything, also what changed."""
+        """Remove everything, including changes not taken yet."""
         self._by_group = {}
         self._by_partition = Counter()
         self._by_topic = Counter()
@@ -302,7 +314,9 @@ class Offsets:
         self._count = self.bytes = 0
 
     def add(self, values: Iterable[bytes]) -> None:
-        """Take positions as they are stored, none of which is there. Raises msgspec.DecodeError."""
+        """Load stored offsets, none of which is present yet. Raise msgspec.DecodeError if one is
+        invalid.
+        """
         for value in values:
             stored = decode_value(value, StoredOffset)
             position = stored.position
@@ -319,7 +333,7 @@ class Offsets:
 
 
 def _own_bytes(group_id: str, topic: str, metadata: str) -> int:
-    """What a position takes, however often its names are in a snapshot already."""
+    """Return the size of an offset, without the names counted in `NAME_COPIES`."""
     names = text_bytes(group_id) + text_bytes(topic)
     return OFFSET_BYTES + text_bytes(metadata) + max(0, names - NAMES_BYTES_FREE)
 
@@ -329,7 +343,7 @@ def _topic_bytes(topic: tuple[str, bytes]) -> int:
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    """The key a position is stored under."""
+    """Return the key that an offset is stored under."""
     return digest_key(b"o", group_id, topic, partition)
 
 

@@ -1,20 +1,21 @@
-"""The replicated state of one partition beside its records: producer windows and transactions, log
-start offset, and how far the log is to be compacted.
+"""Replicated state of one partition besides its records.
 
-The windows follow from the committed batches, and so do open and aborted transactions: a marker is
-a batch of its own, and what it ends, it ends in the entry that it is (KIP-98). The log start offset
-is moved by commands in the partition's own log, between the batches (entries without records):
-deleted records stay deleted under every later leader. What compaction removes is decided by
-commands, too; each replica does it when it gets to it. Idle producers are forgotten by commands as
-well, because a server cannot rely on any time in the log. All of it is the same on every replica. A
-snapshot of a partition is this, and a few numbers about its log.
+It consists of producer windows and transactions, the log start offset, and the compaction limits.
 
-A snapshot does not hold the list of aborted transactions, which may be a long one: the replica gets
-the log, from which it follows, and makes the list as it passes over the entries that the snapshot's
-state reflects already. What it needs for that is which transactions reach over the log's start into
-it and were aborted: no more than are open at one time.
+Windows follow from the committed batches, and so do open and aborted transactions: a marker is a
+batch of its own and ends a transaction in its own entry (KIP-98). The log start offset is moved by
+commands in the partition's own log, which are entries without records: deleted records stay deleted
+under every later leader. Compaction limits are set by commands as well; each replica compacts in
+its own time. Commands also forget idle producers, because a server cannot rely on any time in the
+log. The state is the same on every replica. A partition's snapshot is this state plus a few numbers
+about its log.
 
-Must not know: records, leadership, the log itself.
+A snapshot does not hold the list of aborted transactions, which may be long. The replica receives
+the log, and rebuilds the list as it passes the entries that the snapshot's state already reflects.
+For that the snapshot holds the aborted transactions that began before the log's start and end
+behind it: no more than are open at one time.
+
+Does not depend on records, leadership, or the log itself.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from vdl.state.table import decode_value, encode_value
 
 _KEY_COMPACTION = b"c"
 _KEY_UNLISTED = b"b"
-"""Behind those of aborted transactions."""
+"""Sorts behind the keys of aborted transactions."""
 _KEY_LOG_START = b"s"
 
 
 class AdvanceLogStart(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1
 ):
-    """Records below `offset` are deleted: by retention, or because a client said so (KIP-107)."""
+    """Delete records below `offset`, by retention or by a client's request (KIP-107)."""
 
     offset: Offset
 
@@ -46,16 +47,20 @@ class AdvanceLogStart(
 class ExpireProducers(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2
 ):
-    """Producers are forgotten whose newest batch is in the entry at `index` or before it: they have
-    been idle for `producer.id.expiration.ms` (KIP-98). Peers of protocol version 4 know it."""
+    """Forget producers whose newest batch is in an entry up to `index`.
+
+    They were idle for `producer.id.expiration.ms` (KIP-98). Known to peers of protocol version 4.
+    """
 
     index: Index
 
 
 class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """Of the entries up to `upto` only the newest record of each key stays; deletion markers in
-    entries up to `markers_upto` go as well. A later command stands for all before it. Peers of
-    protocol version 6 know it."""
+    """Compact the log: keep only the newest record of each key in entries up to `upto`.
+
+    Deletion markers in entries up to `markers_upto` are removed as well. A later command supersedes
+    all earlier ones. Known to peers of protocol version 6.
+    """
 
     upto: Index
     markers_upto: Index
@@ -64,21 +69,26 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class EndTransactionMarker(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4
 ):
-    """A producer's transaction ends here. A coordinator sends it to the partition's leader, which
-    appends the marker that clients know (`vdl.records.markers`): that is the entry, not this.
-    Peers of protocol version 8 know it."""
+    """End a producer's transaction in this partition.
+
+    A coordinator sends this command to the partition's leader, which appends the marker that
+    clients know (`vdl.records.markers`); the marker is the entry, not this command. Known to peers
+    of protocol version 8.
+    """
 
     producer_id: int
     producer_epoch: int
-    """From `transaction_version` 2 on a newer one than that of the transaction (KIP-890)."""
+    """From `transaction_version` 2 on, newer than the transaction's epoch (KIP-890)."""
     coordinator_epoch: int
-    """The coordinator's Raft term: an older coordinator is fenced."""
+    """Coordinator's Raft term: an older coordinator is fenced."""
     commit: bool
     transaction_version: int
-    """The level of `transaction.version` that the transaction was begun under (KIP-1228)."""
+    """Level of `transaction.version` that the transaction began under (KIP-1228)."""
     number: int = 0
-    """Of the transaction among those of its transactional id: a marker that comes again, or late,
-    does not end the next one. 0: not said, by an administrator."""
+    """Number of the transaction within its transactional id; 0 in an administrator's command.
+
+    It keeps a repeated or late marker from ending the next transaction.
+    """
 
 
 PartitionCommand = AdvanceLogStart | ExpireProducers | Compact | EndTransactionMarker
@@ -87,17 +97,17 @@ _COMMAND: msgspec.msgpack.Decoder[PartitionCommand] = msgspec.msgpack.Decoder(Pa
 
 
 def encode_command(command: PartitionCommand) -> bytes:
-    """The payload of an entry without records; and of what is sent to a leader."""
+    """Return the payload of an entry without records, or of a message to a leader."""
     return encode_value(command)
 
 
 def decode_command(data: bytes | bytearray | memoryview) -> PartitionCommand:
-    """Raises DecodeError: a command that this version cannot apply."""
+    """Decode a command. Raise DecodeError if this version cannot apply it."""
     return _COMMAND.decode(data)
 
 
 class PartitionState:
-    """See the module. Fed by the log stream."""
+    """Replicated state of one partition, fed by the log stream; see the module."""
 
     __slots__ = (
         "_compaction_is_dirty", "_start_is_dirty", "_unlisted", "_unlisted_is_dirty", "aborted",
@@ -108,28 +118,36 @@ class PartitionState:
         self.producers = Producers()
         self.aborted = AbortedTransactions()
         self.log_start_offset = Offset(0)
-        """Records below are deleted, even where their batch is still on disk. Never moves back."""
+        """Records below it are deleted, even if their batch is still on disk. Never moves back."""
         self.compact_upto = NO_INDEX
         """Entries up to it are to be compacted. Never moves back."""
         self.markers_upto = NO_INDEX
-        """Deletion markers in entries up to it go. Never above `compact_upto`, never moves back."""
+        """Deletion markers in entries up to it are removed.
+
+        Invariant: never above `compact_upto`, never moves back.
+        """
         self._start_is_dirty = False
         self._compaction_is_dirty = False
         self._unlisted: dict[int, Offset] | None = None
-        """Producer id → first offset of its transaction that is open at the entry up to which the
-        aborted ones are listed; None: all of them are."""
+        """Producer id → first offset of its transaction that is open where the rebuilt list ends.
+
+        None if the list of aborted transactions is complete.
+        """
         self._unlisted_is_dirty = False
 
     def apply(self, data: bytes | bytearray | memoryview, *, end_offset: Offset) -> CommandAnswer:
-        """Apply a command that is committed behind `end_offset` records. Raises
-        msgspec.DecodeError: a replica that does not understand one stops rather than diverge."""
+        """Apply a command that is committed behind `end_offset` records.
+
+        Raise msgspec.DecodeError for an unknown command: a replica that does not understand one
+        must stop rather than diverge.
+        """
         command = _COMMAND.decode(data)
         if isinstance(command, ExpireProducers):
             self.producers.expire(command.index)
         elif isinstance(command, Compact):
             self._compact(command)
         else:
-            # A marker is no entry of its own: see the class.
+            # An EndTransactionMarker is never an entry: see the class.
             assert isinstance(command, AdvanceLogStart), command
             start = min(command.offset, end_offset)
             if start > self.log_start_offset:
@@ -150,41 +168,42 @@ class PartitionState:
         timestamp: int,
         number: int = 0,
     ) -> None:
-        """A marker is committed at `offset`, in the entry at `index`."""
+        """Apply a marker committed at `offset`, in the entry at `index`."""
         first_offset = self.producers.apply_marker(
             producer_id, epoch, coordinator_epoch, index, timestamp, number
         )
         if first_offset != NO_TRANSACTION and not commit:
             self.aborted.add(AbortedRange(producer_id, first_offset, offset, index))
 
-    # --- the list of a replica that began with a snapshot ------------------------------------
+    # --- rebuilding the list after a snapshot ------------------------------------------------
     @property
     def lists_all(self) -> bool:
-        """Whether `aborted` is complete. Until then nobody is to be sent what it would say."""
+        """True if `aborted` is complete. Until then it must not be used for answers."""
         return self._unlisted is None
 
     def pass_batch(self, producer_id: int, base_offset: Offset) -> None:
-        """A batch of a transaction, in an entry that the state reflects already; in their order.
+        """Pass a transactional batch of an entry that the state already reflects, in log order.
 
-        Also of one below `markers_upto`: compaction ends with a segment, and a transaction may
-        reach over that. If a leader compacts while it sends its log, the batch may come and its
-        marker be gone. Then the next aborted transaction of that producer is listed from here on:
-        from too early, but no record of the producer is left in between."""
+        Entries below `markers_upto` are included: compaction ends at a segment boundary, and a
+        transaction may span it. If a leader compacts while it sends its log, the batch may arrive
+        after its marker was removed. The next aborted transaction of that producer is then listed
+        from this batch on. That is too early, but no record of the producer is left in between.
+        """
         if self._unlisted is not None and producer_id not in self._unlisted:
             self._unlisted[producer_id] = base_offset
             self._unlisted_is_dirty = True
 
     def pass_marker(self, producer_id: int, *, commit: bool, offset: Offset, index: Index) -> None:
-        """A marker, likewise."""
+        """Pass a marker, likewise."""
         if self._unlisted is None or (first := self._unlisted.pop(producer_id, None)) is None:
             return
         self._unlisted_is_dirty = True
-        # Where its records are gone since, it was taken off the list.
+        # If its records were removed since, it is no longer listed.
         if not commit and offset >= self.log_start_offset and index > self.markers_upto:
             self.aborted.add(AbortedRange(producer_id, first, offset, index))
 
     def passed_all(self) -> None:
-        """All entries that the state reflects were passed."""
+        """End the rebuilding: all entries that the state reflects were passed."""
         self._unlisted_is_dirty = self._unlisted_is_dirty or self._unlisted is not None
         self._unlisted = None
 
@@ -194,12 +213,12 @@ class PartitionState:
         if (upto, markers_upto) != (self.compact_upto, self.markers_upto):
             self.compact_upto, self.markers_upto = upto, markers_upto
             self._compaction_is_dirty = True
-            # All replicas are compacted so far: no record of these is left anywhere.
+            # All replicas are compacted up to there: none has a record of these transactions left.
             self.aborted.remove_upto(markers_upto)
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) pairs that changed since the last call; None deletes."""
+        """Return (key, value) of what changed since the last call; None for a removed key."""
         dirty = self.aborted.take_dirty() + self.producers.take_dirty()
         if self._unlisted_is_dirty:
             self._unlisted_is_dirty = False
@@ -216,7 +235,9 @@ class PartitionState:
     def load(
         self, items: list[tuple[bytes, bytes]], listed: AbortedTransactions | None = None
     ) -> None:
-        """Replace the whole state. `listed`: what `listed_in` has made of the items."""
+        """Replace the whole state. `listed` is the result of `listed_in` for these items, if
+        available.
+        """
         self.log_start_offset = Offset(0)
         self._start_is_dirty = False
         self.compact_upto = self.markers_upto = NO_INDEX
@@ -242,24 +263,26 @@ class PartitionState:
 
     @staticmethod
     def listed_in(items: list[tuple[bytes, bytes]]) -> AbortedTransactions:
-        """The aborted transactions that stored items list, which may be many: in any thread."""
+        """Decode the aborted transactions in stored items. They may be many; safe in any thread."""
         listed = AbortedTransactions()
         listed.load(items[: aborted.count_of(items)])
         return listed
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The whole state, in key order: checkpoints and digests."""
+        """Return the whole state in key order, for checkpoints and digests."""
         return self.aborted.items() + self._items(self._unlisted)
 
     def snapshot_items(self, start: Offset) -> list[tuple[bytes, bytes]]:
-        """What stands for the state where the entries from `start` on are had, or come. Only while
-        it lists all itself."""
+        """Return the state for a replica that has, or receives, the entries from `start` on.
+
+        Only valid while this replica's own list is complete.
+        """
         assert self._unlisted is None
         reaching = self.aborted.between(start, start)
         return self._items({one.producer_id: one.first_offset for one in reaching})
 
     def _items(self, unlisted: dict[int, Offset] | None) -> list[tuple[bytes, bytes]]:
-        """All but the list of aborted transactions."""
+        """Return everything except the list of aborted transactions."""
         items = self.producers.items()
         if self.compact_upto:
             items.insert(0, (_KEY_COMPACTION, self._stored_compaction()))
@@ -274,7 +297,7 @@ class PartitionState:
 
     @property
     def item_count(self) -> int:
-        """The number of items of a snapshot, at no cost, about."""
+        """Approximate number of items of a snapshot, in constant time."""
         return len(self.producers) + 1
 
 

@@ -1,15 +1,15 @@
-"""Offsets that transactions have committed and that nobody may see before these end.
+"""Offsets of open transactions, invisible until the transactions end.
 
-A transaction's offsets wait here, by its producer, in the coordinator of the consumer group. When
-the transaction commits they become the group's positions; when it aborts they are gone. A position
-that was committed after one of them stands: the later one in the log wins, as in Kafka.
+A transaction's offsets are kept here, by producer, in the coordinator of the consumer group. When
+the transaction commits they become the group's committed offsets; when it aborts they are removed.
+An offset that was committed later in the log than a pending one wins, as in Kafka.
 
-Of each producer the number of its newest ended transaction is kept: an offset of that one or an
-older one comes too late, because nobody would end it but the producer's next transaction. Only the
-latest `ENDED_MAX` producers are kept. Of one that is not, nobody knows; so an offset of it counts
-only if its transaction was found open after the last end that is forgotten.
+For each producer the number of its newest ended transaction is kept. An offset of that transaction
+or an older one is too late, because only the producer's next transaction would end it. Only the
+latest `ENDED_MAX` producers are kept. For a producer that is not kept, an offset is accepted only
+if its transaction was found open after the last forgotten end.
 
-Must not know: groups beyond their id, who may commit, whether a transaction is open.
+Does not depend on groups beyond their ids, on who may commit, or on whether a transaction is open.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vdl.state.commands import OffsetCommit
 from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 ENDED_MAX = 4_096
-"""Producers of which it is known which transactions ended."""
+"""Number of producers whose newest ended transaction is kept."""
 ENDED_BYTES = 24
-"""What one of them takes in a snapshot, about."""
+"""Estimated size of one of them in a snapshot."""
 PENDING_BYTES = 96
-"""What a pending offset takes in a snapshot, about, beside its names and metadata."""
+"""Estimated size of a pending offset in a snapshot, without names and metadata."""
 
 Place = tuple[str, str, int]
-"""Group, topic, partition."""
+"""(group, topic, partition)."""
 
 
 class PendingOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,19 +40,19 @@ class PendingOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     producer_id: int
     group_id: str
     number: int
-    """Of the transaction."""
+    """Number of the transaction."""
     index: int
-    """Of the entry that committed it."""
+    """Index of the entry that added it."""
     offset: OffsetCommit
 
     @property
     def place(self) -> Place:
-        """Which position it is to become."""
+        """Place of the committed offset that it may become."""
         return self.group_id, self.offset.topic, self.offset.partition
 
     @property
     def bytes(self) -> int:
-        """What it takes in a snapshot, about."""
+        """Estimated size in a snapshot."""
         names = text_bytes(self.group_id) + text_bytes(self.offset.topic)
         return PENDING_BYTES + names + text_bytes(self.offset.metadata)
 
@@ -63,17 +63,17 @@ class EndedTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     producer_id: int
     number: int
     epoch: int
-    """Of its marker."""
+    """Epoch of its marker."""
     index: int
-    """Of the marker's entry."""
+    """Index of the marker's entry."""
 
 
 NOBODY = -1
-"""In the place of a producer: the newest of the ends that are forgotten."""
+"""Takes the producer id's place in the record of the newest forgotten end."""
 
 
 class PendingOffsets:
-    """See the module."""
+    """Pending offsets of one coordinator; see the module."""
 
     __slots__ = (
         "_by_group", "_by_place", "_by_producer", "_bytes_by_group", "_dirty", "_ended",
@@ -85,47 +85,52 @@ class PendingOffsets:
         self._by_place: dict[Place, set[int]] = {}
         self._by_group: Counter[str] = Counter()
         self._bytes_by_group: Counter[str] = Counter()
-        """Invariant: of each group with some what they take."""
+        """Invariant: size of each group's pending offsets, for groups that have any."""
         self._ended: dict[int, EndedTransaction] = {}
         """Invariant: in the order of their entries."""
         self._forgotten_index = 0
-        """The entry of the newest end that is forgotten; 0: none is."""
+        """Index of the newest forgotten end; 0 if none is forgotten."""
         self._dirty: set[tuple[int, Place | None]] = set()
         self.bytes = 0
-        """What all of it takes in a snapshot, about."""
+        """Estimated size of everything in a snapshot."""
 
     def __len__(self) -> int:
-        """How many pending offsets there are, and producers whose transactions ended."""
+        """Return the number of pending offsets plus that of producers with ended transactions."""
         return sum(self._by_group.values()) + len(self._ended)
 
-    # --- what is asked -----------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------
     def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
-        """Whether an open transaction may yet move the group's position (KIP-447)."""
+        """Return True if an open transaction may still change the group's offset (KIP-447)."""
         return (group_id, topic, partition) in self._by_place
 
     def holds(self, group_id: str) -> bool:
-        """Whether an open transaction has offsets of the group: it does not expire."""
+        """Return True if an open transaction has offsets of the group, which keeps it from
+        expiring.
+        """
         return group_id in self._by_group
 
     def bytes_of(self, group_id: str) -> int:
-        """What those of a group take in a snapshot, about."""
+        """Return the estimated size of a group's pending offsets in a snapshot."""
         return self._bytes_by_group[group_id]
 
     def check(self, producer_id: int, epoch: int, number: int, asked_at: int = -1) -> ErrorCode:
-        """Whether a producer's transaction may still commit offsets here. `asked_at`: it was open
-        after this entry was applied here; -1: nobody said."""
+        """Return NONE if a producer's transaction may still commit offsets here.
+
+        The transaction was found open after entry `asked_at` was applied here; -1 if that is not
+        known.
+        """
         ended = self._ended.get(producer_id)
         if ended is None:
             if 0 <= asked_at < self._forgotten_index:
-                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # it is to be asked again
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # verify it again
             return ErrorCode.NONE
         if epoch < ended.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         return ErrorCode.INVALID_TXN_STATE if number <= ended.number else ErrorCode.NONE
 
-    # --- what changes it -----------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------
     def add(self, pending: PendingOffset) -> None:
-        """It takes the place of an earlier one of the same producer."""
+        """Add a pending offset; it replaces an earlier one of the same producer and place."""
         self._drop(pending.producer_id, pending.place)
         self._by_producer.setdefault(pending.producer_id, {})[pending.place] = pending
         self._by_place.setdefault(pending.place, set()).add(pending.producer_id)
@@ -135,8 +140,11 @@ class PendingOffsets:
         self._dirty.add((pending.producer_id, pending.place))
 
     def end(self, producer_id: int, *, number: int, epoch: int, index: int) -> list[PendingOffset]:
-        """Transaction `number` of a producer ended at entry `index`: its offsets, in the order in
-        which they were committed. They are not pending any more. Empty when it had ended before."""
+        """End transaction `number` of a producer at entry `index`.
+
+        Return its offsets, in the order in which they were added, and stop holding them. The list
+        is empty if the transaction had ended before.
+        """
         ended = self._ended.get(producer_id)
         if ended is not None and ended.number >= number:
             return []
@@ -162,21 +170,22 @@ class PendingOffsets:
         return mine
 
     def supersede(self, place: Place, index: int) -> None:
-        """What was committed at entry `index` is the group's position now: what is pending from
-        before that entry never becomes one."""
+        """Drop pending offsets of a place that are older than its offset committed at entry
+        `index`.
+        """
         for producer_id in sorted(self._by_place.get(place, ())):
             if self._by_producer[producer_id][place].index < index:
                 self._drop(producer_id, place)
 
     def remove_group(self, group_id: str) -> None:
-        """The group is deleted."""
+        """Drop the pending offsets of a deleted group."""
         if group_id in self._by_group:
             for place in [place for place in self._by_place if place[0] == group_id]:
                 for producer_id in sorted(self._by_place[place]):
                     self._drop(producer_id, place)
 
     def remove_partitions(self, partition_groups: Set[int]) -> None:
-        """These partitions are deleted."""
+        """Drop the pending offsets in deleted partitions."""
         for producer_id, pending in list(self._by_producer.items()):
             for place, one in list(pending.items()):
                 if one.offset.partition_group in partition_groups:
@@ -201,7 +210,7 @@ class PendingOffsets:
 
     # --- storing -------------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of what changed and was not taken since, None where it went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed key."""
         dirty: list[tuple[bytes, bytes | None]] = []
         for producer_id, place in taken(self._dirty, limit):
             if place is None:
@@ -218,7 +227,7 @@ class PendingOffsets:
         return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         known = list(self._ended.values())
         if self._forgotten_index:
             known.append(self._forgotten())

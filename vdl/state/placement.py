@@ -1,11 +1,11 @@
 """Placement of the replicas of new partitions.
 
-Each partition gets its preferred leader first: the server with the fewest preferred leaders, so
-that leaders spread. Followers come next: servers on machines (racks) without a replica yet, then
-the others, the least loaded first. Servers that are down are used only if there are not enough
-others. Ties go to the server that follows in id order, so the outcome is a function of the inputs.
+Each partition first gets its preferred leader: the server with the fewest preferred leaders, so
+that leaders are distributed. Followers come next: servers on machines (racks) without a replica
+yet, then the others, the least loaded first. Servers that are down are used only if there are not
+enough others. Ties go to the next server in id order, so the outcome is a function of the inputs.
 
-Must not know: topics, anything of a server but its id and rack.
+Does not depend on topics, or on a server's properties other than id and rack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ids import ServerId
 
 
 class Load:
-    """How many replicas, and how many of them preferred leaders, each server has."""
+    """Number of replicas, and of preferred leaders among them, on each server."""
 
     __slots__ = ("leaders", "replicas")
 
@@ -26,13 +26,13 @@ class Load:
         self.replicas = dict(self.leaders)
 
     def copy(self) -> Load:
-        """Another one that stands where this one does."""
+        """Return an independent copy."""
         copied = Load(())
         copied.leaders, copied.replicas = dict(self.leaders), dict(self.replicas)
         return copied
 
     def add(self, replicas: Sequence[ServerId]) -> None:
-        """Count one partition, preferred leader first; servers that are gone do not count."""
+        """Count one partition, preferred leader first; unknown servers are ignored."""
         for server in replicas:
             if server in self.replicas:
                 self.replicas[server] += 1
@@ -48,9 +48,9 @@ def place(
     replication_factor: int,
     alive: frozenset[ServerId],
 ) -> list[list[ServerId]]:
-    """Server ids by partition, preferred leader first; `load` is counted up.
+    """Return server ids by partition, preferred leader first, and count them in `load`.
 
-    `racks` maps every server to its rack, empty for none. `alive` empty means all of them.
+    `racks` maps every server to its rack, empty for none. If `alive` is empty, all servers are.
     """
     servers = sorted(racks)
     assert 0 < replication_factor <= len(servers), (replication_factor, servers)
@@ -87,8 +87,10 @@ def _place_one(
 
 
 def overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) -> str:
-    """Why a server would have more replicas than it may, placed beside `load`; empty if none would.
-    `replicas_max` 0: any number."""
+    """Return why a server would exceed its replica limit; empty if none would.
+
+    The placements are added to `load`, which is not changed. `replicas_max` 0 means no limit.
+    """
     if not replicas_max:
         return ""
     wanted = Counter(server for replicas in placements for server in replicas)

@@ -1,10 +1,11 @@
-"""How much clients may use: quotas of users, client ids and addresses (KIP-13, KIP-546).
+"""Client quotas of users, client ids and addresses (KIP-13, KIP-546).
 
-An entity is a user, a client id, or both; each may stand for all of its kind that have none of
-their own (a name of None). Or it is an address, or all of them. An entity without quotas is not
-there. All of them are in every snapshot of the catalog, so they are bounded as a whole.
+An entity is a user, a client id, or both; either may be the default for all of its kind that have
+no quotas of their own (a name of None). Or it is an address, or the default for all addresses. An
+entity without quotas is not stored. All quotas are in every snapshot of the catalog, so their total
+size is bounded.
 
-Must not know: who uses how much, what happens to who uses more (`vdl.kafka.limits`).
+Does not depend on measured usage, or on how quotas are enforced (`vdl.kafka.limits`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from vdl.state.commands import QuotaChange
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 ALL_BYTES_MAX = 1 << 20
-"""Of all entities: some 8,000 with two quotas each."""
+"""Bound on the size of all entities: some 8,000 with two quotas each."""
 ENTITY_BYTES = 64
-"""What an entity takes besides its names."""
+"""Estimated size of an entity without its names."""
 VALUE_BYTES = 32
-"""What one quota takes."""
+"""Estimated size of one quota."""
 NAME_CHARS_MAX = 1_024
 KEY_PREFIX = b"q"
 
@@ -42,27 +43,27 @@ _OF_CLIENTS = {
     REQUEST_PERCENTAGE: 0,
     MUTATION_RATE: 0,
 }
-"""Quota → the largest whole number that it may be; 0: any number."""
+"""Quota → largest value, which must be a whole number; 0 for any number."""
 _OF_ADDRESSES = {CONNECTION_RATE: (1 << 31) - 1}
 
 Entity = tuple[tuple[str, str | None], ...]
-"""(kind, name or None for the default), by kind."""
+"""(kind, name or None for the default), sorted by kind."""
 
 
 class StoredQuotas(msgspec.Struct, frozen=True, array_like=True):
-    """As they are stored: their key is a digest."""
+    """Quotas of one entity as stored; the key is a digest."""
 
     entity: list[tuple[str, str | None]]
     values: dict[str, float]
 
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """The same for all orders in which the parts may be named."""
+    """Return the entity of these parts, regardless of their order."""
     return tuple(sorted(parts, key=lambda part: part[0]))
 
 
 def entity_complaint(parts: list[tuple[str, str | None]]) -> str:
-    """Why there is no such entity; empty if there may be one."""
+    """Return why an entity is invalid; empty if it is valid."""
     kinds = [kind for kind, _ in parts]
     if not kinds:
         return "Invalid empty client quota entity"
@@ -94,7 +95,7 @@ def _is_address(name: str) -> bool:
 
 
 def value_complaint(entity: Entity, key: str, value: float) -> str:
-    """Why an entity cannot have such a quota; empty if it can."""
+    """Return why an entity cannot have this quota; empty if it can."""
     known = _OF_ADDRESSES if entity[0][0] == IP else _OF_CLIENTS
     if key not in known:
         return f"Invalid configuration key {key[:100]}"
@@ -109,26 +110,28 @@ def value_complaint(entity: Entity, key: str, value: float) -> str:
 
 
 class Quotas:
-    """See the module."""
+    """All client quotas of the cluster; see the module."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """How often something changed in this object's life: not part of the state."""
+        """Number of changes seen by this object. Not part of the state."""
         self.entities: dict[Entity, dict[str, float]] = {}
-        """Read-only to others."""
+        """Read-only to other modules."""
         self._by_key: dict[bytes, Entity] = {}
-        """Stored key → entity. Derived, as all below."""
+        """Stored key → entity. Derived, as are the fields below."""
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self.entities)
 
     def of(self, entity: Entity) -> Mapping[str, float]:
-        """What was set for an entity."""
+        """Return the quotas set for an entity."""
         return self.entities.get(entity, {})
 
     def alter(self, change: QuotaChange) -> tuple[ErrorCode, bytes]:
-        """Change one entity's quotas, or none of them; and the key under which it is stored."""
+        """Change one entity's quotas, all or none. Return an error and the key they are stored
+        under.
+        """
         if entity_complaint(change.entity):
             return ErrorCode.INVALID_REQUEST, b""
         entity = entity_of(change.entity)
@@ -136,7 +139,7 @@ class Quotas:
             return ErrorCode.INVALID_REQUEST, b""
         before = self.entities.get(entity, {})
         values = {key: value for key, value in before.items() if key not in change.unset}
-        # As after a snapshot: equal state is equal bytes.
+        # Floats, as after loading: equal states must have equal bytes.
         values |= {key: float(value) for key, value in change.set.items()}
         more = _entity_bytes(entity, values) - _entity_bytes(entity, before)
         if more > 0 and self.bytes + more > ALL_BYTES_MAX:
@@ -157,18 +160,18 @@ class Quotas:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Return the keys of all stored items."""
         return iter(self._by_key)
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         entity = self._by_key.get(key)
         if entity is None:
             return None
         return encode_value(StoredQuotas(list(entity), self.entities[entity]))
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self.entities.clear()
         self._by_key.clear()
         self.bytes = 0

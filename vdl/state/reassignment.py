@@ -1,15 +1,15 @@
-"""How what the members of a group are to be is changed while the old ones are still needed.
+"""Changes of a group's target members while the old members are still needed.
 
-A replica that is no longer wanted may still be one of the majority that holds what was acknowledged
-until the group itself has removed it. So it is not deleted by the command that decides its removal:
-it is *leaving*, and its server keeps it, until the group's leader says that the group has done its
-part (`vdl/logstream/membership/reassignment.py`). Cancelling is the same way back: then the
-replicas that were to come are leaving.
+A replica that is no longer wanted may still belong to the majority that holds acknowledged entries,
+until the group itself has removed it. So the command that decides its removal does not delete it:
+it is *leaving*, and its server keeps it until the group's leader reports that the group has done
+its part (`vdl/logstream/membership/reassignment.py`). Cancelling works in the same way: then the
+replicas that were to be added are leaving.
 
-A leader that says so names the `revision` that it has seen through. Any change of what is wanted
-makes a new one, and words about an older one count for nothing.
+The leader's report names the `revision` that it has completed. Any change of the target members
+makes a new revision, and reports about older ones are ignored.
 
-Must not know: topics, who leads, how a group changes its members.
+Does not depend on topics, on leaders, or on how a group changes its members.
 """
 
 from __future__ import annotations
@@ -22,33 +22,37 @@ import msgspec
 from ids import ReplicaNumber, ServerId
 
 FIRST_REPLICA: Final = ReplicaNumber(1)
-"""Replica number of a group's founding members."""
+"""Replica number of a group's initial members."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One copy of a group: (server id, replica number) is never given out twice for a group."""
+    """One copy of a group. (server id, replica number) is never allocated twice for a group."""
 
     server_id: ServerId
     replica_number: ReplicaNumber
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """What reassignments have left behind, and have still to do, of one group."""
+    """Reassignment state of one group."""
 
     revision: int = 0
-    """How often it was changed what the members are to be, since the first reassignment."""
+    """Number of changes of the target members since the first reassignment."""
     origin: list[ServerId] = []
-    """The servers of before the reassignment that is in progress, preferred leader first; empty
-    while there is none, and once it is cancelled."""
+    """Servers before the reassignment in progress, preferred leader first.
+
+    Empty while none is in progress, and after it was cancelled.
+    """
     leaving: list[ReplicaInfo] = []
-    """Not wanted any more, and perhaps still members."""
+    """Replicas that are no longer wanted and may still be members."""
     former: list[ReplicaInfo] = []
-    """The last number given out on each server that has no replica any more, by server: who comes
-    back gets the next one."""
+    """Last number allocated on each server without a replica, by server.
+
+    A new replica on that server gets the next number.
+    """
 
     @property
     def is_open(self) -> bool:
-        """Whether the group has still to do its part."""
+        """True if the group must still change its members or report that it has."""
         return bool(self.origin or self.leaving)
 
 
@@ -56,10 +60,10 @@ NEVER_MOVED = Move()
 
 
 class Reassignment(msgspec.Struct, frozen=True):
-    """A reassignment in progress, as Kafka tells of it (KIP-455). Server ids."""
+    """A reassignment in progress, as Kafka reports it (KIP-455). Server ids."""
 
     replicas: list[ServerId]
-    """All there are: those that are to be, preferred leader first, then those that go."""
+    """All replicas: the target ones, preferred leader first, then the leaving ones."""
     adding: list[ServerId]
     removing: list[ServerId]
 
@@ -67,8 +71,10 @@ class Reassignment(msgspec.Struct, frozen=True):
 def reassigned(
     wanted: Sequence[ReplicaInfo], move: Move, servers: Sequence[ServerId], *, cancels: bool = False
 ) -> tuple[list[ReplicaInfo], Move]:
-    """What the members are to be, on `servers`, and the move that leads there. A second
-    reassignment takes the place of the first, and still goes back to where that one began."""
+    """Return the target members, on `servers`, and the reassignment state that leads there.
+
+    A second reassignment replaces the first; cancelling it returns to where the first one began.
+    """
     held = {replica.server_id: replica for replica in (*wanted, *move.leaving)}
     former = {replica.server_id: replica.replica_number for replica in move.former}
     after = [
@@ -78,7 +84,7 @@ def reassigned(
     leaving = [held[server] for server in sorted(held.keys() - set(servers))]
     origin = move.origin or [replica.server_id for replica in wanted]
     if {replica.server_id for replica in wanted} == set(servers):
-        # Only their order changes. Whoever is still on the way goes on.
+        # Only the order changes. Replicas that are being added or removed continue.
         return after, msgspec.structs.replace(move, origin=[] if cancels else move.origin)
     return after, Move(
         revision=move.revision + 1,
@@ -89,13 +95,13 @@ def reassigned(
 
 
 def finished(move: Move) -> Move:
-    """The group has removed all that were leaving: nothing is left but the memory of numbers."""
+    """Return the state after the group removed all leaving replicas: only the numbers are kept."""
     former = {replica.server_id: replica for replica in (*move.former, *move.leaving)}
     return Move(revision=move.revision, former=[former[server] for server in sorted(former)])
 
 
 def renumbered(replicas: Sequence[ReplicaInfo], server_id: ServerId) -> list[ReplicaInfo]:
-    """The same replicas, with the next number for the one on that server."""
+    """Return the same replicas, with the next number for the one on that server."""
     return [
         ReplicaInfo(server_id, ReplicaNumber(replica.replica_number + 1))
         if replica.server_id == server_id
@@ -105,7 +111,7 @@ def renumbered(replicas: Sequence[ReplicaInfo], server_id: ServerId) -> list[Rep
 
 
 def in_progress(wanted: Sequence[ReplicaInfo], move: Move) -> Reassignment | None:
-    """What is to be told of it; None when nothing is in progress that was not cancelled."""
+    """Return the reassignment to report; None if none is in progress or it was cancelled."""
     if not move.origin:
         return None
     to_be = [replica.server_id for replica in wanted]

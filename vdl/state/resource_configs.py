@@ -1,9 +1,10 @@
-"""Settings of what is no topic: servers, all servers, consumer groups, subscriptions to metrics.
+"""Settings of resources other than topics.
 
-Each resource is (Kafka's number of its type, name). One without settings is not there: it goes with
-its last one. All of it is in every snapshot of the catalog, so it is bounded as a whole.
+These are servers, all servers together, consumer groups, and metrics subscriptions. Each resource
+is (Kafka's number of its type, name). A resource without settings is not stored; it is removed with
+its last one. All settings are in every snapshot of the catalog, so their total size is bounded.
 
-Must not know: which settings there are, what they mean.
+Does not depend on the names and the meaning of settings.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from vdl.state.commands import ConfigChange, ListChange
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 CONFIGS_BYTES_MAX = 4_096
-"""Names and values of one resource's settings, as of a topic's."""
+"""Bound on the names and values of one resource's settings; also of a topic's."""
 ALL_BYTES_MAX = 1 << 20
-"""Of all resources, with their names."""
+"""Bound on the size of all resources, with their names."""
 RESOURCE_BYTES = 48
-"""What a resource takes besides."""
+"""Estimated size of a resource without its name and settings."""
 KEY_PREFIX = b"x"
 
 
 class ResourceType(IntEnum):
-    """Kafka's numbers of what has settings."""
+    """Kafka's numbers of resource types with settings."""
 
     TOPIC = 2
     BROKER = 4
@@ -41,7 +42,7 @@ Resource = tuple[int, str]
 
 
 class StoredResource(msgspec.Struct, frozen=True, array_like=True):
-    """As it is stored: its key is a digest."""
+    """Settings of one resource as stored; the key is a digest."""
 
     resource_type: int
     name: str
@@ -49,11 +50,11 @@ class StoredResource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResourceConfigs:
-    """See the module."""
+    """All settings of resources other than topics; see the module."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """How often something changed in this object's life: not part of the state."""
+        """Number of changes seen by this object. Not part of the state."""
         self._configs: dict[Resource, dict[str, str]] = {}
         self._by_key: dict[bytes, Resource] = {}
         """Stored key → resource. Derived."""
@@ -63,15 +64,17 @@ class ResourceConfigs:
         return len(self._configs)
 
     def of(self, resource_type: int, name: str) -> Mapping[str, str]:
-        """What was set for a resource, as text."""
+        """Return the settings that were set for a resource, as text."""
         return self._configs.get((resource_type, name), {})
 
     def names(self, resource_type: int) -> Iterator[str]:
-        """The resources of a type that have settings, by name."""
+        """Return the names of a type's resources that have settings, sorted."""
         return iter(sorted(name for kind, name in self._configs if kind == resource_type))
 
     def alter(self, resource_type: int, change: ConfigChange) -> tuple[ErrorCode, bytes]:
-        """Change one resource's settings, or not; and the key under which it is stored."""
+        """Change one resource's settings, if valid. Return an error and the key they are stored
+        under.
+        """
         resource = (resource_type, change.topic)
         key = digest_key(KEY_PREFIX, *resource)
         before = self._configs.get(resource, {})
@@ -96,18 +99,18 @@ class ResourceConfigs:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Return the keys of all stored items."""
         return iter(self._by_key)
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         resource = self._by_key.get(key)
         if resource is None:
             return None
         return encode_value(StoredResource(*resource, self._configs[resource]))
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self._configs = {}
         self._by_key = {}
         self._bytes = 0
@@ -119,7 +122,7 @@ class ResourceConfigs:
 
 
 def changed_configs(change: ConfigChange, before: Mapping[str, str]) -> dict[str, str] | None:
-    """The settings after a change; None when a list would have a value that it cannot have."""
+    """Return the settings after a change; None if a list setting would get an invalid value."""
     kept = {} if change.replaces else before
     configs = {name: value for name, value in kept.items() if name not in change.unset}
     configs |= change.set
@@ -132,7 +135,7 @@ def changed_configs(change: ConfigChange, before: Mapping[str, str]) -> dict[str
 
 
 def changed_list(change: ListChange, present: str | None) -> str | None:
-    """The new text of a setting that is a list; None when that is no value of it."""
+    """Return the new text of a list setting; None if it would be invalid."""
     parts = [part for part in (change.default if present is None else present).split(",") if part]
     if change.subtracts:
         parts = [part for part in parts if part not in change.parts]
@@ -145,12 +148,12 @@ def changed_list(change: ListChange, present: str | None) -> str | None:
 
 
 def list_parts(value: str) -> list[str]:
-    """The parts of a setting that is a list, without blanks around them."""
+    """Return the parts of a list setting, without surrounding whitespace."""
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def configs_bytes(configs: Mapping[str, str]) -> int:
-    """Bytes of names and values."""
+    """Return the total bytes of names and values."""
     return sum(text_bytes(name) + text_bytes(value) for name, value in configs.items())
 
 

@@ -1,10 +1,10 @@
-"""Runs of offsets: which value each offset of a range has, where neighbours mostly have the same.
+"""Runs of offsets: a mapping from offsets to values, compact if neighbours have equal values.
 
-A run is (first, last, value), both ends included. Runs lie in order, do not overlap, and neighbours
-that touch have different values. Setting some offsets of a run splits it; what has become equal
-is joined again. So equal contents are equal runs, whatever led to them.
+A run is (first, last, value), both ends included. Runs are in order, do not overlap, and adjacent
+runs have different values. Setting some offsets of a run splits it; adjacent runs with equal values
+are merged. So equal contents have equal runs, regardless of how they were built.
 
-Must not know: what the values mean.
+Does not depend on the meaning of the values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Run = tuple[int, int, Value]
 
 
 class Runs(Generic[Value]):
-    """See the module. Values are compared with `==` and never changed in place."""
+    """Ordered runs of offsets; see the module.
+
+    Values are compared with `==` and never changed in place.
+    """
 
     __slots__ = ("_firsts", "_lasts", "_values")
 
@@ -28,7 +31,7 @@ class Runs(Generic[Value]):
         self._values: list[Value] = []
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """Return the number of runs."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[Run[Value]]:
@@ -36,11 +39,11 @@ class Runs(Generic[Value]):
 
     @property
     def first(self) -> Run[Value] | None:
-        """The run with the lowest offsets."""
+        """Run with the lowest offsets; None if there is none."""
         return (self._firsts[0], self._lasts[0], self._values[0]) if self._firsts else None
 
     def within(self, first: int, last: int) -> list[Run[Value]]:
-        """What is set of [first, last], cut to it."""
+        """Return the runs in [first, last], clipped to it."""
         found: list[Run[Value]] = []
         for i in range(bisect_left(self._lasts, first), len(self._firsts)):
             if self._firsts[i] > last:
@@ -49,19 +52,21 @@ class Runs(Generic[Value]):
         return found
 
     def since(self, offset: int) -> Iterator[Run[Value]]:
-        """The runs that end at an offset or behind it, in order and whole. Nothing may be changed
-        meanwhile."""
+        """Yield the runs that end at `offset` or later, in order and whole.
+
+        The runs must not change meanwhile.
+        """
         for i in range(bisect_left(self._lasts, offset), len(self._firsts)):
             yield self._firsts[i], self._lasts[i], self._values[i]
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether every offset of [first, last] has a value."""
+        """Return True if every offset of [first, last] has a value."""
         return sum(end - start + 1 for start, end, _ in self.within(first, last)) == (
             last - first + 1
         )
 
     def put(self, first: int, last: int, value: Value) -> None:
-        """All offsets of [first, last] have this value from now on."""
+        """Set the value of all offsets of [first, last]."""
         assert first <= last, (first, last)
         begin = bisect_left(self._lasts, first)
         end = begin
@@ -85,7 +90,7 @@ class Runs(Generic[Value]):
         self._values[begin:end] = [run[2] for run in joined]
 
     def cut_below(self, offset: int) -> None:
-        """Forget all offsets below."""
+        """Remove all offsets below `offset`."""
         gone = bisect_left(self._lasts, offset)
         if gone:
             del self._firsts[:gone], self._lasts[:gone], self._values[:gone]
@@ -93,12 +98,12 @@ class Runs(Generic[Value]):
             self._firsts[0] = offset
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove everything."""
         self._firsts, self._lasts, self._values = [], [], []
 
 
 def _joined(runs: list[Run[Value]]) -> list[Run[Value]]:
-    """Runs in order, neighbours that touch and are equal as one."""
+    """Return ordered runs, with adjacent ones of equal value merged."""
     joined = [runs[0]]
     for run in runs[1:]:
         before = joined[-1]

@@ -1,9 +1,9 @@
-"""SCRAM credentials of users: of each password only what checks a proof (`Verifier` in RFC 5802's
-words: salt, iterations, StoredKey, ServerKey).
+"""SCRAM credentials of users.
 
-All of it is in every snapshot of the catalog, so it is bounded as a whole.
+For each password only its verifier is stored: salt, iterations, StoredKey, ServerKey (RFC 5802).
+All credentials are in every snapshot of the catalog, so their total size is bounded.
 
-Must not know: SCRAM, passwords.
+Does not depend on SCRAM exchanges or passwords.
 """
 
 from __future__ import annotations
@@ -19,60 +19,67 @@ from vdl.state.commands import AlterScramCredentials, ScramUpsert
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 ALL_BYTES_MAX = 1 << 20
-"""Of all credentials, with their names."""
+"""Bound on the size of all credentials, with their names."""
 CREDENTIAL_BYTES = 64
-"""What one takes besides its texts."""
+"""Estimated size of a credential without its texts."""
 KEY_PREFIX = b"u"
 KINDS_MAX = 16
 _KAFKA_SALT = re.compile(rb"[0-9a-z]{20,26}")
 _KEY_DECOY = KEY_PREFIX
-"""No credential's key, which is longer."""
+"""Differs from the keys of credentials, which are longer."""
 
 Kind = tuple[int, int]
-"""What a client sees of a credential before it has shown that it knows the password: iterations,
-and the length of the salt in bytes; 0: a salt as Kafka's own tools make it, a number in base 36."""
+"""Properties of a credential that a client sees before it has proved knowledge of the password.
+
+These are the iterations and the length of the salt in bytes; 0 for a salt as made by Kafka's own
+tools, a number in base 36.
+"""
 
 Problem = tuple[ErrorCode, str]
 """An error, and its text for the client."""
 
 
 class ScramCredentials:
-    """See the module."""
+    """All SCRAM credentials of the cluster; see the module."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """How often something changed in this object's life: not part of the state."""
+        """Number of changes seen by this object. Not part of the state."""
         self.decoy_key = b""
-        """A secret by which users that do not exist are answered; empty: nobody ever had a
-        credential."""
+        """Secret for answers to unknown users; empty if there never was a credential."""
         self._credentials: dict[tuple[str, str], ScramUpsert] = {}
         self._by_key: dict[bytes, tuple[str, str]] = {}
         """Stored key → (user, mechanism). Derived."""
         self._users: dict[str, dict[str, ScramUpsert]] = {}
         """User → mechanism → credential. Derived."""
         self._kinds: dict[str, Counter[Kind]] = {}
-        """Mechanism → how many credentials there are of each kind. Derived."""
+        """Mechanism → number of credentials of each kind. Derived."""
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._credentials) + bool(self.decoy_key)
 
     def of(self, user: str) -> Mapping[str, ScramUpsert]:
-        """A user's credentials, by mechanism."""
+        """Return a user's credentials, by mechanism."""
         return self._users.get(user, {})
 
     def users(self) -> list[str]:
-        """Everybody who has one, by name."""
+        """Return the users that have credentials, sorted."""
         return sorted(self._users)
 
     def kinds(self, mechanism: str) -> list[Kind]:
-        """What a client may be asked for that names a user: the kinds of credentials there are, at
-        most `KINDS_MAX`, in an order that does not depend on how they came."""
+        """Return up to `KINDS_MAX` kinds of existing credentials, for answers to unknown users.
+
+        The order does not depend on the order in which they were added.
+        """
         return sorted(self._kinds.get(mechanism, ()))[:KINDS_MAX]
 
     def alter(self, command: AlterScramCredentials) -> tuple[list[Problem], set[bytes]]:
-        """Apply it: an error and its text for each deletion and then each upsert, and the keys of
-        what changed."""
+        """Apply the command.
+
+        Return an error and its text for each deletion and then each upsert, and the keys of what
+        changed.
+        """
         if command.only_first and self.decoy_key:
             return [(ErrorCode.NONE, "")] * (len(command.deletions) + len(command.upserts)), set()
         changed: set[bytes] = set()
@@ -110,7 +117,7 @@ class ScramCredentials:
         kinds = self._kinds.setdefault(mechanism, Counter())
         if old is not None:
             kinds[kind_of(old)] -= 1
-            kinds += Counter()  # without those of which there is none
+            kinds += Counter()  # drop counts of 0
         if credential is not None:
             kinds[kind_of(credential)] += 1
         if credential is not None:
@@ -127,20 +134,20 @@ class ScramCredentials:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Yield the keys of all stored items."""
         if self.decoy_key:
             yield _KEY_DECOY
         yield from self._by_key
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         if key == _KEY_DECOY:
             return encode_value(self.decoy_key) if self.decoy_key else None
         place = self._by_key.get(key)
         return None if place is None else encode_value(self._credentials[place])
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self.decoy_key = b""
         self._credentials = {}
         self._by_key = {}
@@ -157,7 +164,7 @@ class ScramCredentials:
 
 
 def kind_of(credential: ScramUpsert) -> Kind:
-    """See `Kind`."""
+    """Return the kind of a credential. See `Kind`."""
     salt = credential.salt
     return credential.iterations, 0 if _KAFKA_SALT.fullmatch(salt) else len(salt)
 
@@ -170,8 +177,10 @@ def _bytes_of(credential: ScramUpsert | None) -> int:
 
 
 class UsersAltered(msgspec.Struct):
-    """Answer to AlterScramCredentials: an error and its text for each deletion, then for each
-    upsert."""
+    """Answer to AlterScramCredentials.
+
+    It carries an error and its text for each deletion, then for each upsert.
+    """
 
     errors: list[Problem]
     events: list[object] = []

@@ -1,11 +1,10 @@
-"""What a coordinator does for share groups: their members, and the share-partitions they read
-(KIP-932).
+"""Share groups of one coordinator: their members and their share-partitions (KIP-932).
 
 A group has a share-partition for every partition that a member ever subscribed to, from then on,
-whether or not anybody reads it now. It goes with the group, with the partition, or by an
-administrator's wish.
+even without current readers. It is removed with the group, with the partition, or by an
+administrator.
 
-Must not know: groups of other kinds, requests, timers.
+Does not depend on groups of other kinds, requests, or timers.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ from vdl.state.table import ALL, encode_value
 
 @dataclass(slots=True)
 class ShareOffsetsAnswer:
-    """Answer to AlterShareOffsets and DeleteShareOffsets: an error of the group, or one for each
-    partition or topic that was named."""
+    """Answer to AlterShareOffsets and DeleteShareOffsets.
+
+    It carries an error of the group, or one error for each named partition or topic.
+    """
 
     error: ErrorCode
     errors: list[ErrorCode] = field(default_factory=list)
@@ -41,7 +42,7 @@ class ShareOffsetsAnswer:
 
 
 class ShareCoordination:
-    """See the module. A `GroupTable`."""
+    """Share groups and their share-partitions; see the module. A `GroupTable`."""
 
     def __init__(self) -> None:
         self.groups = ShareGroups()
@@ -52,34 +53,34 @@ class ShareCoordination:
         return group_id in self.groups.groups
 
     def __len__(self) -> int:
-        """How many groups, members and share-partitions there are."""
+        """Return the number of groups, members and share-partitions."""
         return len(self.groups) + len(self.states)
 
     def ids(self) -> list[str]:
-        """The groups, in order."""
+        """Return the group ids, in order."""
         return sorted(self.groups.groups)
 
     @property
     def bytes_held(self) -> int:
-        """What all of it takes in a snapshot, about."""
+        """Estimated size of everything in a snapshot."""
         return self.groups.bytes_held + self.states.bytes
 
     @property
     def _room(self) -> int:
-        """What it may take more than it does."""
+        """Number of bytes that may still be added."""
         return self.bytes_max - self.bytes_held
 
     def is_empty(self, group_id: str) -> bool:
-        """Whether a group that exists has no members."""
+        """Return True if an existing group has no members."""
         return not self.groups.groups[group_id].members
 
     def subscribes(self, group_id: str, topic: str) -> bool:
-        """Whether a member of the group subscribes to the topic."""
+        """Return True if a member of the group subscribes to the topic."""
         group = self.groups.groups.get(group_id)
         return group is not None and topic in group.topic_names
 
     def drop(self, group_id: str) -> None:
-        """Forget a group that has no members, with all it was given."""
+        """Remove a group that has no members, with its share-partitions."""
         self.groups.drop(group_id)
         self.states.remove_group(group_id)
 
@@ -99,8 +100,10 @@ class ShareCoordination:
         return self._ensured(command.group_id, self.groups.refresh(command, now_ms))
 
     def _ensured(self, group_id: str, changed: ShareGroupChanged) -> ShareGroupChanged:
-        """Make the share-partitions of what the group subscribes to, as far as there is room. One
-        that could not be made cannot be claimed."""
+        """Create missing share-partitions of the group's topics, as far as there is room.
+
+        A share-partition that could not be created cannot be claimed.
+        """
         group = self.groups.groups.get(group_id)
         if changed.error is not ErrorCode.NONE or group is None:
             return changed
@@ -110,9 +113,10 @@ class ShareCoordination:
                 continue
             if self._room < self.states.size_of(group_id):
                 break
-            # What was added to a topic that the group reads already is read from its beginning, as
-            # in Kafka from KAFKA-20742 on. Before (4.3.1), `share.auto.offset.reset` decided there,
-            # and a group that begins at the end missed what had come before it looked.
+            # A partition added to a topic that the group already reads is read from its beginning,
+            # as in Kafka since KAFKA-20742. Before (4.3.1), `share.auto.offset.reset` decided, and
+            # a group that begins at the end missed the records written before it noticed the
+            # partition.
             offset = 0 if topic_id in known else UNSET_OFFSET
             key = (group_id, topic_id, index)
             self.states.put(ShareState(key, partition_group, group.epoch, offset))
@@ -120,7 +124,7 @@ class ShareCoordination:
 
     # --- leaders of partitions -----------------------------------------------------------------
     def claim(self, command: commands.ClaimSharePartition, now_ms: int) -> CommandAnswer:
-        """The data of the answer is a `ClaimedShareState`."""
+        """Claim a share-partition for a leader. The answer's data is a `ClaimedShareState`."""
         if command.group_id not in self:
             return CommandAnswer(ErrorCode.GROUP_ID_NOT_FOUND)
         claimed = self.states.claim(command)
@@ -129,21 +133,24 @@ class ShareCoordination:
         return CommandAnswer(ErrorCode.NONE, encode_value(claimed))
 
     def write(self, command: commands.WriteShareState, now_ms: int) -> CommandAnswer:
-        """The data of the answer are `WrittenShareStates`."""
+        """Apply the writes of leaders. The answer's data is a `WrittenShareStates`."""
         errors: list[int] = [self.states.write(write, self._room) for write in command.writes]
         return CommandAnswer(ErrorCode.NONE, encode_value(WrittenShareStates(errors)))
 
     # --- administrators ----------------------------------------------------------------------
     def _idle(self, group_id: str) -> ShareGroup | ErrorCode:
-        """The group, if it has no members."""
+        """Return the group if it has no members, else an error."""
         group = self.groups.groups.get(group_id)
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
         return ErrorCode.NON_EMPTY_GROUP if group.members else group
 
     def alter(self, command: commands.AlterShareOffsets, now_ms: int) -> ShareOffsetsAnswer:
-        """A share-partition begins anew at the offset, with a new epoch: nobody who claimed it
-        before writes to it. Without an offset `share.auto.offset.reset` decides again."""
+        """Set the start offsets of share-partitions.
+
+        Each gets a new state epoch, which fences all earlier claims. Without an offset,
+        `share.auto.offset.reset` decides again.
+        """
         answer = ShareOffsetsAnswer(ErrorCode.NONE)
         if command.as_kafka and command.group_id not in self:
             if not command.offsets:
@@ -176,8 +183,11 @@ class ShareCoordination:
     def _make_unset(
         self, group: ShareGroup, topic_id: bytes, partition_groups: list[GroupId]
     ) -> None:
-        """Make the other share-partitions of a topic of which some were set. They begin where
-        `share.auto.offset.reset` says; made later, they would be taken for added to the topic."""
+        """Create the other share-partitions of a topic, of which some were set.
+
+        They begin as `share.auto.offset.reset` says. Created later, they would be taken for
+        partitions added to the topic.
+        """
         for index, partition_group in enumerate(partition_groups):
             if self.states.get(group.group_id, topic_id, index) is not None:
                 continue
@@ -187,7 +197,7 @@ class ShareCoordination:
             self.states.put(ShareState(key, partition_group, group.epoch, UNSET_OFFSET))
 
     def delete(self, command: commands.DeleteShareOffsets, now_ms: int) -> ShareOffsetsAnswer:
-        """Share-partitions of topics go; the next member that subscribes begins anew."""
+        """Remove the share-partitions of topics; the next subscription creates new ones."""
         group = self._idle(command.group_id)
         if not isinstance(group, ShareGroup):
             return ShareOffsetsAnswer(group)
@@ -202,12 +212,12 @@ class ShareCoordination:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of what changed and was not taken since, None where it went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed key."""
         dirty = self.groups.take_dirty(limit)
         return dirty + self.states.take_dirty(limit - len(dirty))
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return sorted(self.groups.items() + self.states.items())
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -216,5 +226,8 @@ class ShareCoordination:
         yield from self.states.scan()
 
     def load(self, values: list[bytes]) -> None:
-        """Replace all groups; `states` are loaded by themselves. Raises msgspec.DecodeError."""
+        """Replace all groups; `states` are loaded separately.
+
+        Raise msgspec.DecodeError for a value that was never stored.
+        """
         self.groups.load(values)

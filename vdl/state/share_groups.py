@@ -1,17 +1,16 @@
-"""The share groups of one coordinator: who is in them, and which partitions each member reads
-(KIP-932).
+"""Share groups of one coordinator: their members and assignments (KIP-932).
 
-A partition may be read by several members, so nobody has to give anything up before another one
-reads it. A group's epoch grows when a member comes, goes or subscribes to something else, and when
-a topic comes, goes or grows. Who reads what follows from members and topics alone. A member that
-has the group's epoch has its assignment; one with an older epoch is told the new one at its next
-heartbeat. So heartbeats that change nothing are no commands.
+A partition may be read by several members, so a member can start to read it without another one
+revoking it. A group's epoch grows when a member joins, leaves or changes its subscription, and when
+a topic is created, deleted or extended. The assignment follows from members and topics alone. A
+member in the group's epoch has its assignment; one in an older epoch gets the new one with its next
+heartbeat. So heartbeats that change nothing are not commands.
 
-The assignment shares partitions out evenly. With more members than partitions each partition has
-several; with fewer, each member has several. Every partition that somebody subscribes to has a
+The assignment distributes partitions evenly. With more members than partitions each partition has
+several members; with fewer, each member has several partitions. Every subscribed partition has a
 member.
 
-Must not know: records, share-partitions, sessions, requests.
+Does not depend on records, share-partitions, sessions, or requests.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ GROUP_BYTES = 64
 MEMBER_BYTES = 64
 TOPIC_BYTES = 32
 PARTITION_BYTES = 6
-"""What a group, a member, a topic and a partition take in a snapshot beside their names."""
+"""Estimated sizes of a group, a member, a topic and a partition in a snapshot, without names."""
 
 Place = tuple[bytes, int]
 """(topic id, partition)."""
 Members = dict[str, "ShareMember"]
-"""By member id, in the order they came."""
+"""By member id, in the order in which they joined."""
 Topics = dict[str, ShareTopic]
 """By name."""
 
@@ -67,13 +66,13 @@ class ShareMember(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def bytes(self) -> int:
-        """What it takes in a snapshot, about."""
+        """Estimated size in a snapshot."""
         names = (self.member_id, self.rack_id, self.client_id, self.client_host)
         return MEMBER_BYTES + sum(map(text_bytes, names)) + sum(map(text_bytes, self.topic_names))
 
 
 class StoredShareGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group as it is stored. Members in the order they came."""
+    """A group as stored. Members in the order in which they joined."""
 
     group_id: str
     epoch: int
@@ -82,7 +81,7 @@ class StoredShareGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShareGroup:
-    """One share group."""
+    """State of one share group."""
 
     __slots__ = ("_assignment", "bytes", "epoch", "group_id", "members", "topics")
 
@@ -91,18 +90,18 @@ class ShareGroup:
         self.epoch = 0
         self.members: Members = {}
         self.topics: Topics = {}
-        """What members subscribe to, as far as it exists."""
+        """Existing topics that members subscribe to."""
         self._assignment: dict[str, tuple[Place, ...]] | None = None
         self.bytes = 0
 
     @property
     def state_name(self) -> str:
-        """Kafka's name of its state. A group that does not exist is Dead."""
+        """Kafka's name of the group's state. A group that does not exist is Dead."""
         return "Stable" if self.members else "Empty"
 
     @property
     def topic_names(self) -> set[str]:
-        """What members subscribe to."""
+        """Topic names that members subscribe to."""
         return {name for member in self.members.values() for name in member.topic_names}
 
     @property
@@ -114,7 +113,7 @@ class ShareGroup:
 
     @property
     def partitions(self) -> list[tuple[bytes, int, GroupId]]:
-        """(topic id, partition, its group id) of all that is subscribed to."""
+        """(topic id, partition, its group id) of all subscribed partitions."""
         topics = [self.topics[name] for name in sorted(self.topics)]
         return [
             (topic.topic_id, index, group)
@@ -123,12 +122,12 @@ class ShareGroup:
         ]
 
     def changed(self) -> None:
-        """Members or topics are others now: a new epoch begins."""
+        """Begin a new epoch after a change of members or topics."""
         self.epoch += 1
         self.count()
 
     def count(self) -> None:
-        """Count anew what it takes, and forget what was derived."""
+        """Recompute the size and drop the derived assignment."""
         self._assignment = None
         self.bytes = group_bytes(self.group_id, self.members, self.topics)
 
@@ -142,7 +141,7 @@ class ShareGroup:
 
 
 def group_bytes(group_id: str, members: Members, topics: Topics) -> int:
-    """What a group takes in a snapshot, about."""
+    """Return the estimated size of a group in a snapshot."""
     total = GROUP_BYTES + text_bytes(group_id)
     total += sum(member.bytes for member in members.values())
     for topic in topics.values():
@@ -152,7 +151,7 @@ def group_bytes(group_id: str, members: Members, topics: Topics) -> int:
 
 
 def assign(members: Iterable[ShareMember], topics: Topics) -> dict[str, tuple[Place, ...]]:
-    """Share partitions out evenly, by those who subscribe to the same topics."""
+    """Distribute partitions evenly among the members that subscribe to the same topics."""
     found: dict[str, list[Place]] = {member.member_id: [] for member in members}
     subscribers: dict[str, list[str]] = {}
     for member in members:
@@ -172,36 +171,36 @@ def assign(members: Iterable[ShareMember], topics: Topics) -> dict[str, tuple[Pl
 
 @dataclass(slots=True)
 class ShareGroupChanged:
-    """Answer to the commands of members: an error, or the group as it is then."""
+    """Answer to the commands of members: an error, or the events of the change."""
 
     error: ErrorCode
     events: list[GroupEvent] = field(default_factory=list)
 
 
 class ShareGroups:
-    """All share groups of one coordinator. `bytes_max`: how much they may take."""
+    """All share groups of one coordinator. `bytes_max` is their size limit."""
 
     __slots__ = ("_bytes", "_dirty", "_members", "bytes_max", "groups")
 
     def __init__(self) -> None:
         self.bytes_max = 1 << 62
         self.groups: dict[str, ShareGroup] = {}
-        """By id; read-only to others."""
+        """By id; read-only to other modules."""
         self._members = 0
         self._bytes = 0
         self._dirty: set[str] = set()
 
     def __len__(self) -> int:
-        """How many groups there are, and members in them."""
+        """Return the number of groups plus that of their members."""
         return len(self.groups) + self._members
 
     @property
     def bytes_held(self) -> int:
-        """What all groups take in a snapshot, about."""
+        """Estimated size of all groups in a snapshot."""
         return self._bytes
 
     def drop(self, group_id: str) -> None:
-        """Forget a group that has no members."""
+        """Remove a group that has no members."""
         group = self.groups.pop(group_id)
         assert not group.members, group_id
         self._bytes -= group.bytes
@@ -209,7 +208,7 @@ class ShareGroups:
 
     # --- commands --------------------------------------------------------------------------
     def make(self, group_id: str) -> ShareGroupChanged:
-        """A group without members, which is not there yet: offsets are set before anybody comes."""
+        """Create a group without members, so that offsets can be set before a member joins."""
         group = ShareGroup(group_id)
         refusal = self._refusal(group, {}, {})
         if refusal is not ErrorCode.NONE:
@@ -217,7 +216,7 @@ class ShareGroups:
         return self._change(group, {}, {})
 
     def join(self, command: JoinShareGroup, now_ms: int) -> ShareGroupChanged:
-        """A member comes, or describes itself anew."""
+        """Add a member, or update its description."""
         group = self.groups.get(command.group_id) or ShareGroup(command.group_id)
         before = group.members.get(command.member_id)
         member = ShareMember(
@@ -239,7 +238,7 @@ class ShareGroups:
         return self._change(group, members, topics)
 
     def leave(self, command: LeaveShareGroup, now_ms: int) -> ShareGroupChanged:
-        """Members go. Those that are not there are gone already."""
+        """Remove members; unknown ids are ignored if at least one is a member."""
         group = self.groups.get(command.group_id)
         gone = [] if group is None else [m for m in command.member_ids if m in group.members]
         if group is None or not gone:
@@ -248,7 +247,7 @@ class ShareGroups:
         return self._change(group, members, topics_after(group, members, command.topics))
 
     def refresh(self, command: RefreshShareGroup, now_ms: int) -> ShareGroupChanged:
-        """Topics have changed."""
+        """Update the topics of a group."""
         group = self.groups.get(command.group_id)
         if group is None:
             return ShareGroupChanged(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -258,8 +257,10 @@ class ShareGroups:
         return self._change(group, group.members, topics)
 
     def _refusal(self, group: ShareGroup, members: Members, topics: Topics) -> ErrorCode:
-        """Why a group may not have these members and topics, NONE if it may. What takes no more
-        than before always fits."""
+        """Return why a group may not have these members and topics, NONE if it may.
+
+        A change that does not grow the group always fits.
+        """
         after = group_bytes(group.group_id, members, topics)
         more = after - group.bytes
         if more > 0 and after > GROUP_BYTES_MAX:
@@ -279,11 +280,11 @@ class ShareGroups:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of groups that changed and were not taken since, None where one went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed group."""
         return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return stored_items(KEY_PREFIX, self.groups)
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -291,7 +292,7 @@ class ShareGroups:
         return scanned_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self.groups, self._members, self._bytes, self._dirty = {}, 0, 0, set()
         for value in values:
             stored = decode_value(value, StoredShareGroup)
@@ -306,8 +307,10 @@ class ShareGroups:
 
 
 def topics_after(group: ShareGroup, members: Members, known: list[ShareTopic]) -> Topics:
-    """What members subscribe to of `known`. A catalog that lags behind the one that was seen before
-    does not make a topic smaller."""
+    """Return the topics of `known` that members subscribe to.
+
+    A catalog that lags behind the one used before does not shrink a topic.
+    """
     names = {name for member in members.values() for name in member.topic_names}
     found: Topics = {}
     for topic in known:

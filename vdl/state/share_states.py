@@ -1,22 +1,22 @@
-"""Share-partitions: how far each share group is with each partition (KIP-932), and who may say so.
+"""Share-partitions: each share group's progress in each partition, and its single writer (KIP-932).
 
-A share-partition has a start offset, below which everything is done with, and runs of records from
-there on that were given out at least once: their state, and how often they were delivered. All
-beyond was never given out. The leader of the partition keeps the same in memory, with locks and
-members, and writes what changes.
+A share-partition has a start offset, below which all records are finished, and runs of records from
+there on that were delivered at least once, with their state and delivery count. Records beyond were
+never delivered. The leader of the partition keeps the same in memory, with locks and members, and
+writes its changes here.
 
 Rules:
 
-* Only one writer: the leader that claimed the share-partition last. A claim carries the leader's
-  epoch and a number of its own; what an earlier claim wrote is refused. It ends all locks: records
-  that were given out are available again, with the deliveries they had.
-* Writes of one claim are numbered. One that comes again changes nothing, one that is missing makes
-  those behind it refused, until the leader claims anew.
-* A record that is done with is never available again, and its start offset never moves back, but
-  where an administrator sets it, with no members there.
-* A new state has a new epoch, so that no leader writes to the one after it.
+* There is only one writer: the leader that claimed the share-partition last. A claim carries the
+  leader's epoch and a number of its own; writes of earlier claims are refused. A claim ends all
+  locks: acquired records become available again and keep their delivery counts.
+* Writes of one claim are numbered. A repeated write changes nothing. After a missing write all
+  later ones are refused, until the leader claims again.
+* A finished record is never available again. The start offset never moves back, unless an
+  administrator sets it while the group has no members.
+* A new state has a new epoch, so that no leader writes to a later state.
 
-Must not know: locks, members, which records exist.
+Does not depend on locks, on members, or on which records exist.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, 
 
 KEY_PREFIX = b"q"
 UNSET_OFFSET = -1
-"""The start offset of a state that no leader has claimed: `share.auto.offset.reset` decides."""
+"""Start offset of a state that no leader has set yet: `share.auto.offset.reset` decides."""
 
 STATE_BYTES = 96
-"""What a share-partition takes in a snapshot beside the group's name, and each run of it."""
+"""Estimated size of a share-partition in a snapshot without its group's name, and of each run."""
 RUN_BYTES = 14
 RUNS_MAX = 40_000
-"""Runs of one share-partition: more than what the largest limit of locks can make."""
+"""Maximum number of runs of a share-partition: more than the largest lock limit can create."""
 
 
 class RecordState(IntEnum):
-    """What became of a record of a share-partition."""
+    """State of a record of a share-partition."""
 
     AVAILABLE = 0
-    """To be given out again."""
+    """May be delivered again."""
     ACQUIRED = 1
-    """Given out to a member."""
+    """Delivered to a member."""
     DONE = 2
-    """Acknowledged, rejected, given up after too many deliveries, or no record at all: never to be
-    given out again. Its deliveries do not matter any more and are 0."""
+    """Finished: acknowledged, rejected, archived after too many deliveries, or not a record.
+
+    It is never delivered again. Its delivery count is irrelevant and is 0.
+    """
 
 
 Delivered = tuple[int, int]
@@ -65,7 +67,7 @@ ShareKey = tuple[str, bytes, int]
 
 
 class StoredShareState(msgspec.Struct, frozen=True, array_like=True):
-    """A share-partition as it is stored."""
+    """A share-partition as stored."""
 
     group_id: str
     topic_id: bytes
@@ -80,7 +82,7 @@ class StoredShareState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClaimedShareState(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a claim, where there is no error."""
+    """Answer to a successful claim."""
 
     state_epoch: int
     start_offset: int
@@ -89,13 +91,13 @@ class ClaimedShareState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WrittenShareStates(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to writes: an error code for each."""
+    """Answer to writes: one error code for each."""
 
     errors: list[int]
 
 
 class ShareState:
-    """One share-partition."""
+    """State of one share-partition."""
 
     __slots__ = (
         "claim", "key", "leader_epoch", "number", "partition_group", "runs", "start_offset",
@@ -109,22 +111,22 @@ class ShareState:
         self.partition_group = partition_group
         self.state_epoch = state_epoch
         self.start_offset = offset
-        """Invariant: never moves back while `state_epoch` stays."""
+        """Invariant: never moves back while `state_epoch` stays the same."""
         self.runs: Runs[Delivered] = Runs()
-        """From `start_offset` on. Invariant: what is DONE stays so."""
+        """From `start_offset` on. Invariant: DONE records stay DONE."""
         self.leader_epoch = -1
         self.claim = 0
         self.number = 0
-        """Of the newest write of this claim."""
+        """Number of the newest write of this claim."""
 
     @property
     def bytes(self) -> int:
-        """What it takes in a snapshot, about."""
+        """Estimated size in a snapshot."""
         return STATE_BYTES + text_bytes(self.key[0]) + RUN_BYTES * len(self.runs)
 
     @property
     def done_count(self) -> int:
-        """Records at or above the start offset that are done with."""
+        """Number of finished records at or above the start offset."""
         return sum(last - first + 1 for first, last, value in self.runs if value == DONE)
 
     def stored(self) -> StoredShareState:
@@ -140,12 +142,12 @@ class ShareState:
         )
 
     def listed(self) -> list[tuple[int, int, int, int]]:
-        """The runs as they are stored and sent."""
+        """Return the runs as they are stored and sent."""
         return [(first, last, *value) for first, last, value in self.runs]
 
     # --- the leader of the partition ---------------------------------------------------------
     def take(self, leader_epoch: int, claim: int) -> ErrorCode:
-        """A leader claims it. The same claim may come again."""
+        """Claim it for a leader. The same claim may be repeated."""
         before, now = (self.leader_epoch, self.claim), (leader_epoch, claim)
         if now < before:
             return ErrorCode.FENCED_LEADER_EPOCH
@@ -157,7 +159,7 @@ class ShareState:
         return ErrorCode.NONE
 
     def check(self, write: ShareWrite) -> ErrorCode:
-        """What is wrong with a write."""
+        """Return what is wrong with a write, NONE if nothing is."""
         if write.state_epoch != self.state_epoch:
             return ErrorCode.FENCED_STATE_EPOCH
         if (write.leader_epoch, write.claim) != (self.leader_epoch, self.claim):
@@ -178,7 +180,7 @@ class ShareState:
         return ErrorCode.NONE
 
     def write(self, write: ShareWrite) -> None:
-        """Take a write that `check` has nothing against."""
+        """Apply a write that `check` accepted."""
         if write.number <= self.number:
             return
         self.number = write.number
@@ -199,37 +201,39 @@ class ShareStates:
         self._sizes: dict[ShareKey, int] = {}
         self._dirty: set[ShareKey] = set()
         self.bytes = 0
-        """What all of them take in a snapshot, about."""
+        """Estimated size of all of them in a snapshot."""
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def get(self, group_id: str, topic_id: bytes, partition: int) -> ShareState | None:
-        """One share-partition."""
+        """Return one share-partition."""
         return self._by_group.get(group_id, {}).get((topic_id, partition))
 
     def of(self, group_id: str) -> dict[tuple[bytes, int], ShareState]:
-        """All of a group by (topic id, partition); not to be changed."""
+        """Return a group's share-partitions by (topic id, partition). The caller must not change
+        them.
+        """
         return self._by_group.get(group_id, {})
 
     def partition_groups(self) -> Iterator[GroupId]:
-        """The group ids of all partitions, not each once."""
+        """Yield the group ids of all partitions, with repetitions."""
         for states in self._by_group.values():
             for state in states.values():
                 yield state.partition_group
 
     def size_of(self, group_id: str) -> int:
-        """What one more share-partition of a group takes."""
+        """Return the size that one more share-partition of a group takes."""
         return STATE_BYTES + text_bytes(group_id)
 
     def put(self, state: ShareState) -> None:
-        """A new state, in place of the one before it."""
+        """Store a new state in place of the previous one."""
         group_id, topic_id, partition = state.key
         self._by_group.setdefault(group_id, {})[topic_id, partition] = state
         self._changed(state)
 
     def claim(self, command: ClaimSharePartition) -> ClaimedShareState | ErrorCode:
-        """Give a share-partition to the leader of its partition."""
+        """Claim a share-partition for the leader of its partition."""
         state = self.get(command.group_id, command.topic_id, command.partition)
         if state is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -240,7 +244,7 @@ class ShareStates:
         return ClaimedShareState(state.state_epoch, state.start_offset, state.listed())
 
     def write(self, write: ShareWrite, room: int) -> ErrorCode:
-        """Take what a leader writes, if there are `room` bytes for what it adds at most."""
+        """Apply a leader's write, if `room` bytes suffice for what it adds at most."""
         state = self.get(write.group_id, write.topic_id, write.partition)
         if state is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -248,7 +252,7 @@ class ShareStates:
         if error is not ErrorCode.NONE:
             return error
         if any(change[2] == RecordState.ACQUIRED for change in write.changes):
-            # Only what gives records out can be put off; the rest soon makes room.
+            # Only deliveries can be deferred; all other changes soon free space.
             runs = len(write.changes) + len(state.runs)
             if RUN_BYTES * 2 * len(write.changes) > room or runs > RUNS_MAX:
                 return ErrorCode.MESSAGE_TOO_LARGE
@@ -257,7 +261,7 @@ class ShareStates:
         return ErrorCode.NONE
 
     def remove(self, keys: list[ShareKey]) -> None:
-        """Forget share-partitions that are there."""
+        """Remove existing share-partitions."""
         for key in keys:
             states = self._by_group[key[0]]
             del states[key[1:]]
@@ -267,11 +271,11 @@ class ShareStates:
             self._dirty.add(key)
 
     def remove_group(self, group_id: str) -> None:
-        """Forget all of a group."""
+        """Remove all share-partitions of a group."""
         self.remove([state.key for state in self.of(group_id).values()])
 
     def remove_partitions(self, partition_groups: set[GroupId]) -> int:
-        """Forget those of deleted partitions; how many."""
+        """Remove share-partitions of deleted partitions; return their number."""
         gone = [
             state.key
             for states in self._by_group.values()
@@ -289,7 +293,7 @@ class ShareStates:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of what changed and was not taken since, None where it went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed key."""
         dirty: list[tuple[bytes, bytes | None]] = []
         for key in taken(self._dirty, limit):
             state = self.get(*key)
@@ -299,7 +303,7 @@ class ShareStates:
         return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return sorted(self.scan())
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -310,7 +314,7 @@ class ShareStates:
                 yield digest_key(KEY_PREFIX, key[0], key[1].hex(), key[2]), stored
 
     def load(self, values: list[bytes]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self._by_group, self._sizes, self.bytes = {}, {}, 0
         for value in values:
             stored = decode_value(value, StoredShareState)

@@ -1,14 +1,15 @@
-"""What a consumer of the classic protocol says of itself, and what it is told: Kafka's
-ConsumerProtocolSubscription and ConsumerProtocolAssignment, in their own bytes.
+"""Codec of Kafka's ConsumerProtocolSubscription and ConsumerProtocolAssignment.
+
+These are the bytes that consumers of the classic protocol send with a join and receive with a sync.
 
 A subscription: version i16, topics (a count i32, for each a length i16 and that many bytes of
-UTF-8), user data (length i32, -1 for none). From version 1 the partitions it has (a count i32, for
-each topic its name, and a count i32 of partitions i32), from 2 their generation i32, from 3 its
-rack (as a name, -1 for none). Later versions add behind that.
+UTF-8), user data (length i32, -1 for none). From version 1 the owned partitions (a count i32, for
+each topic its name, and a count i32 of partitions i32), from 2 their generation i32, from 3 the
+rack (as a name, -1 for none). Later versions append fields.
 
 An assignment: version i16, partitions as above, user data.
 
-Must not know: groups.
+Does not depend on groups.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NamedPartitions = list[tuple[str, list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One consumer's."""
+    """Subscription of one consumer."""
 
     topics: frozenset[str]
     owned: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -39,7 +40,7 @@ class Subscription:
 
 
 class _Reader:
-    """Reads on through bytes. Every method raises ValueError where these end early."""
+    """Sequential reader of bytes. Every method raises ValueError if the bytes end early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -55,7 +56,7 @@ class _Reader:
         return value
 
     def count(self, bytes_each: int) -> int:
-        """How many elements follow, of at least so many bytes each."""
+        """Return the number of elements that follow, of at least `bytes_each` bytes each."""
         count = self.number(_COUNT)
         if not 0 <= count * bytes_each <= len(self._data) - self._at:
             raise ValueError(f"{count} elements")
@@ -85,7 +86,7 @@ class _Reader:
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics; None when these are not the bytes of a subscription."""
+    """Return the topics; None if these are not the bytes of a subscription."""
     reader = _Reader(metadata)
     try:
         return _topics(reader)[1]
@@ -94,7 +95,7 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
 
 
 def _topics(reader: _Reader) -> tuple[int, frozenset[str]]:
-    """(version, topics)."""
+    """Return (version, topics)."""
     version = reader.number(_VERSION)
     if version < 0:
         raise ValueError(f"version {version}")
@@ -102,7 +103,7 @@ def _topics(reader: _Reader) -> tuple[int, frozenset[str]]:
 
 
 def read_subscription(metadata: bytes) -> Subscription | None:
-    """All of it; None when these are not the bytes of a subscription."""
+    """Decode a subscription; None if these are not the bytes of one."""
     reader = _Reader(metadata)
     try:
         version, topics = _topics(reader)
@@ -121,7 +122,10 @@ def read_subscription(metadata: bytes) -> Subscription | None:
 
 
 def read_assignment(assignment: bytes) -> NamedPartitions | None:
-    """The partitions; None when these are not the bytes of an assignment. No bytes are none."""
+    """Return the partitions; None if these are not the bytes of an assignment.
+
+    An empty assignment has no partitions.
+    """
     if not assignment:
         return []
     reader = _Reader(assignment)
@@ -134,7 +138,7 @@ def read_assignment(assignment: bytes) -> NamedPartitions | None:
 
 
 def write_assignment(partitions: Iterable[tuple[str, Iterable[int]]]) -> bytes:
-    """The bytes of an assignment that every consumer can read: version 0, without user data."""
+    """Encode an assignment that every consumer can read: version 0, without user data."""
     parts: list[bytes] = []
     count = 0
     for name, indexes in partitions:

@@ -1,10 +1,11 @@
-"""The groups that a cluster begins with: the catalog and the coordinators.
+"""Groups that a cluster begins with: the catalog and the coordinators.
 
-They are on the initial voters for ever, rotated by group so that the preferred leaders of
-coordinators spread. All that changes is the number of a replica that was lost. Only numbers that
-are not the first are stored.
+Their replicas always are on the initial voters, rotated by group so that the preferred leaders of
+coordinators are distributed. Only the number of a lost replica changes. Numbers are stored if they
+are not the first.
 
-Must not know: partitions' groups, which groups there are, why a replica is replaced.
+Does not depend on the groups of partitions, on the number of coordinators, or on why a replica is
+replaced.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ _KEY = Struct(">cQI")
 
 
 class SystemGroups:
-    """See the module."""
+    """Replica numbers of the catalog and the coordinators; see the module."""
 
     __slots__ = ("_numbers", "_servers")
 
     def __init__(self, initial_voters: tuple[ServerId, ...]) -> None:
         self._servers = initial_voters
         self._numbers: dict[tuple[GroupId, ServerId], ReplicaNumber] = {}
-        """Of the replicas whose number is not the first."""
+        """Replica numbers that are not the first."""
 
     def __len__(self) -> int:
-        """How many items are stored."""
+        """Return the number of stored items."""
         return len(self._numbers)
 
     def replicas(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """What the group's members are to be, preferred leader first."""
+        """Return the members that the group should have, preferred leader first."""
         numbers = self._numbers
         return [
             ReplicaInfo(server, numbers.get((group_id, server), FIRST_REPLICA))
@@ -43,12 +44,11 @@ class SystemGroups:
         ]
 
     def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """The members the group was made with, preferred leader first."""
+        """Return the members the group was created with, preferred leader first."""
         return [ReplicaInfo(server, FIRST_REPLICA) for server in self._servers_from(group_id)]
 
     def renumber(self, group_id: GroupId, server_id: ServerId, number: ReplicaNumber) -> bytes:
-        """The server's replica of a group is another one from now on, with this number; the key
-        under which that is stored."""
+        """Set the number of a server's new replica of a group. Return the number's stored key."""
         self._numbers[group_id, server_id] = number
         return _key(group_id, server_id)
 
@@ -59,17 +59,17 @@ class SystemGroups:
 
     # --- storing ---------------------------------------------------------------------------
     def keys(self) -> Iterator[bytes]:
-        """The keys of all that is stored."""
+        """Return the keys of all stored items."""
         return (_key(*place) for place in self._numbers)
 
     def stored(self, key: bytes) -> bytes | None:
-        """The value under a key; None when there is none."""
+        """Return the value under a key; None if there is none."""
         _, group_id, server_id = _KEY.unpack(key)
         number = self._numbers.get((group_id, server_id))
         return None if number is None else encode_value(number)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
         self._numbers = {}
         for key, value in items:
             _, group_id, server_id = _KEY.unpack(key)

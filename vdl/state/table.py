@@ -1,12 +1,12 @@
-"""The stored bytes of state machines: canonical values, and keys of bounded length.
+"""Stored bytes of state machines: canonical values, and keys of bounded length.
 
-Equal state is equal bytes, on every replica. Values are encoded when a checkpoint takes them, not
-when they change: a key that a thousand commands touched in between is encoded once.
+Equal states have equal bytes on every replica. Values are encoded when a checkpoint takes them, not
+when they change: a key that a thousand commands changed in between is encoded once.
 
-Clients may choose long names; stores take keys of a few hundred bytes. A key made of such names is
-their digest, and the value contains the names.
+Clients may choose long names; stores accept keys of a few hundred bytes. A key made of such names
+is their digest, and the value contains the names.
 
-Must not know: what the values mean.
+Does not depend on the meaning of the values.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Value = TypeVar("Value")
 Name = TypeVar("Name")
 
 ALL = maxsize
-"""As a limit: none."""
+"""No limit."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def encode_value(value: Any) -> bytes:
-    """Canonical bytes of a stored value."""
+    """Return the canonical bytes of a stored value."""
     return _ENCODER.encode(value)
 
 
 def decode_value(data: bytes, kind: type[Value]) -> Value:
-    """Raises msgspec.DecodeError: the stored value is not of this shape."""
+    """Decode a stored value. Raise msgspec.DecodeError if it does not have this shape."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except UnicodeDecodeError as error:
@@ -42,7 +42,7 @@ def decode_value(data: bytes, kind: type[Value]) -> Value:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Value], data: bytes | bytearray | memoryview) -> Value:
-    """What the decoder makes of it. Raises msgspec.DecodeError, also for text that is none."""
+    """Decode `data`. Raise msgspec.DecodeError if that fails, also for invalid UTF-8."""
     try:
         return decoder.decode(data)
     except UnicodeDecodeError as error:
@@ -53,51 +53,51 @@ class Stored(Protocol):
     """Something that is stored whole, under its name."""
 
     def stored(self) -> Any:
-        """What is encoded."""
+        """Return the value to encode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A state that is read in pieces while it goes on changing.
+    """A state that is read in pieces while it keeps changing.
 
-    What `items` told of a key, and `take_dirty` after that, if it told of it too, is the key's
-    value as long as there is nothing more to take."""
+    The last value of a key from `items`, or from `take_dirty` if it returned the key later, is
+    current as soon as there is nothing more to take.
+    """
 
     items: Iterator[tuple[bytes, bytes]]
-    """(key, value) of all that was there at the beginning and still is, in no order; each as it is
-    when it is told."""
+    """(key, value) of everything present throughout, in no order, each as of when it is read."""
     take_dirty: Callable[[int], list[tuple[bytes, bytes | None]]]
-    """At most so many of the changes that nobody has taken yet, None for what is gone."""
+    """Return up to the given number of changes not taken yet; None for a removed key."""
 
 
 class LargeState(Protocol):
-    """A state that may have a million items: it is loaded, and its changes are taken, in pieces."""
+    """A state that may have a million items: loaded, and its changes taken, in pieces."""
 
     def begin_load(self) -> None:
-        """Replace the whole state: `load_more`, and then `end_load`. In between it is none."""
+        """Begin to replace the whole state, which is invalid until `end_load`."""
 
     def load_more(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Take some more of the items. Raises msgspec.DecodeError."""
+        """Load some of the items. Raise msgspec.DecodeError if one is invalid."""
 
     def end_load(self) -> None:
-        """All items were given. Raises msgspec.DecodeError."""
+        """End the load after all items. Raise msgspec.DecodeError if one is invalid."""
 
     @property
     def changed_positions(self) -> int:
-        """How many of the changes that nobody has taken are committed offsets, of which alone there
-        are many."""
+        """Number of committed offsets among the changes not taken yet; only these are numerous."""
 
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """At most so many changes that nobody has taken, None for what is gone."""
+        """Return up to `limit` changes not taken yet; None for a removed key."""
 
     @property
     def snapshots_in_parts(self) -> bool:
-        """Whether all replicas read snapshots in parts. The state is bounded so that such a one
-        always fits."""
+        """True if all replicas read snapshots in parts. The state is bounded so that it always
+        fits.
+        """
 
 
 def taken(changed: set[Name], limit: int) -> list[Name]:
-    """At most so many of what has changed. They do not count as changed any more."""
+    """Remove up to `limit` names from `changed` and return them."""
     if not changed:
         return []
     if len(changed) <= limit:
@@ -110,7 +110,7 @@ def taken(changed: set[Name], limit: int) -> list[Name]:
 def stored_changes(
     kind: bytes, changed: Iterable[str], known: Mapping[str, Stored]
 ) -> list[tuple[bytes, bytes | None]]:
-    """(key, value) of all that changed, by name; None where it is gone. In key order."""
+    """Return (key, value) of the changed names in key order; None for a removed one."""
     taken: list[tuple[bytes, bytes | None]] = []
     for name in changed:
         one = known.get(name)
@@ -121,7 +121,7 @@ def stored_changes(
 
 
 def stored_items(kind: bytes, known: Mapping[str, Stored]) -> list[tuple[bytes, bytes]]:
-    """(key, value) of everything, in key order."""
+    """Return (key, value) of everything in key order."""
     return sorted(
         (digest_key(kind, name), encode_value(one.stored())) for name, one in known.items()
     )
@@ -135,10 +135,10 @@ def scanned_items(kind: bytes, known: Mapping[str, Stored]) -> Iterator[tuple[by
 
 
 def text_bytes(text: str) -> int:
-    """Bytes of a text as it is stored."""
+    """Return the length of a text as stored, in bytes."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def digest_key(kind: bytes, *names: str | int) -> bytes:
-    """`kind` and 16 bytes that stand for the names; no two lists of names share them."""
+    """Return `kind` and a digest of 16 bytes of the names, unique for each list of names."""
     return kind + blake2b(_ENCODER.encode(names), digest_size=16).digest()

@@ -1,45 +1,44 @@
-"""Names of topics: which are sound, and which collide.
+"""Topic names: validation, and collisions.
 
 Metrics write '_' for '.', so two topics whose names differ in nothing else would have the same
-metrics. Kafka has one of them only, and so has the catalog.
+metrics. Kafka allows only one of them, and so does the catalog.
 
-Must not know: anything of a topic but its name.
+Does not depend on properties of topics other than their names.
 """
 
 from __future__ import annotations
 
 TOPIC_NAME_CHARS_MAX = 249
-"""Longest topic name Kafka allows."""
+"""Longest topic name that Kafka allows."""
 
 _TOPIC_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class TopicNames:
-    """The names that are taken."""
+    """Topic names in use."""
 
     __slots__ = ("_by_metric_name",)
 
     def __init__(self) -> None:
         self._by_metric_name: dict[str, str] = {}
-        """Name with '_' for '.' → the topic that has it."""
+        """Name with '_' for '.' → the topic's name."""
 
     def add(self, name: str) -> None:
-        """A topic has it from now on."""
+        """Add a topic's name."""
         self._by_metric_name[_metric_name(name)] = name
 
     def remove(self, name: str) -> None:
-        """No topic has it any more."""
+        """Remove a topic's name."""
         self._by_metric_name.pop(_metric_name(name), None)
 
     def colliding(self, name: str) -> str:
-        """The topic with another name that has the same one in metrics; empty when there is
-        none."""
+        """Return the topic whose different name is the same in metrics; empty if there is none."""
         other = self._by_metric_name.get(_metric_name(name), name)
         return "" if other == name else other
 
 
 def topic_name_complaint(name: str) -> str:
-    """What is wrong with a topic's name, in Kafka's terms; empty when nothing is."""
+    """Return what is wrong with a topic's name, in Kafka's terms; empty if nothing is."""
     if not name:
         return "a topic name must not be empty"
     if name in {".", ".."}:

@@ -1,22 +1,22 @@
-"""Transactional ids of one coordinator: whose transaction is open, where, and how it ended.
+"""Transactional ids of one coordinator: open transactions, their participants and outcomes.
 
-A transaction is open from the first partition or consumer group that is added to it. Once it is
-decided how it ends (PREPARE_COMMIT, PREPARE_ABORT), that stands for ever: the coordinator's leader
-tells every participant, and when all have acknowledged, the transaction is complete and the next
-one may begin. A command that meets a transaction between the two is answered
-CONCURRENT_TRANSACTIONS, whatever its sender would be told afterwards.
+A transaction is open from the first partition or consumer group that is added to it. Once its
+outcome is decided (PREPARE_COMMIT, PREPARE_ABORT), the decision is final: the coordinator's leader
+sends it to every participant, and when all have acknowledged it, the transaction is complete and
+the next one may begin. A command that arrives between the two is answered CONCURRENT_TRANSACTIONS,
+whatever its answer would be afterwards.
 
-Epochs fence: only the newest instance of a producer may go on. Under the first version of the
+Epochs fence: only the newest instance of a producer may continue. Under the first version of the
 protocol (KIP-98) the epoch grows with each InitProducerId; under the second (KIP-890) also with
-each end of a transaction, so that nothing late of one transaction can reach the next. An id whose
-epochs are used up goes on under a new producer id. What is asked again is answered as before: the
-last InitProducerId that named an epoch (KIP-360), and the last EndTxn.
+each end of a transaction, so that no late message of one transaction can affect the next. An id
+that has used up its epochs continues under a new producer id. Repeated requests get the same
+answer: the last InitProducerId that named an epoch (KIP-360), and the last EndTxn.
 
 Participants are Raft groups: partitions, and the coordinators of consumer groups. Each transaction
-of a transactional id has a number, one more than the last: participants know by it which of two
-transactions of one producer they are told about.
+of a transactional id has a number, one more than the last, by which participants distinguish a
+producer's transactions.
 
-Must not know: who proposes, which topics there are, how participants are told.
+Does not depend on proposers, on topics, or on how decisions are sent to participants.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
 EPOCH_MAX: Final = (1 << 15) - 1
-"""Only ever that of markers: the epoch before is the last that a producer gets."""
+"""Used only in markers: the epoch before it is the last one a producer gets."""
 
 ID_BYTES: Final = 96
-"""What a transactional id takes in a snapshot, about, beside its name and its participants."""
+"""Estimated size of a transactional id in a snapshot, without its name and participants."""
 PARTICIPANT_BYTES: Final = 6
 
 IDLE_MS_MIN: Final = 3_600_000
-"""An id that was used more lately is not forgotten to make room for another one."""
+"""Minimum idle time before an id may be forgotten to make room for another one."""
 
 FIRST_VERSION: Final = 1
 SECOND_VERSION: Final = 2
-"""Of the protocol (`transaction.version`): with it each end of a transaction bumps the epoch."""
+"""Protocol version (`transaction.version`) in which each end of a transaction bumps the epoch."""
 
 
 class TransactionState(IntEnum):
-    """Kafka's states, under Kafka's numbers. A transactional id that is not there is Dead."""
+    """Kafka's states, with Kafka's numbers. A transactional id that does not exist is Dead."""
 
     EMPTY = 0
     ONGOING = 1
@@ -65,12 +65,12 @@ class TransactionState(IntEnum):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it is decided how the transaction ends, and participants are told."""
-        return 2 <= self <= 3  # on the path of every command: by number
+        """True if the outcome is decided and is being sent to participants."""
+        return 2 <= self <= 3  # on the path of every command: compare by number
 
 
 class TransactionalId(msgspec.Struct, array_like=True):
-    """One transactional id."""
+    """State of one transactional id."""
 
     transactional_id: str
     producer_id: int
@@ -78,76 +78,84 @@ class TransactionalId(msgspec.Struct, array_like=True):
     timeout_ms: int
     state: TransactionState
     changed_ms: int
-    """When it was last used."""
+    """Time of its last use."""
     last_epoch: int = NO_EPOCH
-    """The one before `epoch`, if the producer itself had it bumped: it may ask again (KIP-360)."""
+    """Epoch before `epoch`, if the producer itself had it bumped: it may repeat the request
+    (KIP-360).
+    """
     previous_producer_id: int = NO_PRODUCER_ID
-    """The one that `producer_id` took the place of when its epochs were used up."""
+    """Producer id that `producer_id` replaced when its epochs were used up."""
     next_producer_id: int = NO_PRODUCER_ID
-    """Takes the place of `producer_id` once the transaction is complete."""
+    """Producer id that replaces `producer_id` once the transaction is complete."""
     number: int = 0
-    """Of the transaction: the open one, or the last one."""
+    """Number of the open transaction, or of the last one."""
     version: int = FIRST_VERSION
-    """Of the protocol of that transaction. Once it is prepared: SECOND_VERSION if its markers have
-    a higher epoch than its records."""
+    """Protocol version of that transaction.
+
+    Once it is prepared: SECOND_VERSION if its markers have a higher epoch than its records.
+    """
     started_ms: int = -1
     participants: list[GroupId] = []
-    """Raft groups, ascending. Invariant: none but while it is ONGOING or prepared."""
+    """Raft groups, ascending. Invariant: empty unless ONGOING or prepared."""
     ended_epoch: int = NO_EPOCH
-    """With which the last transaction was ended under the second version of the protocol; whoever
-    had it may be told the new one again."""
+    """Epoch in which the last transaction was ended under the second version of the protocol.
+
+    A producer that repeats the request with this epoch gets the current one again.
+    """
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no transaction that is open or to be completed."""
+        """True if it has no transaction that is open or must be completed."""
         return self.state is not TransactionState.ONGOING and not self.state.is_prepared
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the producer id has no further epoch to give out."""
+        """True if the producer id has no further epoch to allocate."""
         return self.epoch >= EPOCH_MAX - 1
 
     @property
     def bytes(self) -> int:
-        """What it takes in a snapshot, about."""
+        """Estimated size in a snapshot."""
         names = text_bytes(self.transactional_id)
         return ID_BYTES + names + PARTICIPANT_BYTES * len(self.participants)
 
     @property
     def markers_commit(self) -> bool:
-        """How the participants are told it ends, once it is prepared."""
+        """True if a prepared transaction commits, as sent to participants."""
         return self.state is TransactionState.PREPARE_COMMIT
 
 
 @dataclass(slots=True)
 class TransactionAnswer(CommandAnswer):
-    """Answer to every command here. `producer_id`, `epoch`: what the producer goes on with."""
+    """Answer to every command here. The producer continues with `producer_id` and `epoch`."""
 
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_EPOCH
     needs_producer_id: bool = False
-    """Nothing was done: the command is to be proposed again with a new producer id."""
+    """True if nothing was done and the command must be proposed again with a new producer id."""
     changed: list[str] = field(default_factory=list)
     """Transactional ids whose transaction began, was decided or completed."""
     touched: list[str] = field(default_factory=list)
-    """Transactional ids of which anything at all changed, or that expired."""
+    """Transactional ids that changed in any way, or expired."""
 
 
 class Transactions:
-    """See the module. `ids` is read-only to others."""
+    """All transactional ids of one coordinator; see the module. Other modules only read `ids`."""
 
     __slots__ = ("_dirty", "_oldest", "bytes", "bytes_max", "ids")
 
     def __init__(self) -> None:
         self.ids: dict[str, TransactionalId] = {}
         self._oldest: list[tuple[int, str]] | None = None
-        """A heap of all ids by when each was last used, or some time before; None: nobody needed
-        it lately. An id that is forgotten stays until it comes up. Not part of the state: what it
-        gives is a function of `ids`."""
+        """Heap of all ids by time of last use, or an earlier time; None if not needed recently.
+
+        A forgotten id stays in it until it reaches the top. Not part of the state: results depend
+        only on `ids`.
+        """
         self.bytes = 0
-        """What all of them take in a snapshot, about."""
+        """Estimated size of all ids in a snapshot."""
         self.bytes_max = 1 << 62
-        """How much they may take; set by the coordinator, of which others take a part."""
+        """Size limit of all ids; set by the coordinator, whose other tables take the rest."""
         self._dirty: set[str] = set()
 
     def __len__(self) -> int:
@@ -155,7 +163,9 @@ class Transactions:
 
     # --- InitProducerId ------------------------------------------------------------------------
     def init(self, command: commands.InitTransactions, now_ms: int) -> TransactionAnswer:
-        """A new epoch for a new instance of the producer, or for the one that names its own."""
+        """Allocate an epoch for a new instance of the producer, or for an instance that names its
+        own.
+        """
         name = command.transactional_id
         known = self.ids.get(name)
         if known is None:
@@ -170,7 +180,7 @@ class Transactions:
         if known.state is TransactionState.ONGOING:
             if expects and not _is_present(known, command):
                 return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
-            # One that names its epoch may be told the new one when it asks again.
+            # A producer that names its epoch may get the new one when it repeats the request.
             last_epoch = known.epoch if expects else NO_EPOCH
             fenced = self._fence(known, now_ms, ErrorCode.CONCURRENT_TRANSACTIONS)
             known.last_epoch = last_epoch
@@ -178,7 +188,7 @@ class Transactions:
         is_present = expects and _is_present(known, command)
         if expects and not is_present and command.expected_epoch != known.last_epoch:
             return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
-        # Also one that asks again is never given the epoch that is for markers alone.
+        # A repeated request never gets the epoch reserved for markers either.
         needs_new = not expects or is_present or known.epoch >= EPOCH_MAX
         if known.is_exhausted and needs_new:
             if command.new_producer_id == NO_PRODUCER_ID:
@@ -190,7 +200,7 @@ class Transactions:
             known.epoch, known.last_epoch = known.epoch + 1, NO_EPOCH
         elif is_present:
             known.epoch, known.last_epoch = known.epoch + 1, known.epoch
-        # Else it asks again.
+        # Otherwise it is a repeated request.
         known.state = TransactionState.EMPTY
         known.timeout_ms = command.timeout_ms
         known.ended_epoch = NO_EPOCH
@@ -227,13 +237,16 @@ class Transactions:
 
     def _note_created(self, oldest: list[tuple[int, str]], created: TransactionalId) -> None:
         if len(oldest) > 2 * len(self.ids):
-            self._oldest = None  # mostly of ids that are forgotten
+            self._oldest = None  # mostly forgotten ids
         else:
             heapq.heappush(oldest, (created.changed_ms, created.transactional_id))
 
     def _make_room(self, more: int, now_ms: int) -> bool:
-        """Whether `more` bytes fit. Where clients draw ever new ids, those that were not used for
-        longest are forgotten before their time, some at once: else nobody could begin for days."""
+        """Return True if `more` bytes fit, after forgetting idle ids if needed.
+
+        If clients keep creating ids, the longest idle ones are forgotten early, several at a time;
+        otherwise no producer could begin for days.
+        """
         if self.bytes + more <= self.bytes_max:
             return True
         goal = self.bytes_max - more - self.bytes_max // 64
@@ -261,7 +274,7 @@ class Transactions:
     def check_producer(
         self, transactional_id: str, producer_id: int, epoch: int
     ) -> TransactionalId | ErrorCode:
-        """The transactional id, if this is its producer of now."""
+        """Return the transactional id if this is its current producer, else the error."""
         known = self.ids.get(transactional_id)
         if known is not None and _is_next(known, producer_id, epoch):
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -272,7 +285,7 @@ class Transactions:
         return known
 
     def verify(self, command: commands.AddToTransaction) -> TransactionAnswer:
-        """Whether the participants are in the producer's open transaction (KIP-890)."""
+        """Check that the participants are in the producer's open transaction (KIP-890)."""
         known = self.check_producer(
             command.transactional_id, command.producer_id, command.producer_epoch
         )
@@ -286,7 +299,7 @@ class Transactions:
         return _numbered(known)
 
     def add(self, command: commands.AddToTransaction, now_ms: int) -> TransactionAnswer:
-        """Participants of the open transaction, or of one that begins with them."""
+        """Add participants to the open transaction, or begin one with them."""
         if command.verify_only:
             return self.verify(command)
         known = self.check_producer(
@@ -319,10 +332,13 @@ class Transactions:
 
     # --- EndTxn --------------------------------------------------------------------------------
     def end(self, command: commands.EndTransaction, now_ms: int) -> TransactionAnswer:
-        """Decide how the open transaction ends; once. The producer goes on with what is answered
-        as soon as it is complete. Until then whatever it asks for is answered
-        CONCURRENT_TRANSACTIONS, also what contradicts the decision: it may be about its next
-        transaction, and INVALID_TXN_STATE is fatal to a producer."""
+        """Decide the outcome of the open transaction, once.
+
+        The producer continues with the returned id and epoch as soon as the transaction is
+        complete. Until then all its requests are answered CONCURRENT_TRANSACTIONS, even one that
+        contradicts the decision: it may be about the next transaction, and INVALID_TXN_STATE is
+        fatal to a producer.
+        """
         known = self.ids.get(command.transactional_id)
         if known is None:
             return TransactionAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -330,7 +346,7 @@ class Transactions:
             return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
         is_bumped = known.ended_epoch != NO_EPOCH
         same_id = known.producer_id == command.producer_id
-        # The answer to the same request may have been lost, and everybody has moved on since.
+        # The answer to the same request may have been lost, and the state may have advanced since.
         asks_again = (
             command.version >= SECOND_VERSION
             and is_bumped
@@ -359,7 +375,7 @@ class Transactions:
                 pass
         if command.commits or command.version < SECOND_VERSION:
             return TransactionAnswer(ErrorCode.INVALID_TXN_STATE)
-        # KIP-890: a producer that does not know whether anything was added aborts all the same.
+        # KIP-890: a producer that does not know whether anything was added may abort all the same.
         return self._prepare(known, command, now_ms)
 
     def _prepare(
@@ -391,8 +407,11 @@ class Transactions:
         return answer
 
     def _fence(self, known: TransactionalId, now_ms: int, error: ErrorCode) -> TransactionAnswer:
-        """Abort an open transaction under a higher epoch: nobody who has the present one goes on
-        with it. Under the second version its producer may still be told that it is aborted."""
+        """Abort an open transaction under a higher epoch, which fences all holders of the current
+        one.
+
+        Under the second version its producer can still learn that the transaction was aborted.
+        """
         bumps = known.version >= SECOND_VERSION and not known.is_exhausted
         known.ended_epoch = known.epoch if bumps else NO_EPOCH
         known.last_epoch = NO_EPOCH
@@ -405,11 +424,11 @@ class Transactions:
         name = known.transactional_id
         return TransactionAnswer(error, changed=[name], touched=[name])
 
-    # --- what timers and participants say --------------------------------------------------------
+    # --- timeouts and completion -----------------------------------------------------------------
     def abort(
         self, command: commands.AbortTransactions | commands.TimeOutTransactions, now_ms: int
     ) -> TransactionAnswer:
-        """Abort transactions that were open for too long."""
+        """Abort transactions that exceeded their timeouts."""
         answer = TransactionAnswer(ErrorCode.NONE)
         may_go_on = isinstance(command, commands.TimeOutTransactions)
         for name, producer_id, number in command.transactions:
@@ -423,7 +442,7 @@ class Transactions:
         return answer
 
     def complete(self, command: commands.CompleteTransactions, now_ms: int) -> TransactionAnswer:
-        """All participants of these transactions have acknowledged how they ended."""
+        """Complete transactions whose participants have all acknowledged the outcome."""
         answer = TransactionAnswer(ErrorCode.NONE)
         for name, producer_id, number in command.transactions:
             known = self._transaction(name, producer_id, number)
@@ -457,7 +476,7 @@ class Transactions:
 
     # --- expiry --------------------------------------------------------------------------------
     def expirable(self, now_ms: int, retention_ms: int) -> list[str]:
-        """Transactional ids without an open transaction that were not used for so long."""
+        """Return the sorted idle transactional ids that were not used for `retention_ms`."""
         return sorted(
             name
             for name, known in self.ids.items()
@@ -465,7 +484,7 @@ class Transactions:
         )
 
     def expire(self, command: commands.ExpireTransactionalIds, now_ms: int) -> TransactionAnswer:
-        """Forget them, as many as the command says."""
+        """Forget expired ids, up to the command's limit."""
         expired = self.expirable(command.now_ms, command.retention_ms)[: command.ids_max]
         for name in expired:
             self._forget(name)
@@ -481,7 +500,7 @@ class Transactions:
 
     # --- storing ---------------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of transactional ids that changed and were not taken since."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed id."""
         return sorted((_key(name), self._value(name)) for name in taken(self._dirty, limit))
 
     def _value(self, name: str) -> bytes | None:
@@ -489,7 +508,7 @@ class Transactions:
         return None if known is None else encode_value(known)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return sorted((_key(name), encode_value(known)) for name, known in self.ids.items())
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -508,8 +527,11 @@ class Transactions:
 
 
 def _may_be_expected(known: TransactionalId, command: commands.InitTransactions) -> bool:
-    """Whether a producer that names an id may be this one: it has it, or had the one before until
-    its epochs were used up, and did not hear of the new one."""
+    """Return True if the producer may hold the id it names.
+
+    It has the current one, or had the previous one until its epochs were used up and has not
+    received the new one.
+    """
     if command.expected_producer_id == known.producer_id:
         return True
     was_exhausted = command.expected_epoch >= EPOCH_MAX - 1
@@ -517,13 +539,15 @@ def _may_be_expected(known: TransactionalId, command: commands.InitTransactions)
 
 
 def _is_next(known: TransactionalId, producer_id: int, epoch: int) -> bool:
-    """Whether this is who goes on once the transaction is complete, under a new producer id: it may
-    have been told already."""
+    """Return True for the producer id that takes over when the transaction completes.
+
+    Its producer may have received it already.
+    """
     return producer_id == known.next_producer_id != NO_PRODUCER_ID and epoch == 0
 
 
 def _is_present(known: TransactionalId, command: commands.InitTransactions) -> bool:
-    """Whether a producer names the id and the epoch of now."""
+    """Return True if the producer names the current id and epoch."""
     expected = command.expected_producer_id, command.expected_epoch
     return expected == (known.producer_id, known.epoch)
 

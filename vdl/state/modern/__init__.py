@@ -1,1 +1,1 @@
-"""Groups whose assignments the coordinator computes (KIP-848)."""
+"""Consumer groups with server-side assignment (KIP-848)."""

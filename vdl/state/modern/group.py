@@ -1,11 +1,11 @@
-"""One group of the newer protocol: members, targets, and who has which partition (KIP-848).
+"""One group of the newer protocol: members, targets, and partition ownership (KIP-848).
 
-The group's *epoch* grows when a member comes, goes or changes what it subscribes to, and when what
-is subscribed to changes. For the newest epoch the coordinator's leader computes each member's
-*target*; `assignment_epoch` says which epoch the targets are of. Members move towards their targets
-one by one (`member.py`), nobody waits for everybody.
+The group's *epoch* grows when a member joins, leaves or changes its subscription, and when
+subscribed topics change. For the newest epoch the coordinator's leader computes each member's
+*target*; `assignment_epoch` is the epoch that the targets belong to. Members move towards their
+targets one by one (`member.py`), without a barrier for the whole group.
 
-Must not know: commands, timers, how targets are computed.
+Does not depend on commands, on timers, or on how targets are computed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vdl.state.table import text_bytes
 
 GROUP_BYTES = 64
 TOPIC_BYTES = 24
-"""What a topic that is subscribed to takes in a snapshot beside its name."""
+"""Estimated size of a subscribed topic in a snapshot, without its name."""
 
 
 class ModernState(Enum):
-    """Kafka's names of where such a group stands. A group that does not exist is Dead."""
+    """Kafka's names of the group's states. A group that does not exist is Dead."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -42,7 +42,7 @@ class ModernState(Enum):
 
 
 class StoredModernGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group as it is stored. Members in the order they came."""
+    """A group as stored. Members in the order in which they joined."""
 
     group_id: str
     epoch: int
@@ -55,10 +55,10 @@ class StoredModernGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModernGroup:
-    """See the module. Changed by `vdl.state.modern.groups` alone.
+    """State of one group; see the module. Changed only by `vdl.state.modern.groups`.
 
-    Invariant: `owners` has each member's assigned and revoking partitions, and no partition is in
-    those of two; no member's epoch is above the assignment's; every target is a member's.
+    Invariant: `owners` has each member's assigned and revoking partitions, and no partition belongs
+    to two members; no member's epoch is above the assignment's; every target belongs to a member.
     """
 
     __slots__ = (
@@ -80,24 +80,24 @@ class ModernGroup:
         self.epoch = 0
         self.assignment_epoch = 0
         self.changed_ms = now_ms
-        """Wall time at which the last member went, or the first one came."""
+        """Wall time at which the last member left, or the first one joined."""
         self.members: dict[str, ModernMember] = {}
-        """By member id, in the order they came."""
+        """By member id, in the order in which they joined."""
         self.static_members: dict[str, str] = {}
         """Instance id → member id. Derived."""
         self.targets: dict[str, Partitions] = {}
-        """By member id. A member without one came after the targets were computed."""
+        """By member id. A member without a target joined after the targets were computed."""
         self.topics: dict[str, SubscribedTopic] = {}
         self.patterns: dict[str, list[str]] = {}
         self.owners: dict[Place, str] = {}
         """Partition → the member that may read it. Derived."""
         self.bytes = GROUP_BYTES + text_bytes(group_id)
-        """What it takes in a snapshot, about. Targets count twice: assignments will be as large."""
+        """Estimated size in a snapshot. Targets count twice: assignments become as large."""
 
-    # --- questions ---------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------
     @property
     def state(self) -> ModernState:
-        """Costs a look at each member."""
+        """State of the group. The cost is proportional to the number of members."""
         if not self.members:
             return ModernState.EMPTY
         if self.epoch > self.assignment_epoch:
@@ -108,7 +108,7 @@ class ModernGroup:
         return ModernState.RECONCILING
 
     def topic_names(self) -> set[str]:
-        """What members subscribe to, by name and as their patterns matched last."""
+        """Return all subscribed topics, by name and as matched last by patterns."""
         names: set[str] = set()
         for member in self.members.values():
             names.update(member.topics)
@@ -117,7 +117,7 @@ class ModernGroup:
         return names
 
     def names_of(self, member: ModernMember) -> set[str]:
-        """What one member subscribes to."""
+        """Return the topics that one member subscribes to."""
         found = set(member.topics)
         if member.pattern:
             found.update(self.patterns.get(member.pattern, ()))
@@ -125,13 +125,13 @@ class ModernGroup:
 
     # --- changes -----------------------------------------------------------------------------
     def put(self, member: ModernMember) -> None:
-        """A member comes, or takes the next step."""
+        """Add a member, or replace it by its next value."""
         before = self.members.get(member.member_id)
         if before is not None:
             self.bytes -= before.bytes
             self._release(before)
             if before.instance_id not in (None, member.instance_id):
-                # It is to be had by others: its member has another name from now on.
+                # Another member may use the instance id: this one has a different one from now on.
                 del self.static_members[before.instance_id]
         self.members[member.member_id] = member
         self.bytes += member.bytes
@@ -144,7 +144,7 @@ class ModernGroup:
                 assert owner == member.member_id, (self.group_id, place, owner, member.member_id)
 
     def remove(self, member_id: str) -> ModernMember:
-        """A member goes; what it had is free."""
+        """Remove a member and release its partitions."""
         member = self.members.pop(member_id)
         self.bytes -= member.bytes
         self._release(member)
@@ -159,7 +159,7 @@ class ModernGroup:
                 del self.owners[place]
 
     def set_target(self, member_id: str, target: Partitions | None) -> None:
-        """What a member is to have; None: it has no target."""
+        """Set a member's target; None removes it."""
         before = self.targets.pop(member_id, None)
         if before is not None:
             self.bytes -= target_bytes(before)
@@ -168,14 +168,14 @@ class ModernGroup:
             self.bytes += target_bytes(target)
 
     def set_topics(self, topics: list[SubscribedTopic], patterns: list[ResolvedPattern]) -> None:
-        """What the targets were computed from."""
+        """Set the topics and patterns that the targets were computed from."""
         self.bytes -= subscription_bytes(list(self.topics.values()), self._resolved())
         self.topics = {topic.name: topic for topic in topics}
         self.patterns = {one.pattern: one.topics for one in patterns}
         self.bytes += subscription_bytes(topics, patterns)
 
     def target(self, member_id: str) -> Partitions:
-        """What a member is to have."""
+        """Return a member's target."""
         return self.targets.get(member_id, NO_PARTITIONS)
 
     # --- storing -----------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class ModernGroup:
         return [ResolvedPattern(pattern, names) for pattern, names in sorted(self.patterns.items())]
 
     def stored(self) -> StoredModernGroup:
-        """A value that holds everything."""
+        """Return a value that holds everything."""
         return StoredModernGroup(
             group_id=self.group_id,
             epoch=self.epoch,
@@ -197,7 +197,7 @@ class ModernGroup:
 
 
 def group_from(stored: StoredModernGroup) -> ModernGroup:
-    """The group that `stored` was made from."""
+    """Return the group that `stored` was made from."""
     group = ModernGroup(stored.group_id, stored.changed_ms)
     group.epoch = stored.epoch
     group.assignment_epoch = stored.assignment_epoch
@@ -210,12 +210,12 @@ def group_from(stored: StoredModernGroup) -> ModernGroup:
 
 
 def target_bytes(target: Partitions) -> int:
-    """What a target takes, with the assignment that follows it."""
+    """Return the estimated size of a target and of the assignment that follows it."""
     return 2 * (8 + stored_bytes(target))
 
 
 def subscription_bytes(topics: list[SubscribedTopic], patterns: list[ResolvedPattern]) -> int:
-    """What they take in a snapshot, about."""
+    """Return the estimated size of topics and patterns in a snapshot."""
     size = sum(TOPIC_BYTES + text_bytes(topic.name) for topic in topics)
     for one in patterns:
         size += 8 + text_bytes(one.pattern) + sum(2 + text_bytes(name) for name in one.topics)
@@ -225,7 +225,7 @@ def subscription_bytes(topics: list[SubscribedTopic], patterns: list[ResolvedPat
 def changed_targets(
     present: Mapping[str, Partitions], targets: Mapping[str, set[Place]]
 ) -> list[tuple[str, Partitions]]:
-    """Of computed targets, those that members do not have yet, by member id."""
+    """Return the computed targets that differ from the present ones, by member id."""
     found = []
     for member_id, places in sorted(targets.items()):
         target = partitions_of(places)

@@ -1,10 +1,10 @@
 """All groups of the newer protocol of one coordinator, as a state machine (KIP-848).
 
-A heartbeat that changes something is a command; `heard` says beforehand whether it does. Targets
-come as commands, too: the coordinator's leader computes them from this state and its catalog, and
-they count only while the group's epoch is the one they were computed for.
+A heartbeat that changes something is a command; `heard` determines beforehand whether it does.
+Targets are commands as well: the coordinator's leader computes them from this state and its
+catalog, and they apply only while the group's epoch is the one they were computed for.
 
-Must not know: the catalog, sessions, versions of requests.
+Does not depend on the catalog, on sessions, or on request versions.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from vdl.state.table import (
 )
 
 GROUP_BYTES_MAX = 2 << 20
-"""The largest group, in a snapshot; as of the classic protocol."""
+"""Maximum size of a group in a snapshot, as in the classic protocol."""
 KEY_PREFIX = b"m"
 
 
 @dataclass(slots=True)
 class Heard:
-    """What a heartbeat comes to: an error, or the member as it is then."""
+    """Effect of a heartbeat: an error, or the member's next value."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str = ""
     member: ModernMember | None = None
     replaces: str | None = None
-    """The member id that the instance had before."""
+    """Member id that the instance had before."""
     grows_epoch: bool = False
     is_change: bool = False
-    """Whether anything replicated changes."""
+    """True if any replicated state changes."""
     more_bytes: int = 0
-    """What the group takes more then."""
+    """Number of bytes that the group grows by."""
 
 
 @dataclass(slots=True)
@@ -81,12 +81,12 @@ class HeartbeatAnswer:
     error: ErrorCode
     message: str = ""
     member: ModernMember | None = None
-    """As it is now; None with an error, and when it left."""
+    """Member after the command; None with an error, and after it left."""
     before: ModernMember | None = None
-    """As it was; None if it is new."""
+    """Member before the command; None if it is new."""
     grew_epoch: bool = False
     new_member_id: str = ""
-    """With MEMBER_ID_REQUIRED: the id for a classic member to come back with."""
+    """With MEMBER_ID_REQUIRED, the id that a classic member must join with."""
     events: list[GroupEvent] = field(default_factory=list)
 
 
@@ -95,28 +95,28 @@ class TargetsAssigned:
     """Answer to AssignTargets."""
 
     is_current: bool
-    """False: the group's epoch was another one; nothing changed."""
+    """False if the group's epoch was a different one; nothing changed."""
     has_room: bool = True
-    """False: the targets are larger than what a group may have; nothing changed."""
+    """False if the targets exceed a group's maximum size; nothing changed."""
     events: list[GroupEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ConsumersExpired:
-    """Answer to ExpireConsumers, for which no request waits."""
+    """Answer to ExpireConsumers, which no request waits for."""
 
     events: list[GroupEvent] = field(default_factory=list)
 
 
 class ModernGroups:
-    """See the module; a `GroupTable`. `groups` is read-only to others."""
+    """All groups of the newer protocol, a `GroupTable`; see the module. `groups` is read-only."""
 
     __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
 
     kind = GroupKind.CONSUMER
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed`: told of groups that change, or go, and of their members."""
+        """`changed` is notified of changes and removals of groups, and of their members."""
         self._changed = changed
         self.bytes_max = 1 << 62
         self.groups: dict[str, ModernGroup] = {}
@@ -124,7 +124,7 @@ class ModernGroups:
         self._dirty: set[str] = set()
         self._held = HeldBytes()
 
-    # --- a table of groups -------------------------------------------------------------------
+    # --- the group table ---------------------------------------------------------------------
     def __contains__(self, group_id: str) -> bool:
         return group_id in self.groups
 
@@ -132,24 +132,24 @@ class ModernGroups:
         return len(self.groups) + self._members
 
     def ids(self) -> Iterable[str]:
-        """The groups, in order."""
+        """Return the group ids, in order."""
         return sorted(self.groups)
 
     @property
     def bytes_held(self) -> int:
-        """What all groups take in a snapshot, about."""
+        """Estimated size of all groups in a snapshot."""
         return self._held.of(self.groups)
 
     def is_empty(self, group_id: str) -> bool:
-        """Whether a group that exists has no members."""
+        """Return True if an existing group has no members."""
         return not self.groups[group_id].members
 
     def subscribes(self, group_id: str, topic: str) -> bool:
-        """Whether a member of the group subscribes to the topic."""
+        """Return True if a member of the group subscribes to the topic."""
         return topic in self.groups[group_id].topic_names()
 
     def drop(self, group_id: str) -> None:
-        """Forget a group that has no members."""
+        """Remove a group that has no members."""
         assert not self.groups[group_id].members, group_id
         del self.groups[group_id]
         self._touch(group_id)
@@ -161,7 +161,7 @@ class ModernGroups:
         return GroupTouched(group_id, self.kind, list(member_ids))
 
     def _refusal(self, group: ModernGroup, more: int) -> ErrorCode:
-        """Why a group may not take `more` bytes, NONE if it may. 0 or less always fit."""
+        """Return why a group may not grow by `more` bytes, NONE if it may. 0 or less always fit."""
         if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if more > 0 and self.bytes_held + more > self.bytes_max:
@@ -170,7 +170,7 @@ class ModernGroups:
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
-        """What this heartbeat comes to now. Changes nothing."""
+        """Evaluate a heartbeat against the current state, without changing it."""
         group = self.groups.get(command.group_id)
         joins = command.member_epoch == JOINING_EPOCH
         if group is None:
@@ -191,7 +191,7 @@ class ModernGroups:
         more = member.bytes - (0 if before is None else before.bytes)
         if before is None and not group.members and group.group_id not in self.groups:
             more += GROUP_BYTES + text_bytes(group.group_id)
-        # What a snapshot cannot carry can never be had again from another replica.
+        # State that does not fit a snapshot could never be restored from another replica.
         refusal = self._refusal(group, more)
         if refusal is not ErrorCode.NONE:
             full = "coordinator" if refusal is COORDINATOR_IS_FULL else "group"
@@ -217,7 +217,7 @@ class ModernGroups:
         )
 
     def _find(self, group: ModernGroup, command: commands.ConsumerHeartbeat) -> Heard:
-        """The member that this heartbeat is of; None for one that is new."""
+        """Find the member that sent this heartbeat; None for a new one."""
         joins = command.member_epoch == JOINING_EPOCH
         instance_id = command.instance_id
         member_id = command.member_id
@@ -246,7 +246,7 @@ class ModernGroups:
     def heartbeat(
         self, command: commands.ConsumerHeartbeat, heard: Heard, now_ms: int
     ) -> HeartbeatAnswer:
-        """A member joins or takes a step: what was `heard` of this command in this state."""
+        """Apply a heartbeat; `heard` is its evaluation in this state."""
         member = heard.member
         assert member is not None, command
         group = self.groups.get(command.group_id)
@@ -287,7 +287,7 @@ class ModernGroups:
 
     # --- members of the classic protocol -------------------------------------------------------
     def adopt(self, group: ModernGroup) -> None:
-        """A classic group with members became one of these."""
+        """Add a group converted from a classic group with members."""
         assert group.group_id not in self.groups, group.group_id
         self.groups[group.group_id] = group
         self._members += len(group.members)
@@ -295,7 +295,7 @@ class ModernGroups:
         self._changed.group(group.group_id, patterns=group.patterns)
 
     def give_away(self, group_id: str) -> ModernGroup:
-        """A group becomes a classic one."""
+        """Remove a group that is converted to a classic one, and return it."""
         group = self.groups.pop(group_id)
         self._members -= len(group.members)
         self._touch(group_id, *group.members)
@@ -303,8 +303,10 @@ class ModernGroups:
         return group
 
     def joined(self, command: commands.JoinGroup, now_ms: int) -> HeartbeatAnswer:
-        """A classic member of the group takes a step towards its target: a heartbeat of another
-        form."""
+        """Let a classic member of the group join, or move towards its target.
+
+        Corresponds to a heartbeat of the newer protocol.
+        """
         group = self.groups[command.group_id]
         found = self._find_classic(group, command)
         if found.error is not ErrorCode.NONE:
@@ -348,8 +350,10 @@ class ModernGroups:
         return self._take(group, heard, now_ms)
 
     def _find_classic(self, group: ModernGroup, command: commands.JoinGroup) -> Heard:
-        """The member that asks; None for one that is new. An instance may come back under another
-        id, whichever protocol it spoke."""
+        """Find the member that sent this request; None for a new one.
+
+        An instance may return under another id, whichever protocol it used.
+        """
         instance_id = command.group_instance_id
         if instance_id is None:
             return Heard(member=group.members.get(command.member_id))
@@ -370,8 +374,11 @@ class ModernGroups:
     def check_classic(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
-        """Whether this is a classic member in its present generation. REBALANCE_IN_PROGRESS: it is,
-        and has to join anew: to give something up, or to get what is free for it now."""
+        """Check that this is a classic member in its current generation.
+
+        REBALANCE_IN_PROGRESS means that it is, and must rejoin to release partitions, or to get
+        ones that are free now.
+        """
         group = self.groups[group_id]
         if instance_id is not None:
             owner = group.static_members.get(instance_id)
@@ -393,7 +400,9 @@ class ModernGroups:
         return ErrorCode.NONE
 
     def left(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
-        """Classic members go, or are removed; others are not known by that protocol."""
+        """Remove classic members that leave or are removed. Other members are unknown to that
+        protocol.
+        """
         group = self.groups[command.group_id]
         answer = LeaveAnswer([])
         gone: list[str] = []
@@ -420,7 +429,7 @@ class ModernGroups:
         return answer
 
     def is_classic_again(self, group_id: str) -> bool:
-        """Whether all members there are speak the classic protocol."""
+        """Return True if the group has members and all of them use the classic protocol."""
         group = self.groups.get(group_id)
         return (
             group is not None
@@ -428,10 +437,12 @@ class ModernGroups:
             and all(member.classic is not None for member in group.members.values())
         )
 
-    # --- who goes ------------------------------------------------------------------------------
+    # --- leaving and expiry --------------------------------------------------------------------
     def leave(self, command: commands.LeaveConsumerGroup, now_ms: int) -> HeartbeatAnswer:
-        """A member goes at once, or, if it is static and will be back, keeps what it has for a
-        session."""
+        """Remove a member at once.
+
+        A static member that will return keeps its partitions for one session timeout.
+        """
         group = self.groups.get(command.group_id)
         if group is None:
             return HeartbeatAnswer(
@@ -470,7 +481,7 @@ class ModernGroups:
         )
 
     def expire(self, command: commands.ExpireConsumers, now_ms: int) -> ConsumersExpired:
-        """The timers of the coordinator's leader ran out for these members."""
+        """Remove members whose timers at the coordinator's leader expired."""
         group = self.groups.get(command.group_id)
         over = []
         for member_id, epoch in command.members:
@@ -496,14 +507,16 @@ class ModernGroups:
 
     # --- targets -------------------------------------------------------------------------------
     def assign(self, command: commands.AssignTargets, now_ms: int) -> TargetsAssigned:
-        """Targets count only for the epoch they were computed for: nobody else's members came or
-        went, or changed what they subscribe to, since then."""
+        """Set targets, if the group is still in the epoch they were computed for.
+
+        Since then no member has joined, left or changed its subscription.
+        """
         group = self.groups.get(command.group_id)
         if group is None or not group.members or group.epoch != command.group_epoch:
             return TargetsAssigned(is_current=False)
         targets = command.targets
         if any(member_id not in group.members for member_id, _ in targets):
-            # An instance came back under another id meanwhile, which grows no epoch.
+            # An instance returned under another id meanwhile, which does not change the epoch.
             return TargetsAssigned(is_current=False)
         more = subscription_bytes(command.topics, command.patterns)
         for member_id, target in targets:
@@ -523,12 +536,15 @@ class ModernGroups:
         group.epoch = group.assignment_epoch = command.next_epoch
         return TargetsAssigned(is_current=True, events=[self._touch(group.group_id)])
 
-    # --- questions -----------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------
     def check_commit(
         self, group_id: str, epoch: int, member_id: str, *, knows_epochs: bool
     ) -> ErrorCode:
-        """Whether offsets may be committed: by a member in its present epoch, or by anybody while
-        the group has no members. `knows_epochs`: the request is of a version that says them."""
+        """Return NONE if offsets may be committed.
+
+        A member may commit in its current epoch; any client, while the group has no members.
+        `knows_epochs`: the request's version carries member epochs.
+        """
         group = self.groups[group_id]
         if epoch < 0 and not group.members:
             return ErrorCode.NONE
@@ -540,8 +556,10 @@ class ModernGroups:
         return _check_exact_epoch(member, epoch)
 
     def check_fetch(self, group_id: str, epoch: int, member_id: str | None) -> ErrorCode:
-        """Whether committed offsets may be read; anybody may who does not say that it is a
-        member."""
+        """Return NONE if committed offsets may be read.
+
+        A client that does not claim membership may always read them.
+        """
         if member_id is None and epoch < 0:
             return ErrorCode.NONE
         member = self.groups[group_id].members.get(member_id or "")
@@ -551,11 +569,11 @@ class ModernGroups:
 
     # --- storing -------------------------------------------------------------------------------
     def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of groups that changed and were not taken since, None where one went."""
+        """Return up to `limit` (key, value) changes not taken yet; None for a removed group."""
         return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Everything, in key order."""
+        """Return everything in key order."""
         return stored_items(KEY_PREFIX, self.groups)
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -572,7 +590,7 @@ class ModernGroups:
 
 
 def _updated(member: ModernMember | None, command: commands.ConsumerHeartbeat) -> ModernMember:
-    """The member with what its heartbeat says of it; what it does not say is as before."""
+    """Return the member updated by its heartbeat; omitted fields stay unchanged."""
     topics = None if command.topics is None else tuple(sorted(set(command.topics)))
     if member is None:
         return ModernMember(
@@ -604,8 +622,11 @@ def _updated(member: ModernMember | None, command: commands.ConsumerHeartbeat) -
 
 
 def _replacing(member: ModernMember, member_id: str, instance_id: str) -> Heard:
-    """An instance comes back, perhaps under another member id. Only when it said that it would, or
-    when it spoke the other protocol: else two of the name would be at work."""
+    """Let an instance return, perhaps under another member id.
+
+    This requires that it left as a static member, or that it used the classic protocol; otherwise
+    two members would run under one instance id.
+    """
     if member.classic is None and member.epoch != STATIC_LEAVING_EPOCH:
         return Heard(
             ErrorCode.UNRELEASED_INSTANCE_ID,
@@ -617,8 +638,11 @@ def _replacing(member: ModernMember, member_id: str, instance_id: str) -> Heard:
 
 
 def _check_epoch(member: ModernMember, command: commands.ConsumerHeartbeat) -> Heard:
-    """A member may come back with its previous epoch, if it has nothing that is not its own: the
-    answer that told it the present one may have been lost."""
+    """Check a heartbeat's member epoch.
+
+    A member may send its previous epoch if it owns only partitions that are assigned to it: the
+    answer with the current epoch may have been lost.
+    """
     epoch = command.member_epoch
     if epoch == member.epoch:
         return Heard(member=member)
@@ -641,8 +665,10 @@ def _is_part(owned: Partitions | None, assigned: Partitions) -> bool:
 
 
 def _shown(member: ModernMember, command: commands.ConsumerHeartbeat) -> Partitions | None:
-    """What the member has, if it says so of its present epoch. What it had in an earlier one shows
-    nothing: that request may have been long under way."""
+    """Return the partitions that the member reports in its current epoch, else None.
+
+    A report from an earlier epoch proves nothing: the request may have been delayed.
+    """
     return command.owned if command.member_epoch == member.epoch else None
 
 

@@ -1,16 +1,16 @@
-"""A member of a group of the newer protocol, and how it comes to its target (KIP-848).
+"""A member of a group of the newer protocol, and its reconciliation with its target (KIP-848).
 
-A member is a value: each step makes another one. It has an *assignment*: what it may read, and
-commit. It moves towards its *target* by itself:
+A member is an immutable value: each step makes a new one. Its *assignment* is what it may read and
+commit. It moves towards its *target* independently of other members:
 
-    STABLE ──(the target takes something away)──▶ UNREVOKED
-    UNREVOKED ──(its heartbeat no longer names it)──▶ STABLE, UNRELEASED
-    STABLE ──(what it is to get still belongs to another one)──▶ UNRELEASED
+    STABLE ──(the target takes partitions away)──▶ UNREVOKED
+    UNREVOKED ──(its heartbeat no longer lists them)──▶ STABLE, UNRELEASED
+    STABLE ──(partitions of the target still belong to another member)──▶ UNRELEASED
 
-What it has to give up belongs to it until a heartbeat showed it gone. So a partition belongs to one
-member at any time, however late anybody's heartbeats are.
+A partition that it must revoke belongs to it until one of its heartbeats no longer lists it. So a
+partition belongs to one member at any time, however late heartbeats arrive.
 
-Must not know: commands, groups, timers.
+Does not depend on commands, groups, or timers.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from vdl.state.modern.partitions import (
 from vdl.state.table import text_bytes
 
 MEMBER_BYTES = 96
-"""What a member takes in a snapshot beside what clients choose."""
+"""Estimated size of a member in a snapshot, without data chosen by clients."""
 JOINING_EPOCH = 0
 LEAVING_EPOCH = -1
 STATIC_LEAVING_EPOCH = -2
-"""A static member that went and will be back: its partitions wait for it, for a session."""
+"""Epoch of a static member that left and will return: its partitions are kept for one session."""
 
 
 class MemberState(IntEnum):
-    """How far a member is on the way to its target."""
+    """Progress of a member towards its target."""
 
     STABLE = 0
     UNREVOKED = 1
-    """It was told to give something up, and has not shown that it did."""
+    """It must revoke partitions and has not confirmed that it did."""
     UNRELEASED = 2
-    """Something of its target still belongs to another member."""
+    """Part of its target still belongs to another member."""
 
 
 class ClassicSide(msgspec.Struct, frozen=True, array_like=True):
-    """What is known besides of a member that speaks the classic protocol in such a group."""
+    """Additional state of a member that uses the classic protocol in such a group."""
 
     session_timeout_ms: int
     protocols: list[Protocol]
 
 
 class ModernMember(msgspec.Struct, frozen=True, array_like=True):
-    """See the module."""
+    """Immutable state of one member; see the module."""
 
     member_id: str
     instance_id: str | None
@@ -66,26 +66,26 @@ class ModernMember(msgspec.Struct, frozen=True, array_like=True):
     client_host: str
     rebalance_timeout_ms: int
     topics: tuple[str, ...]
-    """Names it subscribes to, ascending; not those that its pattern matches."""
+    """Topic names it subscribes to, ascending, without those that its pattern matches."""
     pattern: str | None
     assignor: str | None
     epoch: int = JOINING_EPOCH
-    """0: it has no target yet. -2: see `STATIC_LEAVING_EPOCH`."""
+    """0 if it has no target yet; -2: see `STATIC_LEAVING_EPOCH`."""
     previous_epoch: int = JOINING_EPOCH
-    """The answer that told it its present epoch may have been lost: it may come back with this."""
+    """Epoch that it may still send: the answer with the current one may have been lost."""
     state: MemberState = MemberState.STABLE
     assigned: Partitions = NO_PARTITIONS
     revoking: Partitions = NO_PARTITIONS
-    """What it is to give up and may still read. Disjoint from `assigned`."""
+    """Partitions that it must revoke and may still read. Disjoint from `assigned`."""
     classic: ClassicSide | None = None
 
     def is_reconciled(self, target_epoch: int) -> bool:
-        """Whether it has all of its target."""
+        """Return True if it has all of its target."""
         return self.state is MemberState.STABLE and self.epoch == target_epoch
 
     @property
     def bytes(self) -> int:
-        """What it takes in a snapshot, about; its assignment is counted with its target."""
+        """Estimated size in a snapshot; its assignment is counted with its target."""
         size = MEMBER_BYTES
         for text in (self.member_id, self.client_id, self.client_host):
             size += text_bytes(text)
@@ -107,10 +107,10 @@ def reconciled(
     taken: Container[Place],
     owned: Partitions | None,
 ) -> ModernMember:
-    """The member one step nearer to its target.
+    """Return the member one step nearer to its target.
 
-    `taken`: partitions that belong to anybody. `owned`: what its heartbeat said it has, None when
-    it did not say, or when that was said of an epoch before its present one.
+    `taken`: partitions that belong to any member. `owned`: the partitions that its heartbeat
+    listed; None if it listed none, or if the heartbeat was of an epoch before the current one.
     """
     if member.is_reconciled(target_epoch):
         return member
@@ -128,7 +128,7 @@ def reconciled(
             assigned=partitions_of(kept),
             revoking=given_up,
         )
-    # What it has given up itself is free for it again, should the target have changed meanwhile.
+    # Partitions that it has just revoked are free for it again, if the target changed meanwhile.
     own = frozenset(places_of(member.revoking))
     free = {place for place in wanted - kept if place in own or place not in taken}
     waits = len(kept) + len(free) < len(wanted)
@@ -143,5 +143,5 @@ def reconciled(
 
 
 def _has_any(has: frozenset[Place] | None, partitions: Partitions) -> bool:
-    """Whether the member may still read any of these."""
+    """Return True if the member may still read any of these partitions."""
     return has is None or any(place in has for place in places_of(partitions))

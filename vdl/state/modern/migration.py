@@ -1,15 +1,17 @@
-"""Between the classic protocol and the newer one, while members are at work (KIP-848).
+"""Conversion between the classic protocol and the newer one, without a restart of members
+(KIP-848).
 
 Upgrade: a member of the newer protocol joins a classic group of consumers. The group becomes one of
-the newer kind; its classic members keep their ids, their partitions and their generation, which is
-an epoch now, and go on to speak their protocol: their heartbeat tells them to rejoin when their
-assignment changes, JoinGroup is their step towards the target, SyncGroup tells them what they have.
+the newer kind. Its classic members keep their ids, their partitions and their generation, which is
+an epoch from then on, and continue to use their protocol. Their heartbeat's answer makes them
+rejoin when their assignment changes, JoinGroup is their step towards the target, and SyncGroup
+returns their assignment.
 
-Downgrade: the last member of the newer protocol goes. What is left is a classic group again, in the
-generation of its members, which rebalances: their heartbeats tell them to join anew, and until then
+Downgrade: the last member of the newer protocol leaves. The others form a classic group again, in
+their generation, which rebalances: the answers to their heartbeats make them rejoin, and until then
 they keep their partitions and commit.
 
-Must not know: the catalog (the proposer says what topics are), requests.
+Does not depend on the catalog (the proposer supplies the topics), or on requests.
 """
 
 from __future__ import annotations
@@ -32,33 +34,35 @@ from vdl.state.subscription import (
 )
 
 CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of groups whose members name the topics they subscribe to."""
+"""Protocol type of groups whose members name the topics they subscribe to."""
 
 
 def upgraded(
     classic: ConsumerGroup, topics: Iterable[SubscribedTopic], now_ms: int
 ) -> ModernGroup | None:
-    """The group as one of the newer kind; None if it is no group of consumers, or a member's bytes
-    cannot be read."""
+    """Return the classic group converted to the newer kind.
+
+    None if it is not a group of consumers, or if a member's bytes cannot be parsed.
+    """
     if classic.protocol_type != CONSUMER_PROTOCOL:
         return None
     by_name = {topic.name: topic for topic in topics}
     group = ModernGroup(classic.group_id, now_ms)
-    # A group that has not had its first generation yet.
+    # The generation is 0 if the group has not had its first one yet.
     epoch = max(1, classic.generation)
     group.epoch = group.assignment_epoch = epoch
     taken: set[Place] = set()
     for member in classic.members.values():
-        # Without a generation yet, no protocol is chosen: all of them say the same topics.
+        # Without a generation no protocol is chosen yet; all protocols list the same topics.
         metadata = member.metadata(classic.protocol_name) or member.protocols[0].metadata
         subscription = read_subscription(metadata)
         assigned = read_assignment(member.assignment)
         if subscription is None or assigned is None:
             return None
         if not member.assignment:
-            # Between two generations: what it had in the one before, it said as it joined.
+            # Between two generations: the subscription lists the partitions of the previous one.
             assigned = [(name, list(indexes)) for name, indexes in subscription.owned]
-        # Nothing keeps an assignor of clients from giving one partition to two.
+        # A client's assignor may give one partition to two members.
         places = places_by_id(assigned, by_name) - taken
         taken |= places
         target = partitions_of(places)
@@ -86,8 +90,7 @@ def upgraded(
 
 
 def downgraded(group: ModernGroup, generation: int, now_ms: int) -> ConsumerGroup:
-    """The group of classic members alone, as it was stable in `generation`. It is to rebalance
-    then."""
+    """Return the group of classic members, stable in `generation`. It must rebalance next."""
     classic = ConsumerGroup(group.group_id, now_ms)
     classic.generation = generation
     classic.protocol_type = CONSUMER_PROTOCOL
@@ -111,14 +114,14 @@ def downgraded(group: ModernGroup, generation: int, now_ms: int) -> ConsumerGrou
 
 
 def subscription_of(command: JoinGroup) -> Subscription | None:
-    """What a classic member subscribes to: by its first protocol, as all say the same."""
+    """Return a classic member's subscription, from its first protocol: all list the same topics."""
     return read_subscription(command.protocols[0].metadata) if command.protocols else None
 
 
 def joining(
     member: ModernMember | None, member_id: str, command: JoinGroup, subscription: Subscription
 ) -> ModernMember:
-    """A classic member as it says it is now."""
+    """Return a classic member updated by its join."""
     classic = ClassicSide(command.session_timeout_ms, command.protocols)
     topics = tuple(sorted(subscription.topics))
     if member is None:
@@ -150,8 +153,11 @@ def joining(
 def owned_by(
     subscription: Subscription, topics: Mapping[str, SubscribedTopic]
 ) -> Partitions | None:
-    """What the member says it has. None: it has something in a topic that nobody subscribes to any
-    more, so it has not given up all of that."""
+    """Return the partitions that the member reports as owned.
+
+    None if it reports a topic that has no subscribers any more: it has not revoked those
+    partitions.
+    """
     if any(name not in topics for name, _ in subscription.owned):
         return None
     return partitions_of(
@@ -160,8 +166,10 @@ def owned_by(
 
 
 def supports(group: ModernGroup, protocols: Iterable[str]) -> bool:
-    """Whether a classic member with these protocols fits the others: one at least is everybody's,
-    so that the group can become a classic one again."""
+    """Return True if a classic member with these protocols may join.
+
+    All classic members must share a protocol, so that the group can become a classic one again.
+    """
     common = set(protocols)
     for member in group.members.values():
         if member.classic is not None:
@@ -170,7 +178,7 @@ def supports(group: ModernGroup, protocols: Iterable[str]) -> bool:
 
 
 def places_by_id(named: NamedPartitions, topics: Mapping[str, SubscribedTopic]) -> set[Place]:
-    """Partitions of topics that exist."""
+    """Return the partitions, by topic id, that exist in `topics`."""
     return {
         (topics[name].topic_id, index)
         for name, indexes in named
@@ -181,13 +189,15 @@ def places_by_id(named: NamedPartitions, topics: Mapping[str, SubscribedTopic]) 
 
 
 def protocol_of(member: ModernMember) -> str:
-    """The assignment strategy that a classic member is told was chosen; nobody uses it."""
+    """Return the assignment strategy reported to a classic member as the chosen one; it has no
+    effect.
+    """
     assert member.classic is not None, member.member_id
     return member.classic.protocols[0].name
 
 
 def told_assignment(group: ModernGroup, member: ModernMember) -> bytes:
-    """What a classic member is told that it has, by names."""
+    """Return the assignment to report to a classic member, by topic names."""
     names = {topic.topic_id: topic.name for topic in group.topics.values()}
     return write_assignment(
         [(names[topic_id], part) for topic_id, part in member.assigned if topic_id in names]

@@ -1,6 +1,6 @@
-"""Partitions of topics by topic id, as a value with one form: equal sets are equal bytes.
+"""Partitions of topics by topic id, as a canonical value: equal sets have equal bytes.
 
-Must not know: whose partitions they are.
+Does not depend on the owners of partitions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NO_PARTITIONS: Partitions = ()
 
 TOPIC_BYTES = 20
 PARTITION_BYTES = 3
-"""What a topic's id and a partition's number take in a snapshot, about."""
+"""Estimated size of a topic id and of a partition number in a snapshot."""
 
 
 def partitions_of(places: Iterable[Place]) -> Partitions:
-    """The value of a set of places; one that is named twice counts once."""
+    """Return the canonical value of a set of places; duplicates count once."""
     by_topic: dict[bytes, set[int]] = {}
     for topic_id, index in places:
         by_topic.setdefault(topic_id, set()).add(index)
@@ -29,17 +29,17 @@ def partitions_of(places: Iterable[Place]) -> Partitions:
 
 
 def places_of(partitions: Partitions) -> Iterator[Place]:
-    """Each partition, in order."""
+    """Yield each partition, in order."""
     for topic_id, indexes in partitions:
         for index in indexes:
             yield topic_id, index
 
 
 def count(partitions: Partitions) -> int:
-    """How many there are."""
+    """Return the number of partitions."""
     return sum(len(indexes) for _, indexes in partitions)
 
 
 def stored_bytes(partitions: Partitions) -> int:
-    """What they take in a snapshot, about."""
+    """Return the estimated size in a snapshot."""
     return TOPIC_BYTES * len(partitions) + PARTITION_BYTES * count(partitions)
