@@ -281,9 +281,7 @@ class AbortedTransactions:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """Return (key, value) of each block that changed since the last call; None for a removed
-        one.
-        """
+        """Return (key, value) of blocks changed since the last call; None for a removed one."""
         if not self._dirty:
             return []
         dirty, self._dirty = self._dirty, {}

@@ -20,6 +20,4 @@ class CommandAnswer:
     error: ErrorCode
     data: bytes = b""
     events: list[Any] = field(default_factory=list)
-    """Events for the coordinator's leader on the server that applied the command. They are not
-    sent.
-    """
+    """Events for the coordinator's leader, if it is on this server. They are not sent."""

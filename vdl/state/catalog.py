@@ -905,9 +905,7 @@ class Catalog:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """Return (key, value) of everything that changed since the last call; None for a removed
-        key.
-        """
+        """Return (key, value) of all changes since the last call; None for a removed key."""
         dirty, self._dirty = self._dirty, set()
         return [(key, self._stored(key)) for key in sorted(dirty)]
 

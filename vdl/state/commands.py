@@ -530,8 +530,9 @@ class InitTransactions(Command, frozen=True, tag=109):
     new_producer_id: int = -1
     """Producer id allocated by the proposer, used if a new one is needed."""
     expected_producer_id: int = -1
-    """Producer id that the client has, if it sent one (KIP-360); both this and the epoch, or
-    neither.
+    """Producer id that the client has, if it sent one (KIP-360).
+
+    This and the epoch are both set, or neither.
     """
     expected_epoch: int = -1
 
@@ -821,8 +822,9 @@ class ClaimSharePartition(Command, frozen=True, tag=133):
     partition: int
     leader_epoch: int
     claim: int
-    """Claim number, which grows with each claim of one leader. Writes are fenced by (leader epoch,
-    claim).
+    """Claim number, which grows with each claim of one leader.
+
+    Writes are fenced by (leader epoch, claim).
     """
 
 

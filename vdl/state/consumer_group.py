@@ -173,8 +173,9 @@ class ConsumerGroup:
         return any(self._is_common(protocol) for protocol in protocols)
 
     def select_protocol(self) -> str:
-        """Return the common protocol that most members prefer; on a tie, the first member's
-        preference.
+        """Return the common protocol that most members prefer.
+
+        On a tie, the first member's preference decides.
         """
         first = next(iter(self.members.values()))
         common = {protocol.name: None for protocol in first.protocols if self._is_common(protocol)}

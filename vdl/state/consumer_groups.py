@@ -45,8 +45,7 @@ from vdl.state.table import (
 
 @dataclass(slots=True)
 class RebalanceStarted:
-    """Members must join, within the group's rebalance timeout from now; pending syncs are
-    cancelled.
+    """Members must join within the group's rebalance timeout from now; pending syncs are cancelled.
 
     Also emitted when that time is over and no member of an all-static group has joined: the time
     starts again.
@@ -167,9 +166,7 @@ class ConsumerGroups:
         """`changed` is notified of groups that change or are removed."""
         self._changed = changed
         self.bytes_max = 1 << 62
-        """Current size limit of all groups; set by the coordinator, whose other tables take the
-        rest.
-        """
+        """Current size limit of all groups, set by the coordinator."""
         self._held = HeldBytes()
         self.groups: dict[str, ConsumerGroup] = {}
         self._members = 0
@@ -282,9 +279,7 @@ class ConsumerGroups:
     def _turn_away(
         self, group: ConsumerGroup, member_id: str, command: commands.JoinGroup, now_ms: int
     ) -> JoinAnswer:
-        """Refuse and remove a member, pending or not, because others took all places first
-        (KIP-389).
-        """
+        """Remove and refuse a member or pending member because the group is full (KIP-389)."""
         answer = JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, command.member_id)
         members_before = len(group.members)
         self._remove(group, member_id, answer.events)
@@ -461,8 +456,9 @@ class ConsumerGroups:
         return events
 
     def give_away(self, group_id: str) -> list[GroupEvent]:
-        """Remove a group that is converted to another kind; clients with pending requests must
-        rejoin.
+        """Remove a group that is converted to another kind.
+
+        Clients with pending requests must rejoin.
         """
         group = self.groups.pop(group_id)
         self._members -= len(group.members)

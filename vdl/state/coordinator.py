@@ -60,8 +60,7 @@ committed offsets have bounds of their own (`RaisePositionsBound`), it applies t
 
 POSITIONS_BYTES_MAX = 64 << 20
 POSITIONS_MAX = 1_000_000
-"""Bounds that a leader raises committed offsets to: bytes, as counted by `Offsets.bytes`, and
-number.
+"""Bounds of committed offsets set by a leader: bytes, as in `Offsets.bytes`, and number.
 
 Offsets of transactions count when they are committed, and may exceed this bound when their
 transactions end, by no more than the other bound.
@@ -75,8 +74,9 @@ former bound it would refuse commits that other replicas apply.
 """
 
 TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
-"""Share of that bound for transactional ids: clients that keep creating new ones must not prevent
-groups from committing.
+"""Bound on transactional ids within it.
+
+Clients that keep creating new ids must not prevent groups from committing.
 """
 
 
@@ -102,8 +102,9 @@ class OffsetsDeleted:
 
 @dataclass(slots=True)
 class OffsetsExpired:
-    """Answer to ExpireOffsets: the number of offsets removed. Groups with nothing left are removed
-    too.
+    """Answer to ExpireOffsets: the number of offsets removed.
+
+    Groups with nothing left are removed too.
     """
 
     count: int = 0
@@ -239,8 +240,9 @@ class Coordinator:
         return max(shared, of_bytes, len(self.offsets) / bound.count_max)
 
     def _room(self, held: int) -> int:
-        """Return the bytes available to a part that now takes `held` bytes and holds no committed
-        offsets.
+        """Return the size limit of a table that takes `held` bytes now.
+
+        The table must not hold committed offsets.
         """
         return COORDINATOR_BYTES_MAX - self.shared_bytes + held
 
@@ -319,8 +321,9 @@ class Coordinator:
         return answer
 
     def _upgrade(self, command: commands.ConsumerHeartbeat, now_ms: int) -> list[GroupEvent]:
-        """Convert a classic group that a member of the newer protocol joins. Return no events if
-        not done.
+        """Convert a classic group that a member of the newer protocol joins.
+
+        Return no events if not done.
         """
         classic = self.group(command.group_id)
         if classic is None or not classic.members or command.upgrade is None:
@@ -485,8 +488,9 @@ class Coordinator:
                 )
 
     def check_fetch(self, group_id: str, epoch: int, member_id: str | None) -> ErrorCode:
-        """Return NONE if a member may read committed offsets (KIP-848); other kinds do not check
-        this.
+        """Return NONE if a member may read committed offsets (KIP-848).
+
+        Other kinds of groups do not check this.
         """
         if group_id not in self.consumer:
             return ErrorCode.NONE
@@ -720,8 +724,7 @@ class Coordinator:
     def expirable(
         self, now_ms: int, retention_ms: int, group_ids: list[str] | None = None
     ) -> list[tuple[ConsumerGroup, list[tuple[str, int]]]]:
-        """Return the groups, by id, that ExpireOffsets would change now, with the offsets it would
-        remove.
+        """Return the groups, by id, that ExpireOffsets would change, with the offsets to remove.
 
         `group_ids` restricts the search; None for all groups. For a group that never had members,
         retention counts from each commit (KIP-211), and so it does for topics that no member of a

@@ -41,8 +41,9 @@ class GroupKind(StrEnum):
 
 @dataclass(slots=True)
 class GroupTouched:
-    """A group of another kind than classic changed or was removed; the coordinator's leader
-    re-examines it.
+    """A group of a kind other than classic was changed or removed.
+
+    The coordinator's leader re-examines it.
     """
 
     group_id: str

@@ -120,9 +120,7 @@ class Offsets:
         return self._by_group.get(group_id, {})
 
     def knows_later(self, group_id: str, offsets: list[OffsetCommit]) -> bool:
-        """Return True if a newer partition, which replaced one of these, has an offset of the
-        group.
-        """
+        """Return True if the group has an offset in a newer partition than one of these."""
         positions = self.of(group_id)
         for new in offsets:
             old = positions.get((new.topic, new.partition))
@@ -220,8 +218,9 @@ class Offsets:
     def remove_partitions(
         self, partition_groups: Set[GroupId], group_ids: Iterable[str] | None = None
     ) -> int:
-        """Remove all offsets in these partitions, only of `group_ids` if given. Return their
-        number.
+        """Remove all offsets in these partitions, only of `group_ids` if given.
+
+        Return their number.
         """
         if self._by_partition.keys().isdisjoint(partition_groups):
             return 0
@@ -314,8 +313,9 @@ class Offsets:
         self._count = self.bytes = 0
 
     def add(self, values: Iterable[bytes]) -> None:
-        """Load stored offsets, none of which is present yet. Raise msgspec.DecodeError if one is
-        invalid.
+        """Load stored offsets, none of which is present yet.
+
+        Raise msgspec.DecodeError if one is invalid.
         """
         for value in values:
             stored = decode_value(value, StoredOffset)

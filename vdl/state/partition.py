@@ -235,8 +235,9 @@ class PartitionState:
     def load(
         self, items: list[tuple[bytes, bytes]], listed: AbortedTransactions | None = None
     ) -> None:
-        """Replace the whole state. `listed` is the result of `listed_in` for these items, if
-        available.
+        """Replace the whole state.
+
+        `listed` is the result of `listed_in` for these items, if available.
         """
         self.log_start_offset = Offset(0)
         self._start_is_dirty = False

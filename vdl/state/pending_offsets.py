@@ -104,9 +104,7 @@ class PendingOffsets:
         return (group_id, topic, partition) in self._by_place
 
     def holds(self, group_id: str) -> bool:
-        """Return True if an open transaction has offsets of the group, which keeps it from
-        expiring.
-        """
+        """Return True if an open transaction has offsets of the group. It does not expire then."""
         return group_id in self._by_group
 
     def bytes_of(self, group_id: str) -> int:
@@ -170,9 +168,7 @@ class PendingOffsets:
         return mine
 
     def supersede(self, place: Place, index: int) -> None:
-        """Drop pending offsets of a place that are older than its offset committed at entry
-        `index`.
-        """
+        """Drop a place's pending offsets from before entry `index`, which committed an offset."""
         for producer_id in sorted(self._by_place.get(place, ())):
             if self._by_producer[producer_id][place].index < index:
                 self._drop(producer_id, place)

@@ -215,8 +215,7 @@ class Overlay:
         self.unstable: deque[tuple[Index, Offset]] = deque()
         """(index, base offset) of the transactional batches among them."""
         self._unknown: dict[int, tuple[int, int]] = {}
-        """Producer id → (epoch, sequence number) of the newest refused batch of an unknown
-        producer.
+        """Unknown producer's id → (epoch, sequence number) of its newest refused batch.
 
         Invariant: at most `UNKNOWN_MAX` entries.
         """
@@ -327,9 +326,7 @@ class Producers:
         return len(self._producers)
 
     def ids_given_out(self, next_producer_id: int) -> None:
-        """Record that ids below `next_producer_id` were allocated before this replica got its
-        state.
-        """
+        """Record that ids below `next_producer_id` are older than this replica's state."""
         self.new_ids_from = max(self.new_ids_from, next_producer_id)
 
     @property
@@ -369,8 +366,9 @@ class Producers:
         return next(iter(self.open.values())) if self.open else None
 
     def get(self, producer_id: int) -> Producer | None:
-        """Return the committed state of a producer, for descriptions. The caller must not change
-        it.
+        """Return the committed state of a producer, for descriptions.
+
+        The caller must not change it.
         """
         return self._producers.get(producer_id)
 
@@ -571,9 +569,7 @@ class Producers:
         return first_offset
 
     def _heard(self, producer_id: int, epoch: int, index: Index, timestamp: int) -> Producer:
-        """Return the producer of a committed entry, updated to it and moved to the end of the
-        order.
-        """
+        """Return the producer of a committed entry, updated and moved to the end of the order."""
         producers = self._producers
         producer = producers.pop(producer_id, None)
         if producer is None:
@@ -617,9 +613,7 @@ class Producers:
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """Return (key, value) of each producer that changed since the last call; None for a removed
-        one.
-        """
+        """Return (key, value) of producers changed since the last call; None for a removed one."""
         dirty, self._dirty = self._dirty, set()
         return [(_key(producer_id), self._stored(producer_id)) for producer_id in sorted(dirty)]
 

@@ -129,8 +129,9 @@ class Quotas:
         return self.entities.get(entity, {})
 
     def alter(self, change: QuotaChange) -> tuple[ErrorCode, bytes]:
-        """Change one entity's quotas, all or none. Return an error and the key they are stored
-        under.
+        """Change one entity's quotas, all or none.
+
+        Return an error and the key they are stored under.
         """
         if entity_complaint(change.entity):
             return ErrorCode.INVALID_REQUEST, b""

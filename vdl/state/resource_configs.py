@@ -72,8 +72,9 @@ class ResourceConfigs:
         return iter(sorted(name for kind, name in self._configs if kind == resource_type))
 
     def alter(self, resource_type: int, change: ConfigChange) -> tuple[ErrorCode, bytes]:
-        """Change one resource's settings, if valid. Return an error and the key they are stored
-        under.
+        """Change one resource's settings, if valid.
+
+        Return an error and the key they are stored under.
         """
         resource = (resource_type, change.topic)
         key = digest_key(KEY_PREFIX, *resource)

@@ -211,8 +211,9 @@ class ShareStates:
         return self._by_group.get(group_id, {}).get((topic_id, partition))
 
     def of(self, group_id: str) -> dict[tuple[bytes, int], ShareState]:
-        """Return a group's share-partitions by (topic id, partition). The caller must not change
-        them.
+        """Return a group's share-partitions by (topic id, partition).
+
+        The caller must not change them.
         """
         return self._by_group.get(group_id, {})
 

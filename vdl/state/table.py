@@ -91,8 +91,9 @@ class LargeState(Protocol):
 
     @property
     def snapshots_in_parts(self) -> bool:
-        """True if all replicas read snapshots in parts. The state is bounded so that it always
-        fits.
+        """True if all replicas read snapshots in parts.
+
+        The state is bounded so that it always fits.
         """
 
 

@@ -80,9 +80,7 @@ class TransactionalId(msgspec.Struct, array_like=True):
     changed_ms: int
     """Time of its last use."""
     last_epoch: int = NO_EPOCH
-    """Epoch before `epoch`, if the producer itself had it bumped: it may repeat the request
-    (KIP-360).
-    """
+    """Epoch before `epoch`, if the producer requested the bump: it may repeat that (KIP-360)."""
     previous_producer_id: int = NO_PRODUCER_ID
     """Producer id that `producer_id` replaced when its epochs were used up."""
     next_producer_id: int = NO_PRODUCER_ID
@@ -163,9 +161,7 @@ class Transactions:
 
     # --- InitProducerId ------------------------------------------------------------------------
     def init(self, command: commands.InitTransactions, now_ms: int) -> TransactionAnswer:
-        """Allocate an epoch for a new instance of the producer, or for an instance that names its
-        own.
-        """
+        """Allocate an epoch for a new instance of the producer, or for one that names its epoch."""
         name = command.transactional_id
         known = self.ids.get(name)
         if known is None:
@@ -407,8 +403,7 @@ class Transactions:
         return answer
 
     def _fence(self, known: TransactionalId, now_ms: int, error: ErrorCode) -> TransactionAnswer:
-        """Abort an open transaction under a higher epoch, which fences all holders of the current
-        one.
+        """Abort an open transaction under a higher epoch, which fences holders of the current one.
 
         Under the second version its producer can still learn that the transaction was aborted.
         """

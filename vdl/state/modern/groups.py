@@ -400,8 +400,9 @@ class ModernGroups:
         return ErrorCode.NONE
 
     def left(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
-        """Remove classic members that leave or are removed. Other members are unknown to that
-        protocol.
+        """Remove classic members that leave or are removed.
+
+        Other members are unknown to that protocol.
         """
         group = self.groups[command.group_id]
         answer = LeaveAnswer([])

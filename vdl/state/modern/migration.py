@@ -1,5 +1,4 @@
-"""Conversion between the classic protocol and the newer one, without a restart of members
-(KIP-848).
+"""Conversion between the classic and the newer group protocol without restarts (KIP-848).
 
 Upgrade: a member of the newer protocol joins a classic group of consumers. The group becomes one of
 the newer kind. Its classic members keep their ids, their partitions and their generation, which is
@@ -189,9 +188,7 @@ def places_by_id(named: NamedPartitions, topics: Mapping[str, SubscribedTopic]) 
 
 
 def protocol_of(member: ModernMember) -> str:
-    """Return the assignment strategy reported to a classic member as the chosen one; it has no
-    effect.
-    """
+    """Return the assignment strategy to report to a classic member; it has no effect."""
     assert member.classic is not None, member.member_id
     return member.classic.protocols[0].name
 
