@@ -1,10 +1,10 @@
 """Kafka's record batch, version 2: header, produce checks, patching, and the records inside.
 
 ```
- 0 base offset      i64 ┐ outside the CRC: patched in place when the leader gives the batch
+ 0 base offset      i64 ┐ outside the CRC: patched in place when the leader assigns the batch
  8 batch length     i32 │ its offsets, term and index; length counts from byte 12
 12 leader epoch     i32 ┘
-16 magic            i8    2 (also where the older formats 0 and 1 have theirs)
+16 magic            i8    2 (formats 0 and 1 have theirs at the same place)
 17 crc              u32   CRC32C of everything from byte 21
 21 attributes       i16   0-2 codec, 3 LogAppendTime, 4 transactional, 5 control
 23 last offset delta i32
@@ -17,14 +17,13 @@
 61 records                compressed together if a codec is set
 ```
 
-A produce is checked in two steps. `check_batch` here looks at the header and the CRC, and at
-whether so many records can be in so few bytes; the records themselves are walked by
-`vdl.records.walk` before anything is appended. Behind that a batch is one opaque value: what is
-stored is sound, and what needs the inside (offsets by timestamp, clients, tools) iterates with
-`iter_records`.
+A produce is checked in two steps. `check_batch` checks the header, the CRC, and that the record
+count is possible for the number of bytes. `vdl.records.walk` checks the records before anything is
+appended. After that a batch is an opaque value: stored batches are valid, and code that needs the
+records (offsets by timestamp, clients, tools) iterates with `iter_records`.
 
-Kafka's error numbers are data here: a bad batch is a `KafkaError` with the code to answer.
-Must not know: logs, requests, sockets.
+Kafka's error numbers are data here: an invalid batch is a `KafkaError` with the code to answer.
+Does not depend on logs, requests, or sockets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +56,7 @@ LENGTH_FROM = 12
 CRC_FROM = 21
 MAGIC = 2
 _OLD_OVERHEAD_BYTES = 14
-"""The least a message of the oldest format can say as its size: Kafka calls less corrupt."""
+"""Smallest valid size of a message in the oldest format; Kafka answers smaller ones as corrupt."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_FLAG = 0x08
@@ -76,7 +75,7 @@ _CRC = Struct(">I")
 _LAST_DELTA = Struct(">i")
 _LAST_DELTA_AT = 23
 SPAN_MAX = 1 << 31
-"""Offsets that one batch can stand for."""
+"""Maximum number of offsets in one batch."""
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 _LENGTH_AT, _EPOCH_AT, _MAGIC_AT, _CRC_AT = 8, 12, 16, 17
@@ -84,7 +83,7 @@ _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 21, 35
 
 
 class CorruptBatch(VdlError):
-    """Stored or received bytes that are not a batch: `what` failed at byte `position`."""
+    """Stored or received bytes that are not a batch: `what` is invalid at byte `position`."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(what, position)
@@ -94,7 +93,7 @@ class CorruptBatch(VdlError):
 
 @dataclass(slots=True)
 class BatchHeader:
-    """The 61 bytes in front of the records, in wire order."""
+    """Header of a batch: the 61 bytes before the records, in wire order."""
 
     base_offset: int
     batch_length: int
@@ -112,22 +111,22 @@ class BatchHeader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
         return LENGTH_FROM + self.batch_length
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, also when compaction removed it."""
+        """Offset of the last record, even if compaction removed it."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; sequences wrap to 0 after 2^31 - 1. KIP-98."""
+        """Sequence number of the last record. Sequences wrap to 0 after 2^31 - 1 (KIP-98)."""
         return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
 
     @property
     def codec(self) -> int:
-        """The codec's number, which need not be one of `Compression`."""
+        """Number of the codec, which need not be one of `Compression`."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -148,7 +147,7 @@ class BatchHeader:
 
 
 def read_header(view: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; the view must hold its 61 bytes (struct.error otherwise)."""
+    """Return the header at `position`. Raise struct.error if the view lacks its 61 bytes."""
     return BatchHeader(*_HEADER.unpack_from(view, position))
 
 
@@ -156,11 +155,11 @@ def read_header(view: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: int) -> BatchHeader:
-    """The header of the one good batch that `records` must be. Raises KafkaError.
+    """Check that `records` is one valid batch and return its header. Raise KafkaError if not.
 
     `bytes_max` is the topic's `max.message.bytes`. The CRC is checked before anything it covers is
-    believed, so a flipped bit is always CORRUPT_MESSAGE, which producers retry, and never a final
-    answer. Codes as Kafka answers them, but an unknown codec is UNSUPPORTED_COMPRESSION_TYPE.
+    trusted, so a flipped bit always is CORRUPT_MESSAGE, which producers retry, and never a final
+    error. Error codes are Kafka's, except UNSUPPORTED_COMPRESSION_TYPE for an unknown codec.
     """
     size = 0 if records is None else len(records)
     if records is None or size <= _MAGIC_AT:
@@ -188,7 +187,7 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
 
 
 def _check_fields(header: BatchHeader, produce_version: int) -> None:
-    """What Kafka demands of a producer's header, once the CRC proved it is what was sent."""
+    """Check the header fields that Kafka requires of producers, after the CRC."""
     attributes = header.attributes
     if (
         header.base_offset != 0
@@ -203,7 +202,7 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
         codec == Compression.ZSTD and produce_version < ZSTD_SINCE_PRODUCE_VERSION
     ):
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "compression type not supported")
-    # Cheap, and enough to keep any work for the records in proportion to the bytes that came.
+    # A cheap check that keeps the work for the records in proportion to the received bytes.
     record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
     if header.count * RECORD_BYTES_MIN > (INFLATED_BYTES_MAX if codec else record_bytes):
         raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
@@ -212,13 +211,13 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
 
 
 def patch_position(batch: memoryview, *, base_offset: int, leader_epoch: int) -> None:
-    """Give a batch its place in the log. Both fields lie outside the CRC."""
+    """Set a batch's base offset and leader epoch. Both fields are outside the CRC."""
     _BASE_OFFSET.pack_into(batch, 0, base_offset)
     _LEADER_EPOCH.pack_into(batch, _EPOCH_AT, leader_epoch)
 
 
 def patch_log_append_time(batch: memoryview, timestamp_ms: int) -> None:
-    """Mark the batch `LogAppendTime` at `timestamp_ms`. The CRC is made good again."""
+    """Set the batch's `LogAppendTime` to `timestamp_ms` and update the CRC."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
@@ -226,7 +225,7 @@ def patch_log_append_time(batch: memoryview, timestamp_ms: int) -> None:
 
 
 def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
-    """Correct what the header says of its records. The CRC is made good again."""
+    """Correct the header's maximum timestamp and update the CRC."""
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)
     seal(batch)
 
@@ -234,8 +233,10 @@ def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
 def recompressed(
     batch: memoryview, records: memoryview, codec: Compression, level: int | None
 ) -> bytearray:
-    """The batch with another codec, or Snappy: see `compress_readably`. `records` are its own,
-    without their compression."""
+    """Return the batch compressed with another codec.
+
+    `records` are its uncompressed records. The codec may become Snappy: see `compress_readably`.
+    """
     data: Buffer = records
     if codec is not Compression.NONE:
         codec, data = compress_readably(codec, records, level)
@@ -253,9 +254,9 @@ def recompressed(
 
 
 def split_batches(view: memoryview) -> list[memoryview]:
-    """The whole batches in `view`, one after another; a batch cut off at the end is left out.
+    """Return the consecutive complete batches in `view`, without a partial last one.
 
-    Raises CorruptBatch where a length or magic cannot be true.
+    Raise CorruptBatch for an impossible length or magic.
     """
     batches = []
     position, size = 0, len(view)
@@ -274,7 +275,7 @@ def split_batches(view: memoryview) -> list[memoryview]:
 
 
 def crc_matches(batch: memoryview) -> bool:
-    """Whether the batch is what was sealed by its CRC."""
+    """Return True if the batch matches its CRC."""
     (expected,) = _CRC.unpack_from(batch, _CRC_AT)
     return bool(crc32c(batch[CRC_FROM:]) == expected)
 
@@ -291,10 +292,10 @@ class Record:
 
 
 def iter_records(batch: memoryview, skip: int = 0) -> Iterator[Record]:
-    """The records of one batch, decompressed, without the first `skip`: nothing but the lengths of
-    those is looked at. Raises CorruptBatch, also after the first ones.
+    """Yield the decompressed records of one batch, without the first `skip`.
 
-    The CRC is not checked (`crc_matches`). With LogAppendTime all records carry that time.
+    Only the lengths of the skipped records are read. The CRC is not checked (`crc_matches`). With
+    LogAppendTime all records have that time. Raise CorruptBatch, possibly after the first records.
     """
     header, payload = _unpack(batch)
     position = 0
@@ -316,7 +317,7 @@ def iter_records(batch: memoryview, skip: int = 0) -> Iterator[Record]:
 
 
 def _unpack(batch: memoryview) -> tuple[BatchHeader, memoryview]:
-    """`(header, records without their compression)`. Raises CorruptBatch."""
+    """Return (header, uncompressed records). Raise CorruptBatch if that fails."""
     if len(batch) < HEADER_BYTES:
         raise CorruptBatch("header", len(batch))
     header = read_header(batch)
@@ -329,7 +330,7 @@ def _unpack(batch: memoryview) -> tuple[BatchHeader, memoryview]:
 
 
 class _Start(NamedTuple):
-    """What a record begins with, and where the rest of it and the next record are."""
+    """Start of a record, the position after it, and the end of the record."""
 
     timestamp: int
     offset: int
@@ -338,12 +339,12 @@ class _Start(NamedTuple):
 
 
 def _read_start(view: memoryview, start: int, header: BatchHeader) -> _Start:
-    """Raises IndexError or CorruptBatch when there is no record."""
+    """Read the start of a record. Raise IndexError or CorruptBatch if there is none."""
     length, body = read_varint(view, start)
     end = body + length
     if length < 0 or end > len(view):
         raise CorruptBatch("record length", start)
-    # One byte of attributes, unused so far, precedes the deltas.
+    # The attributes, one byte and unused so far, precede the deltas.
     timestamp_delta, position = read_varint(view, body + 1)
     offset_delta, position = read_varint(view, position)
     timestamp = header.base_timestamp + timestamp_delta
@@ -353,7 +354,7 @@ def _read_start(view: memoryview, start: int, header: BatchHeader) -> _Start:
 
 
 def _read_record(view: memoryview, start: int, header: BatchHeader) -> tuple[Record, int]:
-    """`(record, position after it)`; IndexError or CorruptBatch when it is not one."""
+    """Return (record, position after it). Raise IndexError or CorruptBatch if it is invalid."""
     timestamp, offset, position, end = _read_start(view, start, header)
     key, position = _read_sized(view, position, end)
     value, position = _read_sized(view, position, end)
@@ -385,9 +386,11 @@ def _read_sized(view: memoryview, position: int, end: int) -> tuple[bytes | None
 def first_at_or_after(
     batch: memoryview, timestamp: int, first_offset: int = 0
 ) -> tuple[int, int] | None:
-    """`(offset, timestamp)` of the first record from `first_offset` on whose timestamp is
-    `timestamp` or later. Keys, values and headers are passed over. A control batch has none that
-    anybody looks for. Raises CorruptBatch."""
+    """Return (offset, timestamp) of the first record at `first_offset` and `timestamp` or later.
+
+    Keys, values and headers are skipped. A control batch has no such record. Raise CorruptBatch if
+    the batch is invalid.
+    """
     header, payload = _unpack(batch)
     if header.is_control:
         return None
@@ -406,9 +409,9 @@ def first_at_or_after(
 
 
 def read_varint(view: Buffer, position: int) -> tuple[int, int]:
-    """`(value, position after it)` of a zigzag varint of at most 64 bits.
+    """Return (value, position after it) of a zigzag varint of at most 64 bits.
 
-    Raises IndexError at the end of the view, CorruptBatch if it is too long.
+    Raise IndexError at the end of the view, CorruptBatch if the varint is too long.
     """
     byte = view[position]
     position += 1
@@ -429,7 +432,7 @@ def read_varint(view: Buffer, position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BatchFields:
-    """What a batch says about itself besides its records. The defaults are a plain producer's."""
+    """Header fields of a new batch besides its records; by default those of a plain producer."""
 
     base_offset: int = 0
     leader_epoch: int = -1
@@ -445,7 +448,10 @@ PLAIN = BatchFields()
 
 
 def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytearray:
-    """A sealed batch of at least one record. Offsets are given anew, dense from `base_offset`."""
+    """Build a sealed batch of at least one record.
+
+    Offsets are reassigned, dense from `base_offset`.
+    """
     if not records:
         raise ValueError("a record batch holds at least one record")
     base_timestamp = records[0].timestamp
@@ -471,7 +477,7 @@ def pack_batch(
     base_timestamp: int,
     max_timestamp: int,
 ) -> bytearray:
-    """A sealed batch of `count` records, at least one; `payload`: the records, not compressed."""
+    """Build a sealed batch of `count` records, at least one, from their uncompressed `payload`."""
     compressed = payload
     if fields.compression is not Compression.NONE:
         compressed = bytearray(compress(fields.compression, payload))
@@ -504,8 +510,10 @@ def pack_batch(
 def build_sparse_batch(
     records: Sequence[Record], base_offset: int, end_offset: int, *, leader_epoch: int
 ) -> bytearray:
-    """A sealed batch over the offsets [base_offset, end_offset) that holds these records, perhaps
-    none, from the first offset on: as compaction leaves them."""
+    """Build a sealed batch over [base_offset, end_offset) of records left by compaction.
+
+    The records, possibly none, get the first offsets.
+    """
     span = end_offset - base_offset
     assert len(records) <= span <= SPAN_MAX, (len(records), span)
     if records:
@@ -524,7 +532,7 @@ def build_sparse_batch(
 
 
 def seal(batch: bytearray | memoryview) -> None:
-    """Write the CRC of a batch that was changed."""
+    """Update the CRC of a changed batch."""
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
 
 

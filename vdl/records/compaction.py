@@ -1,34 +1,36 @@
-"""What compaction keeps of a partition's batches: the newest record of each key.
+"""Compaction of a partition's batches: only the newest record of each key is kept.
 
-`BatchCleaner` is what `segments.api.RecordCleaner` asks for. Rules, as Kafka's cleaner has them but
-where it says so:
+`BatchCleaner` implements `segments.api.RecordCleaner`. The rules are those of Kafka's cleaner,
+except where noted:
 
-* A record goes when a later one of the entries that were looked at has the same key. One without a
-  key goes: it was written before its topic was compacted.
-* A deletion marker, a record without a value, goes when it is in an entry of which the leader says
-  so: `delete.retention.ms` after every replica lost what it deletes. Kafka writes that time into
-  the batch (KIP-534), because each of its replicas decides for itself.
-* Base offset, last offset delta and timestamps of a batch stay, so the records that stay are copied
-  as they are. The codec stays, too, but where what is left would be too small for its readers.
-* A batch of which nothing stays becomes an empty one, a header, while its sequence numbers may be
-  asked for: it is among the last `WINDOW_BATCHES` of its producer. So windows that are built from
-  the compacted log are those that were built from all of it. Otherwise nothing of it stays, but
-  for the very last batch: who reads on behind the others must find where they end.
-* A batch that cannot be read stays whole. Nothing is known of its keys, so no deletion marker
-  behind it goes: it might be needed for a record in there.
-* All transactions that are looked at are over (`Compact` sees to that). Records of an aborted one
-  go, and supersede nothing. Of its first batch the header stays, for as long as the partition's
-  state lists it: so a list that is built from the compacted log is the one that all have.
-* A marker stays while anything of its transaction does, or of an aborted one the list; then it goes
-  as a deletion marker does. The last one of each producer stays: it has the producer's epoch.
+* A record is removed if a later scanned entry has a record with the same key. A record without a
+  key is removed: it was written before its topic was compacted.
+* A deletion marker, a record without a value, is removed if its entry is within the leader's limit:
+  `delete.retention.ms` after every replica removed the records that it deletes. Kafka writes that
+  time into the batch (KIP-534), because each of its replicas decides independently.
+* Base offset, last offset delta and timestamps of a batch are kept, so the remaining records are
+  copied unchanged. The codec is kept as well, unless the remaining records would compress to less
+  than readers accept.
+* A batch without remaining records becomes an empty one, a header, while its sequence numbers may
+  be needed: it is among the last `WINDOW_BATCHES` of its producer. So the compacted log yields the
+  same windows as the original one. Otherwise the batch is removed, except for the very last one:
+  readers behind the other batches must find the end.
+* A batch that cannot be read is kept unchanged. Its keys are unknown, so no later deletion marker
+  is removed: a record in the batch might need it.
+* All transactions in the scanned entries have ended (`Compact` ensures that). Records of an aborted
+  one are removed, and supersede nothing. The header of its first batch is kept for as long as the
+  partition's state lists the transaction, so the compacted log yields the same list as the state.
+* A transaction marker is kept while anything of its transaction is, or, if it was aborted, while
+  the list has it. After that it is removed like a deletion marker. The last marker of each producer
+  is kept: it has the producer's epoch.
 
-Short keys are told apart as they are, longer ones by 128 bits of BLAKE2b with a random key of their
-own for each compaction, so nobody can write two keys for one. What comes of it depends on no such
-number.
+Short keys are compared as they are, longer ones by 128 bits of BLAKE2b with a random key for each
+compaction, so a client cannot construct two keys with the same digest. The result does not depend
+on the random key.
 
-Memory is bounded by `keys_max`: see `scan`. The most that is held decompressed is one batch.
+Memory is bounded by `keys_max`: see `scan`. At most one batch is held decompressed.
 
-Must not know: logs, files, replicas, when a topic is compacted.
+Does not depend on logs, files, replicas, or on when a topic is compacted.
 """
 
 from __future__ import annotations
@@ -63,20 +65,20 @@ from vdl.records.walk import PLACE, places
 Buffer = bytes | bytearray | memoryview
 
 WINDOW_BATCHES = 5
-"""Of a producer, as its partition remembers them (`vdl.state.producers`)."""
+"""Number of batches that a partition remembers of a producer (`vdl.state.producers`)."""
 PRODUCERS_MAX = 32_768
-"""Producers whose last batches are kept, as their partition remembers them."""
+"""Number of producers whose last batches are kept; the same as a partition remembers."""
 KEYS_MAX = 1 << 19
-"""Keys of one pass: about 90 MB."""
+"""Maximum number of keys in one pass, which take about 90 MB."""
 _DIGEST_BYTES = 16
 _COUNT_AT = 57
 _LENGTH_AT = 8
 _CODEC_AT = 22
-"""The low byte of the attributes."""
+"""Low byte of the attributes."""
 
 
 class EntryLike(Protocol):
-    """An entry of a log, as far as it is looked at."""
+    """The properties of a log entry that compaction uses."""
 
     data: Buffer
 
@@ -89,7 +91,7 @@ class EntryLike(Protocol):
 
 
 class Aborted(Protocol):
-    """An aborted transaction: what its producer wrote in [first_offset, last_offset)."""
+    """An aborted transaction: its producer's records in [first_offset, last_offset)."""
 
     @property
     def producer_id(self) -> int: ...
@@ -100,30 +102,33 @@ class Aborted(Protocol):
 
 
 class _Last:
-    """What of one producer came last."""
+    """Newest entries of one producer."""
 
     __slots__ = ("epoch", "indexes", "is_open", "marker")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.indexes: list[int] = []
-        """Of its batches of this epoch."""
+        """Indexes of its batches in this epoch."""
         self.marker = 0
         """Index of its last marker; 0 if there is none."""
         self.is_open = False
-        """Its transaction has no marker yet."""
+        """True while its transaction has no marker."""
 
 
 class LastBatches:
-    """Which entries hold the last batches and the last marker of each producer. Those are the same,
-    whether entries that hold others were shown or not. As `vdl.state.producers` remembers them."""
+    """Entries with the last batches and the last marker of each producer.
+
+    The result is the same with and without the entries that hold other batches.
+    `vdl.state.producers` remembers the same batches.
+    """
 
     def __init__(self) -> None:
         self._producers: OrderedDict[int, _Last] = OrderedDict()
-        """By producer id; who wrote last is last."""
+        """By producer id; the latest writer is last."""
 
     def note(self, header: BatchHeader, index: int) -> None:
-        """A batch or marker of a producer, behind all that were noted."""
+        """Record a batch or marker of a producer, in log order."""
         producer_id, epoch = header.producer_id, header.producer_epoch
         known = self._producers.pop(producer_id, None) or _Last(epoch)
         if known.epoch != epoch:
@@ -150,33 +155,35 @@ class LastBatches:
 
 
 class BatchCleaner:
-    """One compaction of one log: see the module and `segments.api.RecordCleaner`."""
+    """Cleaner for one compaction of one log: see the module and `segments.api.RecordCleaner`."""
 
     def __init__(self, *, keys_max: int = KEYS_MAX, aborted: Iterable[Aborted] = ()) -> None:
-        """`aborted`: all that the partition's state lists."""
+        """Create a cleaner. `aborted` has all transactions that the partition's state lists."""
         self._keys_max = keys_max
         self._listed: Iterable[Aborted] | None = aborted
-        """Not sorted by producer yet: that takes long for a long list, and is left to the thread
-        that cleans."""
+        """Not sorted by producer yet.
+
+        Sorting a long list takes long and is left to the cleaning thread.
+        """
         self._aborted: dict[int, tuple[array[int], array[int]]] = {}
-        """By producer id: the first offsets and the last ones, rising."""
+        """Producer id → ascending first offsets, and last offsets."""
         self._written: set[int] = set()
-        """Producers of whose transaction something stays, as far as entries were cleaned."""
+        """Producers with a remaining batch of their current transaction in cleaned entries."""
         self._cleaned = 0
-        """The last entry that was cleaned in this pass."""
+        """Index of the last entry cleaned in this pass."""
         self._cleaned_marker: Buffer | None = None
-        """What was left of it, if it is a marker."""
+        """Result for that entry, if it is a marker."""
         self._secret = os.urandom(_DIGEST_BYTES)
         self._newest: dict[bytes, int] = {}
-        """Key → offset of its newest record, of this pass."""
+        """Key → offset of its newest record, in this pass."""
         self._last_batches = LastBatches()
         self._kept: frozenset[int] | None = None
         self._shown = 0
-        """The last entry that was shown."""
+        """Index of the last entry scanned."""
         self._last = 0
-        """The last entry with a batch."""
+        """Index of the last entry with a batch."""
         self._is_any_unread = False
-        """In this pass a batch was met that cannot be read."""
+        """True if a batch in this pass could not be read."""
 
     def scan(self, entries: Sequence[EntryLike], *, keys_from: int) -> Index:
         full_at = NO_INDEX
@@ -208,7 +215,8 @@ class BatchCleaner:
             return
         with contextlib.suppress(CorruptBatch):
             records = bytes(_payload(header, data))
-            # Of one that cannot be read to its end all records stay: those before the fault count.
+            # If a batch is unreadable, all its records are kept; those before the fault supersede
+            # others.
             found, _ = places(records, header.count)
             newest, digest, base_offset = self._newest, self._digest, header.base_offset
             for _, _, delta, at, length, _ in PLACE.iter_unpack(found):
@@ -240,8 +248,11 @@ class BatchCleaner:
     def _clean_marker(
         self, entry: EntryLike, header: BatchHeader, markers_upto: int
     ) -> Buffer | None:
-        """A segment is cleaned again from its beginning when the first entry is met of which
-        something goes. So what was cleaned before has stayed, but for the last one."""
+        """Return the rest of a marker's entry.
+
+        A segment is cleaned again from its beginning once the first entry that loses data is found.
+        So earlier cleaned entries were kept unchanged, except possibly the last one.
+        """
         if entry.index < self._cleaned:
             return None
         if entry.index == self._cleaned:
@@ -273,7 +284,7 @@ class BatchCleaner:
         return _emptied(data) if header.count else None
 
     def _is_needed(self, index: int) -> bool:
-        """Whether an entry has to stay, whatever is in it."""
+        """Return True if an entry must be kept, whatever its content."""
         if self._kept is None:
             self._kept = self._last_batches.indexes()
         return index in self._kept or index == self._last
@@ -287,7 +298,7 @@ class BatchCleaner:
             known[1].append(one.last_offset)
 
     def _aborted_from(self, header: BatchHeader) -> int:
-        """The first offset of the aborted transaction that a batch belongs to; -1 for none."""
+        """Return the first offset of the aborted transaction of a batch; -1 if it is in none."""
         if not header.is_transactional:
             return -1
         if self._listed is not None:
@@ -304,8 +315,10 @@ class BatchCleaner:
     def _clean_records(
         self, entry: EntryLike, header: BatchHeader, data: memoryview, markers_upto: int
     ) -> Buffer | None:
-        """The batch with the records that stay, None when all do, empty when none does. Raises
-        CorruptBatch."""
+        """Return the batch with the remaining records, None if all remain, empty if none does.
+
+        Raise CorruptBatch if the records cannot be read.
+        """
         records = bytes(_payload(header, data))
         found, is_whole = places(records, header.count)
         if not is_whole:
@@ -333,7 +346,7 @@ class BatchCleaner:
         if not count:
             return b""
         left = bytearray(data[:HEADER_BYTES])
-        # What went may have been all that kept the rest from becoming too small.
+        # The removed records may have kept the compressed size from becoming too small.
         codec, packed = compress_readably(Compression(header.codec), b"".join(parts))
         left[_CODEC_AT] = left[_CODEC_AT] & ~CODEC_MASK | codec
         left += packed
@@ -341,7 +354,7 @@ class BatchCleaner:
 
 
 def _payload(header: BatchHeader, data: memoryview) -> memoryview:
-    """The records without their compression. Raises CorruptBatch."""
+    """Return the uncompressed records. Raise CorruptBatch if that fails."""
     try:
         return decompress(Compression(header.codec), data[HEADER_BYTES:])
     except (CorruptCompression, ValueError) as error:
@@ -349,15 +362,17 @@ def _payload(header: BatchHeader, data: memoryview) -> memoryview:
 
 
 def _emptied(data: memoryview) -> bytearray:
-    """A batch without records: what is known of it beside them stays. As in Kafka's, nothing is
-    compressed: nothing would be no codec's output."""
+    """Return the batch without records, with the rest of its header.
+
+    As in Kafka, the codec is cleared: no codec produces empty output.
+    """
     batch = bytearray(data[:HEADER_BYTES])
     batch[_CODEC_AT] &= ~CODEC_MASK
     return _finished(batch, 0)
 
 
 def _finished(batch: bytearray, count: int) -> bytearray:
-    """The batch with so many records, sealed."""
+    """Set the batch's length and record count, and seal it."""
     batch[_LENGTH_AT : _LENGTH_AT + 4] = (len(batch) - LENGTH_FROM).to_bytes(4, "big")
     batch[_COUNT_AT : _COUNT_AT + 4] = count.to_bytes(4, "big")
     seal(batch)

@@ -1,20 +1,20 @@
-"""The codecs of Kafka's record batches, with a bound on what decompressing may give.
+"""Codecs of Kafka's record batches, with bounded output size.
 
-A producer chooses the codec and VDL passes the batch on as it is; what must look inside (the check
-of a produce, offsets by time, tools, our own client) comes here. Whoever compressed is not trusted:
-output goes into a buffer of bounded size, so a few bytes cannot become gigabytes whatever they
-claim. A batch may become `OUTPUT_BYTES_MAX`, however small it is, where it is looked at as a whole;
-what becomes more is looked at as a stream (`inflation.py`). Where nothing hangs on it, the bound is
-`RATIO_MAX` times the input, at least `FLOOR_BYTES` (`output_limit`): compaction keeps a batch whole
-that becomes larger, and so do servers of every version.
+A producer chooses the codec, and VDL passes the batch on unchanged. Code that reads the records
+(produce checks, offsets by time, tools, VDL's own client) decompresses here. The input is not
+trusted: output goes into a buffer of bounded size, so a few bytes cannot become gigabytes. A batch
+that is read as a whole may become `OUTPUT_BYTES_MAX`, however small it is; a larger one is read as
+a stream (`inflation.py`). Where nothing depends on it, the bound is `RATIO_MAX` times the input, at
+least `FLOOR_BYTES` (`output_limit`): compaction keeps a batch that becomes larger unchanged, as do
+servers of every version.
 
-Framing, as Java's client has it: gzip members, LZ4 frames of independent blocks (its reader knows
-no others), zstd frames, and for snappy the blocks of xerial's stream. Plain snappy without that
-framing is read too, since some producers send it.
+Framing, as in Java's client: gzip members, LZ4 frames of independent blocks (its reader supports no
+others), zstd frames, and for Snappy the blocks of xerial's stream. Raw Snappy without that framing
+is read too, because some producers send it.
 
-`decompress` reads what was stored, whatever its form. `decompress_into` is for what a producer
-sends, and takes only what every client reads alike: one frame or member that fills its bytes. Of
-two, Java's LZ4, librdkafka's gzip and kafka-python's zstd would read the first and miss records.
+`decompress` reads stored data in any of these forms. `decompress_into` reads data from producers
+and accepts only what every client reads alike: exactly one frame or member. If there were two,
+Java's LZ4, librdkafka's gzip and kafka-python's zstd would read the first and miss records.
 """
 
 import zlib
@@ -40,14 +40,17 @@ _FIRST_TRY_BYTES = 64 * 1024
 
 FRAME_BLOCKS_MAX = 16_384
 BLOCK_BYTES_MIN = 1024
-"""Blocks of one frame: so many, or one for each so many of its bytes, if those are more."""
+"""Bound on the blocks of a frame: this number, or one for each `BLOCK_BYTES_MIN` of its bytes.
+
+The larger of the two applies.
+"""
 
 _UINT32_LE = Struct("<I")
 _LZ4_MAGIC = 0x184D2204
 _LZ4_VERSION_MASK, _LZ4_VERSION = 0xC0, 0x40
 _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 32, 16, 8, 4
 _LZ4_RESERVED = 3
-"""The dictionary's bit among them: Java's reader knows none."""
+"""Includes the bit for dictionaries, which Java's reader does not support."""
 _LZ4_STORED = 1 << 31
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 32, 4
@@ -66,7 +69,7 @@ _BLOCK_LENGTH = Struct(">i")
 
 
 class Compression(IntEnum):
-    """The codec number in the three lowest bits of a batch's attributes."""
+    """Codec number in the three lowest bits of a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -76,7 +79,7 @@ class Compression(IntEnum):
 
 
 class CorruptCompression(VdlError):
-    """The bytes are not what the codec calls compressed data, or they would give too many."""
+    """Raised for bytes that are not valid data of the codec, or would exceed the output bound."""
 
     def __init__(self, codec: Compression, size: int) -> None:
         super().__init__(codec, size)
@@ -85,8 +88,10 @@ class CorruptCompression(VdlError):
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """`data` in the codec's framing. `level`: gzip's (1 to 9, -1 for its default), lz4's or
-    zstd's; Snappy has one level."""
+    """Compress `data` in the codec's framing.
+
+    `level` is gzip's (1 to 9, -1 for its default), lz4's or zstd's; Snappy has one level.
+    """
     match codec:
         case Compression.NONE:
             return bytes(data)
@@ -109,8 +114,11 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
 def compress_readably(
     codec: Compression, data: Buffer, level: int | None = None
 ) -> tuple[Compression, bytes]:
-    """What `decompress` opens again, and the codec it has: Snappy instead, where `data` became so
-    small that it would not. Snappy's cannot become that."""
+    """Compress `data` so that `decompress` can read it, and return the codec used.
+
+    Snappy replaces a codec whose output would be too small for the bound of `decompress`; Snappy's
+    own output cannot be that small.
+    """
     packed = compress(codec, data, level)
     if codec is Compression.NONE or len(data) <= output_limit(len(packed)):
         return codec, packed
@@ -118,13 +126,15 @@ def compress_readably(
 
 
 def output_limit(compressed_bytes: int) -> int:
-    """How many bytes an input of this size may become where no other bound is given."""
+    """Return the output bound for an input of this size where no other bound is given."""
     return min(OUTPUT_BYTES_MAX, max(FLOOR_BYTES, RATIO_MAX * compressed_bytes))
 
 
 def decompress(codec: Compression, data: Buffer, bytes_max: int = 0) -> memoryview:
-    """The original bytes, at most `bytes_max` of them, or `output_limit`. Raises
-    CorruptCompression."""
+    """Return the decompressed bytes, at most `bytes_max`, or `output_limit` if that is 0.
+
+    Raise CorruptCompression if the data is invalid or too large.
+    """
     view = memoryview(data)
     limit = bytes_max or output_limit(len(view))
     match codec:
@@ -141,8 +151,10 @@ def decompress(codec: Compression, data: Buffer, bytes_max: int = 0) -> memoryvi
 
 
 def decompress_into(codec: Compression, data: Buffer, output: memoryview) -> int:
-    """Decompress what a producer sent into `output`; how many bytes of it that took. Raises
-    CorruptCompression: the codec cannot read it, some client's could not, or it is too much."""
+    """Decompress a producer's data into `output`; return the number of bytes written.
+
+    Raise CorruptCompression if the codec cannot read it, some client could not, or it is too large.
+    """
     view = memoryview(data)
     try:
         match codec:
@@ -167,9 +179,11 @@ def decompress_into(codec: Compression, data: Buffer, output: memoryview) -> int
 
 
 def _is_one_member(data: memoryview, size: int) -> bool:
-    """Whether gzip data, of which `size` bytes came, is one member (RFC 1952). Its end says how
-    many bytes the last one gave: all, so that others can only have been empty; and the first was
-    not. Nothing but that is asked of zlib, which is slower."""
+    """Return True if gzip data that gave `size` bytes is exactly one member (RFC 1952).
+
+    The trailer has the output size of the last member. If it is `size`, all other members are
+    empty; the first one must not be. zlib, which is slower, is used for that check only.
+    """
     if _UINT32_LE.unpack_from(data, len(data) - _GZIP_SIZE_BYTES)[0] != size & 0xFFFFFFFF:
         return False
     return not size or bool(zlib.decompressobj(wbits=31).decompress(data, 1))
@@ -180,7 +194,7 @@ def _blocks_max(data: memoryview) -> int:
 
 
 def is_one_lz4_frame(data: memoryview) -> bool:
-    """Whether one frame of independent blocks fills the data: what Java's reader takes."""
+    """Return True if one frame of independent blocks fills the data, as Java's reader requires."""
     try:
         if _UINT32_LE.unpack_from(data, 0)[0] != _LZ4_MAGIC:
             return False
@@ -205,7 +219,7 @@ def is_one_lz4_frame(data: memoryview) -> bool:
 
 
 def is_one_zstd_frame(data: memoryview) -> bool:
-    """Whether one frame fills the data (RFC 8878)."""
+    """Return True if one frame fills the data (RFC 8878)."""
     try:
         if _UINT32_LE.unpack_from(data, 0)[0] != _ZSTD_MAGIC:
             return False
@@ -225,7 +239,7 @@ def is_one_zstd_frame(data: memoryview) -> bool:
 
 
 def _snappy_into(data: memoryview, output: memoryview) -> int:
-    """The blocks of xerial's stream, one behind the other; or one block without it."""
+    """Decompress the blocks of xerial's stream one after another, or one block without a stream."""
     size = 0
     for block in snappy_blocks(data):
         size += _snappy_block_into(block, output[size:], len(data))
@@ -233,7 +247,10 @@ def _snappy_into(data: memoryview, output: memoryview) -> int:
 
 
 def snappy_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The blocks that a producer sent, each still compressed. Raises CorruptCompression."""
+    """Yield a producer's blocks, still compressed.
+
+    Raise CorruptCompression if the framing is invalid.
+    """
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         yield data
         return
@@ -243,7 +260,10 @@ def snappy_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _snappy_block_into(block: memoryview, output: memoryview, size: int) -> int:
-    """One raw snappy block, which states its own length in front. Raises CorruptCompression."""
+    """Decompress one raw Snappy block, which begins with its output length.
+
+    Raise CorruptCompression if it is invalid or too large.
+    """
     try:
         if not block:
             raise CorruptCompression(Compression.SNAPPY, size)
@@ -261,7 +281,7 @@ def _decompress_bounded(
     data: memoryview,
     limit: int,
 ) -> memoryview:
-    """Decompress into a buffer that cannot grow: first one of a likely size, then of the limit."""
+    """Decompress into a buffer of fixed size: first of a likely size, then of the limit."""
     size = min(limit, max(_FIRST_TRY_BYTES, 8 * len(data)))
     while True:
         output = bytearray(size)
@@ -291,7 +311,7 @@ def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
 
 
 def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The blocks of xerial's stream. Raises CorruptCompression."""
+    """Yield the blocks of xerial's stream. Raise CorruptCompression if the framing is invalid."""
     position = len(_XERIAL_HEADER)
     while position < len(data):
         if len(data) - position < _BLOCK_LENGTH.size:
@@ -305,7 +325,10 @@ def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _decompress_snappy_block(block: memoryview, limit: int, size: int) -> bytearray:
-    """One raw snappy block, which states its own length in front: at most `limit` bytes."""
+    """Decompress one raw Snappy block, which begins with its output length.
+
+    Raise CorruptCompression if it is invalid or larger than `limit`.
+    """
     try:
         length = cramjam.snappy.decompress_raw_len(block)
         if length > limit:

@@ -1,15 +1,17 @@
-"""Compressed records as a stream: each read gives the next bytes of what they become, so that they
-take no more memory than one piece and the codec's window, whatever they become.
+"""Compressed records as a stream, in bounded memory.
 
-For what a producer sends, by the rules of `compression.decompress_into`: one frame or member that
-fills its bytes. That is known when the last read has given nothing; until then, what was read may
-still turn out to be what no client reads.
+Each read returns the next decompressed bytes, so memory is limited to one piece and the codec's
+window, whatever the total size.
 
-Snappy knows no stream: a block of it is decompressed as a whole. Java's client and those that frame
-like it send blocks of 32 KiB. What has no frames is a single block, which may become
+The streams read data from producers, by the rules of `compression.decompress_into`: exactly one
+frame or member. That is verified only when the last read returns nothing; until then, data already
+read may turn out to be invalid for clients.
+
+Snappy has no streams: a block is decompressed as a whole. Java's client and those with the same
+framing send blocks of 32 KiB. Data without framing is a single block, which may become
 `SNAPPY_BLOCK_BYTES_MAX`.
 
-Must not know: records.
+Does not depend on records.
 """
 
 from __future__ import annotations
@@ -33,34 +35,39 @@ from vdl.records.compression import (
 )
 
 INFLATED_BYTES_MAX = (1 << 31) - 1
-"""What a batch may become: clients count the bytes of records in 32 bits."""
+"""Maximum decompressed size of a batch: clients count the bytes of records in 32 bits."""
 
 INPUT_BYTES = 64 << 10
-"""What a codec is given at a time."""
+"""Number of bytes passed to a codec at a time."""
 
 WINDOW_BYTES_MAX = 1 << 27
-"""Of zstd: what its own tools, and Kafka's clients, read at most."""
+"""Maximum window of zstd, as in its own tools and Kafka's clients."""
 
 SNAPPY_BLOCK_BYTES_MAX = 128 << 20
-"""Of one block, decompressed: it cannot be had in pieces."""
+"""Maximum decompressed size of one block, which cannot be read in pieces."""
 
 _SNAPPY_EXPANSION_MAX = 22
-"""Three bytes of a block are a copy of 64 at most; no other element becomes more by byte."""
+"""Three bytes of a block are a copy of at most 64; no other element has a larger ratio."""
 
 _GZIP = 31
-"""To zlib: a header and an end as gzip has them, and the largest window."""
+"""zlib's argument for gzip's header and trailer, and the largest window."""
 
 
 class Inflated(Protocol):
     """A stream of decompressed bytes."""
 
     def readinto(self, room: memoryview) -> int:
-        """Put the next bytes into `room`, which is not empty; how many, 0 at the end. Raises
-        CorruptCompression."""
+        """Put the next bytes into `room`, which is not empty; return their number, 0 at the end.
+
+        Raise CorruptCompression if the data is invalid.
+        """
 
 
 def inflated(codec: Compression, data: Buffer) -> Inflated:
-    """What `data` becomes. Raises CorruptCompression."""
+    """Return a stream of the decompressed `data`.
+
+    Raise CorruptCompression if its framing is invalid.
+    """
     view = memoryview(data)
     match codec:
         case Compression.NONE:
@@ -76,7 +83,7 @@ def inflated(codec: Compression, data: Buffer) -> Inflated:
 
 
 class _Gzip:
-    """One member (RFC 1952)."""
+    """Stream of one member (RFC 1952)."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -105,7 +112,7 @@ class _Gzip:
 
 
 class _Lz4:
-    """One frame of independent blocks."""
+    """Stream of one frame of independent blocks."""
 
     def __init__(self, data: memoryview) -> None:
         if not is_one_lz4_frame(data):
@@ -136,7 +143,7 @@ class _Lz4:
 
 
 class _Zstd:
-    """One frame (RFC 8878)."""
+    """Stream of one frame (RFC 8878)."""
 
     def __init__(self, data: memoryview) -> None:
         if not is_one_zstd_frame(data):
@@ -153,7 +160,7 @@ class _Zstd:
 
 
 class _Snappy:
-    """Blocks, one behind the other."""
+    """Stream of consecutive blocks."""
 
     def __init__(self, data: memoryview) -> None:
         self._size = len(data)
@@ -165,7 +172,7 @@ class _Snappy:
             block = next(self._blocks, None)
             if block is None:
                 return 0
-            self._block = memoryview(b"")  # the room of the last one goes before the next is made
+            self._block = memoryview(b"")  # free the last block before the next is allocated
             self._block = self._decompressed(block)
         taken = min(len(room), len(self._block))
         room[:taken] = self._block[:taken]
@@ -175,13 +182,14 @@ class _Snappy:
     def _decompressed(self, block: memoryview) -> memoryview:
         try:
             length = cramjam.snappy.decompress_raw_len(block) if block else -1
-            # Believed only as far as its bytes can become so many: it costs room.
+            # Trust the stated length only as far as the input can expand: it allocates memory.
             possible = min(SNAPPY_BLOCK_BYTES_MAX, _SNAPPY_EXPANSION_MAX * len(block))
             if not 0 <= length <= possible:
                 raise CorruptCompression(Compression.SNAPPY, self._size)
             if not length:
                 return memoryview(b"")
-            # Pages come as they are written: to fill them all with zeros would stop the loop.
+            # Pages are allocated as they are written; zeroing all of them here would stall the
+            # loop.
             out = memoryview(mmap(-1, length))
             cramjam.snappy.decompress_raw_into(block, out)
         except cramjam.DecompressionError as error:

@@ -1,4 +1,4 @@
-"""Message formats 0 and 1, which clients before Kafka 0.11 speak: into magic 2, and back.
+"""Message formats 0 and 1 of clients before Kafka 0.11: conversion to magic 2 and back.
 
 ```
  0 offset      i64
@@ -11,22 +11,24 @@
 ```
 
 Messages follow one another without a header around them: a message set. A message with a codec is a
-wrapper: its value is a message set, compressed. The offset of a wrapper is that of its last message
-inside. The offsets inside are absolute in magic 0, and counted from the first one in magic 1
-(KIP-31). A wrapper with LogAppendTime gives its time to all messages in it.
+wrapper: its value is a compressed message set. The offset of a wrapper is that of its last inner
+message. Inner offsets are absolute in magic 0, and relative to the first one in magic 1 (KIP-31). A
+wrapper with LogAppendTime sets the time of all messages in it.
 
-`take` reads what a producer sent, `down_convert` makes what an old consumer is to get. What is
-stored is magic 2 in either case. Headers, producer ids, epochs and control batches do not exist in
-the old formats and are left out on the way back. zstd neither (KIP-110).
+`take` reads a producer's message set, `down_convert` makes messages for an old consumer. Stored
+batches are always magic 2. Headers, producer ids, epochs and control batches do not exist in the
+old formats and are dropped on the way back. zstd does not exist there either (KIP-110).
 
-In magic 0 the checksum of the LZ4 header also covers the magic number of the frame: a flaw of the
-first Java client that the format kept (KAFKA-3160). It is written like that and not looked at.
+In magic 0 the checksum of the LZ4 header also covers the magic number of the frame: a bug of the
+first Java client that became part of the format (KAFKA-3160). It is written in that way and not
+checked.
 
-Errors are those of `check_batch`: a CRC that does not match is CORRUPT_MESSAGE, which producers
-retry; what can never be read is INVALID_RECORD. Where Kafka drops a message that is cut off and
-acknowledges the rest, the whole set is refused here: its producer believes that all is written.
+Errors are those of `check_batch`: a CRC mismatch is CORRUPT_MESSAGE, which producers retry; a
+message that can never be read is INVALID_RECORD. Kafka drops a truncated message and acknowledges
+the rest; here the whole set is refused, because its producer would assume that everything is
+written.
 
-Must not know: logs, requests, threads.
+Does not depend on logs, requests, or threads.
 """
 
 from __future__ import annotations
@@ -66,11 +68,13 @@ LAST_FETCH_VERSION = 3
 """Later versions carry magic 2 only (KIP-98)."""
 
 MAGIC_1_FETCH_VERSION = 2
-"""Fetch before it carries magic 0 only (KIP-32)."""
+"""Earlier Fetch versions carry magic 0 only (KIP-32)."""
 
 WRAPPER_BYTES = 256 << 10
-"""Messages of about so many bytes are compressed together for a consumer: what a batch becomes is
-neither held nor sent at once."""
+"""Approximate size of messages compressed into one wrapper for a consumer.
+
+It bounds the memory for converting a batch, and the size that is sent at once.
+"""
 
 _OVERHEAD = Struct(">qiI")
 _TIMESTAMP = Struct(">q")
@@ -81,11 +85,11 @@ _LOG_OVERHEAD_BYTES, _CRC_BYTES = 12, 4
 _MAGIC_AT, _ATTRIBUTES_AT, _TIMESTAMP_AT = 16, 17, 18
 _KEY_AT = (18, 26)
 _SIZE_MIN = (14, 22)
-"""The least a message of each magic says as its size."""
+"""Smallest valid size field of a message, by magic."""
 
 
 def header_to_come() -> BatchHeader:
-    """Stands for the header of a set that is not converted yet: no producer, no transaction."""
+    """Return a placeholder header for an unconverted set: no producer, no transaction."""
     return BatchHeader(
         base_offset=0,
         batch_length=0,
@@ -104,7 +108,7 @@ def header_to_come() -> BatchHeader:
 
 
 def is_legacy(records: memoryview | None) -> bool:
-    """Whether the first message is of magic 0 or 1. Without a whole first message it is not."""
+    """Return True if the first message is complete and of magic 0 or 1."""
     return records is not None and len(records) > _MAGIC_AT and records[_MAGIC_AT] <= MAGIC_MAX
 
 
@@ -113,16 +117,16 @@ def is_legacy(records: memoryview | None) -> bool:
 
 @dataclass(slots=True)
 class Taken:
-    """A message set, as the records of one batch."""
+    """A message set converted to the records of one batch."""
 
     payload: bytearray = field(default_factory=bytearray)
-    """The records of magic 2, not compressed."""
+    """Uncompressed records in magic 2."""
     count: int = 0
     base_timestamp: int = NO_TIMESTAMP
     codec: Compression = Compression.NONE
 
     def add(self, message: _Message) -> None:
-        """Append one record. Raises KafkaError."""
+        """Append one record. Raise KafkaError if its timestamp is negative."""
         timestamp = message.timestamp
         if timestamp < NO_TIMESTAMP:
             raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a timestamp is negative")
@@ -140,7 +144,7 @@ class Taken:
         self.count += 1
 
     def header(self) -> BatchHeader:
-        """What the checks of records need to know of the batch to be."""
+        """Return the header fields that record checks need."""
         header = header_to_come()
         header.attributes = int(self.codec)
         header.base_timestamp = self.base_timestamp
@@ -148,7 +152,7 @@ class Taken:
         return header
 
     def batch(self, max_timestamp: int) -> bytearray:
-        """The sealed batch. `max_timestamp`: of its records, ms."""
+        """Return the sealed batch. `max_timestamp` is that of its records, in ms."""
         return pack_batch(
             self.payload,
             BatchFields(compression=self.codec),
@@ -160,7 +164,7 @@ class Taken:
 
 @dataclass(slots=True)
 class _Message:
-    """One message, as views of what was sent."""
+    """One message, as views of the received bytes."""
 
     magic: int
     codec: int
@@ -172,12 +176,12 @@ class _Message:
 
 
 def take(records: memoryview, scratch: memoryview, *, bytes_max: int) -> Taken:
-    """The records of a message set. Raises KafkaError, and CorruptCompression if a wrapper is not
-    what its codec makes, or does not decompress into `scratch`.
+    """Return the records of a message set.
 
-    `bytes_max`: the topic's `max.message.bytes`, for each message as it was sent. All CRCs are
-    checked before anything they cover is believed. A set is one wrapper or messages without a
-    codec, as Kafka demands since 0.11.
+    Raise KafkaError for an invalid set, and CorruptCompression if a wrapper is not valid data of
+    its codec, or does not decompress into `scratch`. `bytes_max` is the topic's
+    `max.message.bytes`, for each message as sent. All CRCs are checked before anything they cover
+    is trusted. A set is one wrapper, or messages without a codec, as Kafka requires since 0.11.
     """
     taken = Taken()
     for message in _messages(records):
@@ -199,7 +203,10 @@ def take(records: memoryview, scratch: memoryview, *, bytes_max: int) -> Taken:
 
 
 def too_large_for_a_batch() -> KafkaError:
-    """As in Kafka: many messages, each of which may be sent, need not fit one batch."""
+    """Return the error for messages that do not fit one batch together, as in Kafka.
+
+    Each of them alone may be small enough.
+    """
     return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the messages are too large for one batch")
 
 
@@ -224,7 +231,7 @@ def _unwrap(wrapper: _Message, scratch: memoryview, taken: Taken) -> None:
 
 
 def _messages(view: memoryview) -> Iterator[_Message]:
-    """The messages of a set, at least one. Raises KafkaError."""
+    """Yield the messages of a set, at least one. Raise KafkaError if the set is invalid."""
     position, size = 0, len(view)
     if not size:
         raise _invalid("no complete message")
@@ -264,7 +271,7 @@ def _messages(view: memoryview) -> Iterator[_Message]:
 
 
 def _field(view: memoryview, position: int, end: int) -> tuple[memoryview | None, int]:
-    """A key or value, and where it ends. Raises KafkaError."""
+    """Return a key or value, and its end. Raise KafkaError if it is invalid."""
     start = position + _LENGTH.size
     if start > end:
         raise _invalid("a message is shorter than what is in it")
@@ -289,14 +296,14 @@ def _corrupt(what: str) -> KafkaError:
 
 @dataclass(slots=True)
 class DownConverted:
-    """Batches as message sets."""
+    """Batches converted to message sets."""
 
     buffers: list[bytes] = field(default_factory=list)
     bytes: int = 0
     records: int = 0
-    """Looked at for it, those inside wrappers as well."""
+    """Number of records read for it, including those inside wrappers."""
     error: ErrorCode = ErrorCode.NONE
-    """Why it ends before a batch that cannot be converted."""
+    """Reason for stopping before a batch that cannot be converted."""
 
 
 def down_convert(
@@ -307,12 +314,12 @@ def down_convert(
     bytes_max: int,
     records_max: int,
 ) -> DownConverted:
-    """The records from `first_offset` on as messages of this magic, whole ones, no more than
-    `bytes_max` but for the first, and none after `records_max` records. `batches`: views of one or
-    more batches each.
+    """Convert the records from `first_offset` on to messages of this magic.
 
-    A batch with a codec becomes wrappers of about `WRAPPER_BYTES`, with its codec. Empty where
-    `batches` hold nothing but control batches and what compaction has emptied.
+    The result has complete messages of up to `bytes_max` bytes in all, but at least one, and none
+    after `records_max` records. `batches` are views of one or more batches each. A batch with a
+    codec becomes wrappers of about `WRAPPER_BYTES` with its codec. The result is empty if `batches`
+    hold nothing but control batches and batches emptied by compaction.
     """
     converted = DownConverted()
     try:
@@ -339,9 +346,11 @@ def down_convert(
 def _messages_of(
     batch: memoryview, header: BatchHeader, magic: int, first_offset: int
 ) -> Iterator[tuple[bytes, int]]:
-    """The messages of one batch, wrappers if it has a codec, and how many records are in each.
-    Raises CorruptBatch."""
-    # A small reader comes to a large batch often. Where none is missing, its place is known.
+    """Yield the messages of one batch, wrappers if it has a codec, with their record counts.
+
+    Raise CorruptBatch if the batch is invalid.
+    """
+    # A small reader returns to a large batch often. If no record is missing, its position is known.
     is_dense = header.count == header.last_offset_delta + 1
     skip = max(0, first_offset - header.base_offset) if is_dense else 0
     records = (record for record in iter_records(batch, skip) if record.offset >= first_offset)
@@ -354,7 +363,7 @@ def _messages_of(
 def _wrappers(
     records: Iterable[Record], magic: int, codec: Compression, flag: int
 ) -> Iterator[tuple[bytes, int]]:
-    """The records as compressed messages, and how many are in each."""
+    """Yield the records as compressed messages, with their record counts."""
     inside: list[bytes] = []
     size = base_offset = last_offset = 0
     timestamp = NO_TIMESTAMP
@@ -383,7 +392,7 @@ def _wrappers(
 
 
 def _message(magic: int, attributes: int, offset: int, record: Record) -> bytes:
-    """One message."""
+    """Encode one message."""
     key, value = record.key, record.value
     key_length = -1 if key is None else len(key)
     if magic:
@@ -406,8 +415,11 @@ _MASK = 0xFFFFFFFF
 
 
 def with_lz4_checksum(frame: memoryview, *, is_broken: bool) -> bytearray:
-    """A copy of an LZ4 frame with another checksum of its header: as the first Java client had it,
-    over the magic number as well, or as it should be. Too short for a header: as it is."""
+    """Return a copy of an LZ4 frame with a recomputed header checksum.
+
+    `is_broken`: the checksum also covers the magic number, as in the first Java client. A frame
+    that is too short for a header is copied unchanged.
+    """
     copied = bytearray(frame)
     if len(copied) > _LZ4_MAGIC_BYTES:
         end = _LZ4_MAGIC_BYTES + (10 if copied[_LZ4_MAGIC_BYTES] & _LZ4_CONTENT_SIZE else 2)
@@ -418,7 +430,7 @@ def with_lz4_checksum(frame: memoryview, *, is_broken: bool) -> bytearray:
 
 
 def xxh32(data: bytes) -> int:
-    """xxHash of 32 bits, seed 0, of fewer than 16 bytes: all that a header of LZ4 has."""
+    """Return the 32-bit xxHash, seed 0, of fewer than 16 bytes: enough for a header of LZ4."""
     assert len(data) < 16, len(data)
     words = len(data) // 4
     state = (_PRIME_5 + len(data)) & _MASK

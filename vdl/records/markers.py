@@ -1,19 +1,19 @@
-"""The marker that ends a transaction in a partition: a control batch of one record (KIP-98).
+"""Transaction marker of a partition: a control batch of one record (KIP-98).
 
 ```
 key     version i16 (0), type i16: 0 abort, 1 commit
-value   version i16 (0), coordinator epoch i32, and behind these fields of Kafka's:
+value   version i16 (0), coordinator epoch i32, and after these fields of Kafka's:
         the transaction's number i64
 ```
 
-By its number a replica knows the marker of a transaction that has ended from that of the next one
-of the same epoch, however late it comes and whoever leads by then. Clients read no further than the
-fields they know.
+By the number a replica distinguishes the marker of an ended transaction from that of the next one
+in the same epoch, however late it arrives and whichever replica leads by then. Clients read no
+further than the fields they know.
 
-Clients get it like any other batch; it takes an offset, and no client shows it to its user. It has
-its producer's id and epoch, and no sequence number.
+Clients receive a marker like any other batch. It takes an offset, and no client shows it to its
+user. It has its producer's id and epoch, and no sequence number.
 
-Must not know: what is open, logs.
+Does not depend on logs, or on which transactions are open.
 """
 
 from __future__ import annotations
@@ -38,34 +38,36 @@ _VALUE = Struct(">hi")
 _NUMBER = Struct(">q")
 NO_NUMBER = 0
 _AS_BUILT = Struct(">h4xq8xqhiiBBBBBhhBhi")
-"""A marker as `build_marker` makes it, from its attributes on: of the header attributes, time,
-producer, epoch, sequence number and count; of the record its length, the bytes before its key, key,
-and value up to the number."""
+"""Fixed layout of a marker made by `build_marker`, from its attributes on.
+
+Header: attributes, time, producer, epoch, sequence number, count. Record: its length, the bytes
+before its key, key, and value up to the number.
+"""
 _AS_BUILT_FROM = 21
 _UNNUMBERED_BYTES = HEADER_BYTES + 17
 _NUMBERED_BYTES = _UNNUMBERED_BYTES + _NUMBER.size
 _RECORD_BYTES = {_UNNUMBERED_BYTES: (32, 12), _NUMBERED_BYTES: (48, 28)}
-"""By the bytes of the batch: (length of the record, length of its value), as they are written."""
+"""Batch size → (encoded record length, encoded value length)."""
 _VERSION = 0
 _ABORT = 0
 _COMMIT = 1
 
 
 class Marker(NamedTuple):
-    """How a producer's transaction ended."""
+    """Outcome of a producer's transaction."""
 
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
     commit: bool
     timestamp: int
-    """ms since 1970, of the leader that appended it."""
+    """ms since 1970, from the leader that appended it."""
     number: int = NO_NUMBER
-    """Of the transaction among those of its transactional id; 0: nobody said."""
+    """Number of the transaction within its transactional id; 0 if unknown."""
 
 
 def build_marker(marker: Marker) -> bytearray:
-    """The batch, without its place in the log."""
+    """Build the batch, without its place in the log."""
     key = _KEY.pack(_VERSION, _COMMIT if marker.commit else _ABORT)
     value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
     if marker.number != NO_NUMBER:
@@ -80,11 +82,13 @@ def build_marker(marker: Marker) -> bytearray:
 
 
 def read_marker(batch: memoryview) -> Marker | None:
-    """What a control batch says of a transaction; None where it is about something else. Raises
-    CorruptBatch."""
+    """Decode a control batch as a transaction marker; None if it is of another type.
+
+    Raise CorruptBatch if it is invalid.
+    """
     lengths = _RECORD_BYTES.get(len(batch))
     if lengths is not None:
-        # Every replica reads every marker: as a whole, if it is as all of ours are.
+        # Every replica reads every marker, so one with our fixed layout is decoded in one step.
         (
             attributes, time_ms, producer_id, epoch, _, count, record_bytes, zero1, zero2, zero3,
             key_bytes, _, kind, value_bytes, _, coordinator_epoch,

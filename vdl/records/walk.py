@@ -1,25 +1,25 @@
-"""One walk over the records of a batch, uncompressed: whether any client could read them.
+"""Validation of the uncompressed records of a batch, so that every client can read them.
 
-The records are a stranger's bytes. The walk goes through each length, number and header once and
-stops at the first that cannot be: `Fault` says which rule was broken, the index which record broke
-it. Records that are well formed and still not wanted (no key where one is required, a timestamp out
-of bounds) are listed, because Kafka names them to the producer one by one (KIP-467).
+The records are untrusted bytes. The walk reads each length, number and header once and stops at the
+first invalid one: `Fault` identifies the broken rule, the index identifies the record. Well-formed
+records that the topic does not accept (no key where one is required, a timestamp out of bounds) are
+listed, because Kafka reports them to the producer one by one (KIP-467).
 
-There are two walks with equal answers. `vdl/records/_walk.c` takes some 10 ns a record and is built
-where there is a C compiler; `walk_in_python` takes a hundred times as long and is used where there
-was none. `IS_NATIVE` says which one this process has.
+There are two implementations with equal results. `vdl/records/_walk.c` takes some 10 ns a record
+and is built if there is a C compiler; `walk_in_python` takes a hundred times as long and is used
+otherwise. `IS_NATIVE` is True if this process has the C one.
 
-Where it is stricter than Kafka's broker, a consumer of some client would otherwise stop at the
+The walk is stricter than Kafka's broker where a consumer of some client would otherwise stop at the
 record for good: offset deltas must be 0, 1, 2, …, numbers must fit their type, a length is never
 below -1, the highest bit of a record's attributes is not set, header names are UTF-8.
 
-Records that come piece by piece, because all of them would take too much memory, are walked on from
-where the last piece ended: `walk_part`, by the same rules.
+`walk_part` applies the same rules to records that arrive in pieces, because all of them would take
+too much memory. It continues where the last piece ended.
 
-Beside it there is a shorter walk that says where each record lies, and its key: `places`. It goes
-over what was accepted before, so it looks at no more than it needs.
+`places` is a shorter walk that returns the positions of each record and its key. It reads records
+that were accepted before, so it checks only what it needs.
 
-Must not know: batch headers, codecs, error codes, threads.
+Does not depend on batch headers, codecs, error codes, or threads.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from enum import IntEnum
 Buffer = bytes | bytearray | memoryview
 
 REFUSED_MAX = 100
-"""So many records of one batch are named at most."""
+"""Maximum number of records reported for one batch."""
 
 ANY_TIME = (-(1 << 63), (1 << 63) - 1)
-"""Bounds that each timestamp keeps."""
+"""Bounds that every timestamp satisfies."""
 
 RECORD_BYTES_MIN = 7
-"""The shortest record: its length, attributes, two deltas, two lengths, the number of headers."""
+"""Size of the shortest record: length, attributes, two deltas, two lengths, header count."""
 
 _INT64_MIN, _INT64_MAX = ANY_TIME
 _NO_TIMESTAMP = -1
@@ -47,7 +47,7 @@ _ATTRIBUTE_GOES_ON = 0x80
 
 
 class Fault(IntEnum):
-    """Why records cannot be read. The numbers are those of `_walk.c`."""
+    """Reason why records cannot be read. The numbers are those of `_walk.c`."""
 
     NONE = 0
     CUT_OFF = 1
@@ -83,27 +83,35 @@ WITHOUT_KEY = 0
 OUT_OF_TIME = 1
 
 Refused = tuple[int, int, int]
-"""A record that is not wanted: its index, WITHOUT_KEY or OUT_OF_TIME, its timestamp (ms)."""
+"""A record that is not accepted: its index, WITHOUT_KEY or OUT_OF_TIME, its timestamp (ms)."""
 
 Walked = tuple[int, int, int, tuple[Refused, ...]]
-"""`(fault, index, max timestamp, refused)`. With a fault the last two say nothing; without one the
-index is the number of records. The largest timestamp is never below -1, which is none."""
+"""(fault, index, max timestamp, refused).
+
+After a fault the last two are meaningless; without one the index is the number of records. The
+largest timestamp is never below -1, which means none.
+"""
 
 Walk = Callable[[Buffer, int, int, int, int, bool, bool], Walked]
-"""`(records, count, base_timestamp, oldest, newest, keys_required, release)`: walk `count` records
-whose timestamps count from `base_timestamp` and should be within [oldest, newest] (ms), -1 always
-excepted. `release`: let other threads run meanwhile."""
+"""Walk `count` records: (records, count, base_timestamp, oldest, newest, keys_required, release).
+
+Timestamps are relative to `base_timestamp` and should be within [oldest, newest] (ms); -1 is always
+accepted. `release`: let other threads run meanwhile.
+"""
 
 
 WalkPart = Callable[[Buffer, "array[int]", bool], tuple[int, int, tuple[Refused, ...]]]
-"""`(records, state, is_last)`: walk on from what `state` says, which `begin_parts` made, over the
-next bytes: (fault, how many of them were walked, further records that are not wanted). The rest is
-to come again, in front of what follows it; without a rest there may be more to come. A header's
-name is looked at as a whole, so there must be room for one. `is_last`: nothing follows."""
+"""Continue a walk over the next bytes: (records, state, is_last).
+
+`begin_parts` makes the initial `state`. The result is (fault, number of bytes walked, further
+records that are not accepted). The caller must pass the remaining bytes again, followed by the next
+ones; if none remain, more may still follow. A header's name is checked as a whole, so the buffer
+must have room for one. `is_last`: nothing follows.
+"""
 
 
 class Slot(IntEnum):
-    """Places in the state of a walk by parts. The numbers are those of `_walk.c`."""
+    """Positions in the state of a walk by parts. The numbers are those of `_walk.c`."""
 
     COUNT = 0
     BASE_TIMESTAMP = 1
@@ -111,32 +119,32 @@ class Slot(IntEnum):
     NEWEST = 3
     KEYS_REQUIRED = 4
     INDEX = 5
-    """Of the next record, or the one that has begun."""
+    """Index of the next record, or of the one that has begun."""
     MAX_TIMESTAMP = 6
     REFUSED = 7
-    """How many were named."""
+    """Number of records reported."""
     PHASE = 8
     LEFT = 9
-    """Bytes of the record that has begun which were not walked."""
+    """Bytes of the current record not walked yet."""
     SKIP = 10
-    """And of its field."""
+    """Bytes of the current field not walked yet."""
     HEADERS = 11
-    """How many of them are to come."""
+    """Number of headers still to come."""
     TIME = 12
     KEY = 13
-    """Its length, or -1."""
+    """Length of the key, or -1."""
 
 
 _BEGINNING, _VALUE, _HEADER_NUMBER, _NAME, _HEADER_VALUE, _ENDING = range(6)
 _BEGINNING_BYTES_MAX = 26
-"""No record takes more before its key."""
+"""Maximum size of a record before its key."""
 _LENGTH_BYTES_MAX = 5
 
 
 def begin_parts(
     count: int, base_timestamp: int, oldest: int, newest: int, keys_required: bool
 ) -> array[int]:
-    """The state of a walk that has not begun. The arguments are those of `Walk`."""
+    """Return the initial state of a walk by parts. The arguments are those of `Walk`."""
     state = array("q", bytes(8 * len(Slot)))
     state[Slot.COUNT] = count
     state[Slot.BASE_TIMESTAMP] = base_timestamp
@@ -147,12 +155,17 @@ def begin_parts(
 
 
 PLACE = struct.Struct("=6i")
-"""One record, positions in the records: where it begins, where it ends, its offset delta, where its
-key begins, the length of the key and of the value, -1 where there is none."""
+"""Positions of one record: start, end, offset delta, start of the key, lengths of key and value.
+
+A length is -1 for a missing key or value.
+"""
 
 Places = Callable[[Buffer, int], tuple[bytes, int]]
-"""`(records, count)`: (`PLACE` of each of the `count` records before the first that cannot be read;
-1 when all can, and nothing follows them, else 0)."""
+"""Locate records: (records, count) → (places, is_complete).
+
+The result has a `PLACE` for each of the `count` records before the first unreadable one, and 1 if
+all can be read and nothing follows them, else 0.
+"""
 
 
 def places_in_python(records: Buffer, count: int) -> tuple[bytes, int]:
@@ -191,7 +204,7 @@ def walk_in_python(
     keys_required: bool,
     release: bool,
 ) -> Walked:
-    """See `Walk`. Other threads run when Python lets them, whatever `release` says."""
+    """See `Walk`. Other threads run as Python schedules them, regardless of `release`."""
     del release
     position = 0
     max_timestamp = _NO_TIMESTAMP
@@ -235,7 +248,10 @@ def walk_part_in_python(
 def _walk_field(
     records: Buffer, position: int, state: array[int], refused: list[Refused], *, is_last: bool
 ) -> int | None:
-    """Walk what comes next; where that ends, or None if it is not there. Raises _Broken."""
+    """Walk the next field. Return its end, or None if it is incomplete.
+
+    Raise _Broken if it is invalid.
+    """
     phase, there = state[Slot.PHASE], len(records) - position
     if phase == _BEGINNING:
         if state[Slot.INDEX] >= state[Slot.COUNT]:
@@ -282,7 +298,7 @@ def _walk_field(
 
 
 def _begin_record(records: Buffer, position: int, state: array[int], *, is_last: bool) -> int:
-    """Walk a record up to its key. Raises _Broken."""
+    """Walk a record up to its key. Raise _Broken if it is invalid."""
     there = len(records)
     if position == there:
         raise _Broken(Fault.MISSING)
@@ -312,7 +328,7 @@ def _begin_record(records: Buffer, position: int, state: array[int], *, is_last:
 
 
 def _end_record(state: array[int], refused: list[Refused]) -> None:
-    """A record was walked as a whole."""
+    """Finish a record that was walked completely."""
     timestamp = state[Slot.TIME]
     state[Slot.MAX_TIMESTAMP] = max(state[Slot.MAX_TIMESTAMP], timestamp)
     why = -1
@@ -328,7 +344,7 @@ def _end_record(state: array[int], refused: list[Refused]) -> None:
 
 
 def _pass_name(records: Buffer, position: int, length: int) -> int:
-    """The position behind a header's name. Raises _Broken."""
+    """Return the position after a header's name. Raise _Broken if the name is invalid."""
     end = position + length
     try:
         if length < 0:
@@ -340,7 +356,7 @@ def _pass_name(records: Buffer, position: int, length: int) -> int:
 
 
 class _Broken(Exception):
-    """A rule is broken."""
+    """Raised when a rule is broken."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -349,7 +365,7 @@ class _Broken(Exception):
 def _walk_record(
     records: Buffer, position: int, index: int, base_timestamp: int
 ) -> tuple[int, int, bool]:
-    """(where the next record begins, its timestamp, whether it has a key). Raises _Broken."""
+    """Return (start of the next record, timestamp, has a key). Raise _Broken if it is invalid."""
     size = len(records)
     if position == size:
         raise _Broken(Fault.MISSING)
@@ -388,7 +404,7 @@ def _skip_headers(records: Buffer, position: int, end: int) -> int:
 
 
 def _skip_field(records: Buffer, position: int, end: int) -> tuple[int, int]:
-    """`(length or -1, position behind the field)`."""
+    """Return (length or -1, position after the field)."""
     length, position = _read_number(records, position, end, 32)
     if not -1 <= length <= end - position:
         raise _Broken(Fault.FIELD_LENGTH)
@@ -396,7 +412,7 @@ def _skip_field(records: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def _read_number(records: Buffer, position: int, end: int, bits: int) -> tuple[int, int]:
-    """`(value, position behind it)` of a zigzag varint of so many bits."""
+    """Return (value, position after it) of a zigzag varint of `bits` bits."""
     raw = shift = 0
     while True:
         if position == end:
@@ -430,7 +446,7 @@ def _choose_places() -> Places:
 def _choose_part() -> WalkPart:
     try:
         from vdl.records._walk import walk_part as native
-    except ImportError:  # likewise
+    except ImportError:  # the same
         return walk_part_in_python
     return native
 
