@@ -1,11 +1,11 @@
-"""Who may do what at each port of a server, by its configuration: for `vdl serve --check` and for
-a warning at a start.
+"""Report of the access to each port that a configuration permits.
 
-Logins and certificates say who a client is. Only an authorizer limits what it may do: without one
-an ordinary user sets the administrator's password. Secured listeners without it are a mistake, or a
-step on the way, and are never silent.
+`vdl serve --check` prints it, and a server uses it for a warning at its start. Logins and
+certificates identify a client. Only an authorizer limits what it may do: without one, an ordinary
+user can set the administrator's password. Secured listeners without an authorizer are a mistake or
+a step of a migration, and are never silent.
 
-Must not know: connections.
+Does not depend on connections.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NO_AUTHORIZER = "clients show who they are and may do everything: set security.a
 
 
 def lacks_authorizer(config: Config) -> bool:
-    """Return whether clients show who they are at some port, and may do everything even so."""
+    """Return True if clients authenticate at some port, but no authorizer limits them."""
     return not config.kafka.authorizer and any(
         listener.protocol is not SecurityProtocol.PLAINTEXT for listener in config.listeners
     )
 
 
 def exposure(config: Config) -> Iterator[str]:
-    """One line a port: its name, its address, who may connect, and what they may do."""
+    """Yield one line for each port: name, address, permitted clients, and permitted operations."""
     limit = BY_LISTS if config.kafka.authorizer else ALL
     for listener in config.listeners:
         address = Address(listener.host, listener.port)

@@ -1,6 +1,6 @@
-"""The `[[listeners]]` tables of a configuration: ports for clients, and how each is secured.
+"""The `[[listeners]]` tables of a configuration: client ports and their security.
 
-Must not know: other tables.
+Does not depend on other tables.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LISTENER_KEYS = (
 )  # fmt: skip
 CONNECTIONS_MAX = 1_000_000
 MECHANISMS_DEFAULT = MECHANISMS[:2]
-"""Those that need no more settings, and send no password."""
+"""Mechanisms that need no other settings and do not send the password."""
 _PAIR_KEYS = {"certificate", "key"}
 _T = TypeVar("_T")
 
 
 class ListenerError(Exception):
-    """What is wrong with which key; an empty key: the table."""
+    """Raised for a problem with a key; an empty key stands for the table."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)
@@ -41,8 +41,11 @@ class ListenerError(Exception):
 def parse_listener(
     table: Mapping[str, object], reserved: str, files: TlsFiles, folder: Path
 ) -> ListenerOptions:
-    """One table; `reserved` is a name it must not have, `files` what it need not say itself. Raises
-    ListenerError."""
+    """Parse one table. Raise ListenerError if it is invalid.
+
+    `reserved` is a name it must not have; `files` supplies certificates that it does not name
+    itself.
+    """
     for key in table:
         if key not in LISTENER_KEYS:
             close = difflib.get_close_matches(key, LISTENER_KEYS, n=1)
@@ -71,7 +74,7 @@ def parse_listener(
 
 
 def _protocol(table: Mapping[str, object], name: str) -> SecurityProtocol:
-    """As said; else that of its name, if it has the name of one."""
+    """Return the protocol as set, else the one that has the listener's name, else PLAINTEXT."""
     known = [protocol.value for protocol in SecurityProtocol]
     said = table.get("protocol", name if name in known else SecurityProtocol.PLAINTEXT.value)
     if said not in known:
@@ -94,7 +97,10 @@ def _connections_max(table: Mapping[str, object]) -> int:
 def _check_unencrypted(
     table: Mapping[str, object], protocol: SecurityProtocol, listen: Address
 ) -> None:
-    """Whoever listens in on a login may take the session over, and reads what PLAIN sends."""
+    """Refuse unencrypted logins on a network unless they are allowed explicitly.
+
+    An eavesdropper on a login can take over the session, and reads the password that PLAIN sends.
+    """
     allowed = table.get("unencrypted_login", False)
     if not isinstance(allowed, bool):
         raise ListenerError("unencrypted_login", "expected true or false")
@@ -108,7 +114,7 @@ def _check_unencrypted(
 
 
 def _addresses(table: Mapping[str, object]) -> tuple[Address, Address]:
-    """(listen, advertise) of one listener; `advertise` is `listen` unless it is given."""
+    """Return (listen, advertise) of one listener; `advertise` is `listen` unless it is set."""
     parsed: dict[str, Address] = {}
     for key in ("listen", "advertise"):
         if key not in table and key == "advertise":
@@ -162,8 +168,11 @@ def _tls(
 
 
 def _crl(table: Mapping[str, object], files: TlsFiles, folder: Path) -> Path | None:
-    """Of the whole server, unless the listener has one. Who names another authority only, and
-    forgets its list, is to be told so by refusals."""
+    """Return the listener's revocation list; the server's unless the listener names one.
+
+    "off" disables it. A listener with another authority but without that authority's list refuses
+    clients, which reveals the omission.
+    """
     raw = table.get("crl")
     if raw == "off":
         return None

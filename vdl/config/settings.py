@@ -1,21 +1,22 @@
-"""A server's configuration: one TOML file, checked whole before anything is opened.
+"""A server's configuration: one TOML file, checked completely before anything is opened.
 
 Every layer declares its own limits as a frozen dataclass with defaults (`StoreOptions`,
-`HostOptions`, `KafkaOptions`); this module says under which key each can be set, in which unit,
-within which range, and builds them. So a default stands in one place, next to the code that needs
-it, and `KEYS` is the complete list of what a file may say.
+`HostOptions`, `KafkaOptions`). This module defines the key, unit and range of each, and builds the
+dataclasses. So a default is defined once, next to the code that uses it, and `KEYS` is the complete
+list of keys in a file.
 
 Rules:
 
-* A key that is not in `KEYS` is refused, with the nearest known one as a suggestion: a typing
-  error must not silently leave a default in force.
-* An error names the file, the key and what was expected.
-* Table `[kafka]` has Kafka's own setting names; everything else is VDL's. Sizes are numbers of
-  bytes or texts like "64MiB"; durations are texts like "600ms" or "2h", and plain milliseconds
-  for keys that end in `.ms`.
-* A relative `server.data_dir` is relative to the file's own folder, so that a folder can be moved.
+* A key that is not in `KEYS` is refused, with the nearest known one as a suggestion: a typing error
+  must not silently leave a default in force.
+* An error names the file, the key and the expected value.
+* Table `[kafka]` has Kafka's own setting names; all other keys are VDL's. Sizes are numbers of
+  bytes or texts like "64MiB"; durations are texts like "600ms" or "2h", and plain milliseconds for
+  keys that end in `.ms`.
+* A relative `server.data_dir` is relative to the file's own folder, so that the folder can be
+  moved.
 
-Must not know: how any of it takes effect.
+Does not depend on how settings take effect.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from vdl.log import LogOptions
 from vdl.logstream.options import HostOptions
 
 SERVER_ID_MAX = (1 << 15) - 1
-"""A replica id is the server id beside a 16-bit replica number."""
+"""A replica id consists of the server id and a 16-bit replica number."""
 
 
 ADMIN_LISTEN = Address("127.0.0.1", 9112)
@@ -78,7 +79,7 @@ HTTP_LISTEN = Address("127.0.0.1", 9122)
 
 
 class ConfigError(VdlError):
-    """A configuration that cannot be used: which file, which key, what was expected."""
+    """Raised for an unusable configuration, with the file, the key and the problem."""
 
     def __init__(self, source: str, key: str, problem: str) -> None:
         super().__init__(source, key, problem)
@@ -96,7 +97,7 @@ class ConfigError(VdlError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a port listens, and the address others are told to use for it."""
+    """Address that a port listens on, and the address advertised to clients and peers."""
 
     listen: Address
     advertise: Address
@@ -104,27 +105,27 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything one server is told. `source` names the file in messages."""
+    """Complete configuration of one server. `source` names the file in messages."""
 
     source: str = "built-in defaults"
     server_id: ServerId = ServerId(1)
     data_dir: Path = Path("data")
     rack: str = ""
     seeds: Mapping[ServerId, Address] = field(default_factory=dict)
-    """Peer address of every server that forms the cluster; empty: a cluster of this one server."""
+    """Peer address of each server that forms the cluster; empty for a single server."""
 
     coordinators: int = 8
-    """Coordinator groups; fixed when the cluster is formed."""
+    """Number of coordinator groups; fixed when the cluster is formed."""
 
     listeners: tuple[ListenerOptions, ...] = (ListenerOptions(),)
     peer: Endpoint | None = None
-    """None: alone, no peer port is opened."""
+    """None for a single server, which opens no peer port."""
 
     admin: Endpoint | None = Endpoint(ADMIN_LISTEN, ADMIN_LISTEN)
-    """The gRPC admin service; None: not opened."""
+    """gRPC admin service; None if it is not opened."""
 
     http: Address | None = HTTP_LISTEN
-    """Metrics and health; None: not opened."""
+    """Metrics and health; None if it is not opened."""
 
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
     host: HostOptions = field(default_factory=HostOptions)
@@ -135,21 +136,21 @@ class Config:
     first_users: Path | None = None
     """See `vdl/server/first_users.py`."""
     delegation_key: Path | None = None
-    """See `vdl/server/delegation_key.py`. None: there are no delegation tokens."""
+    """See `vdl/server/delegation_key.py`. Without a key there are no delegation tokens."""
     other_delegation_key: Path | None = None
     audit: AuditOptions = field(default_factory=AuditOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where a key's value goes (`field`, or `options.field`) and how it is read."""
+    """Target of a key's value (`field`, or `options.field`) and its parser."""
 
     target: str
     parse: Parse
 
 
 def load_config(path: Path) -> Config:
-    """Read and check a file. Raises ConfigError."""
+    """Read and check a file. Raise ConfigError if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -160,10 +161,13 @@ def load_config(path: Path) -> Config:
 
 
 def parse_config(text: str, *, source: str, folder: Path) -> Config:
-    """Check a configuration given as text, relative paths below `folder`. Raises ConfigError."""
+    """Check a configuration given as text. Raise ConfigError if it is invalid.
+
+    Relative paths are relative to `folder`.
+    """
     try:
         document = tomllib.loads(text)
-    except ValueError as error:  # also a number with more digits than Python reads
+    except ValueError as error:  # or a number with more digits than Python accepts
         raise ConfigError(source, "", f"is not valid TOML: {error}") from error
     listeners = document.pop("listeners", None)
     seeds = _take_seeds(document, source)
@@ -312,7 +316,7 @@ KEYS: dict[str, Key] = {
     "kafka.transaction.remove.expired.transaction.cleanup.interval.ms": Key(
         "kafka.transactional_id_check_ms", milliseconds(100, DAY_MS)
     ),
-    # --- permission
+    # --- permissions and tokens
     "security.authorizer": Key("kafka.authorizer", boolean),
     "kafka.super.users": Key("kafka.super_users", principals),
     "kafka.allow.everyone.if.no.acl.found": Key("kafka.allow_if_no_acl", boolean),
@@ -325,7 +329,7 @@ KEYS: dict[str, Key] = {
     "audit.file": Key("audit.file", path_or_off),
     "audit.file_bytes": Key("audit.bytes_max", size(64 * KIB, TIB)),
     "audit.files": Key("audit.files_max", integer(1, 1_000)),
-    # --- limits of one client connection that Kafka does not name
+    # --- limits of a client connection that Kafka has no name for
     "connection.frame_deadline": Key("kafka.frame_deadline_ms", duration(100, 600_000)),
     "connection.requests_in_flight": Key("kafka.requests_in_flight_max", integer(1, 10_000)),
     "connection.request_bytes_in_flight": Key(
@@ -381,7 +385,7 @@ KEYS: dict[str, Key] = {
     "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
     "storage.accept_empty": Key("store.accept_empty", boolean),
     "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),
-    # --- encryption, and who servers are
+    # --- encryption and authentication
     "tls.certificate": Key("tls.certificate", path),
     "tls.key": Key("tls.key", path),
     "tls.ca": Key("tls.ca", path),
@@ -411,14 +415,14 @@ KEYS: dict[str, Key] = {
 
 _OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit")
 _SHOWN_MAX = 100
-"""Characters of a wrong value that a message repeats."""
+"""Maximum number of characters of a wrong value that a message repeats."""
 
 
 # --- from a document to a Config ------------------------------------------------------------------
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted name, value) of everything in a table: `num.partitions = 1` is a nested one."""
+    """Yield (dotted name, value) of everything in a table: `num.partitions = 1` is a nested one."""
     for name, value in table.items():
         dotted = f"{prefix}{name}"
         if isinstance(value, dict):
@@ -428,7 +432,7 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 
 def _take_seeds(document: dict[str, object], source: str) -> dict[ServerId, Address]:
-    """Take `cluster.seeds` (server id → peer address) out of the document."""
+    """Remove `cluster.seeds` (server id → peer address) from the document and return it."""
     cluster = document.get("cluster")
     raw_seeds = cluster.pop("seeds", {}) if isinstance(cluster, dict) else {}
     if not isinstance(raw_seeds, dict):
@@ -436,7 +440,7 @@ def _take_seeds(document: dict[str, object], source: str) -> dict[ServerId, Addr
     seeds: dict[ServerId, Address] = {}
     for server_id, raw in raw_seeds.items():
         name = f"cluster.seeds.{server_id}"
-        # As it is written and no other way: 01 would be a second name of server 1.
+        # Only the canonical form is accepted: 01 would be a second name of server 1.
         if not re.fullmatch(r"[1-9][0-9]{0,4}", server_id) or int(server_id) > SERVER_ID_MAX:
             raise ConfigError(source, name, f"expected a server id from 1 to {SERVER_ID_MAX}")
         try:
@@ -456,7 +460,7 @@ def _take_seeds(document: dict[str, object], source: str) -> dict[ServerId, Addr
 def _build(
     values: dict[str, object], seeds: dict[ServerId, Address], source: str, folder: Path
 ) -> Config:
-    """Put checked values where `KEYS` says they go."""
+    """Build a Config from checked values, by the targets in `KEYS`."""
     grouped: dict[str, dict[str, object]] = {"": {}}
     for name, value in values.items():
         options, _, attribute = KEYS[name].target.rpartition(".")
@@ -492,7 +496,7 @@ def _build(
             "peer.listen",
             f"required, because cluster.seeds has no server {config.server_id}",
         )
-    # One size rules what a segment file holds and what clients are shown.
+    # One setting determines both the size of segment files and the size reported to clients.
     store = replace(config.store, segment_bytes=config.kafka.segment_bytes)
     return replace(
         config,
@@ -503,7 +507,7 @@ def _build(
 
 
 def _beside(folder: Path, path: Path | None) -> Path | None:
-    """A path of the file: a relative one is relative to the file's folder."""
+    """Return a path from the file, relative to the file's folder unless it is absolute."""
     return None if path is None else folder / path
 
 
@@ -514,7 +518,7 @@ def _endpoint(
     advertise: Address | None,
     source: str,
 ) -> Endpoint | None:
-    """An endpoint from its `listen` and `advertise` keys and their defaults; None for none."""
+    """Return an endpoint from its `listen` and `advertise` keys and defaults; None for none."""
     chosen = settings.get("listen", listen)
     if chosen is None:
         return None
@@ -529,7 +533,7 @@ def _endpoint(
 def _parse_listeners(
     raw: object, files: TlsFiles, source: str, folder: Path
 ) -> tuple[ListenerOptions, ...]:
-    """The `[[listeners]]` tables."""
+    """Parse the `[[listeners]]` tables."""
     if not isinstance(raw, list) or not raw or not all(isinstance(item, dict) for item in raw):
         raise ConfigError(source, "listeners", "expected one or more [[listeners]] tables")
     listeners: list[ListenerOptions] = []
@@ -546,7 +550,7 @@ def _parse_listeners(
 
 
 def _check_tokens(config: Config) -> None:
-    """Tokens that nobody can judge are not asked for."""
+    """Check that OAUTHBEARER tokens can be verified if a listener accepts them."""
     url = config.oauth.jwks_url
     key = "kafka.sasl.oauthbearer.jwks.endpoint.url"
     if url and not url.startswith(("https://", "file:///")):
@@ -560,7 +564,7 @@ def _check_tokens(config: Config) -> None:
 
 
 def _check_identities(config: Config) -> None:
-    """Once clients have to say who they are, nobody else comes in by another port."""
+    """Check that all ports authenticate if any client port does."""
     _check_tokens(config)
     files = config.tls
     if (files.certificate is None) != (files.key is None):
@@ -586,11 +590,11 @@ def _check_identities(config: Config) -> None:
 
 
 _OWN_LOGS = 256
-"""At most as many a server has beside those of partitions: of the catalog, and of coordinators."""
+"""Bound on the logs of a server besides those of partitions: the catalog's and coordinators'."""
 
 
 def _check_whole(config: Config) -> None:
-    """What no single key can tell."""
+    """Check conditions on combinations of keys."""
     ports: dict[int, str] = {}
     for name, address in _listen_addresses(config):
         if address.port and address.port in ports:
@@ -681,8 +685,10 @@ def _required_instead_of(address: Address) -> str:
 
 
 def _show(raw: object) -> str:
-    """A value for a message. A whole number of TOML has 64 bits; Python reads, and will not print,
-    ones that have far more."""
+    """Return a value as text for a message.
+
+    Integers in TOML have 64 bits; Python parses much larger ones, but does not print them.
+    """
     if isinstance(raw, int) and raw.bit_length() > INT64_MAX.bit_length():
         return "a number of more than 64 bits"
     if isinstance(raw, list | dict):
@@ -696,7 +702,7 @@ def _describe(raw: object) -> str:
 
 
 def unreachable_options() -> list[str]:
-    """Fields of the option classes that a file cannot set: limits somebody forgot in `KEYS`."""
+    """Return fields of the option classes that have no key in `KEYS`. Use: a test for omissions."""
     base = Config()
     targets = {"store.segment_bytes", *(key.target for key in KEYS.values())}
     return [

@@ -1,10 +1,10 @@
-"""Values of a configuration file: sizes, durations, addresses, numbers within a range.
+"""Parsers for values of a configuration file: sizes, durations, addresses, numbers within a range.
 
-A parser takes what TOML gave and returns what the program keeps, or raises ValueError with the
-words for what it expected, so that a message can be put together where file and key are known.
-Factories (`integer(1, 9)`) make parsers with a range.
+A parser takes a TOML value and returns the program's value, or raises ValueError with a description
+of the expected value; the caller adds file and key to the message. Factories (`integer(1, 9)`) make
+parsers with a range.
 
-Must not know: keys and files.
+Does not depend on keys or files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DAY_MS = 86_400_000
 ADMIN_LISTENER = "ADMIN"
 """Name under which a server registers the address of its admin service."""
 ADMIN_SETTING = "vdl.admin.listener"
-"""By which a server tells clients of it. No setting of Kafka's."""
+"""Name of the setting that reports that address to clients. Kafka has no such setting."""
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 Scalar = str | int | bool | float
 Parse = Callable[[Scalar], object]
-"""Turns a value of the file into the value kept. Raises ValueError(what was expected)."""
+"""Parser of a file's value. Raises ValueError(description of the expected value)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,7 @@ class Address:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether somebody can be told to connect to it: to one interface, to a port that is known
-        beforehand."""
+        """True if it can be advertised: it names one interface, and a port known beforehand."""
         if not self.port:
             return False
         if ":" in self.host:
@@ -55,14 +54,14 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """True if only this machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
 
-# 18 digits are more than any range holds and less than Python refuses to read.
+# 18 digits exceed every range and are below the number that Python refuses to parse.
 _SIZE = re.compile(r"([0-9]{1,18})\s*([KMGT]i?B|B)?")
 _SIZE_UNITS = {
     None: 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
@@ -75,7 +74,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 def parse_size(raw: Scalar) -> int:
-    """Bytes, from a number or a text with a unit. Raises ValueError(what was expected)."""
+    """Parse bytes, from a number or a text with a unit. Raise ValueError(expected value)."""
     if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
         return raw
     match = _SIZE.fullmatch(raw) if isinstance(raw, str) else None
@@ -85,7 +84,7 @@ def parse_size(raw: Scalar) -> int:
 
 
 def parse_duration_ms(raw: Scalar) -> int:
-    """Milliseconds, from a text with a unit. Raises ValueError(what was expected)."""
+    """Parse milliseconds, from a text with a unit. Raise ValueError(expected value)."""
     match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
     if match is None:
         raise ValueError('a duration such as "600ms" or "2h"')
@@ -93,7 +92,7 @@ def parse_duration_ms(raw: Scalar) -> int:
 
 
 def parse_address(raw: Scalar) -> Address:
-    """An address, "host:port" or "[IPv6]:port". Raises ValueError(what was expected)."""
+    """Parse an address, "host:port" or "[IPv6]:port". Raise ValueError(expected value)."""
     match = _ADDRESS.fullmatch(raw) if isinstance(raw, str) else None
     if match is None or int(match[3]) > 65_535 or (match[1] and not _is_ipv6(match[1])):
         raise ValueError('an address such as "127.0.0.1:9092" or "[::1]:9092"')
@@ -111,8 +110,11 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _is_host(host: str) -> bool:
-    """Whether the host may be asked for: a label that is empty or longer than 63 bytes is an
-    exception of Python's own at every look-up."""
+    """Return True if the host can be resolved.
+
+    An empty label, or one longer than 63 bytes, makes Python's resolver raise an exception of its
+    own.
+    """
     try:
         name = host.encode("idna").decode("ascii")
     except UnicodeError:
@@ -140,7 +142,7 @@ def size(low: int, high: int) -> Parse:
 
 
 def ratio(raw: Scalar) -> float:
-    """A number from 0 to 1. Raises ValueError(what was expected)."""
+    """Parse a number from 0 to 1. Raise ValueError(expected value)."""
     if isinstance(raw, bool | str) or not 0 <= raw <= 1:
         raise ValueError("a number from 0 to 1")
     return float(raw)
@@ -166,7 +168,7 @@ def milliseconds(low: int, high: int) -> Parse:
 
 
 def duration(low: int, high: int) -> Parse:
-    """As `milliseconds`, but the unit must be said."""
+    """Return a parser like `milliseconds` that requires a unit."""
 
     def parse(raw: Scalar) -> int:
         duration_ms = parse_duration_ms(raw)
@@ -178,7 +180,7 @@ def duration(low: int, high: int) -> Parse:
 
 
 def ticks(low_ms: int, high_ms: int) -> Parse:
-    """A duration kept as ticks of the Raft core."""
+    """Return a parser of a duration that is kept as ticks of the Raft core."""
     parse_ms = duration(low_ms, high_ms)
 
     def parse(raw: Scalar) -> int:
@@ -210,7 +212,7 @@ def cluster_name(raw: Scalar) -> str:
 
 
 def principals(raw: Scalar) -> tuple[Principal, ...]:
-    """Names such as "User:alice", with semicolons between them, as Kafka has them."""
+    """Parse names such as "User:alice", separated by semicolons as in Kafka."""
     if not isinstance(raw, str):
         raise ValueError('principals such as "User:alice;User:bob"')
     found = tuple(parse_principal(part.strip()) for part in raw.split(";") if part.strip())
