@@ -1,1 +1,1 @@
-"""Checkers: given what clients did and saw, find what a correct log could never have shown them."""
+"""Checkers that search client histories for observations a correct log cannot produce."""

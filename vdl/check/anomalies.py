@@ -1,15 +1,15 @@
-"""Anomalies of a log: what clients must never be able to see.
+"""Anomalies of a log that clients must never observe.
 
-Each check is a search for evidence, not a model: with unique values and explicit offsets, a key
-whose checks all come back empty behaved as one linearizable, append-only log, and every check runs
-in O(N log N) however long the history is. The names are those of Jepsen's Kafka workload where it
-has one.
+Each check searches for evidence instead of comparing with a model. With unique values and explicit
+offsets, a key for which all checks find nothing behaved as one linearizable, append-only log, and
+every check runs in O(N log N) for any length of history. Names are those of Jepsen's Kafka workload
+where it has one.
 
 `Evidence` indexes a history once; a check is a function from evidence to findings, listed in
 `CHECKS`. An operation of unknown outcome (`info`) *must have committed* as soon as one of its
 values was read.
 
-Must not know: who made the history.
+Does not depend on the source of the history.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from vdl.check.findings import Anomaly, anomaly
 from vdl.check.history import EARLIEST, LATEST, Op, Record, Send
 
 STALE_READ_BOUND_NS = 5_000_000_000
-"""How long after its acknowledgement (or after the last heal) a record may stay invisible."""
+"""Time after its acknowledgement, or the last heal, for which a record may stay invisible."""
 
 RETRIED = "retried"
-"""The note on a send that was tried more than once. Without idempotence (`pid` -1) it may be there
-twice; with it, another server than the one that appended it may have acknowledged it."""
+"""Note on a send that was tried more than once.
+
+Without idempotence (`pid` -1) the value may be there twice; with it, a server other than the one
+that appended it may have acknowledged it.
+"""
 
 
 class Key:
-    """Everything the history says about one key."""
+    """All evidence of a history for one key."""
 
     __slots__ = (
         "final", "first_index", "index_of", "last_index", "log", "offsets", "polled", "reads",
@@ -39,7 +42,7 @@ class Key:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.log: dict[int, dict[int, int]] = {}  # offset -> value -> op that says so
+        self.log: dict[int, dict[int, int]] = {}  # offset -> value -> op that shows it
         self.offsets: list[int] = []
         self.index_of: dict[int, int] = {}
         self.first_index: dict[int, int] = {}
@@ -54,7 +57,7 @@ class Key:
         self.log.setdefault(offset, {}).setdefault(value, op.i)
 
     def index(self) -> None:
-        """Dense indexes of the offsets that hold something, and of each value's places."""
+        """Build the dense indexes of the used offsets, and of each value's places."""
         self.offsets = sorted(self.log)
         self.index_of = {offset: i for i, offset in enumerate(self.offsets)}
         for i, offset in enumerate(self.offsets):
@@ -64,7 +67,7 @@ class Key:
 
 
 class Evidence:
-    """A history, indexed. `ops` are in order of return."""
+    """An indexed history. `ops` are in order of return."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self.ops = sorted(ops, key=lambda op: (op.t1, op.i))
@@ -76,7 +79,7 @@ class Evidence:
                 key.writer.setdefault(send.value, op)
                 if op.ok and send.offset is not None:
                     key.holds(send.offset, send.value, op)
-            # What a poll of unknown outcome saw was seen all the same.
+            # Records seen by a poll of unknown outcome count as read.
             for name, records in op.polls:
                 key = self.keys[name]
                 for record in records:
@@ -98,7 +101,7 @@ def must_commit(op: Op, key: Key) -> bool:
 
 
 def inconsistent_offsets(evidence: Evidence) -> Iterator[Anomaly]:
-    """One offset that held two values."""
+    """Find offsets that held two values."""
     for name, key in evidence.by_key():
         for offset, values in sorted(key.log.items()):
             if len(values) > 1:
@@ -107,7 +110,7 @@ def inconsistent_offsets(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def duplicates(evidence: Evidence) -> Iterator[Anomaly]:
-    """One value at two offsets, although its writer tried once or was idempotent."""
+    """Find values at two offsets whose writer sent them once or was idempotent."""
     for name, key in evidence.by_key():
         for value, first in sorted(key.first_index.items()):
             last = key.last_index[value]
@@ -120,7 +123,7 @@ def duplicates(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def lost_writes(evidence: Evidence) -> Iterator[Anomaly]:
-    """A committed value that readers went past without seeing it."""
+    """Find committed values that readers passed without seeing them."""
     for name, key in evidence.by_key():
         read = [key.first_index[value] for value in key.polled]
         bound = max(read, default=-1)
@@ -134,7 +137,7 @@ def lost_writes(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def unseen(evidence: Evidence) -> Iterator[Anomaly]:
-    """An acknowledged value that the read of everything after the run does not contain."""
+    """Find acknowledged values missing from the read of everything after the run."""
     finals = {name for op in evidence.ops if op.final for name, _ in op.polls}
     for name, key in evidence.by_key():
         if name not in finals:
@@ -148,7 +151,7 @@ def unseen(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def phantoms(evidence: Evidence) -> Iterator[Anomaly]:
-    """A value that was read and never written, or whose write had provably failed."""
+    """Find values that were read but never written, or whose write had provably failed."""
     for name, key in evidence.by_key():
         for value, op in sorted(key.polled.items()):
             writer = key.writer.get(value)
@@ -159,7 +162,7 @@ def phantoms(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def sends_in_order(evidence: Evidence) -> Iterator[Anomaly]:
-    """A process's later write lies before its earlier one."""
+    """Find later writes of a process at lower offsets than its earlier ones."""
     last: dict[tuple[str, str], tuple[Op, Send]] = {}
     for op in sorted(evidence.ops, key=lambda op: op.i):
         if not op.ok or (op.pid < 0 and op.note == RETRIED):
@@ -179,7 +182,7 @@ def sends_in_order(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def polls_in_order(evidence: Evidence) -> Iterator[Anomaly]:
-    """A consumer that skipped records, or went back, without having been told to."""
+    """Find consumers that skipped records or went back without a seek or an assignment."""
     last: dict[str, dict[str, tuple[int, Op]]] = defaultdict(dict)
     for op in evidence.ops:
         at = last[op.proc]
@@ -213,7 +216,7 @@ def _walk(
 
 
 def realtime_offsets(evidence: Evidence) -> Iterator[Anomaly]:
-    """A write that got an offset known to be taken before the write began."""
+    """Find writes with an offset known to be used before the write began."""
     for name, key in evidence.by_key():
         acked = [(op.t1, s.offset, op.i) for op, s in key.sends if op.ok and s.offset is not None]
         known = sorted(acked + [(op.t1, record.offset, op.i) for op, record in key.reads])
@@ -229,7 +232,7 @@ def realtime_offsets(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def stale_reads(evidence: Evidence) -> Iterator[Anomaly]:
-    """A consumer told that nothing follows, long after something was acknowledged there."""
+    """Find polls that returned nothing long after a record was acknowledged at their position."""
     acked: dict[str, tuple[list[int], list[int]]] = {}
     for name, key in evidence.by_key():
         pairs = sorted((s.offset, op.t1) for op, s in key.sends if op.ok and s.offset is not None)
@@ -263,7 +266,7 @@ def stale_reads(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def truncated_reads(evidence: Evidence) -> Iterator[Anomaly]:
-    """A record that was read, and is gone from between those that are still there."""
+    """Find records that were read, but are missing between those that still exist."""
     for name, key in evidence.by_key():
         if not key.final:
             continue
@@ -275,7 +278,7 @@ def truncated_reads(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def high_watermarks(evidence: Evidence) -> Iterator[Anomaly]:
-    """A high watermark served by one leader epoch fell."""
+    """Find high watermarks that fell within one leader epoch."""
     served: dict[tuple[str, int], list[tuple[Op, int]]] = defaultdict(list)
     for op in evidence.ops:
         for name, (epoch, high_watermark) in op.hw.items():
@@ -294,7 +297,7 @@ def high_watermarks(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
-    """Leader epochs fall along the log, or two servers acknowledged in one."""
+    """Find leader epochs that fall along the log, and epochs in which two servers acknowledged."""
     for name, key in evidence.by_key():
         final = [key.final[offset] for offset in sorted(key.final)]
         told = [(op, record) for op, record in final if record.leader_epoch >= 0]
@@ -316,7 +319,7 @@ def leader_epochs(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def listed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
-    """ListOffsets answered with less than was acknowledged, or not with the first that fits."""
+    """Find ListOffsets results below an acknowledged offset, or not the first match."""
     lists = [op for op in evidence.ops if op.f == "list_offsets" and op.ok]
     by_key: dict[str, list[tuple[Op, int, int]]] = defaultdict(list)
     for op in lists:
@@ -347,7 +350,7 @@ def listed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 class _TimeIndex:
-    """Least offset with a timestamp at or above T, among what the final read found."""
+    """Least offset at or above a given timestamp, among the records of the final read."""
 
     def __init__(self, key: Key) -> None:
         self.key = key

@@ -1,9 +1,9 @@
-"""A finding: the name of an anomaly, where it is, what is wrong, and the operations that prove it.
+"""A finding: the anomaly's name, its place and description, and the operations that prove it.
 
-Whoever looks for anomalies of a log, in memory or elsewhere, says them in these names and texts, so
-that verdicts can be compared word by word.
+All checkers, in memory or elsewhere, use these names and texts, so that their verdicts can be
+compared word by word.
 
-Must not know: how anything is found.
+Does not depend on how anomalies are found.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ TEXTS = {
     "list-offsets: least": "{offset} for timestamp {timestamp}, {least} fits",
     "list-offsets: later": "{offset} for timestamp {timestamp} has {found}",
 }
-"""Kind → what is said of it. A kind is the anomaly's name; where one name has several texts, a
-colon and a word follow it."""
+"""Kind → text of the finding.
+
+A kind is the anomaly's name; if a name has several texts, a colon and a word follow it.
+"""
 
 
 @dataclass(slots=True)
 class Anomaly:
-    """One finding: its name, where, what, and the operations that prove it (`Op.i`)."""
+    """One finding: its name, key and detail, and the operations that prove it (`Op.i`)."""
 
     name: str
     key: str
@@ -52,7 +54,7 @@ class Anomaly:
 
 
 def anomaly(kind: str, key: str, ops: list[int], **facts: int | float | str | None) -> Anomaly:
-    """A finding of a kind in TEXTS; `facts` are the fields of its text."""
+    """Return a finding of a kind in TEXTS; `facts` are the fields of its text."""
     return Anomaly(name_of(kind), key, TEXTS[kind].format(**facts), ops)
 
 

@@ -1,14 +1,14 @@
-"""Anomalies of consumer groups: who owned what, and what was committed and read.
+"""Anomalies of consumer groups: ownership of partitions, commits, and deliveries.
 
-A generation gives each partition to at most one member; a commit is accepted from the current
-generation only; a committed offset is a register per partition, and a group that committed past a
-record has delivered it. The first record a group saw of a partition is where it began.
+A generation assigns each partition to at most one member. A commit is accepted from the current
+generation only. A committed offset is a register per partition, and a group that committed past a
+record has delivered it. The first record of a partition that a group saw is where it began.
 
-Where members have epochs of their own (KIP-848), a partition has one owner in each epoch, a commit
-is accepted from its member's present epoch only, and at no time do two members own a partition: a
-member owned one between two heartbeats that were accepted, if the second still named it.
+If members have epochs of their own (KIP-848), a partition has one owner in each epoch, a commit is
+accepted from its member's current epoch only, and two members never own a partition at one time: a
+member owned one between two accepted heartbeats if the second still listed it.
 
-Must not know: how assignments are made.
+Does not depend on how assignments are made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOREVER_NS = 1 << 62
 
 
 def double_ownership(evidence: Evidence) -> Iterator[Anomaly]:
-    """Two members own one partition in one generation."""
+    """Find partitions that two members own in one generation."""
     owner: dict[tuple[str, int, str], Op] = {}
     for op in evidence.ops:
         if op.f != "rebalance" or not op.ok or not op.group:
@@ -38,7 +38,7 @@ def double_ownership(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def zombie_commits(evidence: Evidence) -> Iterator[Anomaly]:
-    """A commit was accepted from a generation that was over when it was sent."""
+    """Find commits accepted from a generation that was over when they were sent."""
     began: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     by_epochs = _groups_by_epochs(evidence)
     for op in evidence.ops:
@@ -55,12 +55,12 @@ def zombie_commits(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _groups_by_epochs(evidence: Evidence) -> set[str]:
-    """The groups whose members have epochs of their own."""
+    """Return the groups whose members have epochs of their own."""
     return {op.group for op in evidence.ops if op.f == "rebalance" and op.note == EPOCHS}
 
 
 def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
-    """Two members owned one partition at one time, whatever their epochs."""
+    """Find partitions that two members owned at one time, regardless of their epochs."""
     held: dict[tuple[str, str], list[tuple[int, int, Op]]] = defaultdict(list)
     last: dict[tuple[str, str], Op] = {}
     for op in evidence.ops:
@@ -69,7 +69,7 @@ def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
         member = op.group, op.member
         before = last.get(member)
         if op.f == "owns" and before is not None:
-            # It was accepted before and now, so it was a member all the time between.
+            # Both heartbeats were accepted, so it was a member all the time between them.
             for name in set(op.keys) & set(before.keys):
                 if before.t1 < op.t0:
                     held[op.group, name].append((before.t1, op.t0, op))
@@ -88,7 +88,7 @@ def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 class _Register:
-    """All commits of one partition by one group, asked what a read may return."""
+    """All commits of one partition by one group. `allows` checks a read against them."""
 
     def __init__(self) -> None:
         self.ok: list[tuple[int, int]] = []  # (t1, t0) of the definite commits
@@ -104,7 +104,10 @@ class _Register:
             self.ok.append((op.t1, op.t0))
 
     def close(self) -> None:
-        """Index; `superseding[i]` is the latest invocation among the first i+1 that returned."""
+        """Build the indexes.
+
+        `superseding[i]` is the latest invocation among the first i+1 commits that returned.
+        """
         self.ok.sort()
         self.returns = [t1 for t1, _ in self.ok]
         latest = -1
@@ -120,7 +123,7 @@ class _Register:
             self.by_offset[offset] = kept
 
     def allows(self, read: Op, offset: int) -> bool:
-        """True if some commit of this offset may be the last one before or during the read."""
+        """Return True if a commit of this offset may be the last one before or during the read."""
         settled = bisect_left(self.returns, read.t0)
         superseded_before = self.superseding[settled - 1] if settled else -1
         if offset < 0:
@@ -131,7 +134,7 @@ class _Register:
 
 
 def committed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
-    """A fetched committed offset that is not the last one committed."""
+    """Find reads of a committed offset that did not return the last one committed."""
     registers: dict[tuple[str, str], _Register] = defaultdict(_Register)
     for op in evidence.ops:
         if op.f == "commit":
@@ -152,7 +155,7 @@ def committed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def skipped_by_commit(evidence: Evidence) -> Iterator[Anomaly]:
-    """A group committed past a record that none of its members was given."""
+    """Find commits past a record that no member of the group received."""
     delivered: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     farthest: dict[tuple[str, str], tuple[int, Op]] = {}
     for op in evidence.ops:

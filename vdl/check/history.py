@@ -1,40 +1,40 @@
-"""The history: what clients did and saw, one operation a line of JSON, in order of return.
+"""History of what clients did and observed: one operation a line of JSON, in order of return.
 
-An operation is `ok` when it happened, `fail` when it provably did not, `info` when nobody knows.
-Values are unique integers per key, so a value names its writer; a key is a partition, written
-"topic-partition". Times are nanoseconds of one monotonic clock, so their order is real.
+An operation is `ok` if it took effect, `fail` if it provably did not, `info` if the outcome is
+unknown. Values are unique integers per key, so a value identifies its writer. A key is a partition,
+written "topic-partition". Times are nanoseconds of one monotonic clock, so their order is real.
 
-Fields of a line (those that are empty may be left out):
+Fields of a line (empty ones may be omitted):
 
-    i      number of the operation                proc   who did it; a process is sequential
-    node   the server that answered               f      send poll assign seek revoke rebalance
+    i      number of the operation                proc   client process, which is sequential
+    node   server that answered                   f      send poll assign seek revoke rebalance
     type   ok fail info                                  commit committed list_offsets fault txn
                                                          owns deliver acknowledge share_end
-    t0 t1  invocation and return                  mops   what was done, a list of micro-operations
+    t0 t1  invocation and return                  mops   list of micro-operations
     err    Kafka error code                       group gen member  of a consumer group
     pid epoch  of an idempotent producer          final  a read of everything after the run
-    hw     {key: [leader epoch, high watermark]} as a fetch was told
-    lso    {key: [leader epoch, last stable offset]} likewise
+    hw     {key: [leader epoch, high watermark]} as returned by a fetch
+    lso    {key: [leader epoch, last stable offset]} as returned by a fetch
     iso    "rc": a poll that reads committed records only
-    end    when a txn was asked to end; its sends are ok if it committed, fail if it aborted
+    end    time of a txn's request to end; its sends are ok if it committed, fail if it aborted
     note   free text; "begin" and "heal" on faults; "epochs" on a rebalance of a group whose
            members have epochs of their own (KIP-848): `gen` is the member's
-    limit  deliveries of a record that a share group allows
+    limit  number of deliveries of a record that a share group allows
 
 Micro-operations:
 
     ["send", key, [offset or null, value]]        value is the integer written
-    ["poll", {key: [[offset, value], ...]}]       in the order delivered; [] when nothing came;
-                                                  a pair may go on: leader epoch, timestamp
-    ["assign", [key, ...]]                        also in rebalance and revoke; in owns: what a
-                                                  member said that it has, in a heartbeat that was
-                                                  accepted
+    ["poll", {key: [[offset, value], ...]}]       in the order delivered; [] if there were none;
+                                                  a pair may continue: leader epoch, timestamp
+    ["assign", [key, ...]]                        also in rebalance and revoke; in owns: the
+                                                  partitions that a member listed in an accepted
+                                                  heartbeat
     ["seek", key, offset]
     ["commit", key, offset]  ["committed", key, offset or -1]
     ["list", key, timestamp or -1 (latest) or -2 (earliest), offset]
     ["deliver", key, [[first offset, last offset, delivery count], ...]]  to a share group's member
     ["acknowledge", key, [[first, last, count, 1 accept, 2 release or 3 reject], ...]]
-    ["share_end", key, offset]                    all below is done with
+    ["share_end", key, offset]                    all records below it are finished
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EPOCHS = "epochs"
 
 
 class MalformedHistory(ValueError):
-    """A line is not an operation."""
+    """Raised for a line that is not an operation."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -64,7 +64,7 @@ class MalformedHistory(ValueError):
 
 @dataclass(slots=True)
 class Send:
-    """One value written to a key; `offset` is None unless the server told it."""
+    """One value written to a key; `offset` is None unless the server returned it."""
 
     key: str
     offset: int | None
@@ -73,7 +73,7 @@ class Send:
 
 @dataclass(slots=True)
 class Record:
-    """One record read. `leader_epoch` and `timestamp` are -1 where the reader did not say."""
+    """One record read. `leader_epoch` and `timestamp` are -1 if the reader did not record them."""
 
     offset: int
     value: int
@@ -92,14 +92,14 @@ class Mark:
 
 @dataclass(slots=True)
 class Share:
-    """Records [first, last] of a key at a member of a share group, by its `count`th delivery."""
+    """Records [first, last] of a key, in their `count`th delivery to a member of a share group."""
 
     key: str
     first: int
     last: int
     count: int
     kind: int = 0
-    """What it said of them: 1 accept, 2 release, 3 reject; 0: they were delivered."""
+    """Acknowledgement: 1 accept, 2 release, 3 reject; 0 for a delivery."""
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Op:
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """A line as it lies in the file."""
+    """A line as stored in the file."""
 
     i: int
     proc: str
@@ -171,7 +171,7 @@ _MARKS = {"commit", "committed", "seek", "share_end"}
 
 
 def encode(op: Op) -> bytes:
-    """The operation's line, without the newline."""
+    """Return the operation's line, without the newline."""
     mops: list[list[object]] = [["send", s.key, [s.offset, s.value]] for s in op.sends]
     if op.polls:
         mops.append(["poll", {key: [_record(r) for r in records] for key, records in op.polls}])
@@ -198,7 +198,7 @@ def _record(record: Record) -> list[int]:
 
 
 def decode(line: bytes | str, number: int = 0) -> Op:
-    """The operation a line holds. Raises MalformedHistory."""
+    """Return the operation in a line. Raise MalformedHistory if the line is invalid."""
     try:
         raw = _DECODER.decode(line)
         op = Op(**{name: getattr(raw, name) for name in _SCALARS})
@@ -237,7 +237,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def read(path: str) -> Iterator[Op]:
-    """The operations of a file, in its order. Raises MalformedHistory, OSError."""
+    """Yield the operations of a file, in its order. Raise MalformedHistory or OSError."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -245,7 +245,7 @@ def read(path: str) -> Iterator[Op]:
 
 
 def write(ops: Iterable[Op], file: TextIOBase) -> None:
-    """The operations as lines, in order of return as readers expect."""
+    """Write the operations as lines, in order of return as readers expect."""
     for op in sorted(ops, key=lambda op: (op.t1, op.i)):
         file.write(encode(op).decode())
         file.write("\n")

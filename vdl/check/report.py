@@ -1,4 +1,4 @@
-"""`vdl check HISTORY.jsonl`: every check over a history, and one line for each finding."""
+"""`vdl check HISTORY.jsonl`: run every check over a history and print one line for each finding."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FINDINGS_SHOWN = 20
 
 
 def find(ops: Iterable[Op]) -> list[Anomaly]:
-    """Every anomaly of the history, of logs, transactions, groups and share groups."""
+    """Return all anomalies of the history: of logs, transactions, groups and share groups."""
     evidence = Evidence(ops)
     checks = anomalies.CHECKS + transactions.CHECKS + groups.CHECKS + shares.CHECKS
     return [anomaly for check in checks for anomaly in check(evidence)]
 
 
 def main(path: str) -> int:
-    """Check the file and print the verdict. 0: clean; 1: anomalies; 2: not a history."""
+    """Check the file and print the verdict. Return 0 if clean, 1 for anomalies, 2 if invalid."""
     try:
         ops = list(history.read(path))
     except (OSError, history.MalformedHistory) as error:

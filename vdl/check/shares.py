@@ -1,14 +1,13 @@
-"""Anomalies of share groups: which record was delivered how often, and after what was said of it
-(KIP-932).
+"""Anomalies of share groups: delivery counts, and deliveries after the final acknowledgement.
 
-A delivery is named by group, partition, offset and its count. Counts grow with each delivery of a
-record, whoever leads, and never beyond the group's limit. A record that was accepted or rejected
-had its last delivery by then: a later one has a higher count, whatever clocks say. In the end every
-record below a group's start was delivered, unless its deliveries were all lost on the way; with a
-limit of `LOST_LIMIT` that does not happen. The first record a group was given of a partition is
-where it began.
+KIP-932. A delivery is identified by group, partition, offset and its count. Counts grow with each
+delivery of a record, whichever server leads, and never exceed the group's limit. The delivery of an
+accepted or rejected record was its last one: a later one has a higher count, regardless of clocks.
+In the end every record below a group's start was delivered, unless all of its deliveries were lost
+on the way; with a limit of `LOST_LIMIT` that does not happen. The first record of a partition that
+a group received is where it began.
 
-Must not know: how records are given out.
+Does not depend on how records are delivered.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vdl.check.findings import Anomaly
 from vdl.check.history import Op
 
 LOST_LIMIT = 10
-"""Deliveries that are not all lost on their way."""
+"""Number of deliveries that are not all lost on their way."""
 _RELEASE = 2
 
 _Place = tuple[str, str, int]
@@ -29,7 +28,7 @@ _Place = tuple[str, str, int]
 
 
 def _deliveries(evidence: Evidence) -> dict[_Place, dict[int, list[Op]]]:
-    """Who was given each record, by count. What an answer of unknown outcome said was said."""
+    """Return the deliveries of each record, by count, including those of unknown outcome."""
     found: dict[_Place, dict[int, list[Op]]] = defaultdict(lambda: defaultdict(list))
     for op in evidence.ops:
         if op.f == "deliver":
@@ -40,7 +39,7 @@ def _deliveries(evidence: Evidence) -> dict[_Place, dict[int, list[Op]]]:
 
 
 def over_limit(evidence: Evidence) -> Iterator[Anomaly]:
-    """A record was delivered more often than its group allows."""
+    """Find records delivered more often than their group allows."""
     for op in evidence.ops:
         if op.f != "deliver" or op.limit < 0:
             continue
@@ -51,7 +50,7 @@ def over_limit(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def counted_twice(evidence: Evidence) -> Iterator[Anomaly]:
-    """Two deliveries of a record have one count: one of them was not counted."""
+    """Find deliveries of a record with the same count: one of them was not counted."""
     for (group, key, offset), by_count in sorted(_deliveries(evidence).items()):
         for count, ops in sorted(by_count.items()):
             if len(ops) > 1:
@@ -60,7 +59,7 @@ def counted_twice(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def after_the_end(evidence: Evidence) -> Iterator[Anomaly]:
-    """A record was delivered again after it was accepted or rejected."""
+    """Find records delivered again after they were accepted or rejected, or acknowledged twice."""
     ended: dict[_Place, tuple[int, Op]] = {}
     for op in evidence.ops:
         if op.f == "acknowledge" and op.ok:
@@ -85,7 +84,7 @@ def after_the_end(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def lost(evidence: Evidence) -> Iterator[Anomaly]:
-    """A record that is there in the end, that its group is done with, and that nobody was given."""
+    """Find existing records that a group is finished with, but that it never received."""
     given = set(_deliveries(evidence))
     began: dict[tuple[str, str], int] = {}
     for group, key, offset in given:

@@ -1,10 +1,10 @@
-"""Anomalies of transactions: what who reads committed records must never see.
+"""Anomalies of transactions that readers of committed records must never observe.
 
-A transaction is one operation (`txn`): ok when it committed, fail when it can never have, and `end`
-says when it was asked to commit. That records of one that failed were read is an aborted-read of
+A transaction is one operation (`txn`): ok if it committed, fail if it provably did not, and `end`
+is the time of its commit request. Reading records of a failed transaction is an aborted-read of
 `anomalies.py`.
 
-Must not know: how transactions are kept.
+Does not depend on how transactions are stored.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from vdl.check.findings import Anomaly
 from vdl.check.history import Op
 
 READ_COMMITTED = "rc"
-"""`Op.iso` of who reads committed records only."""
+"""`Op.iso` of a poll that reads committed records only."""
 
 
 def stable_offsets(evidence: Evidence) -> Iterator[Anomaly]:
-    """A last stable offset fell, under one leader epoch or a later one. Who has been deposed and
-    does not know it tells what was so before."""
+    """Find last stable offsets that fell, under the same leader epoch or a later one.
+
+    A deposed leader that does not know it yet may return an older one, with its own epoch.
+    """
     told: dict[str, list[tuple[Op, int, int]]] = defaultdict(list)
     for op in evidence.ops:
         for name, (epoch, stable) in op.lso.items():
             if op.ok and epoch >= 0:
                 told[name].append((op, epoch, stable))
     for name, by_return in sorted(told.items()):
-        highest: dict[int, tuple[int, int]] = {}  # epoch -> (last stable offset, who was told)
+        highest: dict[int, tuple[int, int]] = {}  # epoch -> (last stable offset, op that got it)
         i = 0
         for op, epoch, stable in sorted(by_return, key=lambda row: row[0].t0):
             while i < len(by_return) and by_return[i][0].t1 < op.t0:
@@ -46,7 +48,7 @@ def stable_offsets(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def dirty_reads(evidence: Evidence) -> Iterator[Anomaly]:
-    """A record was read before its transaction was asked to commit."""
+    """Find records read before their transaction's commit was requested."""
     for name, key in evidence.by_key():
         for op, record in key.reads:
             writer = key.writer.get(record.value)
@@ -58,7 +60,7 @@ def dirty_reads(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def torn_transactions(evidence: Evidence) -> Iterator[Anomaly]:
-    """The read of everything after the run has a part of a transaction."""
+    """Find transactions of which the read of everything after the run has only a part."""
     finals = {name for op in evidence.ops if op.final for name, _ in op.polls}
     seen = {
         name: {record.value for _, record in evidence.keys[name].final.values()} for name in finals
