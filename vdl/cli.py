@@ -1,10 +1,10 @@
 """The `vdl` command.
 
-`vdl serve` is a server: it goes straight to `vdl.commands.serve` and never loads the libraries the
-other commands talk to people with (click, rich), which would cost every server several megabytes
-and a tenth of a second. All other commands are a click application in `vdl.commands.app`.
+`vdl serve` is a server: it calls `vdl.commands.serve` directly and never loads the libraries of the
+interactive commands (click, rich), which would cost every server several megabytes and a tenth of a
+second. All other commands are a click application in `vdl.commands.app`.
 
-Must not know: what the commands do.
+Does not depend on what the commands do.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
     if not __debug__:
-        # Assertions are the last line of defence of acknowledged data, also in production.
+        # Assertions are the last line of defence of acknowledged data, in production as well.
         sys.stderr.write("vdl: refusing to run under python -O: its assertions are needed\n")
         return 2
     if arguments[:1] == ["serve"]:

@@ -1,8 +1,8 @@
-"""Time as a value: the one door through which `vdl` learns what time it is.
+"""Time as a value: the only source of time for `vdl`.
 
-Everything above the event loop asks a `Clock`; a real server gives it the loop's clock, the
-simulator its own virtual one. Monotonic time drives timers and deadlines, wall time only stamps
-what users see. Must not know: what the timers are for.
+Everything above the event loop uses a `Clock`; a real server passes the loop's clock, the simulator
+its virtual one. Monotonic time drives timers and deadlines; wall time only stamps what users see.
+Does not depend on the purpose of timers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ NEVER = 1 << 62
 
 
 class Timer(Protocol):
-    """A callback that has been scheduled and can be taken back."""
+    """A scheduled callback that can be cancelled."""
 
     def cancel(self) -> None:
-        """Do not run it; without effect once it ran."""
+        """Cancel the callback. No effect after it ran."""
 
 
 class Clock(Protocol):
-    """What a loop offers to the code it drives."""
+    """Interface of a loop to the code it drives."""
 
     def now_ns(self) -> int:
-        """Monotonic nanoseconds; never runs backwards, also over a wall-clock jump."""
+        """Return monotonic nanoseconds, which never decrease, even if the wall clock jumps."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970 UTC; may jump."""
+        """Return milliseconds since 1970 UTC, which may jump."""
 
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
         """Run `fn` on the loop after `delay_ns`."""

@@ -1,23 +1,23 @@
 """Errors of the `vdl` package and Kafka's error codes.
 
-Kafka's numbers live in `vdl` only: its state machines and handlers answer with them, and errors of
-`raft`, `segments` and `rpc` cross one map on their way to a client. On the wire a code is an
+Kafka's numbers are used in `vdl` only: its state machines and handlers answer with them, and errors
+of `raft`, `segments` and `rpc` cross one map on their way to a client. On the wire a code is an
 `int16`; code that handles many records keeps the plain number (`ERRORS_BY_CODE` gives the name for
 a log line without the cost of `ErrorCode(n)`).
 
-Rule: an error that a client could take as final is given only when the outcome is known. An
-outcome that is not known is `REQUEST_TIMED_OUT`, which makes every client try again.
+Rule: an error that a client could take as final is returned only if the outcome is known. An
+unknown outcome is `REQUEST_TIMED_OUT`, which makes every client retry.
 """
 
 from enum import IntEnum
 
 
 class VdlError(Exception):
-    """Base of every error that `vdl` raises on purpose. Data are fields, not text."""
+    """Base of all errors that `vdl` raises deliberately. Data are fields, not text."""
 
 
 class ErrorCode(IntEnum):
-    """Every error code of the Kafka protocol (Kafka 4.4), under Kafka's own name."""
+    """All error codes of the Kafka protocol (Kafka 4.4), under Kafka's own names."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -160,15 +160,15 @@ class ErrorCode(IntEnum):
 
     @property
     def is_retriable(self) -> bool:
-        """Whether Kafka's clients try again by themselves after this answer."""
+        """True if Kafka's clients retry by themselves after this error."""
         return self in RETRIABLE_ERRORS
 
 
 class KafkaError(VdlError):
-    """An answer to a client that is an error: `code` for the program, `message` for the reader.
+    """An error to answer to a client: `code` for the program, `message` for the reader.
 
-    `message` may be empty; protocols that carry an error text send it as it is, so it must say
-    nothing that the client may not know.
+    `message` may be empty. Protocols with an error text send it unchanged, so it must not contain
+    anything that the client may not know.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:

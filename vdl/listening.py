@@ -1,6 +1,6 @@
-"""The sockets that a server listens on, for clients and for who watches it.
+"""Listening sockets of a server, for clients and for monitoring.
 
-Must not know: event loops, what is said over them.
+Does not depend on event loops or protocols.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import socket
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
-    """Bound and listening; `backlog` connections may wait. `::` takes IPv4 as well, which asyncio
-    and `socket.create_server` keep out. A name stands for an IPv4 address if it has one.
+    """Return a bound and listening socket with the given backlog.
 
-    Raises OSError, which names host and port."""
+    `::` accepts IPv4 as well, unlike with asyncio and `socket.create_server`. A name resolves to an
+    IPv4 address if it has one. Raise OSError, which names host and port, if that fails.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # The whole of it: the address of a link is nothing without its zone.
+        # The address is kept complete: a link-local one is useless without its zone.
         family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         listening = socket.socket(family, kind, protocol)
         try:

@@ -1,27 +1,28 @@
-"""The server's log: one line per event, structured, rate-limited, quiet when all is well.
+"""The server's log: one line per event, structured, rate-limited, quiet in normal operation.
 
-Code reports to the `Log` it was given: the name of an event, and values beside it. A line carries
-them apart, so that it can be counted and searched:
+Code reports to the `Log` it was given: the name of an event, and values. A line keeps them apart,
+so that it can be counted and searched:
 
     ts=2026-03-01T12:00:00.250Z level=warning event=link_refused peer=2 reason=WRONG_CLUSTER
 
-Records that libraries give to the standard `logging` module leave the same way.
+Records that libraries log through the standard `logging` module are written in the same way.
 
 Rules:
 
-* `info` is for what happens a few times a day: started, leadership moved, stopped. `warning` is for
-  what an operator may have to look at, `error` for what they must. Nothing is logged per request.
-* At most `lines_per_second_max` lines leave in a second; the next line that leaves says how many
-  were dropped. An error storm must not become a full disk. Our own errors are never dropped; those
-  of libraries are, for strangers can cause them.
-* What comes again and again is one line, and then one a minute that says how often it came: lines
-  of libraries here (`RepeatFilter`), our own where they arise (`Repeats`).
-* Each part of the server has a logger of its own, below that of the whole (`EventLog.part`), so
-  that the level of one can be changed at run time (`Loggers`).
-* A value from outside can neither start a new line nor a new field.
+* `info` is for events that happen a few times a day: started, leadership moved, stopped. `warning`
+  is for events that an operator may have to look at, `error` for those that an operator must look
+  at. Nothing is logged per request.
+* At most `lines_per_second_max` lines are written in a second; the next line has the number of
+  dropped ones. An error storm must not fill the disk. VDL's own errors are never dropped; those of
+  libraries are, because clients can cause them.
+* A repeated event is one line, and then one a minute with the number of repetitions: lines of
+  libraries here (`RepeatFilter`), VDL's own where they are reported (`Repeats`).
+* Each part of the server has a logger of its own, below that of the server (`EventLog.part`), so
+  that its level can be changed at run time (`Loggers`).
+* A value from outside can start neither a new line nor a new field.
 * A line that cannot be written is lost: a full log disk does not stop a server.
 
-Must not know: what the events mean.
+Does not depend on the meaning of the events.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LEVELS = {
 }
 
 _OWN_LOGGER = "vdl"
-"""Whose errors always pass, and whose name no line has to carry; those below it as well."""
+"""Logger whose errors always pass and whose name is omitted from lines; includes its children."""
 
 ROOT_LOGGER = "root"
 
@@ -59,29 +60,29 @@ KAFKA_LEVELS: Mapping[str, int] = {
     "ERROR": logging.ERROR,
     "FATAL": logging.CRITICAL,
 }
-"""The words of Kafka's tools, from all to least (KIP-412)."""
+"""Level names of Kafka's tools, from most to least verbose (KIP-412)."""
 
 Line = dict[str, object]
 
 Value = str | float | bool | None
-"""What stands beside an event: a number, a name."""
+"""Value of a field beside an event: a number, a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How the log looks and how much of it there may be."""
+    """Format of the log, and its limits."""
 
     format: str = "logfmt"
     """`logfmt` or `json`."""
     level: str = "info"
-    """The least serious level that is written."""
+    """Least serious level that is written."""
     lines_per_second_max: int = 100
 
 
 def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger:
-    """The process's logger, writing to `descriptor`; `EventLog` makes a `Log` of it.
+    """Configure the process's logger to write to `descriptor`; `EventLog` wraps it as a `Log`.
 
-    Called once, by the command that runs a server. Python's own warnings are lines too.
+    Called once, by the command that runs a server. Python's own warnings are logged as well.
     """
     handler = LineHandler(descriptor)
     handler.setFormatter(LineFormatter(options.format))
@@ -93,7 +94,7 @@ def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger
 
 
 class Log(Protocol):
-    """Where the code of a server reports events: a short name, and values beside it."""
+    """Interface for reporting events: a short name, and values."""
 
     def info(self, event: str, **fields: Value) -> None: ...
 
@@ -103,7 +104,7 @@ class Log(Protocol):
 
 
 class EventLog:
-    """`Log` over the process's logger."""
+    """`Log` that writes to the process's logger."""
 
     __slots__ = ("_logger",)
 
@@ -120,41 +121,43 @@ class EventLog:
         self._logger.error(event, extra={"fields": fields})
 
     def part(self, name: str) -> EventLog:
-        """That of one part of the server."""
+        """Return the log of one part of the server."""
         return EventLog(self._logger.getChild(name))
 
 
 class Loggers:
-    """Levels of the process's loggers, in the words of Kafka's tools. What is changed lasts as long
-    as the process."""
+    """Levels of the process's loggers, by the names of Kafka's tools.
+
+    Changes last as long as the process.
+    """
 
     def __init__(self, root: logging.Logger | None = None) -> None:
-        """`root`: the process's own, unless said otherwise."""
+        """`root` is the process's root logger by default."""
         self._root = logging.getLogger() if root is None else root
 
     def _named(self) -> Iterator[tuple[str, logging.Logger]]:
         yield ROOT_LOGGER, self._root
         for name, logger in sorted(self._root.manager.loggerDict.items()):
-            # What is no logger stands for a name between two of them.
+            # A placeholder instead of a logger stands for an intermediate name.
             if isinstance(logger, logging.Logger):
                 yield name, logger
 
     def levels(self) -> dict[str, str]:
-        """The level in force of each logger."""
+        """Return the effective level of each logger."""
         return {name: _level_word(one.getEffectiveLevel()) for name, one in self._named()}
 
     def set(self, name: str, level: str) -> None:
-        """Raises KeyError for a logger or a level that there is not."""
+        """Set a logger's level. Raise KeyError if the logger or the level does not exist."""
         dict(self._named())[name].setLevel(KAFKA_LEVELS[level])
 
     def unset(self, name: str) -> None:
-        """It has the level of the one above it again. Raises KeyError."""
+        """Let a logger inherit its level again. Raise KeyError if it does not exist."""
         assert name != ROOT_LOGGER, "there is none above it"
         dict(self._named())[name].setLevel(logging.NOTSET)
 
 
 def _level_word(level: int) -> str:
-    """The most serious word that lets all of the level pass."""
+    """Return the most serious level name that does not filter out the level."""
     fitting = [word for word, number in KAFKA_LEVELS.items() if number <= level]
     return fitting[-1] if fitting else "TRACE"
 
@@ -164,7 +167,7 @@ def _is_own(name: str) -> bool:
 
 
 class LineHandler(logging.Handler):
-    """Writes each line by one system call, so that lines of several threads do not mix."""
+    """Handler that writes each line by one system call, so that lines of threads do not mix."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -178,18 +181,23 @@ class LineHandler(logging.Handler):
 
 
 class Repeats:
-    """Which of the events that come again and again are told: the first one, and then one in
-    `REPEATED_NS`. Remembers `REPEATS_MAX` of them, those that were told last."""
+    """Limiter for repeated events: reports the first one, and then one in `REPEATED_NS`.
+
+    It remembers the `REPEATS_MAX` events that were reported last.
+    """
 
     __slots__ = ("_told",)
 
     def __init__(self) -> None:
         self._told: dict[Hashable, tuple[int, int]] = {}
-        """When it was told last, and how often it came since; the one told longest ago first."""
+        """Event → (time of its last report, repetitions since), least recently reported first."""
 
     def count(self, event: Hashable, now_ns: int) -> int:
-        """Count one more. Return how often it came since it was told last, this time included; 0 if
-        it is not to be told now."""
+        """Count an event.
+
+        Return the number of times it occurred since its last report, this one included; 0 if it
+        must not be reported now.
+        """
         told_ns, count = self._told.get(event, (now_ns - REPEATED_NS, 0))
         if now_ns - told_ns < REPEATED_NS:
             self._told[event] = told_ns, count + 1
@@ -202,8 +210,7 @@ class Repeats:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a line of a library pass that did not come within the last minute, and says how often it
-    came since."""
+    """Filter that passes a library's line at most once a minute, with the number of repetitions."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__()
@@ -221,7 +228,7 @@ class RepeatFilter(logging.Filter):
 
 
 class RateLimit(logging.Filter):
-    """Lets `limit` records pass in each second of wall time, and all of our own errors."""
+    """Filter that passes `limit` records per second of wall time, and all of VDL's own errors."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -247,7 +254,7 @@ class RateLimit(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line of logfmt or JSON: ts, level, event, then the fields."""
+    """Formatter of a record as one line of logfmt or JSON: ts, level, event, then the fields."""
 
     def __init__(self, style: str) -> None:
         super().__init__()
@@ -262,8 +269,8 @@ class LineFormatter(logging.Formatter):
         }
         if not _is_own(record.name):
             line["logger"] = record.name
-        # Under one attribute of the record: as attributes of their own, as `logging` would have it,
-        # a field could not be called `name` or `module`.
+        # All fields are in one attribute of the record: as separate attributes, as `logging` does
+        # it, a field could not be called `name` or `module`.
         line.update(getattr(record, "fields", {}))
         times = getattr(record, "times", 0)
         if times:
@@ -285,7 +292,7 @@ def _render_logfmt(line: Line) -> str:
 
 
 def _logfmt_value(value: object) -> str:
-    """A bare word where it can be one, else quoted and escaped as JSON does."""
+    """Return a bare word if possible, else the value quoted and escaped as in JSON."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):

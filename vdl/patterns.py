@@ -1,18 +1,19 @@
-r"""Regular expressions of clients and administrators: RE2's, within a budget.
+"""Regular expressions of clients and administrators, by RE2 and within a budget.
 
-RE2 follows all alternatives at once, so a match takes time linear in the text, whatever the
-pattern. Kafka's brokers use RE2/J, the same language
-(https://github.com/google/re2/wiki/Syntax), for what consumers subscribe by (KIP-848): back
-references and look-around are refused. A pattern always has to match all of the text.
+RE2 follows all alternatives at once, so the time of a match is linear in the text for every
+pattern. Kafka's brokers use RE2/J, the same language (https://github.com/google/re2/wiki/Syntax),
+for consumers' subscription patterns (KIP-848): back references and look-around are refused. A
+pattern always has to match the whole text.
 
 Linear is not cheap: `a{1000}` has a thousand states, and Python's lock is held while a pattern is
-compiled. So the size of a pattern, its classes of Unicode and the memory of what it becomes are
-bounded. Compiling costs 10 ms then, the byte of a text `Pattern.size` steps of some 5 ns, both at
-the worst. Neither is for the event loop: `vdl.kafka.limits.pattern_work` has both done in a thread.
+compiled. So the size of a pattern, its Unicode classes and the memory of its compiled form are
+bounded. In the worst case compiling then costs 10 ms, and each byte of a text costs `Pattern.size`
+steps of some 5 ns. Neither must run on the event loop: `vdl.kafka.limits.pattern_work` runs both in
+a thread.
 
-RE2 is loaded with the first pattern: it takes 3 MB.
+RE2 is loaded with the first pattern, because it takes 3 MB.
 
-Must not know: what is matched, threads.
+Does not depend on the texts that are matched, or on threads.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from typing import Any
 from vdl.errors import VdlError
 
 PATTERN_BYTES_MAX = 4_096
-"""In UTF-8."""
+"""Bound on a pattern in UTF-8."""
 MEMORY_MAX = 1 << 20
-"""Bytes of a compiled pattern and of what RE2 remembers while it matches."""
+"""Bytes of a compiled pattern and of RE2's cache while it matches."""
 UNICODE_CLASSES_MAX = 64
-r"""`\p` in a pattern: each stands for hundreds of ranges, and takes 0.1 ms to read."""
+r"""Maximum number of `\p` in a pattern: each stands for hundreds of ranges and costs 0.1 ms."""
 
 
 class BadPattern(VdlError):
-    """A pattern that is no regular expression, or costs too much."""
+    """Raised for a pattern that is not a regular expression or costs too much."""
 
     def __init__(self, pattern: str, what: str) -> None:
         super().__init__(pattern, what)
@@ -49,16 +50,19 @@ class Pattern:
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self.size: int = compiled.programsize
-        """Steps that a byte of a text costs at most."""
+        """Maximum number of steps for a byte of a text."""
 
     def matches(self, text: str) -> bool:
-        """Return whether the whole text matches."""
-        # Bytes: what is matched in a `str` is counted in characters afterwards.
+        """Return True if the whole text matches."""
+        # Bytes, because after matching a `str` the binding counts characters.
         return self._compiled.fullmatch(text.encode("utf-8", "surrogatepass")) is not None
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Compile within the bounds. Not for the event loop. Raises BadPattern."""
+    """Compile a pattern within the bounds. Raise BadPattern if it exceeds them or is invalid.
+
+    Must not run on the event loop.
+    """
     try:
         encoded = pattern.encode()
     except UnicodeEncodeError:
@@ -79,11 +83,11 @@ def compile_pattern(pattern: str) -> Pattern:
         text = what.decode("utf-8", "replace") if isinstance(what, bytes) else str(what)
         raise BadPattern(pattern, text) from None
     finally:
-        re2.purge()  # it would keep 128 of them, whatever their size
+        re2.purge()  # its cache would keep 128 patterns of any size
 
 
 def _check_escapes(pattern: str) -> None:
-    r"""Raise BadPattern for too many `\p`, and for `\C`, which RE2/J does not have."""
+    r"""Raise BadPattern for too many `\p`, and for `\C`, which RE2/J does not support."""
     classes = 0
     at = pattern.find("\\")
     while 0 <= at < len(pattern) - 1:
