@@ -3,8 +3,6 @@
 `vdl serve` is a server: it calls `vdl.commands.serve` directly and never loads the libraries of the
 interactive commands (click, rich), which would cost every server several megabytes and a tenth of a
 second. All other commands are a click application in `vdl.commands.app`.
-
-Does not depend on what the commands do.
 """
 
 from __future__ import annotations

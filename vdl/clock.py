@@ -2,7 +2,6 @@
 
 Everything above the event loop uses a `Clock`; a real server passes the loop's clock, the simulator
 its virtual one. Monotonic time drives timers and deadlines; wall time only stamps what users see.
-Does not depend on the purpose of timers.
 """
 
 from __future__ import annotations

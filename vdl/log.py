@@ -21,8 +21,6 @@ Rules:
   that its level can be changed at run time (`Loggers`).
 * A value from outside can start neither a new line nor a new field.
 * A line that cannot be written is lost: a full log disk does not stop a server.
-
-Does not depend on the meaning of the events.
 """
 
 from __future__ import annotations

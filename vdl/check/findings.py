@@ -2,8 +2,6 @@
 
 All checkers, in memory or elsewhere, use these names and texts, so that their verdicts can be
 compared word by word.
-
-Does not depend on how anomalies are found.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 certificates identify a client. Only an authorizer limits what it may do: without one, an ordinary
 user can set the administrator's password. Secured listeners without an authorizer are a mistake or
 a step of a migration, and are never silent.
-
-Does not depend on connections.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ Rules:
   keys that end in `.ms`.
 * A relative `server.data_dir` is relative to the file's own folder, so that the folder can be
   moved.
-
-Does not depend on how settings take effect.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The answer's type depends on the command (`commands.py`). It has an error code, or one for each part
 of the command, in the requested order, and events, from which a server derives what it must do.
 Nothing here is stored or sent over a link: every server makes its own answers by applying.
-
-Does not depend on how commands are applied.
 """
 
 from __future__ import annotations

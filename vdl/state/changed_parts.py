@@ -1,8 +1,6 @@
 """Changed parts of one coordinator's groups, recorded for a view that shows the state as a log.
 
 Changes are recorded only between `begin` and `end`, and are dropped once taken.
-
-Does not depend on the content of the parts, or on the view.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Reassign(Part, frozen=True):
     topic: str
     partition: int
     replicas: list[ServerId] | None
-    """Server ids, preferred leader first; None to cancel the reassignment (KIP-455)."""
+    """Server ids, preferred leader first; None to return to the original ones (KIP-455)."""
 
 
 class AlterReassignments(Command, frozen=True, tag=14):
@@ -299,7 +299,7 @@ class AclBinding(Part, frozen=True):
     """Name of the resource, or its prefix."""
     pattern_type: int
     principal: str
-    """"User:alice", or "User:*" for any."""
+    """"User:alice", or "User:*" for all principals."""
     host: str
     """An address, or "*" for any."""
     operation: int

@@ -3,8 +3,6 @@
 Groups of the classic protocol are one kind, those of KIP-848 another. All share the coordinator's
 log, because only a member of the group's current epoch may commit an offset. Each kind has its own
 table; `GroupTable` is the interface that the coordinator needs of all of them.
-
-Does not depend on how groups of any kind work.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A command may change a group many times, and few commands need the sum. So a change only marks the
 group as stale, and the next query measures the stale ones again.
-
-Does not depend on how the size of a group is computed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 These are servers, all servers together, consumer groups, and metrics subscriptions. Each resource
 is (Kafka's number of its type, name). A resource without settings is not stored; it is removed with
 its last one. All settings are in every snapshot of the catalog, so their total size is bounded.
-
-Does not depend on the names and the meaning of settings.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A run is (first, last, value), both ends included. Runs are in order, do not overlap, and adjacent
 runs have different values. Setting some offsets of a run splits it; adjacent runs with equal values
 are merged. So equal contents have equal runs, regardless of how they were built.
-
-Does not depend on the meaning of the values.
 """
 
 from __future__ import annotations

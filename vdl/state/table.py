@@ -5,8 +5,6 @@ when they change: a key that a thousand commands changed in between is encoded o
 
 Clients may choose long names; stores accept keys of a few hundred bytes. A key made of such names
 is their digest, and the value contains the names.
-
-Does not depend on the meaning of the values.
 """
 
 from __future__ import annotations

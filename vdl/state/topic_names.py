@@ -2,8 +2,6 @@
 
 Metrics write '_' for '.', so two topics whose names differ in nothing else would have the same
 metrics. Kafka allows only one of them, and so does the catalog.
-
-Does not depend on properties of topics other than their names.
 """
 
 from __future__ import annotations

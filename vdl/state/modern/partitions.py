@@ -1,7 +1,4 @@
-"""Partitions of topics by topic id, as a canonical value: equal sets have equal bytes.
-
-Does not depend on the owners of partitions.
-"""
+"""Partitions of topics by topic id, as a canonical value: equal sets have equal bytes."""
 
 from __future__ import annotations
 
