@@ -54,6 +54,7 @@ class Key:
         self.final: dict[int, tuple[Op, Record]] = {}
 
     def holds(self, offset: int, value: int, op: Op) -> None:
+        """Record that `op` showed `value` at `offset`."""
         self.log.setdefault(offset, {}).setdefault(value, op.i)
 
     def index(self) -> None:
@@ -92,11 +93,13 @@ class Evidence:
             key.index()
 
     def by_key(self) -> Iterator[tuple[str, Key]]:
+        """Yield (name, evidence) of each key, by name."""
         for name in sorted(self.keys):
             yield name, self.keys[name]
 
 
 def must_commit(op: Op, key: Key) -> bool:
+    """Return True if the operation must have committed; see the module."""
     return op.ok or (op.type == "info" and any(send.value in key.polled for send in op.sends))
 
 

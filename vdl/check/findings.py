@@ -57,4 +57,5 @@ def anomaly(kind: str, key: str, ops: list[int], **facts: int | float | str | No
 
 
 def name_of(kind: str) -> str:
+    """Return the anomaly's name of a kind."""
     return kind.partition(":")[0]

@@ -123,6 +123,8 @@ def _is_host(host: str) -> bool:
 
 
 def integer(low: int, high: int) -> Parse:
+    """Return a parser of integers from `low` to `high`."""
+
     def parse(raw: Scalar) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
             raise ValueError(f"a whole number from {low} to {high}")
@@ -132,6 +134,8 @@ def integer(low: int, high: int) -> Parse:
 
 
 def size(low: int, high: int) -> Parse:
+    """Return a parser of sizes from `low` to `high` bytes."""
+
     def parse(raw: Scalar) -> int:
         size = parse_size(raw)
         if not low <= size <= high:
@@ -149,6 +153,8 @@ def ratio(raw: Scalar) -> float:
 
 
 def number_from(low: int) -> Parse:
+    """Return a parser of numbers of at least `low`."""
+
     def parse(raw: Scalar) -> float:
         if isinstance(raw, bool | str) or not low <= raw <= float_info.max:
             raise ValueError(f"a number from {low} on")
@@ -158,6 +164,8 @@ def number_from(low: int) -> Parse:
 
 
 def milliseconds(low: int, high: int) -> Parse:
+    """Return a parser of milliseconds, as a number or a text with a unit."""
+
     def parse(raw: Scalar) -> int:
         duration_ms = raw if isinstance(raw, int) else parse_duration_ms(raw)
         if isinstance(raw, bool) or not low <= duration_ms <= high:
@@ -194,18 +202,21 @@ def ticks(low_ms: int, high_ms: int) -> Parse:
 
 
 def boolean(raw: Scalar) -> bool:
+    """Parse true or false. Raise ValueError(expected value)."""
     if not isinstance(raw, bool):
         raise ValueError("true or false")
     return raw
 
 
 def text(raw: Scalar) -> str:
+    """Parse a text of at most 249 printable characters. Raise ValueError(expected value)."""
     if not isinstance(raw, str) or len(raw) > 249 or not raw.isprintable():
         raise ValueError("a text of at most 249 printable characters")
     return raw
 
 
 def cluster_name(raw: Scalar) -> str:
+    """Parse the name of a cluster. Raise ValueError(expected value)."""
     if not isinstance(raw, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", raw):
         raise ValueError("a name of at most 64 letters, digits, '.', '_' and '-'")
     return raw
@@ -222,16 +233,20 @@ def principals(raw: Scalar) -> tuple[Principal, ...]:
 
 
 def path(raw: Scalar) -> Path:
+    """Parse a path. Raise ValueError(expected value)."""
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError("a path")
     return Path(raw)
 
 
 def path_or_off(raw: Scalar) -> Path | None:
+    """Parse a path, or "off" as None. Raise ValueError(expected value)."""
     return None if raw == "off" else path(raw)
 
 
 def choice(*allowed: str) -> Parse:
+    """Return a parser that accepts only the given texts."""
+
     def parse(raw: Scalar) -> str:
         if not isinstance(raw, str) or raw not in allowed:
             raise ValueError(" or ".join(f'"{choice}"' for choice in allowed))
@@ -241,11 +256,13 @@ def choice(*allowed: str) -> Parse:
 
 
 def link_encryption(raw: Scalar) -> LinkEncryption:
+    """Parse the name of a `LinkEncryption`. Raise ValueError(expected value)."""
     names = [one.value for one in LinkEncryption]
     return LinkEncryption(choice(*names)(raw))
 
 
 def address_or_off(raw: Scalar) -> Address | None:
+    """Parse an address, or "off" as None. Raise ValueError(expected value)."""
     if raw == "off":
         return None
     try:
@@ -255,6 +272,7 @@ def address_or_off(raw: Scalar) -> Address | None:
 
 
 def show_size(size: int) -> str:
+    """Return a size as text, in the largest unit that divides it."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor and size % factor == 0:
             return f"{size // factor}{unit}"

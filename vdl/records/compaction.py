@@ -149,6 +149,7 @@ class LastBatches:
                 return
 
     def indexes(self) -> frozenset[int]:
+        """Return the indexes of these entries."""
         return frozenset(
             n for known in self._producers.values() for n in (*known.indexes, known.marker)
         )
@@ -186,6 +187,7 @@ class BatchCleaner:
         """True if a batch in this pass could not be read."""
 
     def scan(self, entries: Sequence[EntryLike], *, keys_from: int) -> Index:
+        """See `RecordCleaner.scan`."""
         full_at = NO_INDEX
         for entry in entries:
             if not entry.records:
@@ -228,12 +230,14 @@ class BatchCleaner:
         return blake2b(key, digest_size=_DIGEST_BYTES, key=self._secret).digest()
 
     def next_pass(self) -> None:
+        """See `RecordCleaner.next_pass`."""
         self._newest = {}
         self._is_any_unread = False
         self._written = set()
         self._cleaned = 0
 
     def clean(self, entry: EntryLike, *, markers_upto: int) -> Buffer | None:
+        """See `RecordCleaner.clean`."""
         data = memoryview(entry.data)
         header = read_header(data)
         if header.is_control:

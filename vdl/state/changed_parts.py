@@ -69,6 +69,7 @@ class ChangedParts:
             self._parts[Part(PartKind.POSITION, group_id, topic, partition)] = None
 
     def classic_group(self, group_id: str) -> None:
+        """Record a change of a classic group."""
         if self._parts is not None:
             self._parts[Part(PartKind.CLASSIC_GROUP, group_id)] = None
 

@@ -74,7 +74,7 @@ former bound it would refuse commits that other replicas apply.
 """
 
 TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
-"""Bound on transactional ids within it.
+"""Bound on the estimated size of transactional ids, within `COORDINATOR_BYTES_MAX`.
 
 Clients that keep creating new ids must not prevent groups from committing.
 """
@@ -426,7 +426,7 @@ class Coordinator:
         return self.offsets.growth(command.group_id, command.offsets) + self._group_growth(command)
 
     def _group_growth(self, command: commands.CommitOffsets) -> int:
-        """Return the part of it that a newly created group takes."""
+        """Return how many of these bytes are those of a newly created group."""
         if self.kind_of(command.group_id) is not None:
             return 0
         return GROUP_BYTES + text_bytes(command.group_id)
@@ -794,6 +794,7 @@ class Coordinator:
 
     @property
     def changed_positions(self) -> int:
+        """See `LargeState.changed_positions`."""
         return self.offsets.changed_count
 
     def _bound_items(self) -> list[tuple[bytes, bytes]]:
@@ -804,6 +805,7 @@ class Coordinator:
 
     @property
     def snapshots_in_parts(self) -> bool:
+        """See `LargeState.snapshots_in_parts`."""
         return self.positions_bound is not None
 
     def scan(self) -> Scan:
@@ -839,14 +841,17 @@ class Coordinator:
         self.end_load()
 
     def begin_load(self) -> None:
+        """See `LargeState.begin_load`."""
         self.offsets.clear()
         self._coming = []
 
     def load_more(self, items: list[tuple[bytes, bytes]]) -> None:
+        """See `LargeState.load_more`."""
         self.offsets.add(value for key, value in items if key[:1] == b"o")
         self._coming += [item for item in items if item[0][:1] != b"o"]
 
     def end_load(self) -> None:
+        """See `LargeState.end_load`."""
         items, self._coming = self._coming, []
         bounds = [
             decode_value(value, tuple[int, int]) for key, value in items if key == _BOUNDS_KEY
