@@ -1,5 +1,5 @@
 """What is there when a directory is opened, what is missing, and what then happens: each row of the
-table in `segments/README.md`, on the real file system and the simulated one.
+table in `segments/INTERNALS.md`, on the real file system and the simulated one.
 
 What is missing is an error that says so and changes nothing; put back, nothing is lost.
 """

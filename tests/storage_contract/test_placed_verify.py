@@ -1,5 +1,5 @@
 """What `vdl log verify` says of large appends, beside what a start finds: a row of the table in
-segments/README.md each, on real files.
+segments/INTERNALS.md each, on real files.
 """
 
 import json

@@ -1,45 +1,83 @@
-"""ARCHITECTURE.md names what there is: every file, and no file that is gone."""
+"""ARCHITECTURE.md names every room, and each room's README names what is in it."""
 
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+WORDS_MAX = 2_000
+"""Of ARCHITECTURE.md: what everybody reads first."""
+LINES_MAX = 80
+"""Of the README of a room."""
 
 
-def named_in_the_table():
-    """Paths that the table of files names; one without a folder is beside the one before it."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    table = text.partition("## Files")[2].partition("\n## ")[0]
-    named = []
-    for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
-        folder = Path()
+def section(path, title):
+    """The text below a heading, up to the next one of its level."""
+    text = path.read_text(encoding="utf-8")
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def named(table, folder):
+    """Paths in the first column of a table; a pattern stands for all files that it matches."""
+    found = []
+    for cell in re.findall(r"^\| (\[?`.*?) \|", table, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", cell):
-            path = Path(name)
-            if name.count("/") > name.endswith("/"):
-                folder = path.parent
-            else:
-                path = folder / name
-            named.append(path)
-    return named
+            matches = sorted(folder.glob(name)) if "*" in name else [folder / name]
+            found += [path.resolve() for path in matches] or [folder / name]
+    return found
+
+
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+ROOMS = named(section(ARCHITECTURE, "Rooms"), ROOT)
+READMES = [room / "README.md" for room in ROOMS if (room / "README.md").exists()]
+
+
+def packages():
+    """Folders of Python files that are installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    names = project["tool"]["setuptools"]["packages"]
+    return [ROOT / name.replace(".", "/") for name in names]
+
+
+def test_architecture_is_short():
+    assert len(ARCHITECTURE.read_text(encoding="utf-8").split()) <= WORDS_MAX
 
 
 def test_architecture_names_only_what_exists():
-    """A file that moved is named where it is, once."""
-    named = named_in_the_table()
-    assert len(named) > 30
-    assert [str(path) for path in named if not (ROOT / path).exists()] == []
-    assert len(named) == len(set(named))
+    assert len(ROOMS) > 15
+    assert [str(path) for path in ROOMS if not path.exists()] == []
+    assert len(ROOMS) == len(set(ROOMS))
 
 
 def test_architecture_names_every_file_of_every_package():
-    """Itself, or the folder it is in."""
-    named = set(named_in_the_table())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    """Itself, or the room it is in."""
+    beside = {ROOT / "vdl" / "cli.py"}  # named in the row of `vdl/commands`
     files = [
-        path.relative_to(ROOT)
-        for package in project["tool"]["setuptools"]["packages"]
-        for path in sorted((ROOT / package.replace(".", "/")).glob("*.py"))
+        path
+        for package in packages()
+        for path in sorted(package.glob("*.py"))
         if path.name != "__init__.py"
     ]
-    assert [str(path) for path in files if not named & {path, *path.parents}] == []
+    known = {*ROOMS, *beside}
+    assert [str(path) for path in files if not known & {path, *path.parents}] == []
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_readme_of_a_room_names_what_is_in_it(readme):
+    """Each folder and file there is named, and is there."""
+    folder = readme.parent
+    table = section(readme, "Folders") or section(readme, "Files")
+    known = set(named(table, folder))
+    assert [str(path) for path in sorted(known) if not path.exists()] == []
+    there = [
+        path
+        for path in sorted(folder.iterdir())
+        if (path.suffix == ".py" and path.name not in {"__init__.py", "__main__.py"})
+        or path in packages()
+        or (path.is_dir() and folder.name == "tests" and not path.name.startswith(("_", ".")))
+    ]
+    text = readme.read_text(encoding="utf-8")
+    assert [p.name for p in there if p not in known and f"`{p.name}`" not in text] == []
+    assert len(text.splitlines()) <= LINES_MAX

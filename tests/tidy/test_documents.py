@@ -1,0 +1,54 @@
+"""Documents lead somewhere: each link has its file and its heading, each path that is named is there."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("docs", "deploy", "raft", "rpc", "segments", "vdl", "tests", "examples")
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+)
+RECORDS = {ROOT / "CHANGELOG.md", *(ROOT / "docs" / "lab").glob("*.md")}
+"""What was so when they were written: files that they name may have gone."""
+PATH = re.compile(
+    r"`((?:docs|deploy|raft|rpc|segments|vdl|tests|examples|ids|\.ci)/[\w./-]+\.(?:py|md|toml|c|proto))`"
+)
+
+
+@cache
+def anchors(path):
+    """What a link into a document may name: its headings, as GitHub writes them."""
+    found = set()
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for head in re.findall(r"^#+ (.+)$", text, re.M):
+        plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", head).lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def broken(document):
+    """Links of a document that lead nowhere."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            yield link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_a_document_lead_somewhere(document):
+    assert list(broken(document)) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_in_a_document_are_there(document):
+    if document in RECORDS:
+        pytest.skip("a record of what was")
+    text = document.read_text(encoding="utf-8")
+    assert [name for name in PATH.findall(text) if not (ROOT / name).exists()] == []
