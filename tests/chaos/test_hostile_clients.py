@@ -64,7 +64,7 @@ PASSWORD = "a-password-of-users-7c1f"
 CALL_SECONDS = 60.0
 RSS_MORE_MAX = 512 << 20
 """What budgets allow together: requests, answers, batches to be checked, and what waits to be
-decoded (docs/operations.md)."""
+decoded (docs/configure.md)."""
 
 
 @dataclass

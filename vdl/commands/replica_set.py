@@ -301,7 +301,7 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
     port = base_port + server_id - 1
     protocol = "SASL_SSL" if is_secure else "PLAINTEXT"
     lines = [
-        "# Written by `vdl up` once; edit it as you like. docs/configuration.md has every key.",
+        "# Written by `vdl up` once; edit it as you like. docs/configure.md has every key.",
         "",
         "[server]",
         f"id = {server_id}",

@@ -158,7 +158,7 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
         )
     if is_secure and not found.is_secure:
         raise ReplicaSetError(
-            f"the replica set in {data} was made without --secure; docs/security.md says how to"
+            f"the replica set in {data} was made without --secure; docs/secure.md says how to"
             " change that"
         )
     count = len(found.servers)
