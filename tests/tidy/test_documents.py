@@ -1,4 +1,4 @@
-"""Documents lead somewhere: each link has its file and its heading, each path that is named is there."""
+"""Documents lead somewhere: links have their file and heading, paths that are named are there."""
 
 import re
 from functools import cache
