@@ -27,7 +27,7 @@ TOPIC = "bridge"
 PARTITIONS = 8
 BRIDGES = int(os.environ.get("BRIDGES", "2"))
 BOUND_MS = 2 * HostOptions().election_ticks * TICK_NS // 1_000_000
-"""ARCHITECTURE, "A deposed leader serves for two election time-outs at the most"."""
+"""vdl/logstream/README.md: a deposed leader serves for at most two election timeouts."""
 LENIENCE = 4
 """Beside whatever else the machine does. Without the bound it would be as long as the bridge."""
 SILENT_SECONDS = (0.7, 1.9)
