@@ -9,7 +9,7 @@ both. A directory without the file has form 1.
 
 A version that writes data which others would skip, or take for damage, first records a higher form
 here, durably. A version that does not know the form refuses the directory and changes nothing.
-`README.md` has the table of forms.
+`segments/FORMAT.md` has the table of forms.
 
 Does not depend on the differences between forms.
 """

@@ -3,7 +3,7 @@
 A directory is *new* when it is empty, *begun* while its first start creates the rest, and *whole*
 from then on. Its identity distinguishes the last two. A file missing in a whole directory existed
 once: it was moved or removed, or is on a disk that is not mounted. Continuing without it would make
-the loss permanent, so it is an error, and nothing on disk is changed. `README.md` has the table.
+the loss permanent, so it is an error, and nothing on disk is changed. `INTERNALS.md` has the table.
 
 Does not depend on the contents of files other than the identity.
 """

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, from the `--json` output of a measurement beside a peer:
+"""The table of docs/lab/table.md, from the `--json` output of a measurement beside a peer:
 
     python -m tests.bench.markdown FILE.json
 

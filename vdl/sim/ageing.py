@@ -4,7 +4,7 @@ In worlds whose clocks go wrong by days and decades a client writes records and 
 groups without members. It knows their ages by the world's true time. At the end, acknowledged data
 younger than a week must exist, and older data must be gone. Young data is lost if a server trusts a
 clock that is ahead, or stamps with one that is behind. Old data stays if the servers' time does not
-catch up. In one case records may be kept longer (docs/clocks.md): while a server is away and the
+catch up. In one case records may be kept longer (docs/operate.md): while a server is away and the
 clocks of the others disagree, the later clock may stamp.
 
 Every other commit carries a retention time of a week, as of clients before OffsetCommit v5. The

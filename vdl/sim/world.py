@@ -302,7 +302,7 @@ class World:
         """Return the latest time that servers may stamp with, in ms since 1970.
 
         That is the true time, or the latest of the servers' clocks while not every server is linked
-        to every other one (docs/clocks.md).
+        to every other one (docs/operate.md).
         """
         clocks, linked = [self.true_ms()], []
         for machine in self.machines:

@@ -1,7 +1,7 @@
 """A leader deposed behind a bridge.
 
 The leader is linked to a server that follows its successor, and not to the successor. The time for
-which it continues to serve is bounded (ARCHITECTURE, "Elections").
+which it continues to serve is bounded (vdl/logstream/README.md).
 """
 
 from collections.abc import Callable

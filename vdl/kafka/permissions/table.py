@@ -181,7 +181,7 @@ CHANGES = frozenset(
 
 
 def described() -> Iterator[tuple[int, str]]:
-    """Yield (API key, description of what it needs), for docs/permissions.md."""
+    """Yield (API key, description of what it needs), for docs/secure.md."""
     for key, rules in sorted(PERMISSIONS.items()):
         texts = [text for rule in rules if (text := text_of(rule))]
         yield key, "; ".join(texts) or "nothing"
