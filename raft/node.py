@@ -271,7 +271,7 @@ class RawNode:
         self.raft.randomized_election_timeout = ticks
 
     def advance(self, ready: Ready) -> None:
-        """Synchronous mode: report that `ready`, the last one, is carried out."""
+        """Report that `ready`, the last one, is carried out. For the synchronous mode."""
         assert not self.raft.async_storage_writes, "storage answers by message"
         for msg in self._maker.steps_on_advance(ready):
             self.step(msg)

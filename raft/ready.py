@@ -155,7 +155,7 @@ class ReadyMaker:
         return ready
 
     def steps_on_advance(self, ready: Ready) -> list[Message]:
-        """Synchronous mode: return the messages the node steps into itself after `ready`."""
+        """Return the messages the node steps into itself after `ready`, in the synchronous mode."""
         assert self._outstanding is ready, "advance() of another Ready than the last"
         self._outstanding = None
         steps = self._steps_on_advance
@@ -220,7 +220,7 @@ class ReadyMaker:
             )
 
     def _prepare_advance(self, ready: Ready) -> None:
-        """Synchronous mode: send messages to others, keep the node's own for `advance`."""
+        """Send messages to others, keep the node's own for `advance`: the synchronous mode."""
         raft = self._raft
         self._outstanding = ready
         steps = self._steps_on_advance

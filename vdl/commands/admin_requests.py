@@ -54,7 +54,7 @@ def with_client(
 
 
 def check(code: int, message: str | None) -> None:
-    """Raises click.ClickException for a request that a server refused."""
+    """Raise click.ClickException for a request that a server refused."""
     if code:
         error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
         raise click.ClickException(f"{error.name}: {message}" if message else error.name)

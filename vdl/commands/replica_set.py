@@ -244,7 +244,7 @@ def _has_room_for_a_server(folder: Path) -> bool:
 
 
 def check_layout(*, count: int, base_port: int) -> None:
-    """Raises ReplicaSetError for an impossible number of servers or port."""
+    """Raise ReplicaSetError for an impossible number of servers or port."""
     if not 1 <= count <= SERVERS_MAX:
         raise ReplicaSetError(f"a replica set on one machine has 1 to {SERVERS_MAX} servers")
     if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:

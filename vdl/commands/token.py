@@ -46,7 +46,7 @@ def _period(ctx: click.Context, option: click.Parameter, text: str | None) -> in
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def token() -> None:
-    """Delegation tokens: who has one logs in as its owner, until it ends.
+    """Manage delegation tokens. Who has one logs in as its owner, until it ends.
 
     Tokens are made by users who logged in, not by those who came with a token. The servers' files
     need `security.delegation_token_key`.

@@ -57,8 +57,11 @@ class KafkaClient:
         settings: ClientSettings | None = None,
         module: Callable[[int], ModuleType] = registry.module,
     ) -> None:
-        """`settings`: how the connection is secured; None: not at all. `module`: finds the codec
-        of an API."""
+        """Prepare a client; it connects when it is entered.
+
+        `settings`: how the connection is secured; None: not at all. `module`: finds the codec of
+        an API.
+        """
         self._host, self._port = host, port
         self._settings = settings or ClientSettings()
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -301,7 +301,7 @@ class Process:
 
     # --- ports ---------------------------------------------------------------------------------
     def _check_ports(self) -> None:
-        """Raises OSError if a port that is opened later cannot be listened on, before other servers
+        """Raise OSError if a port that is opened later cannot be listened on, before other servers
         and their clients learn of this server."""
         wanted = [(listener.host, listener.port) for listener in self._config.listeners]
         if self._config.admin is not None:

@@ -131,7 +131,7 @@ class Server:
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
     ) -> None:
-        """Raises ForeignDirectory.
+        """Raise ForeignDirectory if the data directory belongs to another server.
 
         `advertised`: listener name → address advertised to clients. `log_of`: the log of a part of
         the server. `loggers`: those whose levels may be changed. `login_compute`: checks

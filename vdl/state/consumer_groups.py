@@ -163,7 +163,7 @@ class ConsumerGroups:
     __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed` is notified of groups that change or are removed."""
+        """Notify `changed` of groups that change or are removed."""
         self._changed = changed
         self.bytes_max = 1 << 62
         """Current size limit of all groups, set by the coordinator."""

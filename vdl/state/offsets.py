@@ -89,7 +89,7 @@ class Offsets:
     )
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed` is notified of offsets that are committed or removed."""
+        """Notify `changed` of offsets that are committed or removed."""
         self._changed = changed
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[GroupId] = Counter()

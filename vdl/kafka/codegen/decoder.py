@@ -145,7 +145,7 @@ class Decoder:
             self._source.line("n -= 1")
 
     def _sized(self, fact: Field, type_: str, local: str, *, is_nullable: bool) -> None:
-        """A string, bytes or records: a length, then that many bytes."""
+        """Read a string, bytes or records: a length, then that many bytes."""
         source = self._source
         if type_ == "string" and not self._is_inlined:
             self._run.flush()

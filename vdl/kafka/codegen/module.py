@@ -119,7 +119,7 @@ def _constants(api: Api, client: frozenset[int]) -> list[str]:
 
 
 def _client_versions(client: frozenset[int]) -> str:
-    """The constant that says which versions a client of this module can speak, ascending."""
+    """Return the constant with the versions that a client of this module can speak."""
     return f"CLIENT_VERSIONS: tuple[int, ...] = {tuple(sorted(client))}"
 
 

@@ -331,7 +331,7 @@ class _OffsetsCommit:
         waiting: list[commit_wire.TxnOffsetCommitResponsePartition],
         offsets: list[commands.OffsetCommit],
     ) -> None:
-        """`waiting`: the partitions of the response that correspond to `offsets`."""
+        """Begin with `waiting`: the partitions of the response that correspond to `offsets`."""
         self._ctx = ctx
         self._request = request
         self._response = response

@@ -116,7 +116,7 @@ class ModernGroups:
     kind = GroupKind.CONSUMER
 
     def __init__(self, changed: ChangedParts) -> None:
-        """`changed` is notified of changes and removals of groups, and of their members."""
+        """Notify `changed` of changes and removals of groups, and of their members."""
         self._changed = changed
         self.bytes_max = 1 << 62
         self.groups: dict[str, ModernGroup] = {}
