@@ -1,4 +1,6 @@
-"""The child of test_kill: appends, commits, prints what is durable, until it is killed."""
+"""Child process of test_kill: appends and commits entries and prints each one that is durable,
+until it is killed.
+"""
 
 import asyncio
 import random

@@ -1,8 +1,8 @@
-"""What every backend of the storage contract is driven through.
+"""Harnesses through which the storage contract drives every backend.
 
-A `Harness` owns one data directory over several lives: `crash` ends a life as kill -9 would (jobs
-that did not run never happened), `power_cut` also forgets what was not synced, where the backend
-has such a thing, and `reopen` begins the next one.
+A `Harness` owns one data directory over several runs of a store. `crash` ends a run as kill -9
+does: jobs that did not run have no effect. `power_cut` also discards what was not synced, where the
+backend supports it. `reopen` starts the next run.
 """
 
 import random
@@ -33,15 +33,15 @@ SMALL = StoreOptions(
 )
 
 PLACING = replace(SMALL, place_bytes_min=400)
-"""Half of the appends are written to their segments at once."""
+"""Options under which half of the appends are placed: written directly to their segments."""
 
 ODD = replace(SMALL, journal_file_bytes=33_500, journal_first_file_bytes=19_700)
-"""Files that are no whole number of pages, and smaller than many batches."""
+"""Options with files that are no whole number of pages, and smaller than many batches."""
 
 
 @dataclass
 class Harness:
-    """One backend. `acknowledged` is the largest token `on_durable` reported in this life."""
+    """One backend. `acknowledged` is the largest token that `on_durable` reported in this run."""
 
     options: StoreOptions = SMALL
     workers: InlineWorkers = field(default_factory=InlineWorkers)
@@ -59,7 +59,7 @@ class Harness:
         return self.store
 
     def reopen(self):
-        """kill -9 and start again; the log with the lowest id, or None."""
+        """Crash and start again; return the log with the lowest id, or None."""
         self.crash()
         self.start()
         return self.log
@@ -78,14 +78,14 @@ class Harness:
         return made[0]
 
     def submit(self):
-        """Write what was staged; its token is acknowledged on return."""
+        """Write the staged records; their token is acknowledged on return."""
         token = self.store.submit()
         self.pump()
         assert self.acknowledged >= token, (self.acknowledged, token)
         return token
 
     def collect(self, *batches):
-        """The next checkpoint stores these, once."""
+        """Have the next checkpoint store these items, once."""
         waiting = list(batches)
 
         def take(logs):
@@ -108,21 +108,23 @@ class Harness:
         assert done
 
     def read(self, log, offset, end_index, bytes_max):
-        """From memory, else from disk."""
+        """Read from memory, or else from disk."""
         try:
             return log.read(offset, end_index, bytes_max)
         except NotInMemory:
             return self.cold(self.store.read_cold, log, offset, end_index, bytes_max)
 
     def entries(self, log, first, end, bytes_max=1 << 30):
-        """All of [first, end) that one call may give, from memory, else from disk."""
+        """Return as many entries of [first, end) as one call may return, from memory or else from
+        disk.
+        """
         try:
             return list(log.entries(first, end, bytes_max))
         except NotInMemory:
             return self.cold(self.store.entries_cold, log, first, end, bytes_max)
 
     def all_entries(self, log):
-        """(term, kind, data, base offset, records, timestamp) of every entry, in order."""
+        """Return (term, kind, data, base offset, records, timestamp) of every entry, in order."""
         found, index = [], log.first_index
         while index <= log.last_index:
             part = self.entries(log, index, log.last_index + 1, 2000)
@@ -191,7 +193,7 @@ class DiskHarness(Harness):
 
 @dataclass
 class SimHarness(Harness):
-    """On the simulated disk, where a power cut is possible."""
+    """Harness on the simulated disk, which supports power cuts."""
 
     disk: SimDisk = field(default_factory=lambda: SimDisk(random.Random(7), DiskProfile()))
 
@@ -212,7 +214,7 @@ BACKENDS = ("memory", "disk", "sim")
 
 
 def make(backend, tmp_path, options=SMALL):
-    """A started harness."""
+    """Return a started harness."""
     if backend == "memory":
         harness = MemoryHarness(options)
     elif backend == "disk":
@@ -224,7 +226,7 @@ def make(backend, tmp_path, options=SMALL):
 
 
 def put(engine, log, writer, count, **what):
-    """Append and commit."""
+    """Append and commit entries."""
     engine.store.append(log, writer(log).entries(count, **what))
     engine.store.set_hard_state(log, HardState(1, 2, log.last_index))
     return engine.submit()
@@ -239,13 +241,13 @@ def harness(request, tmp_path):
 
 
 class Writer:
-    """Makes entries that continue a log: dense indexes and offsets."""
+    """Generator of entries that continue a log, with dense indexes and offsets."""
 
     def __init__(self, log):
         self.log = log
 
     def entries(self, count, term=1, size=50, records=1, kind=0, first=0):
-        """`count` entries behind entry `first - 1`, the log's last one unless told."""
+        """Return `count` entries that begin at `first`, by default behind the log's last entry."""
         first = first or self.log.last_index + 1
         offset = self.log.offset_after(first - 1)
         made = []
@@ -286,7 +288,7 @@ def odd_options():
 
 
 def meta_of_start(path, log_ids, applied):
-    """Opened as a start does it: what the journal knows of is to be found."""
+    """Open the meta as a start does, which expects the state that the journal names."""
     meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
     for log_id in log_ids:
         meta.expect(log_id, applied)

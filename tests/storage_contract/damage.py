@@ -1,4 +1,4 @@
-"""A bit that flips in a file at rest."""
+"""Bit flips in files at rest."""
 
 
 def flip_bit(path, position, bit=0):

@@ -1,8 +1,8 @@
-"""What a compaction keeps in tests: of every fifth entry its bytes, of the others nothing."""
+"""Cleaner for compaction tests: keeps the bytes of every fifth entry and empties the others."""
 
 
 class EveryFifth:
-    """A cleaner that leaves something of every fifth entry only."""
+    """Cleaner that keeps something of every fifth entry only."""
 
     def scan(self, entries, *, keys_from):
         return entries[-1].index + 1
@@ -11,4 +11,4 @@ class EveryFifth:
         return b"" if stored.index % 5 else None
 
     def next_pass(self):
-        """All keys have room."""
+        """Return True: memory holds all keys in one pass."""

@@ -1,7 +1,9 @@
-"""Data directories as versions of this store left them: `python -m ...golden_files NAME` adds one.
+"""Data directories as earlier versions of this store wrote them: `python -m ...golden_files NAME`
+adds one.
 
-An archive of a directory that uses every format there is, and beside it what a store that opens it
-must show. Archives are only ever added: a store must go on reading what an earlier one has written.
+Each is an archive of a directory that uses every format there is, with a file beside it that lists
+what a store must show after opening it. Archives are only ever added: a store must keep reading
+what earlier versions wrote.
 """
 
 import hashlib
@@ -28,7 +30,7 @@ OPTIONS = StoreOptions(
     meta_map_bytes=1 << 20,
 )
 EMPTY = ("reserve", "lock", "lock.mdb")
-"""Files that say nothing."""
+"""Files whose contents carry no state."""
 
 
 def append(harness, log, count, size, *, term, commit):
@@ -44,7 +46,7 @@ def append(harness, log, count, size, *, term, commit):
 
 
 def append_at_once(harness, log, count, size, *, term):
-    """As one batch, which goes to its segment if there is room."""
+    """Append entries as one batch, which is placed in its segment if there is space."""
     first, offset = log.last_index + 1, log.next_offset
     entries = [
         StoredEntry(term, first + n, 0, bytes([n]) * size, offset + n, 1, n) for n in range(count)
@@ -55,7 +57,7 @@ def append_at_once(harness, log, count, size, *, term):
 
 
 class Cleaner:
-    """Leaves something of every third entry."""
+    """Cleaner that keeps something of every third entry."""
 
     def scan(self, entries, *, keys_from):
         return entries[-1].index + 1
@@ -64,12 +66,13 @@ class Cleaner:
         return b"" if entry.index % 3 else None
 
     def next_pass(self):
-        """All keys have room."""
+        """Return True: memory holds all keys in one pass."""
 
 
 def fill_with_later_kinds(harness):
-    """Entries in segments of which the journal has only the places; a log without files; one that
-    is compacted, in part with an old file beside the new one."""
+    """Add a log with placed entries, a log without files, and a compacted log in which one segment
+    still has its old file beside the new one.
+    """
     placed, cleared, compacted = (harness.new_log(group, 1) for group in (14, 15, 16))
     for log in (placed, cleared, compacted):
         append_at_once(harness, log, 40, 200, term=1)
@@ -94,7 +97,9 @@ def checkpoint(harness, *batches):
 
 
 def fill(harness, *, clean):
-    """Every kind of record, several files of each kind, a state that waits for its checkpoint."""
+    """Write every kind of record, several files of each kind, and an installed state that awaits
+    its checkpoint.
+    """
     harness.store.adopt_cluster(b"the birth record")
     first = harness.new_log(9, 1)
     second = harness.new_log(10, 3, first_index=7, prev_term=2, next_offset=70)
@@ -121,10 +126,10 @@ def fill(harness, *, clean):
     append(harness, third, 12, 100, term=6, commit=True)
     harness.store.set_hard_state(third, HardState(8, 1, 61))
     harness.submit()
-    for _ in range(6):  # the journal's files come and go: the state is written again
+    for _ in range(6):  # journal files are recycled: the state is written again
         append(harness, first, 20, 900, term=8, commit=True)
         checkpoint(harness)
-    # And one of each record that the last checkpoint has left behind.
+    # One of each record that the last checkpoint has left behind.
     fill_with_later_kinds(harness)
     append(harness, first, 3, 40, term=8, commit=False)
     end = first.last_index
@@ -139,12 +144,12 @@ def fill(harness, *, clean):
         harness.close()
     else:
         harness.store.append(first, [StoredEntry(9, first.last_index + 1, 0, b"", 0, 0, 0)])
-        harness.submit()  # its block is proved by nothing
+        harness.submit()  # nothing proves its block
         harness.store.abandon()
 
 
 def shown(harness):
-    """What a store says of its logs, as JSON; contents by their digest."""
+    """Return what a store shows of its logs, as JSON; contents by their digest."""
     logs = {}
     for log_id, log in harness.store.logs.items():
         contents = hashlib.sha256(repr(harness.all_entries(log)).encode()).hexdigest()
@@ -171,7 +176,7 @@ def shown(harness):
 
 
 def open_copy(name, where):
-    """A harness, not started, on a copy of the archived directory."""
+    """Return a harness, not started, on a copy of the archived directory."""
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
         archive.extractall(where, filter="data")
     return DiskHarness(OPTIONS, directory=str(where / "data"))
@@ -196,7 +201,7 @@ def main(name):
 
 
 def add(archive, path, name):
-    """A member without owner and time."""
+    """Add a member without owner and time."""
     member = tarfile.TarInfo(str(name))
     if path.is_dir():
         member.type, member.mode = tarfile.DIRTYPE, 0o700

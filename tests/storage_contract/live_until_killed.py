@@ -1,7 +1,7 @@
-"""The child of test_failpoints: does steps and says so, until a failpoint ends it.
+"""Child process of test_failpoints: executes steps and reports them, until a failpoint ends it.
 
-Prints "begun N" before step N is staged and "done N" when it is durable. Its exit code is 3 when it
-has done all its steps.
+Prints "begun N" before step N is staged and "done N" when it is durable. The exit code is 3 when
+all steps are done.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ async def live(directory, seed):
 
 
 async def checkpoint(loop, store, step):
-    """Until one that has taken the step's batches with it has ended."""
+    """Run until a checkpoint that includes the step's batches has ended."""
     taken = []
 
     def collect(logs):
@@ -68,7 +68,7 @@ async def checkpoint(loop, store, step):
     store.collect_meta = collect
     was_taken = False
     while not was_taken:
-        # One that begins before this task goes on may take them, and is then still under way.
+        # A checkpoint that begins before this task resumes may include them and still be running.
         was_taken = bool(taken)
         done = loop.create_future()
         store.checkpoint(lambda done=done: done.set_result(None))

@@ -1,7 +1,7 @@
-"""A file system that refuses calls: the n-th one, or all from there on until it is told to stop.
+"""File system that refuses calls: the n-th one, or all matching ones from there on until `calm`.
 
-Each call is known by its place: what is called, and the lines of the engine that led to it. So a
-life can be recorded once, and lived again for each of its places.
+A call is identified by its place: the function called, and the lines of the engine that led to it.
+A run can be recorded once and repeated for each of its places.
 """
 
 import errno
@@ -16,7 +16,7 @@ NO_MEMORY = (errno.ENOMEM,)
 NO_ROOM = (errno.ENOSPC,)
 
 CODES = {
-    # What the system may say to each, when nothing is wrong with the disk.
+    # Error codes that the system may return for each call when the disk itself is sound.
     "open": (*NO_DESCRIPTOR, *NO_MEMORY),
     "create": (*NO_DESCRIPTOR, *NO_MEMORY, *NO_ROOM),
     "exists": NO_MEMORY,
@@ -43,21 +43,25 @@ CODES = {
     "meta.commit": (*NO_MEMORY, *NO_ROOM),
 }
 FAILS = (*CODES, "sync", "write_back", "begin_write_back", "durable pwrite", "meta.sync")
-"""What may fail for good. Those that `CODES` has not fail only so: a sync that failed, whatever
-for, is not made again."""
+"""Calls that may fail for good.
+
+Those that are not in `CODES` fail in this way only: a failed sync is never retried, whatever the
+error.
+"""
 SYNCS = ("sync", "write_back", "begin_write_back", "durable pwrite", "meta.sync")
 _HERE = str(Path(__file__).parent)
 _ENGINE = "/segments/"
 
 
 class Faults:
-    """Counts calls and refuses some."""
+    """Counts calls and refuses some of them."""
 
     def __init__(self):
         self.count = 0
         self.places = {}
-        """(what is called, lines of the engine) → (number of the first such call, is it a
-        start's)."""
+        """(function called, lines of the engine) -> (number of the first such call, True if during
+        a start).
+        """
         self.is_start = False
         self._at = 0
         self._code = 0
@@ -65,7 +69,10 @@ class Faults:
         self.refused = 0
 
     def arm(self, at, code, *, lasts):
-        """Refuse call number `at`. `lasts`: and all that may be refused so, until `calm`."""
+        """Refuse call number `at`.
+
+        With `lasts`, also refuse every later call of the same kind until `calm`.
+        """
         self._at, self._code, self._lasts = at, code, lasts
 
     def calm(self):
@@ -76,7 +83,7 @@ class Faults:
             self.calm()
 
     def passed(self, name):
-        """A call is about to be made. Raises OSError."""
+        """Count a call that is about to be made. Raises OSError if it is to be refused."""
         self.count += 1
         if not self._at:
             if not self.refused:

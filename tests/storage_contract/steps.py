@@ -1,9 +1,9 @@
-"""A life of a store as a sequence of steps that both sides of test_failpoints can compute.
+"""A store's history as a sequence of steps that both sides of test_failpoints can compute.
 
 Each step is drawn from a seeded generator and the state of the logs alone, so the process that is
-killed and the model that outlives it draw the same ones. A step is done when the store has said
-that it is durable; a store that died in a step must be found before it or behind it, never
-elsewhere.
+killed and the model that outlives it draw the same steps. A step is done when the store has
+reported it durable. A store that died in a step must be found in the state before it or after it,
+and in no other.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LOGS = 3
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to which log; `count` and the rest mean what the kind needs."""
+    """One operation on one log; the meaning of `count` and the other fields depends on the kind."""
 
     kind: str
     log_id: int = 0
@@ -39,7 +39,7 @@ class Step:
 
 
 def draw(rng, logs):
-    """The next step, from the state of the logs."""
+    """Draw the next step from the state of the logs."""
     if len(logs) < LOGS:
         return Step("create", index=rng.randint(1, 50))
     log = logs[rng.choice(sorted(logs))]
@@ -71,7 +71,7 @@ def draw(rng, logs):
 
 
 def stage(store, step):
-    """Stage a step on a log, but for those that have their own way to durability."""
+    """Stage a step on a log, except for kinds that become durable by themselves."""
     log = store.logs[step.log_id]
     if step.kind == "append":
         offset = log.offset_after(step.index - 1)
@@ -97,7 +97,7 @@ def stage(store, step):
 
 
 def create(store, step, on_created):
-    """A new log; "renew" also deletes one, in the same turn."""
+    """Create a log; "renew" also deletes one in the same turn."""
     if step.kind == "renew":
         store.delete_log(step.log_id)
     store.create_log(
@@ -107,7 +107,7 @@ def create(store, step, on_created):
 
 
 def applied(store, step):
-    """What the checkpoint of a step stores: everything of each log, or what changed."""
+    """Return what the step's checkpoint stores: the whole state of each log, or what changed."""
     return [
         MetaBatch(
             log.log_id, log.commit_index, [(b"applied", str(log.commit_index).encode())],

@@ -1,5 +1,9 @@
-"""Lives of a directory that are cut anywhere, also in a start, on a disk that is full at times: no
-boot may end before what its peers have heard. One that does has a healthy directory replaced."""
+"""Random histories of a directory on a disk that is sometimes full, cut anywhere, also during a
+start.
+
+Invariant: no boot ends before what its peers have received. A boot that did would have a healthy
+directory replaced.
+"""
 
 import errno
 import random
@@ -17,12 +21,15 @@ from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
 SEEDS = (51, 265, 285, 333, *range(24))
-"""In the first ones a start without room for its note has a journal that ends before the one of the
-boot before, and dies."""
+"""Seeds.
+
+In the first ones a start without space for its note dies, with a journal that ends before that of
+the previous boot.
+"""
 
 
 class BootLives:
-    """One directory, its lives, and the marks that peers have of them."""
+    """One directory, its runs, and the marks that peers hold of them."""
 
     def __init__(self, seed):
         self.rng = rng = random.Random(seed)
@@ -45,7 +52,7 @@ class BootLives:
             return
         try:
             self.store = self.open()
-        except OSError:  # for want of room
+        except OSError:  # for want of space
             self.disk.room = None
             self.end()
             return
@@ -65,7 +72,7 @@ class BootLives:
         self.end()
 
     def cut(self, job):
-        """Die somewhere in it."""
+        """Die at a random point within the job."""
         _, steps, _ = self.disk.run_job(job)
         self.disk.cut_job(steps, reached=self.rng.randint(0, len(steps)))
         self.end()
@@ -77,7 +84,7 @@ class BootLives:
         self.fill()
 
     def hear(self):
-        """As peers do, if they may."""
+        """Record marks as peers do, if they are allowed to."""
         boot = self.store.boots[-1] if self.store.boots else None
         if boot is not None and boot.end_lsn == GOES_ON:
             mark = JournalMark(boot.number, boot.boot_id, self.store.durable_lsn)
@@ -87,7 +94,7 @@ class BootLives:
         return self.workers.journal_jobs, self.workers.payload_jobs, self.workers.pool_jobs
 
     def work(self):
-        """All there is to do, and some time; or only some jobs."""
+        """Run all pending jobs and some time, or only some jobs."""
         if self.rng.random() < 0.6:
             self.workers.advance(self.rng.choice((0, 50, 500, 2500)))
         for queue in self.queues():
@@ -97,7 +104,7 @@ class BootLives:
 
     # --- what changes a directory ---------------------------------------------------------------
     def create(self):
-        """So many that a journal file's header takes several pages, or a few."""
+        """Create many logs, so that a journal file's header takes several pages, or a few."""
         for _ in range(self.rng.choice((1, 60))):
             self.store.create_log(9, 1, on_created=lambda log: None)
 
@@ -129,7 +136,7 @@ class BootLives:
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["in-place", "elsewhere"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_boot_ends_before_what_peers_have_heard(seed, is_elsewhere, monkeypatch):
-    """Also where the disk has no room to write over what is there."""
+    """Holds also where the disk has no space to write over what is there."""
     lives = BootLives(seed)
     overwrite = start.overwrite_identity
 

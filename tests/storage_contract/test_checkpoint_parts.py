@@ -1,5 +1,7 @@
-"""A checkpoint by time takes a few logs at a time; logs deleted together go together; and none of
-it makes work for the collector of garbage."""
+"""Checkpoints by time that take a few logs at a time.
+
+Logs deleted together are removed together, and none of it makes work for the garbage collector.
+"""
 
 import errno
 import gc
@@ -39,7 +41,7 @@ def harness():
 
 @pytest.fixture
 def flushes(monkeypatch):
-    """(log id, bytes, entries) of the flushes so far, a list for each job."""
+    """Collect (log id, bytes, entries) of the flushes so far, one list for each job."""
     jobs = []
     run = checkpoints_module._run
 
@@ -58,7 +60,7 @@ def begin_again(harness, **options):
 
 
 def stage(harness, writer, logs, size):
-    """One committed entry more for each log."""
+    """Stage one more committed entry for each log."""
     for log in logs:
         harness.store.append(log, writer(log).entries(1, size=size))
         harness.store.set_hard_state(log, HardState(1, 0, log.last_index))
@@ -90,7 +92,9 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
 
 
 def test_tails_that_keep_old_journal_files_go_with_their_shares(harness, writer, flushes):
-    """Also when the journal has outgrown its files: all at once would hold up appends."""
+    """Also when the journal has outgrown its files: flushing all tails at once would delay
+    appends.
+    """
     begin_again(harness, journal_file_bytes=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
     files = []
@@ -117,7 +121,9 @@ def test_few_logs_are_flushed_one_by_one_once_a_round(harness, writer, flushes):
 
 
 def test_state_is_collected_share_by_share(harness, writer):
-    """Each log's once a round: a thousand at once would stop the loop."""
+    """Each log's state is collected once a round: collecting a thousand at once would stop the
+    loop.
+    """
     logs = [harness.new_log(group_id=n + 1) for n in range(3 * PARTS_MAX)]
     asked = []
 
@@ -134,7 +140,7 @@ def test_state_is_collected_share_by_share(harness, writer):
 
 
 def test_rounds_end_when_nothing_is_appended(harness, writer):
-    """A server at rest has no timer for what it has done."""
+    """An idle server has no timer for finished work."""
     logs = [harness.new_log(group_id=n + 1) for n in range(3)]
     checkpoints = harness.store._checkpoints
     grow(harness, writer, logs, size=FLUSH_BYTES_MIN)
@@ -151,7 +157,7 @@ def test_rounds_end_when_nothing_is_appended(harness, writer):
 
 
 def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes):
-    """Above a quarter of the cache a checkpoint begins, and takes every tail worth a flush."""
+    """Above a quarter of the cache a checkpoint begins and takes every tail worth a flush."""
     begin_again(harness, cache_bytes_max=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
     for _ in range(15):
@@ -164,8 +170,9 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
 
 
 def test_small_tails_of_many_logs_leave_room(harness, writer):
-    """None is worth a flush by itself; appends would wait for ever once half of the cache waited
-    for one."""
+    """No tail is worth a flush by itself, yet appends would wait for ever once half of the cache
+    was waiting for one.
+    """
     begin_again(harness, cache_bytes_max=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
     for _ in range(3 * FLUSH_BYTES_MIN // 1_000):
@@ -178,7 +185,9 @@ def test_small_tails_of_many_logs_leave_room(harness, writer):
 
 @pytest.mark.parametrize("count", [1, MANY_LOGS - 1, MANY_LOGS])
 def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
-    """Appends would wait for the end of one, or for `checkpoint_bytes` that are not reached."""
+    """Appends would otherwise wait for the end of a round, or for `checkpoint_bytes` that are not
+    reached.
+    """
     begin_again(harness, cache_bytes_max=8 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(count)]
     for n in range(1_600):
@@ -189,7 +198,7 @@ def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
 
 
 def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, writer):
-    """One for each block would be begun while a quarter of the cache is not committed."""
+    """While a quarter of the cache is uncommitted, no checkpoint is begun for each block."""
     begin_again(harness, cache_bytes_max=8 << 20)
     log = harness.new_log()
     for _ in range(30):
@@ -205,8 +214,9 @@ def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, wri
 
 
 def test_many_logs_are_never_flushed_together(harness, writer, flushes):
-    """Neither by a checkpoint by bytes, nor because hundreds of tails came to need an old journal
-    file, or were written again, in the same moment."""
+    """Neither a checkpoint by bytes flushes many logs together, nor hundreds of tails that need an
+    old journal file or were rewritten at the same moment.
+    """
     begin_again(harness, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(4 * MANY_LOGS)]
     files = 0
@@ -223,8 +233,9 @@ def test_many_logs_are_never_flushed_together(harness, writer, flushes):
 
 
 def test_journal_grows_with_a_burst_and_not_beyond_it(harness, writer):
-    """The logs of each share have their turn, also of that which a round ends with; files they do
-    not need any more go, and rounds end."""
+    """The logs of each share are flushed in turn, also those of the last share; journal files that
+    they no longer need go, and rounds end.
+    """
     begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(3 * MANY_LOGS)]
     grow(harness, writer, logs, size=100)
@@ -240,14 +251,14 @@ def test_journal_grows_with_a_burst_and_not_beyond_it(harness, writer):
         harness.workers.advance(PART_MS)
         files.append(harness.store.stats()["journal_files"])
     assert max(files) > JOURNAL_FILES_MANY
-    assert max(files[5 * PARTS_MAX :]) <= JOURNAL_FILES_MANY + 1  # that goes with the next part
+    assert max(files[5 * PARTS_MAX :]) <= JOURNAL_FILES_MANY + 1  # removed with the next part
     harness.workers.advance(3 * OPTIONS.checkpoint_interval_ms)
     assert harness.store.stats()["journal_files"] <= JOURNAL_FILES_MIN
     assert not part_timers(harness)
 
 
 def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
-    """Half of the cache is full, nothing is appended any more, and the round ends much later."""
+    """Half of the cache is full, nothing more is appended, and the round ends much later."""
     log = harness.new_log()
     harness.workers.advance(PART_MS)
     while harness.store.unflushed_bytes * 2 <= harness.options.cache_bytes_max:
@@ -260,7 +271,7 @@ def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
 
 
 def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, monkeypatch):
-    """Tails go at any size in their logs' parts: what was refused there is what is tried again."""
+    """In their logs' parts tails of any size are flushed: the refused work is what is retried."""
     begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
 
@@ -283,7 +294,7 @@ def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, mo
 
 
 def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flushes):
-    """A thousand that hold one entry since an election take no room worth a word."""
+    """A thousand logs that hold one entry since an election take negligible space."""
     begin_again(harness, cache_bytes_max=8 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(8 * MANY_LOGS)]
     grow(harness, writer, logs, size=10)
@@ -297,7 +308,7 @@ def test_idle_logs_do_not_make_flushes_of_busy_ones_small(harness, writer, flush
 
 
 def test_state_that_holds_a_file_is_written_again_beside_a_tail_that_is_due(harness, writer):
-    """A flush does not move it, and the file would be kept for as long as the log is busy."""
+    """A flush does not move the state, so its file would be kept for as long as the log is busy."""
     begin_again(harness, journal_file_bytes=1 << 20, journal_first_file_bytes=1 << 20)
     log = harness.new_log()
     harness.store.collect_meta = lambda logs: []
@@ -315,7 +326,7 @@ def test_state_that_holds_a_file_is_written_again_beside_a_tail_that_is_due(harn
 
 @pytest.mark.parametrize("share", range(0, PARTS_MAX, 7))
 def test_round_does_not_put_off_the_checkpoint_by_bytes(share, writer):
-    """What came after its log's part still waits when the round ends, and counts."""
+    """Bytes appended after their log's part still wait when the round ends, and count."""
     made = SimHarness(replace(OPTIONS, checkpoint_bytes=1 << 20))
     made.start()
     log = made.new_log()
@@ -329,7 +340,7 @@ def test_round_does_not_put_off_the_checkpoint_by_bytes(share, writer):
 
 
 def test_installed_state_is_covered_though_nothing_follows(harness):
-    """A snapshot may be the last that a server hears of a log for long."""
+    """A snapshot may be the last that a server receives of a log for a long time."""
     log = harness.new_log()
     harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
     harness.store.reset_log(log, first_index=500, prev_term=1, next_offset=700, state=b"state")
@@ -340,7 +351,7 @@ def test_installed_state_is_covered_though_nothing_follows(harness):
 
 
 def test_checkpoint_that_is_asked_for_beside_a_part_follows_it(harness, writer):
-    """Who waits for one waits for a whole one."""
+    """A caller that waits for a checkpoint waits for a complete one."""
     logs = [harness.new_log(group_id=n + 1) for n in range(3)]
     checkpoints = harness.store._checkpoints
     grow(harness, writer, logs, size=FLUSH_BYTES_MIN)
@@ -407,7 +418,7 @@ def test_logs_deleted_together_share_their_syncs(tmp_path, writer, monkeypatch):
 
 
 def test_disk_without_room_for_more_names_is_not_full_for_ever(tmp_path, writer, monkeypatch):
-    """What a removal has moved aside goes before more is moved."""
+    """Names that a removal has moved aside are deleted before more are moved."""
     made = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     made.start()
     logs = [made.new_log(group_id=n + 1) for n in range(8)]
@@ -437,13 +448,13 @@ def test_disk_without_room_for_more_names_is_not_full_for_ever(tmp_path, writer,
     made.workers.advance(200)
     assert len(list(deleted.iterdir())) == 3
     made.crash()
-    made.start()  # which finds three moved and one listed nowhere
+    made.start()  # finds three moved and one listed nowhere
     assert list(deleted.iterdir()) == list((tmp_path / "data" / "logs").iterdir()) == []
     made.close()
 
 
 def test_slow_parts_do_not_multiply(harness, writer):
-    """One timer is all there is, and rounds come no more often."""
+    """There is only one timer, and rounds come no more often."""
     logs = [harness.new_log(group_id=n + 1) for n in range(MANY_LOGS)]
     workers, checkpoints = harness.workers, harness.store._checkpoints
     pool = workers.pool

@@ -1,4 +1,4 @@
-"""A checkpoint that a full disk refused is tried again until it succeeds."""
+"""A checkpoint that a full disk refused is retried until it succeeds."""
 
 import pytest
 
@@ -18,7 +18,8 @@ def harness(tmp_path):
 
 def test_retry_that_meets_a_chore_is_not_the_last(harness):
     """Files of a deleted log are being removed when the retry falls due: the disk must not count as
-    full for ever."""
+    full for ever.
+    """
     log = harness.new_log()
     failpoint.arm("flush.written:enospc")
     harness.store.append(log, [StoredEntry(1, n + 1, 0, bytes(500), n, 1, n) for n in range(50)])

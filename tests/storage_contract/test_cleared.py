@@ -1,4 +1,4 @@
-"""A trim that leaves nothing of what segments hold: files go, and what follows is kept."""
+"""Trims that leave nothing of what segments hold: files go, and what follows is kept."""
 
 import errno
 from dataclasses import replace
@@ -23,7 +23,7 @@ def engine():
 
 
 def held_bytes(engine):
-    """Of the files of all logs."""
+    """Return the bytes of the files of all logs."""
     total = 0
     for log in engine.store.logs.values():
         files = log.files
@@ -36,8 +36,9 @@ def held_bytes(engine):
 @pytest.mark.parametrize("is_full", [True, False])
 @pytest.mark.parametrize("life", ["same", "next"])
 def test_newest_segment_goes_when_all_is_trimmed(engine, writer, is_full, life):
-    """A disk that is full of newest segments would be full for ever: only records have another
-    follow, and it takes none."""
+    """A disk full of newest segments would stay full: only records begin another segment, and a
+    full disk takes none.
+    """
     logs = [engine.new_log(group_id=10 + n) for n in range(20)]
     for log in logs:
         put(engine, log, writer, 40, size=1000)
@@ -105,7 +106,7 @@ def test_journal_files_go_when_what_they_hold_is_trimmed(engine, writer, life, l
 @pytest.mark.parametrize("end", ["crash", "power cut", "none"])
 @pytest.mark.parametrize("moment", ["staged", "durable", "removed", "flushed"])
 def test_what_follows_is_kept(engine, writer, moment, end):
-    """Committed or not, whether the trim counts after a crash or does not."""
+    """Holds for committed and uncommitted entries, and for trims that a crash keeps or loses."""
     log = engine.new_log()
     put(engine, log, writer, 200, size=1000)
     engine.checkpoint()
@@ -146,7 +147,7 @@ def test_what_follows_is_kept(engine, writer, moment, end):
 
 
 def test_segment_stays_that_has_a_payload_behind_the_trim(writer):
-    """It is the only place where its entries are."""
+    """The payload's segment is the only place where its entries are."""
     engine = SimHarness(PLACING)
     engine.start()
     log = engine.new_log()
@@ -182,7 +183,7 @@ def test_reader_of_what_is_cleared_meanwhile_is_told_so(writer):
     engine.store.trim_log(log, first_index=41)
     engine.store.submit()
     engine.workers.run_one(engine.workers.journal_jobs)
-    engine.workers.pool_jobs.rotate(1)  # what removes the files is first
+    engine.workers.pool_jobs.rotate(1)  # the removal runs first
     engine.workers.advance(1_000)
     assert {type(answer) for answer in answers} == {OffsetOutOfRange, Compacted}
     assert log.damaged == ()
@@ -191,7 +192,7 @@ def test_reader_of_what_is_cleared_meanwhile_is_told_so(writer):
 
 
 def test_files_of_a_flush_under_way_go_too(engine, writer):
-    """It does not count: the log was cleared meanwhile."""
+    """The flush does not count: the log was cleared meanwhile."""
     log = engine.new_log()
     put(engine, log, writer, 40, size=1000)
     engine.store.checkpoint(lambda: None)
@@ -206,7 +207,7 @@ def test_files_of_a_flush_under_way_go_too(engine, writer):
 def test_refused_removal_does_not_remove_what_was_written_since(
     engine, writer, monkeypatch, first, second
 ):
-    """It would, if others of its log went before it."""
+    """It would, if other files of its log were removed before it."""
     logs = [engine.new_log(), engine.new_log(group_id=10)]
     for log in logs:
         for _ in range(4):

@@ -1,7 +1,7 @@
-"""Compaction of a log's segments: what stays, what a crash leaves, what a reader meets meanwhile.
+"""Compaction of a log's segments: what remains, what a crash leaves, what concurrent readers see.
 
-The logs hold real batches. What must be left of them is computed by a model that knows nothing of
-segments, passes and files.
+The logs hold real batches. A model that knows nothing of segments, passes and files computes what
+must remain of them.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from vdl.records.compression import Compression
 
 PLACES = [name for name in failpoint.POINTS if name.startswith("compact.")]
 JOINED = "compact.join_"
-"""How those are called that a join passes."""
+"""Prefix of the failpoints that a join passes."""
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the process ends."""
 
 
 def fill(harness, log, rng, count, *, keys=8, producers=(-1, 5, 6)):
-    """Append and commit `count` entries with random batches; commands between them."""
+    """Append and commit `count` entries with random batches, with commands between them."""
     entries, offset = [], log.next_offset
     sequences = {}
     for index in range(log.last_index + 1, log.last_index + 1 + count):
@@ -83,7 +83,7 @@ def records_of(data):
 
 
 def expected(entries, upto, markers_upto):
-    """Index → records that must be left, by the definition: the newest of each key."""
+    """Return index -> records that must remain by definition: the newest of each key."""
     newest = {}
     for index, entry in entries.items():
         if index <= upto and entry[4] and entry[2]:
@@ -105,7 +105,7 @@ def by_index(harness, log):
 
 
 def compact(harness, log, upto, markers_upto=0, **cleaner):
-    """True once the log is compacted so far; it is tried again as its owner does."""
+    """Compact the log up to there, retrying as its owner does. Return True once it is done."""
     for _ in range(20):
         done = []
         harness.store.compact(
@@ -113,7 +113,7 @@ def compact(harness, log, upto, markers_upto=0, **cleaner):
             pace=lambda count: 1, done=done.append,
         )  # fmt: skip
         harness.workers.advance(5_000)
-        for _ in range(1_000):  # each pass waits for the files of the one before
+        for _ in range(1_000):  # each pass waits until the old files of the previous one are gone
             if not done:
                 harness.workers.advance(5_000)
         if done == [True]:
@@ -130,7 +130,7 @@ def compact(harness, log, upto, markers_upto=0, **cleaner):
 
 
 def check(before, after, left):
-    """Each entry is where it was, and holds what is left of it."""
+    """Check that each entry is where it was and holds what must remain of it."""
     after = {index: entry for index, entry in after.items() if index in before}
     assert list(before) == list(after)
     for index, (term, kind, data, base_offset, records, timestamp) in after.items():
@@ -151,7 +151,7 @@ def check(before, after, left):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_newest_record_of_each_key_stays_where_it_was(harness, seed):
-    """Offsets, terms and timestamps too; and compacting again changes nothing."""
+    """Offsets, terms and timestamps stay too, and compacting again changes nothing."""
     rng = random.Random(seed)
     log = harness.new_log()
     fill(harness, log, rng, 120)
@@ -173,8 +173,9 @@ def test_newest_record_of_each_key_stays_where_it_was(harness, seed):
 
 
 def test_every_way_to_compact_comes_to_the_same_bytes(tmp_path):
-    """Replicas compact when they get to it: in one go or in many, with small memory or large, all
-    of the log or what others have compacted already."""
+    """Replicas compact at different times, in one pass or many, with small or large memory, all of
+    the log or only what others have not compacted yet.
+    """
     outcomes = set()
     for way in range(5):
         harness = SimHarness(SMALL)
@@ -187,7 +188,7 @@ def test_every_way_to_compact_comes_to_the_same_bytes(tmp_path):
         for upto, markers_upto in steps:
             if upto > log.compaction.upto or way != 4:
                 assert compact(harness, log, upto, markers_upto, keys_max=(1000, 2)[way % 2])
-        if way >= 2:  # markers that an earlier one might have kept for another
+        if way >= 2:  # markers that an earlier pass might have kept
             assert compact(harness, log, 130, 60)
         outcomes.add(tuple(harness.all_entries(log)[:130]))
         harness.crash()
@@ -197,7 +198,7 @@ def test_every_way_to_compact_comes_to_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("nth", [1, 2, 7])
 def test_power_cut_at_each_step_loses_nothing(place, nth):
-    """What a start finds is the log, compacted in part, and the rest is done then."""
+    """A start finds the partly compacted log, and the rest is done afterwards."""
     harness = SimHarness(SMALL)
     harness.start()
     log = harness.new_log()
@@ -214,7 +215,7 @@ def test_power_cut_at_each_step_loses_nothing(place, nth):
     if place in {"compact.noting", "compact.noted"} and nth > 1:
         return
     if place.startswith(JOINED) and nth > 2:
-        return  # there are not so many
+        return  # no more steps than that
     failpoint.watch(place, pass_by)
     try:
         with pytest.raises(Killed):
@@ -243,8 +244,11 @@ def test_power_cut_at_each_step_loses_nothing(place, nth):
 
 @pytest.mark.parametrize("place", ["compact.named", "compact.indexed", "compact.noted"])
 def test_power_cut_after_several_passes_brings_nothing_back(place):
-    """A start could not tell three files of a segment apart: where memory for keys is small, each
-    pass waits until the old files of the one before are gone."""
+    """A start could not tell three files of a segment apart.
+
+    Where memory for keys is small, each pass waits until the old files of the previous one are
+    gone.
+    """
     for nth in (1,) if place == "compact.noted" else (3, 9, 12, 14):
         harness = SimHarness(SMALL)
         harness.start()
@@ -269,7 +273,7 @@ def test_power_cut_after_several_passes_brings_nothing_back(place):
         harness.start()
         log = harness.log
         assert not log.lost
-        # Each is what it was, or one that was written since.
+        # Each is what it was, or one written since.
         for segment, number in zip(log.segments, numbers, strict=True):
             assert segment.number in {number, rewritten(number)}
         if log.compaction.upto == 120:
@@ -279,7 +283,7 @@ def test_power_cut_after_several_passes_brings_nothing_back(place):
 
 
 def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
-    """It must get on: an answer without batches would be asked for again and again."""
+    """The reader must make progress: it would repeat a read that returned no batches for ever."""
     log = harness.new_log()
     fill(harness, log, random.Random(1), 150, keys=2)
     upto = log.last_index - 30
@@ -296,7 +300,9 @@ def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_what_is_left_can_be_read_however_small_it_becomes(codec):
-    """What went may have been all that did not compress: readers refuse what becomes too much."""
+    """Compaction may remove all that did not compress; readers refuse data that decompresses to too
+    much.
+    """
     zeros, noise = bytes(1 << 20), random.Random(1).randbytes(1 << 16)
     records = [Record(b"a", noise), *(Record(b"z%d" % n, zeros) for n in range(4))]
     batch = bytes(build_batch(records, BatchFields(compression=codec)))
@@ -315,7 +321,7 @@ def test_what_is_left_can_be_read_however_small_it_becomes(codec):
 
 
 def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypatch):
-    """Without reading them: most of an old log may be such."""
+    """They are not read: most of an old log may be such."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     entries = []
@@ -338,7 +344,7 @@ def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypa
 
     monkeypatch.setattr(LogFiles, "entries", counted)
     for is_reopened in (False, True):
-        if is_reopened:  # what segments come to has to be looked up then
+        if is_reopened:  # the segments' sizes have to be looked up then
             log = harness.reopen()
         for end, first_offset in ((log.commit_index, upto - 1), (upto - 1, 0), (upto // 2, 0)):
             read.clear()
@@ -350,7 +356,7 @@ def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypa
 
 
 def test_keys_are_told_apart_whatever_their_length(harness):
-    """Short ones as they are, others by a digest; a mebibyte is a key as well."""
+    """Short keys are compared as they are, longer ones by a digest; a mebibyte is a valid key."""
     log = harness.new_log()
     keys = [b"", b"a", b"a" * 15, b"a" * 16, b"a" * 17, b"a" * 15 + b"b", b"\0" * 16]
     entries, offset = [], 0
@@ -371,7 +377,7 @@ def test_keys_are_told_apart_whatever_their_length(harness):
 
 
 def test_key_of_a_mebibyte_supersedes_itself():
-    """And no other of that length."""
+    """It supersedes no other key of that length."""
     keys = [b"x" * (1 << 20), b"x" * ((1 << 20) - 1) + b"y"]
     entries = []
     for n, key in enumerate([keys[0], keys[1], keys[0]]):
@@ -384,7 +390,7 @@ def test_key_of_a_mebibyte_supersedes_itself():
 
 
 def test_log_of_one_key_is_not_read_again_and_again(tmp_path, monkeypatch):
-    """Of a long log one record is left: the next compaction reads what was written since."""
+    """One record of a long log remains: the next compaction reads only what was written since."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     read = []
@@ -434,7 +440,7 @@ def test_reader_under_way_is_not_told_of_damage(tmp_path):
     )
     for _ in range(400):
         harness.store.entries_cold(log, 1, upto, 1 << 20, answers.append)
-        # The read is under way while the next steps are done.
+        # The read is under way during the next steps.
         harness.workers.pool_jobs.rotate(1)
         harness.workers.advance(1)
     harness.workers.advance(1_000)
@@ -446,7 +452,7 @@ def test_reader_under_way_is_not_told_of_damage(tmp_path):
 
 
 def test_newest_segment_is_left_alone_until_another_has_begun(tmp_path):
-    """Flushes go on in it."""
+    """Flushes continue in it."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 40)
@@ -466,7 +472,7 @@ def test_newest_segment_is_left_alone_until_another_has_begun(tmp_path):
 
 
 def test_damaged_entry_stops_it_and_is_told(tmp_path):
-    """Nothing is rewritten from what cannot be read."""
+    """Nothing is rewritten from entries that cannot be read; the damage is reported."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 150)
@@ -486,7 +492,7 @@ def test_damaged_entry_stops_it_and_is_told(tmp_path):
 
 
 def hurt(log, indexes):
-    """Damage the frames of entries; where they lie is still known."""
+    """Damage the frames of entries; their positions remain known."""
     for index in indexes:
         idx = log.files.idx(index)
         flip_bit(Path(log.files.segment_path(idx.segment)), idx.position + 20)
@@ -495,8 +501,10 @@ def hurt(log, indexes):
 @pytest.mark.parametrize("wide", [1, 3, 40])
 @pytest.mark.parametrize("loses_index", [False, True])
 def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide, loses_index):
-    """Else it would never be: damage stops compaction here, and others go on. What comes of it is
-    what they have."""
+    """Damage stops compaction here while other replicas go on, so their copies must be accepted.
+
+    The repaired log holds what they have.
+    """
     other = SimHarness(SMALL)
     other.start()
     fill(other, other.new_log(), random.Random(4), 150)
@@ -551,7 +559,7 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
 @pytest.mark.parametrize("how", ["page", "empty"])
 @pytest.mark.parametrize("when", ["compact.named", "compact.indexed", "compact.join_indexed"])
 def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, how):
-    """Also where neither it nor any Idx says any more what it was."""
+    """Also where neither the file nor any Idx says what it was."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -592,7 +600,9 @@ def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, 
 
 
 def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
-    """Only what compaction may have made smaller, of the same place in the log."""
+    """Only entries that compaction may have made smaller, at the same position in the log, may
+    differ in length.
+    """
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(4), 150)
@@ -624,7 +634,7 @@ def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
 
 
 def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
-    """With the next entry; until then a smaller copy has to wait."""
+    """It ends with the next entry; until then a smaller copy has to wait."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(4), 150)
@@ -649,7 +659,9 @@ def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
 
 
 def test_trim_and_reset_meanwhile(tmp_path):
-    """The log moves on under it: what it made for segments that are gone goes too."""
+    """The log changes during a compaction: files written for segments that are gone are removed
+    too.
+    """
     for move in ("trim", "reset", "delete"):
         harness = DiskHarness(SMALL, directory=str(tmp_path / move))
         harness.start()
@@ -686,8 +698,9 @@ def test_trim_and_reset_meanwhile(tmp_path):
 def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
     tmp_path, monkeypatch, by
 ):
-    """On a slow disk: it has read where the entries lie, and meanwhile the segment is rewritten,
-    and the file that it is about to open goes. Nothing is damaged."""
+    """The disk is slow: the read has looked up the entries' positions, the segment is rewritten,
+    and the file that it is about to open is removed. Nothing is damaged.
+    """
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 150)
@@ -725,7 +738,7 @@ def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
 
 
 def test_file_of_before_a_reset_is_not_taken_for_a_new_segment(tmp_path):
-    """Old files go some seconds later; a log that was reset begins with the same names."""
+    """Old files are removed some seconds later; a log that was reset begins with the same names."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 150)
@@ -744,13 +757,13 @@ def test_file_of_before_a_reset_is_not_taken_for_a_new_segment(tmp_path):
     assert log.files.fs.exists(old)
     harness.reopen()
     assert harness.all_entries(harness.log) == before
-    # And the log may be compacted again.
+    # The log can be compacted again.
     assert compact(harness, harness.log, 320)
     harness.crash()
 
 
 def test_many_logs_are_compacted_one_right_behind_the_other(tmp_path):
-    """None waits until the old files of others have gone."""
+    """No log waits until the old files of others have gone."""
     harness = make("disk", tmp_path)
     logs = [harness.new_log(group_id) for group_id in range(9, 12)]
     for log in logs:
@@ -763,7 +776,7 @@ def test_many_logs_are_compacted_one_right_behind_the_other(tmp_path):
         harness.workers.advance(1_000)
     assert done == [True, True, True]
     assert harness.workers.now_ms - began_ms < OLD_FILE_MS
-    # Each of them by itself waits: a start could not tell three files of a segment apart.
+    # Each waits on its own: a start could not tell three files of a segment apart.
     again = []
     harness.store.compact(
         logs[0], Compaction(80, 60), BatchCleaner, pace=lambda n: 1, done=again.append
@@ -797,9 +810,10 @@ def test_index_that_is_lost_is_rebuilt_from_what_was_rewritten(tmp_path):
 
 
 def test_full_disk_leaves_the_log_as_it_was(tmp_path):
-    """And the rest is done when there is room."""
+    """The rest is done when there is space."""
     for place in ("compact.begun", "compact.written", "compact.named", "compact.noting"):
-        # Nothing depends on what joins are refused: test_join_that_a_full_disk_refuses has those.
+        # Joins that are refused have no effect on this; test_join_that_a_full_disk_refuses covers
+        # them.
         harness = DiskHarness(SMALL, directory=str(tmp_path / place))
         harness.start()
         log = harness.new_log()
@@ -827,7 +841,7 @@ def test_full_disk_leaves_the_log_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
-    """As everywhere; the next start finds a log that can be read, and nothing lost."""
+    """As everywhere; the next start finds a readable log without losses."""
     request.addfinalizer(lambda: failpoint.arm(""))
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -848,7 +862,7 @@ def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
 
 
 def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
-    """Until all are compacted as far; then each byte counts again."""
+    """They count as equal until all are compacted as far; then each byte counts again."""
     harnesses = []
     for name in ("a", "b"):
         harness = DiskHarness(SMALL, directory=str(tmp_path / name))
@@ -885,21 +899,23 @@ def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
 
 
 def files_of(log):
-    """Names and contents of a log's segments."""
+    """Return names and contents of a log's segments."""
     fs, directory = log.files.fs, log.files.directory
     names = [name for name in fs.list(directory) if name.endswith(".log")]
     return {name: Path(directory, name).read_bytes() for name in sorted(names)}
 
 
 def joined(harness, log, upto, markers_upto=0):
-    """The log, compacted so far, once its small segments are joined and old files are gone."""
+    """Compact the log up to there, and return it once its small segments are joined and old files
+    are gone.
+    """
     assert compact(harness, log, upto, markers_upto)
     harness.workers.advance(60_000)
     return log
 
 
 def test_small_segments_become_one(tmp_path):
-    """What readers get, and each Idx, is as before; another start finds the same."""
+    """Reads and each Idx are as before; another start finds the same."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -924,7 +940,7 @@ def test_small_segments_become_one(tmp_path):
     assert files_of(log) == files
     assert [(s.number, s.first_index, s.through) for s in log.segments] == infos
     check(before, by_index(harness, log), left)
-    # And on it goes: what was joined is compacted, and joined with others.
+    # Joined segments are compacted and joined again.
     fill(harness, log, random.Random(2), 300, keys=3)
     second = by_index(harness, log)
     upto = log.segments[-1].first_index - 1
@@ -936,7 +952,7 @@ def test_small_segments_become_one(tmp_path):
 
 
 def test_replicas_join_the_same(tmp_path):
-    """From the same segments come the same files, whatever memory there is for keys."""
+    """The same segments are joined to the same files, whatever memory there is for keys."""
     found = []
     for n in range(2):
         harness = DiskHarness(SMALL, directory=str(tmp_path / str(n)))
@@ -947,7 +963,7 @@ def test_replicas_join_the_same(tmp_path):
         harness.workers.advance(60_000)
         found.append(files_of(log))
         harness.crash()
-    # How often a segment was rewritten on the way may differ, and is in its name and header.
+    # The number of rewrites may differ; it is in a segment's name and header.
     contents = [[(name[:10], data[64:]) for name, data in one.items()] for one in found]
     assert contents[0] == contents[1]
 
@@ -955,7 +971,7 @@ def test_replicas_join_the_same(tmp_path):
 @pytest.mark.parametrize("damage", ["flip", "page"])
 @pytest.mark.parametrize("when", ["compact.join_named", "compact.join_indexing", "later"])
 def test_damaged_header_of_joined_segments_costs_nothing(tmp_path, damage, when):
-    """Which segments are joined in it is said twice, and by Idx."""
+    """The joined segments are named twice, and by Idx."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -994,7 +1010,7 @@ def test_damaged_header_of_joined_segments_costs_nothing(tmp_path, damage, when)
 
 
 def test_missing_segment_is_not_taken_for_a_joined_one(tmp_path):
-    """A gap between numbers is fine only where a header says so."""
+    """A gap between numbers is valid only where a header names it."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -1009,7 +1025,7 @@ def test_missing_segment_is_not_taken_for_a_joined_one(tmp_path):
 
 
 def test_index_that_names_what_was_joined_is_rebuilt(tmp_path):
-    """A reader that has an Idx of before finds the entry where it is now."""
+    """A reader that holds an earlier Idx finds the entry at its new position."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -1031,7 +1047,7 @@ def test_index_that_names_what_was_joined_is_rebuilt(tmp_path):
 
 
 def test_trim_reset_and_repair_while_segments_are_joined(tmp_path):
-    """The log moves on under it: a join changes nothing then, and no damage is seen."""
+    """The log changes during a join: the join then has no effect, and no damage is reported."""
     for move in ("trim", "reset", "delete", "damage"):
         for steps in (0, 2, 5):
             harness = DiskHarness(SMALL, directory=str(tmp_path / f"{move}{steps}"))
@@ -1073,7 +1089,7 @@ def test_trim_reset_and_repair_while_segments_are_joined(tmp_path):
 
 
 def test_join_that_a_full_disk_refuses_is_done_another_time(tmp_path):
-    """What was compacted stays so."""
+    """Compacted segments stay as they are."""
     for place in ("begun", "written", "named", "indexing"):
         harness = DiskHarness(SMALL, directory=str(tmp_path / place))
         harness.start()

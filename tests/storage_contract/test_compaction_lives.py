@@ -1,7 +1,7 @@
-"""Lives of a log that is compacted, joined and trimmed, cut short at any step of it.
+"""Random histories of a log that is compacted, joined and trimmed, cut short at any step.
 
-What a start finds of each entry is a part of what was written, and never less than the newest
-decision leaves. Of what the log's note calls compacted it is no more than that, either.
+A start finds of each entry a part of what was written, never less than the newest decision keeps.
+Of entries that the log's note calls compacted it finds no more than that, either.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ ELSEWHERE = [
 
 
 class Lives:
-    """The log, what was written to it, and what was decided."""
+    """The log, what was written to it, and the compaction limits decided so far."""
 
     def __init__(self, seed):
         self.rng = rng = random.Random(seed)
@@ -44,7 +44,7 @@ class Lives:
         self.committed = 0
 
     def live(self):
-        """One life, and how it ends."""
+        """Run the process once; it ends in some way."""
         rng, engine = self.rng, self.engine
         place = rng.choice(PLACES if rng.random() < 0.6 else ELSEWHERE)
         left = [rng.randint(1, 6)]
@@ -85,7 +85,7 @@ class Lives:
             self.written.setdefault(index, entry)
 
     def compact(self):
-        """Deletion markers go once all that they delete is gone."""
+        """Deletion markers are removed once all that they delete is gone."""
         rng, engine, log = self.rng, self.engine, self.engine.log
         upto = rng.randint(self.decided.upto, max(self.decided.upto, log.applied_index))
         if not log.first_index <= upto <= log.applied_index:
@@ -122,7 +122,7 @@ class Lives:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_log_is_compacted_as_far_as_it_says_however_its_lives_end(seed):
-    """Nothing that stays is lost, and nothing that was removed comes back."""
+    """Nothing that remains is lost, and nothing that was removed comes back."""
     lives = Lives(seed)
     for _ in range(LIVES):
         lives.live()

@@ -1,4 +1,4 @@
-"""The storage contract, clause by clause, on every backend."""
+"""Storage contract, clause by clause, on every backend."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_append_copies_data_and_replaces_it_by_a_view(harness, writer):
 
 
 def test_append_over_a_suffix_replaces_it(harness, writer):
-    """append: what the log held from there on is truncated."""
+    """append: entries that the log held from there on are truncated."""
     log = harness.new_log()
     make = writer(log)
     harness.store.append(log, make.entries(10, term=1))
@@ -108,7 +108,7 @@ def test_submit_while_writing_merges_into_one_block(harness, writer):
 
 
 def test_submit_with_nothing_staged_names_what_was_submitted(harness, writer):
-    """submit: the token of the last block, so that a waiter for it is not left behind."""
+    """submit: returns the token of the last block, so that a waiter for it is not left behind."""
     log = harness.new_log()
     harness.store.append(log, writer(log).entries(1))
     token = harness.store.submit()
@@ -118,7 +118,7 @@ def test_submit_with_nothing_staged_names_what_was_submitted(harness, writer):
 
 
 def test_submit_of_commit_alone_waits_for_the_idle_block(harness, writer, hard_state):
-    """submit(urgent=False): the write may wait, but not for ever."""
+    """submit(urgent=False): the write may be delayed, but not for ever."""
     log = harness.new_log()
     harness.store.append(log, writer(log).entries(3))
     harness.store.set_hard_state(log, hard_state(commit=0))
@@ -133,7 +133,7 @@ def test_submit_of_commit_alone_waits_for_the_idle_block(harness, writer, hard_s
 
 
 def test_hard_state_survives_a_crash(harness, writer, hard_state):
-    """Raft §5.1: term and vote are on stable storage before anyone is answered."""
+    """Raft §5.1: term and vote are on stable storage before any reply."""
     log = harness.new_log()
     harness.store.append(log, writer(log).entries(4, term=3))
     harness.store.set_hard_state(log, HardState(3, 1, 0))
@@ -181,7 +181,7 @@ def test_read_passes_over_entries_without_records(harness, writer, hard_state):
 
 
 def test_read_outside_the_log_is_refused(harness, writer, hard_state):
-    """read: below the log start offset, or above the end that was asked for."""
+    """read: refused below the log start offset and above the requested end."""
     log = harness.new_log(next_offset=100)
     harness.store.append(log, writer(log).entries(4))
     harness.store.set_hard_state(log, hard_state(commit=3))
@@ -195,7 +195,7 @@ def test_read_outside_the_log_is_refused(harness, writer, hard_state):
 
 
 def fill(harness, log, writer, hard_state, count, **shape):
-    """Append and commit `count` entries one block each, with checkpoints in between."""
+    """Append and commit `count` entries in one block each, with checkpoints in between."""
     make = writer(log)
     for n in range(count):
         harness.store.append(log, make.entries(1, **shape))
@@ -229,7 +229,7 @@ def test_reads_from_disk_equal_reads_from_memory(harness, writer, hard_state):
 
 
 def test_timestamps_find_the_first_entry_at_or_after(harness, writer, hard_state):
-    """index_of_timestamp: largest timestamps, in no order, over segments and tail."""
+    """index_of_timestamp: the largest timestamps, in no order, over segments and tail."""
     log = harness.new_log()
     stamps = [(n * 37) % 101 + n for n in range(1, 201)]
     for n, stamp in enumerate(stamps, 1):
@@ -286,7 +286,7 @@ def test_reset_installs_a_snapshot_and_survives(harness, writer, hard_state):
 
 
 def test_reset_not_durable_leaves_the_old_log(harness, writer, hard_state):
-    """reset_log: no file goes before the record is on disk."""
+    """reset_log: no file is removed before the record is on disk."""
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 60, size=150)
     harness.store.reset_log(log, first_index=500, prev_term=6, next_offset=9000)
@@ -315,7 +315,7 @@ def test_trim_moves_the_start_and_survives(harness, writer, hard_state):
 
 
 def test_deleted_log_stays_deleted(harness, writer, hard_state):
-    """delete_log: replay ignores it, its neighbour does not notice."""
+    """delete_log: replay ignores the log; its neighbour is unaffected."""
     doomed = harness.new_log(9)
     kept = harness.new_log(10)
     for log in (doomed, kept):
@@ -360,7 +360,7 @@ def test_meta_of_a_checkpoint_is_loaded_after_a_crash(harness, writer, hard_stat
 
 
 def test_close_writes_what_was_staged(harness, writer, hard_state):
-    """close: the closing block carries what waited; the next start finds all of it."""
+    """close: the closing block carries what was staged; the next start finds all of it."""
     log = harness.new_log()
     harness.store.append(log, writer(log).entries(3))
     harness.store.set_hard_state(log, hard_state(commit=2))
@@ -405,7 +405,7 @@ def test_batch_larger_than_a_journal_file_is_durable_as_a_whole(harness, writer)
 
 
 def test_batch_of_many_blocks_fits_files_of_odd_size(make_harness, odd_options, tmp_path):
-    """Blocks are whole pages: a file whose size is not takes fewer, and nothing is passed over."""
+    """Blocks are whole pages: a file of odd size takes fewer, and nothing is skipped."""
     harness = make_harness("disk", tmp_path, odd_options)
     log = harness.new_log()
     index = 1
@@ -422,7 +422,7 @@ def test_batch_of_many_blocks_fits_files_of_odd_size(make_harness, odd_options, 
 
 
 def test_journal_records_are_counted_beyond_32_bits(make_harness, writer, hard_state, tmp_path):
-    """A log may have more records in its life than its counter has numbers."""
+    """A log may have more records over time than its counter has values."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     log.sequence = (1 << 32) - 150
@@ -438,8 +438,9 @@ def test_journal_records_are_counted_beyond_32_bits(make_harness, writer, hard_s
 def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
     make_harness, writer, hard_state, tmp_path
 ):
-    """read_cold, entries_cold: one larger read for those that follow, for several readers at once;
-    nothing of it enters the tail cache, and a reset ends it."""
+    """read_cold, entries_cold: one larger read serves the reads that follow, for several readers at
+    once. Nothing of it enters the tail cache, and a reset ends it.
+    """
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 400, size=300)
@@ -477,7 +478,7 @@ def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
 
 
 def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_state, tmp_path):
-    """Two consumers behind that go on together cost the reads of one, and its memory."""
+    """Two lagging consumers at one position cost the reads and memory of one."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 400, size=300)
@@ -502,7 +503,9 @@ def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_stat
 def test_reader_that_goes_on_does_not_wait_for_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """What follows is read while it takes what there is, and every byte is what was written."""
+    """The next range is read while the reader processes the current one, and every byte is as
+    written.
+    """
     monkeypatch.setattr("segments.log.reader.AHEAD_BYTES", 3_000)
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
@@ -526,7 +529,9 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
 def test_read_looks_at_no_more_of_the_index_than_it_needs(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """A row looked at costs as much as the entry: of all that one `pread` gave, few are."""
+    """Looking at a row costs as much as an entry: of the rows that one `pread` returned, few are
+    looked at.
+    """
     harness = make_harness("disk", tmp_path, StoreOptions(index_segment_entries=1024))
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 400, size=300)
@@ -546,7 +551,9 @@ def test_read_looks_at_no_more_of_the_index_than_it_needs(
 def test_offset_where_a_term_ended_is_known_without_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """offset_after: consumers ask it of old terms (KIP-101), and the loop must not wait for it."""
+    """offset_after: consumers query it for old terms (KIP-101), and the loop must not wait for
+    it.
+    """
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     make = writer(log)
@@ -568,8 +575,7 @@ def test_offset_where_a_term_ended_is_known_without_the_disk(
 
 
 def test_disk_space_is_that_of_the_file_system(harness):
-    """disk_space: no more can be written than there is room for in all; neither is known where
-    there is no disk."""
+    """disk_space: bytes written never exceed the total; both are unknown without a disk."""
     found = []
     harness.store.disk_space(found.append)
     harness.pump()

@@ -1,8 +1,8 @@
-"""Lives of three logs that share small journal files, and a disk that is full at times.
+"""Random histories of three logs that share small journal files, on a disk that is sometimes full.
 
-As test_placed_lives.py, and besides: batches larger than a file, logs that are trimmed and reset,
-entries that are told of again while their log is flushed and trimmed, forced from old files as a
-long journal does.
+Extends test_placed_lives.py with batches larger than a file, logs that are trimmed and reset, and
+entries that are repeated while their log is flushed and trimmed, because a long journal forces them
+out of old files.
 """
 
 import pytest
@@ -15,7 +15,7 @@ SEEDS = 60
 
 
 class CrowdedLives(Lives):
-    """What is staged of a log begins with its first entry."""
+    """The staged state of a log begins with its first entry."""
 
     logs = 3
 
@@ -38,7 +38,7 @@ class CrowdedLives(Lives):
         assert self.engine.fatal == []
 
     def flood(self, _):
-        """Perhaps more than a journal file takes."""
+        """Stage a batch that may be larger than a journal file."""
         store, rng = self.engine.store, self.rng
         for _ in range(rng.randint(1, 8)):
             log = store.logs[rng.choice(self.ids)]
@@ -66,7 +66,7 @@ class CrowdedLives(Lives):
         self.forget(log, first, token)
 
     def forget(self, log, first, token):
-        """What is below `first` is not expected any more."""
+        """Stop expecting entries below `first`."""
         entries = self.staged[log.log_id]
         self.staged[log.log_id] = {n: entry for n, entry in entries.items() if n >= first}
         self.states.append((token, self.copy()))
@@ -80,8 +80,9 @@ class CrowdedLives(Lives):
         self.engine.disk.room = self.rng.choice((0, 5_000, 50_000, None, None, None))
 
     def repeat(self, log):
-        """As a checkpoint does with the oldest file of a long journal; then what is repeated is
-        flushed and trimmed before the block that says it is written."""
+        """Repeat records as a checkpoint does with the oldest file of a long journal, then flush
+        and trim them before the block that says they are flushed is written.
+        """
         store, rng = self.engine.store, self.rng
         if rng.random() < 0.5:
             self.engine.pump()
@@ -107,7 +108,9 @@ class CrowdedLives(Lives):
         super().die()
 
     def is_part_of_a_batch(self, found, states):
-        """Each part of a batch that is larger than a file is a block: the first ones may be all."""
+        """Return True if a prefix of a batch was found: each part of a batch larger than a file is
+        a block of its own.
+        """
         return any(
             all(_is_between(found[n], before[n], after[n]) for n in self.ids)
             for before, after in zip(states, states[1:] + states[-1:], strict=True)
@@ -115,7 +118,9 @@ class CrowdedLives(Lives):
 
 
 def _is_between(found, before, after):
-    """Behind `before`, a first part of what makes it `after`."""
+    """Return True if `found` is `before` followed by a prefix of the records that lead to
+    `after`.
+    """
     if found in (before, after):
         return True
     if any(after.get(n, entry) != entry for n, entry in found.items()):
@@ -124,7 +129,10 @@ def _is_between(found, before, after):
 
 
 def live(kind, seed, steps_max, monkeypatch):
-    """Lives of that kind, to their end. Half of them flush each entry as soon as they may."""
+    """Run histories of that kind to their end.
+
+    Half of them flush each entry as soon as possible.
+    """
     if seed % 2:
         monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     lives = kind(seed)
@@ -135,5 +143,5 @@ def live(kind, seed, steps_max, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
-    """Whatever shares them, and however full the disk is."""
+    """Holds for any set of logs in the files, and however full the disk is."""
     live(CrowdedLives, seed, 150, monkeypatch)

@@ -1,7 +1,7 @@
-"""Bits that flip at rest: found or harmless, and repaired from a copy.
+"""Bit flips at rest: each is found or harmless, and is repaired from a copy.
 
-The model stands for the replica that has a good copy. What the engine serves is either what the
-model has, or an error that names what cannot be served; never anything else.
+The model stands for the replica that has a good copy. The engine serves what the model has, or
+raises an error that names what cannot be served.
 """
 
 import errno
@@ -24,7 +24,7 @@ COUNT = 260
 
 
 def build(make_harness, tmp_path):
-    """(engine, model) with the same log: many sealed segments, terms that change."""
+    """Return (engine, model) with the same log: many sealed segments, terms that change."""
     sides = make_harness("disk", tmp_path), make_harness("memory", None)
     for side in sides:
         log = side.new_log()
@@ -51,20 +51,22 @@ def segment_file(engine, number):
 
 
 def index_slot(engine, index):
-    """Where an entry's Idx lies: the file, the position."""
+    """Return (file, position) of an entry's Idx."""
     number, slot = divmod(index, SMALL.index_segment_entries)
     return folder(engine, engine.log) / f"{number:010d}.index", 64 + slot * 40
 
 
 def flip_in_frame(engine, index, at, bit=0):
-    """A bit of the byte `at` of an entry's frame in its segment, which is on disk."""
+    """Flip a bit of byte `at` of an entry's frame in its segment, which is on disk."""
     idx = engine.log.files.idx(index)
     flip_bit(segment_file(engine, idx.segment), idx.position + at, bit)
 
 
 def read_all(engine, model):
-    """Read every entry through the engine; the indexes it could not give, each checked with the
-    model where it could."""
+    """Read every entry through the engine.
+
+    Return the indexes that it could not give; compare the others with the model.
+    """
     log, other = engine.log, model.log
     bad, index = [], log.first_index
     while index <= log.last_index:
@@ -90,7 +92,7 @@ def read_all(engine, model):
 
 
 def mend(engine, model, indexes):
-    """Repair from the model's copy."""
+    """Repair entries from the model's copy."""
     copies = [model.log.entries(i, i + 1, 0)[0] for i in indexes]
     answers = []
     engine.store.repair(engine.log, copies, answers.append)
@@ -99,7 +101,7 @@ def mend(engine, model, indexes):
 
 
 def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_harness, tmp_path):
-    """The range is named; what lies around it is served; the copy is durable."""
+    """The error names the range; entries around it are served; the repaired copy is durable."""
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index + 2
@@ -150,8 +152,9 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
 def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
     make_harness, tmp_path
 ):
-    """Real flips, one or two at a time, between lives or under a running store: what is served is
-    right, what is not is repaired from the model, and the next life finds everything good."""
+    """Flip one or two bits at a time, between runs or under a running store: what is served is
+    right, damage is repaired from the model, and the next run finds everything good.
+    """
     engine, model = build(make_harness, tmp_path)
     rng = random.Random(8)
     damaged = 0
@@ -178,7 +181,7 @@ def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
 
 
 def size_in_use(engine, path):
-    """Bytes of a file that count."""
+    """Return the number of bytes of a file that are in use."""
     log = engine.log
     size = path.stat().st_size
     if path.suffix == ".log" and int(path.stem) == log.cursor.segment:
@@ -188,7 +191,7 @@ def size_in_use(engine, path):
 
 @pytest.mark.parametrize("what", ["missing", "short", "zeros", "other"])
 def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_path, what):
-    """An index holds nothing that its log segments do not."""
+    """An index holds nothing that its log segments do not hold."""
     engine, model = build(make_harness, tmp_path)
     for life in range(2):
         for path in sorted(folder(engine, engine.log).glob("*.index")):
@@ -211,7 +214,7 @@ def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_p
 
 
 def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tmp_path):
-    """Both say nothing about the entry: its place is behind those before it."""
+    """Neither describes the entry: its position is behind those before it."""
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
@@ -244,8 +247,10 @@ def test_segment_cut_short_is_filled_again(make_harness, tmp_path):
 
 
 def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
-    """Applied state is what was stored, or it is refused; never a default, never another state.
-    The store opens whatever has become of it, and takes a whole state anew."""
+    """Applied state is what was stored, or is refused; it is never a default or another state.
+
+    The store opens in every case and accepts a whole state anew.
+    """
     engine = make_harness("disk", tmp_path)
     log = engine.new_log()
     engine.store.append(log, [StoredEntry(1, n, 0, b"x", n, 1, n) for n in range(1, 2000)])
@@ -276,8 +281,9 @@ def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
 
 
 def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
-    """Every segment is read, the newest too, so many bytes a second, over and over; what it finds
-    are damaged, counted once."""
+    """Every segment, also the newest, is read repeatedly at a bounded number of bytes a second;
+    damage that it finds is counted once.
+    """
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     sealed = log.segments[-1].first_index - 1
@@ -303,7 +309,7 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
 
 
 def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch):
-    """Not at each step: a pass over n logs has n steps at least. Each log is read once."""
+    """Not at each step, as a pass over n logs has at least n steps. Each log is read once."""
     sorts, read = [], []
 
     def counted(values):
@@ -341,7 +347,7 @@ def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch
 
 
 def test_scrubber_rests_after_many_small_logs(make_harness, tmp_path):
-    """At its rate alone it would read a thousand of them again and again, a hundred a second."""
+    """At its byte rate alone it would read a thousand of them repeatedly, a hundred a second."""
     engine = make_harness("disk", tmp_path, SMALL)
     for group_id in range(9, 309):
         log = engine.new_log(group_id)
@@ -359,7 +365,7 @@ def test_scrubber_rests_after_many_small_logs(make_harness, tmp_path):
 
 
 def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
-    """A slow one takes its time; trimmed and deleted logs do not trouble it."""
+    """A slow scrubber takes its time; trimmed and deleted logs cause no errors."""
     options = replace(SMALL, scrub_bytes_per_second=1000)
     engine = make_harness("disk", tmp_path, options)
     log = engine.new_log()
@@ -385,7 +391,7 @@ def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
 def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
     make_harness, tmp_path, monkeypatch
 ):
-    """EIO from a segment is damage, from an index a reason to write it anew."""
+    """EIO from a segment is damage; EIO from an index causes it to be rewritten."""
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[1].first_index
@@ -419,7 +425,7 @@ def test_bytes_that_the_medium_cannot_read_are_damage_and_not_the_end(
 
 
 def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_path):
-    """The last entry before the damage does not hold the offset, and is not given for it."""
+    """The last entry before the damage does not hold the offset, and is not returned for it."""
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
@@ -440,7 +446,9 @@ def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_p
 
 
 def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
-    """An older state, whole in itself, is not what was stored: the journal says how far it was."""
+    """An older state, intact in itself, is not what was stored: the journal records the state's
+    index.
+    """
     engine = make_harness("disk", tmp_path)
     log = engine.new_log()
     engine.store.append(log, [StoredEntry(1, n, 0, b"x", n, 1, n) for n in range(1, 20)])
@@ -451,7 +459,7 @@ def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
         older = path.read_bytes()
         engine.collect(MetaBatch(log.log_id, applied, [(b"k", b"%d" % applied)], clear=True))
         engine.checkpoint()
-        log = engine.reopen()  # a new journal file, whose header knows of the checkpoint
+        log = engine.reopen()  # a new journal file, whose header names the checkpoint
     engine.crash()
     path.write_bytes(older)
     engine.start()
@@ -468,7 +476,7 @@ def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
 
 
 def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path):
-    """A read meets it: the reader is told, and the server goes on."""
+    """A read finds the damage: it gets an error, and the server goes on."""
     fs = FullFileSystem()
     engine = SmallEngine(fs, str(tmp_path / "data"))
     engine.put(200)
@@ -486,7 +494,8 @@ def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path
 @pytest.mark.parametrize("at", [60, 5, 7, 30], ids=["data", "length", "large length", "header"])
 def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness, tmp_path, at):
     """Idx are synced only when their segment is sealed: a power cut takes those of the newest one,
-    and damage among its entries must not stand before the good ones behind it."""
+    and damage among its entries must not hide the good ones behind it.
+    """
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     segment = log.segments[-1]
@@ -513,7 +522,7 @@ def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness
 
 
 def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path):
-    """And not told as if the entries had gone: from its range on they can be repaired."""
+    """It is not reported as deleted entries: from the damaged range on, entries can be repaired."""
     engine, _ = build(make_harness, tmp_path)
     log = engine.log
     info, following = next(
@@ -538,7 +547,7 @@ def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path
 
 
 def test_repair_of_a_segment_whose_file_is_gone_fails(tmp_path):
-    """The server goes on: the next start finds that this replica is lost."""
+    """The server goes on: the next start finds that this replica lost its log."""
     engine = make("sim", tmp_path)
     log = engine.new_log()
     put(engine, log, Writer, 60, size=500)

@@ -1,4 +1,4 @@
-"""Whose a directory is, when it was started, and what it notes of peers."""
+"""Owner of a directory, its boots, and its notes about peers."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from tests.storage_contract.conftest import SMALL, DiskHarness, put
 
 
 def mark_of(store):
-    """What a peer remembers of the directory."""
+    """Return the mark that a peer holds of the directory."""
     return JournalMark(store.boots[-1].number, store.boots[-1].boot_id, store.durable_lsn)
 
 
 def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writer):
-    """However a life ends, the next finds all that was durable in it."""
+    """However a run ends, the next one finds all that was durable in it."""
     log = harness.new_log(9)
     marks = []
     for n in range(5):
@@ -36,7 +36,7 @@ def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writ
 
 
 def test_directory_that_is_given_up_is_another_one_and_its_logs_stay_lost(harness, writer):
-    """At once, durably, and only those that there were."""
+    """Immediate, durable, and limited to the logs that existed."""
     log = harness.new_log(9)
     put(harness, log, writer, 20)
     harness.pump()
@@ -63,7 +63,7 @@ def test_directory_that_is_given_up_is_another_one_and_its_logs_stay_lost(harnes
 
 
 def test_newest_note_of_peers_is_found_again(harness):
-    """Each takes the place of those before."""
+    """Each note replaces the previous ones."""
     assert harness.store.peers_note() == b""
     for n in range(5):
         harness.store.note_peers(b"note %d" % n)
@@ -74,7 +74,7 @@ def test_newest_note_of_peers_is_found_again(harness):
 
 
 def test_server_adopts_a_directory_once(harness):
-    """One of before that names no server."""
+    """A directory of an earlier version names no server."""
     assert harness.store.server_id == 0
     harness.store.adopt_server(7)
     harness.pump()
@@ -83,7 +83,9 @@ def test_server_adopts_a_directory_once(harness):
 
 
 def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
-    """In words, before anything is changed; it opens for its own server and for tools."""
+    """The error is readable and is raised before anything is changed; the directory opens for its
+    own server and for tools.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"), server_id=3)
     engine.start()
     engine.new_log()
@@ -109,8 +111,9 @@ def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
 
 
 def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_path, writer):
-    """A disk that lied about a sync: the start takes what is missing for torn, and its peers do
-    not."""
+    """A disk lied about a sync: the start takes the missing blocks for torn, and its peers
+    notice.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     log = engine.new_log()
@@ -132,7 +135,7 @@ def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_pat
 
 
 def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_path, writer):
-    """However often it was started since, and however far its journal has got."""
+    """Independent of the number of starts since, and of the journal's progress."""
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     log = engine.new_log()
@@ -160,7 +163,7 @@ def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_pat
 
 @pytest.mark.parametrize("damaged", [None, 0, 1], ids=["whole", "first half", "second half"])
 def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypatch, damaged):
-    """It opens all the same, and is no boot: the one before has ended."""
+    """The store opens all the same, and it is no boot: the previous one has ended."""
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     log = engine.new_log()
@@ -197,8 +200,9 @@ def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypat
 
 
 def test_start_that_cannot_write_over_the_note_takes_a_piece_of_the_reserve(tmp_path, monkeypatch):
-    """As where that takes room, too: a start whose journal ends before that of the boot before, of
-    which nothing would say so, is none."""
+    """A start whose journal ends before that of the previous boot, and that cannot record it, is
+    refused. This also covers disks where overwriting takes space.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     for group_id in range(100):

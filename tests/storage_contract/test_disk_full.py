@@ -1,7 +1,7 @@
-"""A full disk is a state, not the end: nothing acknowledged is lost, votes go on, and it passes.
+"""A full disk is a temporary state: nothing acknowledged is lost, votes go on, and it ends.
 
-First every job is refused its room in turn, by failpoints; then a small file system is really full,
-where the machine lets us make one.
+First, failpoints refuse every job its space in turn. Then a small file system is really filled,
+where the machine permits making one.
 """
 
 import os
@@ -36,13 +36,17 @@ def disarmed():
 
 
 NEVER_FULL = ("journal.recycled", "payload.before_sync", "payload.torn", "payload.after_sync")
-"""A rename; and writes for which there is room: one that fails is a failed sync."""
+"""Failpoints that never meet a full disk: a rename, and writes to allocated space.
+
+A failing one is a failed sync.
+"""
 
 
 @pytest.mark.parametrize("name", [n for n in at("job") if n not in NEVER_FULL])
 def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
-    """ENOSPC at every step of every job: never fatal; the store says so; it is over when there is
-    room again, and everything is where it belongs."""
+    """ENOSPC at every step of every job is never fatal: the store reports it, recovers when there
+    is space again, and everything is where it belongs.
+    """
     model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
     model.start()
@@ -53,7 +57,7 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
         do_some(engine, model, rng, 15)
         failpoint.arm(f"{name}:enospc")
         do_some(engine, model, rng, 15, kinds=STAGED)
-        # A checkpoint and a change of the logs that there are wait until there is room.
+        # A checkpoint, and changes to the existing logs, wait until there is space.
         for step in (
             Step("checkpoint", term=round_ % 2),
             Step("renew", min(model.store.logs), index=7),
@@ -69,9 +73,8 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
         assert engine.fatal == []
         assert not engine.store.disk_full
         assert seen(engine) == seen(model)
-    # Removals may find nothing to do for this seed; a file nobody needs may stay a little longer;
-    # where there is no room for payloads they go to the journal; nobody waits for what is given
-    # back.
+    # Removals may find nothing to do for this seed. A file that is not needed may stay a little
+    # longer. Payloads without space go to the journal. Nothing waits for space that is given back.
     harmless = ("trim.", "journal.file_", "journal.before", "journal.rel", "flush.room", "room.")
     assert was_full or name.startswith(harmless)
     engine.reopen()
@@ -81,7 +84,7 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
 
 
 def do_some(engine, model, rng, count, kinds=()):
-    """Steps that both do, of the kinds that do not wait for room."""
+    """Apply to both sides steps of the kinds that do not wait for space."""
     while count:
         step = draw(rng, model.store.logs)
         if kinds and step.kind not in kinds:
@@ -96,7 +99,7 @@ def do_some(engine, model, rng, count, kinds=()):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of a few mebibytes, or a skip."""
+    """Yield a file system of a few mebibytes, or skip the test."""
     where = tmp_path / "small"
     where.mkdir()
     if os.geteuid() != 0:
@@ -113,7 +116,7 @@ def small_disk(tmp_path):
 
 
 def fill(path, leave=0, name="ballast"):
-    """Take all room but `leave` bytes."""
+    """Use up all space but `leave` bytes."""
     free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
     with (path / name).open("wb") as ballast:
         if free > leave:
@@ -130,8 +133,9 @@ def append(harness, log, writer, count, size):
 
 @pytest.mark.parametrize("leave", [0, 100_000, 700_000])
 def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, leave):
-    """No room for a journal file, a segment or an index: votes are written all the same, also by
-    the next process, and what was acknowledged comes back when there is room."""
+    """There is no space for a journal file, a segment or an index: votes are written all the same,
+    also by the next process. Entries that were acknowledged are served when there is space again.
+    """
     harness = DiskHarness(REAL, directory=str(small_disk / "data"))
     harness.start()
     log = harness.new_log()
@@ -149,7 +153,7 @@ def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, lea
     assert harness.store.disk_full
     for life in range(3):
         for n in range(20):
-            # What the journal can do without is taken by others.
+            # Other writers take the space that the journal can do without.
             fill(small_disk, name=f"others-{life}-{n}")
             vote = n % 7
             harness.store.set_hard_state(
@@ -180,7 +184,7 @@ def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, lea
 
 
 def test_appends_that_come_nevertheless_wait_and_are_then_durable(small_disk, writer):
-    """A caller that does not listen is not acknowledged before its time, and loses nothing."""
+    """A caller that ignores the full disk is not acknowledged early, and loses nothing."""
     harness = DiskHarness(REAL, directory=str(small_disk / "data"))
     harness.start()
     log = harness.new_log()
@@ -201,7 +205,7 @@ def test_appends_that_come_nevertheless_wait_and_are_then_durable(small_disk, wr
 
 
 def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writer, monkeypatch):
-    """In a steady load journal files are used again, and zeros are not written for each."""
+    """Under steady load journal files are recycled, and zeros are not written for each."""
     harness = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     harness.start()
     log = harness.new_log()
@@ -224,7 +228,7 @@ def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writ
 
 
 def test_time_between_tries_is_bounded(tmp_path, writer):
-    """A full disk is asked about once a second, not in a loop."""
+    """A full disk is probed once a second, not in a loop."""
     harness = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     harness.start()
     log = harness.new_log()
@@ -243,7 +247,7 @@ def test_time_between_tries_is_bounded(tmp_path, writer):
 
 
 def test_deleting_a_log_makes_room_on_a_file_system_that_is_full(small_disk, writer):
-    """Not one block is free: what has to be written first has room set aside for it."""
+    """No block is free: the records to be written first have reserved space."""
     harness = DiskHarness(REAL, directory=str(small_disk / "data"))
     harness.start()
     doomed, kept = harness.new_log(), harness.new_log()

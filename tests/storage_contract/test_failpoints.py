@@ -1,9 +1,9 @@
-"""A real process, killed at every place where it matters, and what the next one finds.
+"""A real process killed at every failpoint, and the state that the next one finds.
 
-At each failpoint a child lives until it is killed there. The directory is then opened and compared
-with the model, which has done the same steps: exactly what was acknowledged is there, and the step
-that was under way as a whole or not at all; nothing is asked of an operator. The same directory
-then lives, and dies at the same place, once more.
+At each failpoint a child runs until it is killed there. The directory is then opened and compared
+with the model, which has executed the same steps: exactly what was acknowledged is there, the step
+under way is there as a whole or not at all, and no operator has to act. The same directory is then
+used again, and its process dies at the same failpoint once more.
 """
 
 import errno
@@ -25,12 +25,12 @@ from tests.storage_contract.steps import OPTIONS, Step, applied, create, draw, s
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ("append", "hard", "reset", "trim")
 PLACES = [name for name in failpoint.POINTS if not name.startswith("compact.")]
-"""Those that steps pass; test_compaction.py has the others."""
+"""Failpoints that steps pass; test_compaction.py covers the others."""
 CHILD = Path(__file__).with_name("live_until_killed.py")
 
 
 class Doing:
-    """A harness that does steps."""
+    """Harness that executes steps."""
 
     def do(self, step):
         if step.kind in {"create", "renew"}:
@@ -45,11 +45,11 @@ class Doing:
 
 
 class Model(Doing, MemoryHarness):
-    """The memory store, doing the steps that the child said it did."""
+    """Memory store that executes the steps that the child reported."""
 
 
 class Engine(Doing, DiskHarness):
-    """The disk engine in this process, for failures that it is told of."""
+    """Disk engine in this process, for failures that it reports itself."""
 
     def submit(self):
         self.token = self.store.submit()
@@ -61,7 +61,7 @@ class Engine(Doing, DiskHarness):
 
 
 def run_child(directory, seed, failpoints):
-    """(exit code, steps begun, steps done) of a child that lives until it is killed."""
+    """Return (exit code, steps begun, steps done) of a child that runs until it is killed."""
     child = subprocess.run(
         [sys.executable, str(CHILD), str(directory), seed],
         capture_output=True,
@@ -78,7 +78,7 @@ def run_child(directory, seed, failpoints):
 
 
 def seen(harness):
-    """Everything a store shows of its logs."""
+    """Return everything that a store shows of its logs."""
     return {
         log_id: (
             log.group_id, log.replica_number, log.first_index, log.last_index, log.hard_state,
@@ -92,16 +92,16 @@ def seen(harness):
 
 
 def at(where):
-    """The failpoints of the loop, of jobs, or of the start."""
+    """Return the failpoints of the loop, of jobs, or of the start."""
     return [name for name in PLACES if failpoint.POINTS[name].startswith(where)]
 
 
 def settle(model, found, step):
-    """Bring the model to where the store was found, if that is a place where it may be."""
+    """Bring the model to the state in which the store was found, if that is an allowed one."""
     if seen(model) == found:
         return
     if step.kind == "append" and step.count > 1:
-        # Too large for a file, it may have got there in part: a prefix.
+        # If it is too large for a file, a prefix of it may have been written.
         last = found[step.log_id][3]
         assert step.index <= last < step.index + step.count, (step, last)
         step = Step("append", step.log_id, last + 1 - step.index, step.size, step.index, step.term)
@@ -113,7 +113,8 @@ def settle(model, found, step):
 @pytest.mark.parametrize("name", PLACES)
 def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp_path):
     """kill -9 at every step of append, checkpoint, roll, truncate, install, trim, delete,
-    recycling, identity and meta writes; and again after the recovery from that."""
+    recycling, identity and meta writes; and again after the recovery from that.
+    """
     directory = tmp_path / "data"
     model = Model(OPTIONS)
     model.start()
@@ -141,8 +142,10 @@ def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp
 def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
     name, tmp_path, request
 ):
-    """A failed write, sync or rename is fatal: `on_fatal` once; a start by reading the disk finds
-    what had been acknowledged."""
+    """A failed write, sync or rename is fatal and is reported once through `on_fatal`.
+
+    A start by reading the disk finds what had been acknowledged.
+    """
     request.addfinalizer(lambda: failpoint.arm(""))
     model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
@@ -173,7 +176,7 @@ def test_store_told_of_a_failure_says_so_once_and_acknowledges_nothing_after(
 
 @pytest.mark.parametrize("name", at("start"))
 def test_start_that_failed_can_be_tried_again(name, tmp_path, request):
-    """Whatever had been done of it, the next start finds the same."""
+    """The next start finds the same state, however far the failed one got."""
     request.addfinalizer(lambda: failpoint.arm(""))
     model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
@@ -197,7 +200,7 @@ def test_start_that_failed_can_be_tried_again(name, tmp_path, request):
 
 
 def test_failpoints_named_are_those_passed():
-    """The table and the code name the same places."""
+    """The table and the code name the same failpoints."""
     passed = set()
     for source in (ROOT / "segments").rglob("*.py"):
         if source.name != "failpoint.py":
@@ -208,7 +211,7 @@ def test_failpoints_named_are_those_passed():
 
 
 def test_failpoints_are_parsed_and_counted(request):
-    """name:action[@n], by comma; what is not in the table is refused."""
+    """Syntax: name:action[@n], separated by commas; a name that is not in the table is refused."""
     request.addfinalizer(lambda: failpoint.arm(""))
     failpoint.arm("trim.begun:error@2, meta.committed:enospc,identity.written:delay(1)")
     failpoint.hit("trim.begun")

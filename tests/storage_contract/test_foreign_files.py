@@ -1,4 +1,4 @@
-"""A journal file of another data directory, copied here by mistake, is never taken for ours."""
+"""Journal files of another data directory, copied here by mistake, are never used."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.storage_contract.conftest import SMALL, DiskHarness, put
 
 
 class Two:
-    """A directory, and that of another server with the same groups; both between two lives."""
+    """Two stopped directories: one under test, and that of another server with the same groups."""
 
     def __init__(self, tmp_path, writer):
         self.ours, self.theirs = (
@@ -49,7 +49,7 @@ class Two:
         }
 
     def written(self, harness):
-        """Those with a block, oldest first: a header that names the file."""
+        """Return the files with a block, oldest first. Their headers name them."""
         return [
             path
             for path in self.journals(harness)
@@ -82,7 +82,7 @@ def goes_on(two):
 
 
 def test_newer_file_of_another_directory_stops_the_start(two):
-    """It would be the newest, and say what the logs here have voted for."""
+    """It would count as the newest, and define the votes of the logs here."""
     theirs = two.written(two.theirs)[-1]
     here = Path(two.ours.directory, "journal", theirs.name)
     assert theirs.name > two.journals(two.ours)[-1].name
@@ -93,7 +93,7 @@ def test_newer_file_of_another_directory_stops_the_start(two):
 
 
 def test_file_of_another_directory_in_place_of_ours_stops_the_start(two):
-    """What was there is not to be had from it, and not to be forgotten for it."""
+    """The file's own contents can neither be read from it nor be ignored."""
     ours = two.written(two.ours)[-1]
     kept = ours.read_bytes()
     theirs = two.written(two.theirs)[-1].read_bytes()
@@ -104,7 +104,7 @@ def test_file_of_another_directory_in_place_of_ours_stops_the_start(two):
 
 
 def test_file_of_another_directory_under_another_name_stops_the_start(two):
-    """It would pass for one that was released, and is used again; or for a sign of damage."""
+    """It would pass for a released file and be reused, or for a sign of damage."""
     last = two.journals(two.ours)[-1]
     here = last.with_name(f"{int(last.stem, 16) + 9:016x}.journal")
     shutil.copy(two.written(two.theirs)[-1], here)
@@ -114,7 +114,7 @@ def test_file_of_another_directory_under_another_name_stops_the_start(two):
 
 
 def test_file_of_another_directory_whose_first_block_is_damaged_stops_the_start(two):
-    """The others say whose it is."""
+    """The other files identify the directory."""
     theirs = two.written(two.theirs)[-1]
     here = Path(two.ours.directory, "journal", theirs.name)
     data = bytearray(theirs.read_bytes())

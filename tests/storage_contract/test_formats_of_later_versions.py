@@ -1,4 +1,4 @@
-"""What a later version wrote is refused in words, and nothing of it is changed."""
+"""Files of a later version are refused with a readable error, and nothing of them is changed."""
 
 import errno
 
@@ -15,7 +15,7 @@ from vdl.sim.filesystem import SimFileSystem
 
 
 def tree(path):
-    """All files and what is in them, but for the lock."""
+    """Return all files and their contents, except the lock."""
     return {
         found.relative_to(path): found.read_bytes()
         for found in sorted(path.rglob("*"))
@@ -53,7 +53,7 @@ def test_later_form_is_refused(engine, tmp_path):
 
 @pytest.mark.parametrize("with_lock", [True, False])
 def test_later_form_is_told_from_damage_whatever_else_is_new(engine, tmp_path, with_lock):
-    """A later version's identity is damaged to this one, its meta missing, its journal empty."""
+    """To this version the later identity looks damaged, its meta missing, its journal empty."""
     engine.close()
     data = tmp_path / "data"
     write_form(RealFileSystem(), engine.directory, FORM + 1)
@@ -69,7 +69,7 @@ def test_later_form_is_told_from_damage_whatever_else_is_new(engine, tmp_path, w
 
 
 def test_record_of_an_unknown_kind_is_refused(engine, tmp_path):
-    """In a good block: to pass over it would be to go on without what it says."""
+    """The block is good: skipping the record would ignore what it says."""
     later = max(KINDS) + 1
     log = engine.log
     batch = engine.store._queue.batch
@@ -98,7 +98,7 @@ def test_one_half_of_the_note_is_enough(engine, tmp_path):
 
 
 def test_life_whose_form_could_not_be_written_clears_nothing(writer, monkeypatch):
-    """It trims as versions of before do; the next life has room for the note, perhaps."""
+    """It trims as earlier versions do; the next run may have space for the note."""
     engine = SimHarness(SMALL)
     real = SimFileSystem.rename
 

@@ -1,6 +1,7 @@
-"""A full disk where one thing waits for another; and one that failed: nothing counts after that.
+"""Full disks where one operation waits for another, and failed disks, after which nothing is
+acknowledged.
 
-The simulated disk gives no room back to what is removed, as if others took it at once.
+The simulated disk gives no space back when files are removed, as if others took it at once.
 """
 
 import errno
@@ -29,7 +30,7 @@ OPTIONS = replace(
 
 @pytest.fixture
 def engine():
-    """On a disk that can be full."""
+    """Yield an engine on a disk that can be full."""
     made = SimHarness(OPTIONS)
     made.start()
     yield made
@@ -37,7 +38,7 @@ def engine():
 
 
 def fill_segments(engine, log, writer):
-    """Many segments, all of them durable."""
+    """Write many durable segments."""
     for _ in range(8):
         put(engine, log, writer, 20, size=1000)
         engine.checkpoint()
@@ -50,7 +51,7 @@ def segment_files(log):
 
 
 def use_up_identity_reserve(engine):
-    """Others have all the room there was."""
+    """Let others take all the space."""
     reserve = identity_reserve(SimFileSystem(engine.disk), "data")
     assert reserve.free(8)
     engine.disk.room = 0
@@ -58,7 +59,7 @@ def use_up_identity_reserve(engine):
 
 @pytest.mark.parametrize("change", ["create", "delete"])
 def test_retention_makes_room_while_the_identity_waits_for_some(engine, writer, change):
-    """What would free space must not wait for room that it has nothing to do with."""
+    """Operations that free space must not wait for space that they do not need."""
     log, other = engine.new_log(), engine.new_log(group_id=10)
     fill_segments(engine, log, writer)
     put(engine, other, writer, 1)
@@ -74,7 +75,7 @@ def test_retention_makes_room_while_the_identity_waits_for_some(engine, writer, 
     engine.submit()
     engine.workers.advance(3000)
     assert len(segment_files(log)) <= 2
-    # A deletion that nothing says durably has touched no file.
+    # A deletion that is not recorded durably has touched no file.
     assert read_identity(SimFileSystem(engine.disk), "data").logs.keys() == {1, 2}
     engine.disk.room = None
     engine.workers.advance(5000)
@@ -86,7 +87,7 @@ def test_retention_makes_room_while_the_identity_waits_for_some(engine, writer, 
 
 
 def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
-    """A start that found the log listed and its files gone would take it for lost."""
+    """A start that found the log listed and its files gone would report it lost."""
     log, kept = engine.new_log(), engine.new_log(group_id=10)
     fill_segments(engine, log, writer)
     put(engine, kept, writer, 1)
@@ -107,7 +108,9 @@ def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
 
 
 def test_many_deleted_logs_go_in_several_removals(engine, writer):
-    """More than one removal takes, deleted before and while the identity is being written."""
+    """There are more than one removal takes; some are deleted before and some while the identity is
+    written.
+    """
     logs = [engine.new_log(group_id=n) for n in range(300)]
     for log in logs:
         put(engine, log, writer, 1, size=10)
@@ -124,7 +127,7 @@ def test_many_deleted_logs_go_in_several_removals(engine, writer):
 
 
 def test_start_on_a_full_disk_that_finds_a_lost_log_opens_the_others(engine, writer):
-    """That it is lost has to be written down first, for which some room is set aside."""
+    """The loss has to be recorded first, for which some space is reserved."""
     log = engine.new_log()
     for _ in range(8):
         put(engine, log, writer, 4, size=4000)
@@ -142,7 +145,7 @@ def test_start_on_a_full_disk_that_finds_a_lost_log_opens_the_others(engine, wri
         engine.start()
         assert [found.lost for found in engine.store.logs.values()] == [True, False]
         assert [known.lost for known in read_identity(fs, "data").logs.values()] == [True, False]
-        # Votes of the others go on.
+        # Votes of the other logs go on.
         other = engine.store.logs[2]
         engine.store.set_hard_state(
             other, HardState(other.hard_state.term + 1, 5, other.commit_index)
@@ -157,8 +160,10 @@ def test_start_on_a_full_disk_that_finds_a_lost_log_opens_the_others(engine, wri
 
 @pytest.mark.parametrize("logs", [1, 5000])
 def test_identity_is_written_over_a_piece_or_in_the_room_of_some(logs):
-    """A piece is overwritten, as others may have the room of one that is removed; what does not
-    fit into a piece can only hope for that room."""
+    """A piece is overwritten, because others may take the space of a removed one.
+
+    An identity that does not fit into a piece depends on that space.
+    """
     disk = SimDisk(random.Random(7), DiskProfile())
     fs = SimFileSystem(disk)
     fs.make_directory("data")
@@ -188,7 +193,7 @@ def test_identity_is_written_over_a_piece_or_in_the_room_of_some(logs):
 
 @pytest.mark.parametrize("damage", ["segment", "segment and Idx"])
 def test_what_makes_room_does_not_wait_for_a_repair(engine, writer, damage):
-    """A copy of what a segment has lost at its end needs room, and stands in the same queue."""
+    """The copy for a segment's lost end needs space, and waits in the same queue."""
     log, other = engine.new_log(), engine.new_log(group_id=10)
     fill_segments(engine, other, writer)
     fill_segments(engine, log, writer)
@@ -221,7 +226,7 @@ def test_what_makes_room_does_not_wait_for_a_repair(engine, writer, damage):
 
 
 def cut_short(fs, path):
-    """The medium has lost the file's second half."""
+    """Remove the file's second half, as a failing medium does."""
     file = fs.open(path)
     file.truncate(file.size() // 2)
     file.sync()
@@ -229,7 +234,9 @@ def cut_short(fs, path):
 
 
 def test_nothing_is_acknowledged_after_a_failed_job_of_the_pool(engine, writer):
-    """The owner is told that the disk failed; if it goes on all the same, nobody gets an answer."""
+    """The owner is notified that the disk failed; if it continues all the same, no request is
+    answered.
+    """
     log = engine.new_log()
     token = put(engine, log, writer, 20, size=2000)
     engine.disk.fail_syncs = 1
@@ -246,7 +253,7 @@ def test_nothing_is_acknowledged_after_a_failed_job_of_the_pool(engine, writer):
 
 
 def test_block_under_way_when_a_job_fails_is_not_acknowledged(engine, writer):
-    """It may well be durable: who asked may not be told so."""
+    """The block may well be durable, but its requests must not be acknowledged."""
     log = engine.new_log()
     token = put(engine, log, writer, 20, size=2000)
     engine.disk.fail_syncs = 1
@@ -265,8 +272,10 @@ def test_block_under_way_when_a_job_fails_is_not_acknowledged(engine, writer):
 
 
 def test_last_block_is_proved_although_a_full_disk_refused_the_proof(make_harness, tmp_path):
-    """An empty block lengthens a file that has no room left, and a full disk refuses it: it is
-    tried again, or a flip in the last block would pass for a tear."""
+    """An empty block extends a file without space, and a full disk refuses it.
+
+    It is retried, or a bit flip in the last block would pass for a tear.
+    """
     harness = make_harness("sim", tmp_path)
     log = harness.new_log()
     journal = harness.store._journal

@@ -1,5 +1,7 @@
-"""A disk that fills up and is freed again, under an engine that dies in the middle of its jobs and
-of its starts, of a kill or of a power cut, and is found where the model is."""
+"""A disk that fills up and is freed again, under an engine that dies within its jobs and starts.
+
+Each run ends by a kill or a power cut, and the engine is then found in the model's state.
+"""
 
 import random
 from dataclasses import replace
@@ -29,16 +31,17 @@ from vdl.sim.filesystem import SimFileSystem
 
 CASES = {**SIZES, "odd": ODD}
 FOUND = (("odd", 8), ("odd", 21), ("as a piece", 23), ("as a piece", 53))
-"""Entries left votes no file; starts that were cut one after the other used up the reserve; a file
-was given to a reserve that was not there yet."""
+"""Seeds of bugs found: entries left votes no file; interrupted starts used up the reserve; a file
+was given to a reserve that did not exist yet.
+"""
 
 
 class DiedError(Exception):
-    """The process is gone; what its last job did is partly done."""
+    """Raised when the process is gone; the effects of its last job are partly done."""
 
 
 class MortalWorkers(InlineWorkers):
-    """Die in the job that is `jobs_left` jobs away; 0: never."""
+    """Workers that die in the job that is `jobs_left` jobs away; 0: never."""
 
     def __init__(self, disk, rng):
         super().__init__()
@@ -57,7 +60,7 @@ class MortalWorkers(InlineWorkers):
 
 
 class MortalEngine(Engine):
-    """An engine whose jobs may be its last."""
+    """Engine that may die in any job."""
 
     def start(self):
         self.acknowledged = 0
@@ -70,7 +73,7 @@ class MortalEngine(Engine):
 
 
 def cut(disk, steps, rng):
-    """End a process between two steps, or in one of them, and perhaps the machine."""
+    """End a process between two steps or within one, and sometimes the machine."""
     writes = [n for n, step in enumerate(steps) if step.is_durable_write]
     reached = rng.choice(writes) if writes and rng.random() < 0.5 else rng.randint(0, len(steps))
     disk.cut_job(steps, reached=reached)
@@ -79,7 +82,7 @@ def cut(disk, steps, rng):
 
 
 def start(engine, rng):
-    """Some starts that are cut, and one that is not."""
+    """Make some starts that are interrupted, and one that is not."""
     disk = engine.disk
     while rng.random() < 0.4:
         luck = random.Random(rng.getrandbits(64))
@@ -95,14 +98,14 @@ def start(engine, rng):
 
 
 def live(engine, model, rng, steps):
-    """Up to so many steps, and a death in one of them."""
+    """Execute up to `steps` steps, and die in one of them."""
     engine.workers.jobs_left = rng.randint(1, 3 * steps)
     for _ in range(steps):
         if rng.random() < 0.02 and engine.store._journal.allocation.room is Room.WHOLE:
             engine.disk.room = rng.choice((0, 0, 70_000, 200_000, None))
         step = draw(rng, model.store.logs)
         if step.kind == "reset" and step.size > engine.options.journal_file_bytes // 2:
-            # One that no file takes makes a file longer: its block cannot be refused before.
+            # An entry that no file takes makes a file longer: its block cannot be refused before.
             step = replace(step, size=1_000)
         if engine.store.disk_full or engine.disk.room is not None:
             if step.kind in {"create", "renew", "checkpoint"}:
@@ -134,8 +137,9 @@ def live(engine, model, rng, steps):
     [*((size, seed) for size in CASES for seed in range(3)), *FOUND],
 )
 def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, seed):
-    """Every step that was acknowledged, and the one under way as a whole, not at all, or of many
-    entries the first."""
+    """Every acknowledged step is there; the one under way is there as a whole, not at all, or as a
+    prefix if it has many entries.
+    """
     rng = random.Random(f"{size} {seed}")
     engine, model = MortalEngine(CASES[size]), Model(CASES[size])
     engine.rng = rng
@@ -164,7 +168,10 @@ def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, see
 
 @pytest.mark.parametrize("size", SIZES)
 def test_starts_that_die_behind_their_first_block_do_not_use_up_the_reserve(size, monkeypatch):
-    """Each leaves a file that nothing proves; the next one counts on it, and none is given back."""
+    """Each leaves a file that nothing proves.
+
+    The next start counts on it, and none is given back.
+    """
     engine, model = make(SIZES[size], 40, random.Random(size))
 
     def die(*_):

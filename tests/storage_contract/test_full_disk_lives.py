@@ -1,7 +1,7 @@
-"""A disk that stays full for as long as it likes: votes do not run out, whoever crashes meanwhile.
+"""A disk that stays full: votes remain possible, across any number of crashes.
 
-The engine lives on the simulated disk, which gives no room back to what is removed, and is compared
-with the model after each crash and power cut.
+The engine runs on the simulated disk, which gives no space back when files are removed, and is
+compared with the model after each crash and power cut.
 """
 
 import random
@@ -30,11 +30,11 @@ SIZES = {"small": SMALL, "as a piece": OPTIONS, "large": LARGE}
 
 
 class Model(Doing, MemoryHarness):
-    """What must be found."""
+    """Expected state."""
 
 
 class Engine(Doing, SimHarness):
-    """The disk engine, on a disk that can be full."""
+    """Disk engine on a disk that can be full."""
 
     def submit(self):
         self.token = self.store.submit()
@@ -46,12 +46,12 @@ class Engine(Doing, SimHarness):
 
     @property
     def is_done(self):
-        """What was submitted last may be acknowledged."""
+        """True if the last submitted block may be acknowledged."""
         return self.acknowledged >= self.token
 
 
 def make(options, steps, rng):
-    """An engine and its model that have seen some life; then there is no more room."""
+    """Return an engine and its model after some steps, with no space left."""
     engine, model = Engine(options), Model(options)
     engine.start()
     model.start()
@@ -65,7 +65,7 @@ def make(options, steps, rng):
 
 
 def settle(disk, directory):
-    """Make durable what is: an index that a power cut takes needs room to be rebuilt."""
+    """Sync everything: an index that a power cut takes needs space to be rebuilt."""
     for node in directory.entries.values():
         if isinstance(node, Directory):
             settle(disk, node)
@@ -80,7 +80,7 @@ def both(engine, model, step):
 
 
 def end(engine, model, rng):
-    """A crash or a power cut, and the next life of both."""
+    """Crash or cut the power, and restart both."""
     if rng.random() < 0.5:
         engine.power_cut()
     engine.crash()
@@ -90,8 +90,7 @@ def end(engine, model, rng):
 
 
 def restart(engine):
-    """An index that a power cut took has to be rebuilt, and is given the room for it; nothing else
-    is that a start needs."""
+    """Restart, with space for indexes that a power cut took. A start needs no other space."""
     try:
         engine.start()
     except OSError as refused:
@@ -107,7 +106,7 @@ def restart(engine):
 
 
 def finish(engine, model):
-    """There is room again: everything goes on by itself."""
+    """Free the disk again: everything goes on by itself."""
     engine.disk.room = None
     engine.workers.advance(5_000)
     assert not engine.store.disk_full
@@ -126,7 +125,7 @@ def finish(engine, model):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("steps", [3, 40, 90])
 def test_votes_are_taken_however_many_there_are(size, steps):
-    """Many times as many as the reserve has room for, over many lives."""
+    """Many times the number that the reserve has space for, over many runs."""
     rng = random.Random(f"{size} {steps}")
     engine, model = make(SIZES[size], steps, rng)
     for life in range(12):
@@ -146,7 +145,9 @@ def test_votes_are_taken_however_many_there_are(size, steps):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", range(12))
 def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
-    """Entries, truncations, resets and trims as long as there is room for them, and votes after."""
+    """Entries, truncations, resets and trims as long as there is space for them, and votes after
+    that.
+    """
     rng = random.Random(f"{size} {seed}")
     engine, model = make(SIZES[size], rng.randint(5, 80), rng)
     taken = 0
@@ -178,7 +179,10 @@ def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
 
 @pytest.mark.parametrize("life", ["crash", "none"])
 def test_entry_larger_than_a_piece_of_the_reserve_does_not_hold_up_votes(life, writer):
-    """It was on its way when the disk filled up. The file made for it is as large as it is."""
+    """The entry was being written when the disk filled up.
+
+    The file made for it is as large as the entry.
+    """
     engine, _ = make(LARGE, 3, random.Random(1))
     log = engine.log
     while engine.store.accepts_appends:
@@ -203,14 +207,15 @@ def test_entry_larger_than_a_piece_of_the_reserve_does_not_hold_up_votes(life, w
 
 
 def test_checkpoint_on_a_full_disk_does_not_hold_up_votes(writer):
-    """It writes no tails again that only the oldest journal file has: they would need more than the
-    reserve has, and votes wait behind them."""
+    """It does not rewrite tails that only the oldest journal file has: they would need more than
+    the reserve holds, and votes wait behind them.
+    """
     engine, _ = make(LARGE, 3, random.Random(1))
     engine.disk.room = None
     log = engine.log
     journal = engine.store._journal
     for group_id in (10, 11, 12):
-        # Not committed, and too much to be carried over: three files that have to stay.
+        # Uncommitted, and too much to be carried over: three files have to stay.
         other = engine.new_log(group_id)
         first = journal.current_sequence
         engine.store.append(other, writer(other).entries(12, size=6_000))

@@ -1,5 +1,4 @@
-"""A full disk keeps voting, also where the state of all logs is more than a small piece of the
-reserve takes."""
+"""Voting on a full disk with more logs than a small reserve piece covers."""
 
 import random
 from dataclasses import replace
@@ -29,7 +28,7 @@ def vote(engine, log):
 
 @pytest.mark.parametrize("count", [300, 700])
 def test_votes_are_taken_however_many_there_are_and_however_many_logs(count):
-    """One after the other, all at once, and over restarts."""
+    """Sequentially, all at once, and over restarts."""
     engine = Engine(OPTIONS)
     engine.start()
     logs = create(engine, count)
@@ -64,7 +63,7 @@ def test_votes_are_taken_however_many_there_are_and_however_many_logs(count):
 
 
 def test_logs_that_the_reserve_does_not_cover_wait_for_room():
-    """Those that there are keep voting."""
+    """Existing logs keep voting."""
     engine = Engine(OPTIONS)
     engine.start()
     create(engine, 250)

@@ -1,4 +1,4 @@
-"""What earlier versions left on disk is read, and gone on with."""
+"""Directories written by earlier versions are read and continued."""
 
 import json
 import random
@@ -25,7 +25,7 @@ BY_VERSION = {
         "compaction": b"VDLCMP01",
     },
 }
-"""By the archive's name: what earlier versions wrote is read."""
+"""Magics by archive name: the earlier formats that are still read."""
 
 
 def test_golden_directories_are_there():
@@ -35,7 +35,7 @@ def test_golden_directories_are_there():
 
 
 def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
-    """Else a later version could forget one."""
+    """Otherwise a later version could omit one."""
     harness = open_copy("v3-killed", tmp_path)
     found = set()
     for path in (tmp_path / "data" / "journal").glob("*.journal"):
@@ -50,8 +50,9 @@ def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_directory_of_an_earlier_version_shows_what_it_showed(name, tmp_path):
-    """Every log, entry, term, vote, applied item and installed state; nothing is lost, and the
-    store goes on from there."""
+    """Every log, entry, term, vote, applied item and installed state is there, and the store goes
+    on from it.
+    """
     expected = json.loads((FOLDER / f"{name}.json").read_text())
     harness = open_copy(name, tmp_path)
     harness.start()
@@ -78,7 +79,7 @@ def test_directory_of_an_earlier_version_shows_what_it_showed(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_directory_is_whole_offline_and_each_file_names_its_version(name, tmp_path):
-    """Also to the tools; a magic of another version is refused, not guessed at."""
+    """Offline tools agree; a magic of another version is refused."""
     harness = open_copy(name, tmp_path)
     with Directory(RealFileSystem(), harness.directory, OPTIONS.index_segment_entries) as found:
         reports, differences = verify([found])

@@ -1,5 +1,8 @@
-"""Any byte of a journal file's header, or of the identity, may rot: nothing is lost, nothing is
-refused, and what is good again after a start stands the next one."""
+"""Damage to any byte of a journal file's header or of the identity loses nothing and stops no
+start.
+
+What a start has repaired withstands the next damage.
+"""
 
 import shutil
 from pathlib import Path
@@ -14,7 +17,9 @@ STEP = 409
 
 @pytest.fixture
 def lived(tmp_path, writer):
-    """Several journal files that a log needs, and one that was used before."""
+    """Return a harness with several journal files that a log needs, and one that was used
+    before.
+    """
     harness = make("disk", tmp_path)
     log, other = harness.new_log(9), harness.new_log(10)
     put(harness, log, writer, 120, size=400)

@@ -1,4 +1,4 @@
-"""The loop reads one Idx where it must; to rebuild a damaged one is left to the pool."""
+"""The loop reads single Idx where it must; damaged indexes are rebuilt in the pool."""
 
 import errno
 import random
@@ -30,7 +30,7 @@ OPTIONS = replace(
 
 @pytest.fixture
 def log_on_disk():
-    """(store, its log of 800 entries, all in segments and few of them in memory)."""
+    """Return (store, its log of 800 entries, all in segments and few of them in memory)."""
     workers = InlineWorkers()
     fs = SimFileSystem(SimDisk(random.Random(1), DiskProfile()))
     store = DiskStore.open(fs, "data", workers, OPTIONS, random.Random(2))
@@ -55,8 +55,10 @@ def log_on_disk():
 def test_trim_at_a_damaged_idx_reads_no_segment_and_succeeds_once_it_is_rebuilt(
     log_on_disk, monkeypatch
 ):
-    """A segment of a gibibyte would take seconds, in which nobody hears of this server. Nothing is
-    staged, and whoever asked learns which entry to read, which rebuilds its Idx."""
+    """Reading a segment of a gibibyte would block the server for seconds.
+
+    Nothing is staged, and the caller learns which entry to read, which rebuilds its Idx.
+    """
     store, workers, log = log_on_disk
     file = log.files.fs.open(log.files.index_path(0))
     position = INDEX_HEADER_BYTES + IDX_BYTES * 600
@@ -85,7 +87,9 @@ def test_trim_at_a_damaged_idx_reads_no_segment_and_succeeds_once_it_is_rebuilt(
 
 
 def test_trim_without_its_index_on_a_full_disk_ends_nobody(log_on_disk):
-    """There is no room to rebuild it: that is told as damage, also by the read that tries."""
+    """Without space to rebuild it, the index is reported as damaged, also by the read that
+    tries.
+    """
     store, workers, log = log_on_disk
     fatal = []
     store.on_fatal = fatal.append
@@ -109,7 +113,7 @@ def damage_idx(log, index):
 
 
 def cold(store, workers, log, offset, end_index):
-    """As a consumer reads: what is not in memory, from disk."""
+    """Read as a consumer does: what is not in memory comes from disk."""
     answers = []
     try:
         return log.read(offset, end_index, 1 << 20)
@@ -125,8 +129,11 @@ def cold(store, workers, log, offset, end_index):
 @pytest.mark.parametrize("has_file", [True, False])
 @pytest.mark.parametrize("offset", [10, 299, 300])
 def test_read_up_to_a_damaged_idx_is_answered_and_heals_it(log_on_disk, offset, has_file):
-    """The last entry that may be read says where the reader's end is: the last stable one, for a
-    consumer of committed transactions, which may stay the last for long."""
+    """The last readable entry determines the reader's end.
+
+    For a consumer of committed transactions it is the last stable one, which may stay the last for
+    long.
+    """
     store, workers, log = log_on_disk
     if has_file:
         damage_idx(log, 300)
@@ -148,7 +155,7 @@ def test_read_behind_a_damaged_idx_is_out_of_range(log_on_disk, offset):
 
 
 def test_read_of_the_flushed_end_needs_no_idx(log_on_disk):
-    """A consumer that has caught up asks again and again."""
+    """A consumer that has caught up polls repeatedly."""
     _, _, log = log_on_disk
     log.files.fs.unlink(log.files.index_path(0))
     assert log.offset_after(800) == 800
@@ -157,7 +164,7 @@ def test_read_of_the_flushed_end_needs_no_idx(log_on_disk):
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_look_up_without_a_descriptor_is_refused_and_ends_nobody(log_on_disk, monkeypatch, code):
-    """Nothing is staged, and a read goes to the disk, as any other that is not in memory."""
+    """Nothing is staged, and the read goes to the disk, as any other that is not in memory."""
     store, workers, log = log_on_disk
     fatal = []
     store.on_fatal = fatal.append

@@ -1,8 +1,8 @@
-"""A snapshot's state and the reset that it came with are one thing, on every backend.
+"""A snapshot's state and its reset are atomic, on every backend.
 
-Between the reset and the checkpoint that stores what the owner made of the state lie moments at
-which a process may die. At each the next start finds the old log without it, the new log with it,
-or the new log and a checkpoint that covers it.
+Between the reset and the checkpoint that stores the state that the owner made of it, a process may
+die at any moment. The next start then finds the old log without the state, the new log with it, or
+the new log and a checkpoint that covers it.
 """
 
 import random
@@ -29,7 +29,7 @@ def fill(harness, log, writer, count, size=150):
 
 
 def journal_files(harness):
-    """How long the journal is; the model has none."""
+    """Return the number of journal files; the model has none."""
     return harness.store.stats().get("journal_files", 0)
 
 
@@ -40,7 +40,7 @@ def cover(harness, log, applied=None):
 
 
 def test_state_of_a_reset_is_there_at_once_and_after_a_crash(harness):
-    """reset_log: `state` travels in the same record, whatever becomes of the caller's buffer."""
+    """reset_log: `state` is part of the same record, whatever happens to the caller's buffer."""
     log = harness.new_log()
     assert log.installed_state == b""
     buffer = bytearray(STATE)
@@ -56,7 +56,7 @@ def test_state_of_a_reset_is_there_at_once_and_after_a_crash(harness):
 
 
 def test_reset_that_is_not_durable_leaves_the_state_before_it(harness):
-    """All or nothing: neither the reset nor its state; the one before stays."""
+    """All or nothing: without the reset its state is absent, and the previous one stays."""
     log = harness.new_log()
     reset(harness, log, 100, b"first")
     harness.submit()
@@ -90,7 +90,7 @@ def test_checkpoint_of_the_whole_state_covers_the_reset(harness, writer, last):
 
 
 def test_checkpoint_of_changes_alone_does_not_cover_the_reset(harness, writer):
-    """What changed is not the state; neither is what was applied before the reset."""
+    """Changes are not the whole state; neither is what was applied before the reset."""
     log = harness.new_log()
     fill(harness, log, writer, 20)
     reset(harness, log)
@@ -110,7 +110,7 @@ def test_checkpoint_of_changes_alone_does_not_cover_the_reset(harness, writer):
 
 
 def test_checkpoint_collected_before_the_reset_does_not_cover_it(harness, writer):
-    """`clear` and a high applied index are not enough: the batch must come after."""
+    """`clear` and a high applied index are not enough: the batch must be collected later."""
     log = harness.new_log()
     fill(harness, log, writer, 20)
     harness.collect(MetaBatch(log.log_id, 20, [(b"old", b"1")], clear=True))
@@ -123,8 +123,9 @@ def test_checkpoint_collected_before_the_reset_does_not_cover_it(harness, writer
 
 
 def test_meta_of_a_reset_that_is_not_durable_waits_for_it(harness):
-    """Applied state is never ahead of its log, also when a checkpoint is quicker than the journal:
-    a crash there finds the old log and the old state."""
+    """Applied state is never ahead of its log, also when a checkpoint is faster than the journal: a
+    crash there finds the old log and the old state.
+    """
     log = harness.new_log()
     reset(harness, log)
     harness.collect(MetaBatch(log.log_id, 499, [(b"k", b"new")], clear=True))
@@ -147,7 +148,7 @@ def test_meta_of_a_reset_that_is_not_durable_waits_for_it(harness):
 
 
 def test_second_reset_to_the_same_index_has_its_own_state(harness):
-    """What covered the first one does not cover the second."""
+    """The batch that covered the first reset does not cover the second."""
     log = harness.new_log()
     reset(harness, log, state=b"first")
     harness.submit()
@@ -158,7 +159,7 @@ def test_second_reset_to_the_same_index_has_its_own_state(harness):
 
 
 def test_state_stays_while_journal_files_come_and_go(harness, writer):
-    """The record is written again at the journal's head before its file is used anew."""
+    """The record is written again at the journal's head before its file is reused."""
     log = harness.new_log()
     reset(harness, log)
     harness.submit()
@@ -177,7 +178,7 @@ def test_state_stays_while_journal_files_come_and_go(harness, writer):
 
 
 def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, request):
-    """A full disk fails checkpoint after checkpoint: nothing is covered, and nothing is lost."""
+    """Checkpoints fail on a full disk: nothing is covered, and nothing is lost."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     reset(harness, log)
@@ -203,7 +204,7 @@ def test_state_stays_when_checkpoints_fail(make_harness, writer, tmp_path, reque
 def test_covering_state_of_a_failed_checkpoint_covers_with_the_next(
     make_harness, writer, tmp_path, request
 ):
-    """Collected once, written later: it still is the whole state."""
+    """The batch is collected once and written later: it still is the whole state."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     reset(harness, log)
@@ -248,7 +249,7 @@ def test_large_state_is_durable_as_a_whole(harness, writer):
 
 
 def test_trim_behind_an_installed_state_waits_for_its_checkpoint(harness, writer):
-    """trim_log: the entries behind a reset are what its state is followed by after a crash."""
+    """trim_log: after a crash the entries behind a reset follow its state."""
     log = harness.new_log()
     reset(harness, log)
     fill(harness, log, writer, 60)
@@ -263,8 +264,9 @@ def test_trim_behind_an_installed_state_waits_for_its_checkpoint(harness, writer
 
 
 def test_two_logs_of_one_group_live_side_by_side(harness, writer):
-    """create_log, delete_log: a replica's successor exists before the replica goes, and each step
-    survives a crash."""
+    """create_log, delete_log: a replica's successor exists before the replica is removed, and each
+    step survives a crash.
+    """
     old = harness.new_log(9, 1)
     fill(harness, old, writer, 60)
     new = harness.new_log(9, 2, first_index=1)
@@ -283,7 +285,7 @@ def test_two_logs_of_one_group_live_side_by_side(harness, writer):
     assert (logs[2].first_index, logs[2].installed_state) == (40, b"handed over")
     harness.store.delete_log(logs[1].log_id)
     assert list(look()) == [2]
-    harness.reopen()  # the identity was not written: the log is still there, whole
+    harness.reopen()  # the identity was not written: the log is still there as a whole
     if len(harness.store.logs) == 2:
         assert len(harness.all_entries(look()[1])) == 60
         harness.store.delete_log(look()[1].log_id)
@@ -302,7 +304,9 @@ def test_two_logs_of_one_group_live_side_by_side(harness, writer):
 def test_covering_state_that_was_late_does_not_cover_the_next_reset(
     make_harness, writer, tmp_path, request
 ):
-    """Refused by a full disk, written after another reset: it was made of the first one's state."""
+    """The batch was refused by a full disk and written after another reset: it was made of the
+    first one's state.
+    """
     request.addfinalizer(lambda: failpoint.arm(""))
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
@@ -323,8 +327,9 @@ def test_covering_state_that_was_late_does_not_cover_the_next_reset(
 
 
 def test_flush_that_a_reset_overtook_counts_for_nothing(make_harness, writer, tmp_path):
-    """A checkpoint of the log before is under way when it is reset: neither its segments nor what
-    is removed after it may touch the log that follows."""
+    """A checkpoint of the previous log is under way during the reset: neither its segments nor its
+    removals may touch the log that follows.
+    """
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, writer, 40, size=700)

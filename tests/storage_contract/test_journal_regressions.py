@@ -1,4 +1,4 @@
-"""Crash points of the disk engine that were once wrong: full disk, awaited file, split batch."""
+"""Regressions at crash points of the disk engine: full disk, awaited file, split batch."""
 
 import errno
 import random
@@ -50,7 +50,7 @@ def entry(term: int, index: int, size: int = 100) -> StoredEntry:
 def test_full_disk_during_a_checkpoint_loses_no_machine_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was collected for a checkpoint that failed is written by the next."""
+    """The next checkpoint writes what was collected for a failed one."""
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     (log,) = make_logs(store, workers, 9)
@@ -82,13 +82,13 @@ def test_full_disk_during_a_checkpoint_loses_no_machine_state(
 
 
 def test_crash_behind_a_file_that_was_waited_for_loses_nothing(tmp_path: Path) -> None:
-    """A file's header speaks of what its first block makes durable, not of what came since."""
+    """A file's header describes what its first block makes durable, and nothing later."""
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     (log,) = make_logs(store, workers, 9)
     journal = store._journal
     journal.allocation.prepared.clear()
-    journal.allocation.is_preparing = True  # the next file takes its time
+    journal.allocation.is_preparing = True  # preparing the next file takes time
     store.append(log, [entry(1, 1, 100_000)])
     store.set_hard_state(log, HardState(1, 0, 1))
     store.submit()
@@ -112,8 +112,11 @@ def test_crash_behind_a_file_that_was_waited_for_loses_nothing(tmp_path: Path) -
 
 
 def test_commit_index_is_never_durable_before_the_truncation_it_presumes(tmp_path: Path) -> None:
-    """Raft §5.4: an overwritten entry must not come back as committed, also when the batch that
-    overwrites it is written in two parts and only the first one made it."""
+    """Raft §5.4: an overwritten entry must not come back as committed.
+
+    This holds also when the batch that overwrites it is written in two parts and only the first one
+    arrived.
+    """
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     log, other = make_logs(store, workers, 9, 10)
@@ -142,9 +145,11 @@ def test_commit_index_is_never_durable_before_the_truncation_it_presumes(tmp_pat
 
 
 def test_file_of_an_unfinished_batch_says_only_what_is_durable(tmp_path: Path) -> None:
-    """A batch larger than a file begins several, and the process dies between two. Later the first
-    of them is the journal's oldest: what its header says must not include the parts that never
-    came, or a plain start finds that entries are missing."""
+    """A batch larger than a file begins several, and the process dies between two.
+
+    Later the first of them is the journal's oldest. Its header must not include the missing parts,
+    or a plain start finds that entries are missing.
+    """
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     one, other = make_logs(store, workers, 9, 10)
@@ -182,7 +187,7 @@ def test_file_of_an_unfinished_batch_says_only_what_is_durable(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_marks_behind_a_part_of_a_batch_are_the_state_of_its_logs_there(seed: int) -> None:
-    """As the records of the part say, from the state that the batch found."""
+    """Marks follow from the records of that part, applied to the state before the batch."""
     harness = SimHarness(OPTIONS)
     harness.start()
     rng = random.Random(seed)
@@ -200,7 +205,7 @@ def test_marks_behind_a_part_of_a_batch_are_the_state_of_its_logs_there(seed: in
                 marks = {mark.log_id: mark for mark in marks_of(store._logs)}
                 seen.append((list(batch.records), marks))
         for records, marks in seen:
-            # A newer hard state takes the place of an older one: then there is no such part.
+            # A newer hard state replaces an older one: then there is no such part.
             if batch.records[: len(records)] == records:
                 part = Batch(0)
                 part.records, part.buffers = records, batch.buffers
@@ -214,8 +219,10 @@ def test_marks_behind_a_part_of_a_batch_are_the_state_of_its_logs_there(seed: in
 
 
 def test_block_that_a_start_repeats_is_proved_by_an_idle_one(tmp_path: Path) -> None:
-    """What was acknowledged is repeated in a new file's first block, and nothing else has it. Bit
-    rot there is no tear once the journal has been quiet for a while."""
+    """Acknowledged records are repeated in a new file's first block, and only there.
+
+    Damage there is no tear once the journal has been idle for a while.
+    """
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     (log,) = make_logs(store, workers, 9)
@@ -253,8 +260,9 @@ def run_pool(workers: InlineWorkers) -> None:
 def checkpoint_with_its_note_under_way(
     store: DiskStore, workers: InlineWorkers, small: Log, large: Log
 ) -> None:
-    """The first journal file is needed for nothing but a few entries of `small`, once the block
-    that is being written is durable."""
+    """Build a journal whose first file is needed only for a few entries of `small`, once the block
+    being written is durable.
+    """
     append(store, small, 5, 1_000)
     workers.pump()
     for _ in range(8):
@@ -271,8 +279,9 @@ def checkpoint_with_its_note_under_way(
 def test_files_stay_until_what_ends_the_need_for_them_is_durable(
     tmp_path: Path, change: str
 ) -> None:
-    """A checkpoint's note becomes durable while a snapshot for another log, or its deletion, is on
-    its way. A crash then finds that log as it was."""
+    """A checkpoint's note becomes durable while another log's snapshot or deletion is being
+    written. A crash then finds that log as it was.
+    """
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     small, large = make_logs(store, workers, 9, 10)
@@ -311,8 +320,7 @@ def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, ch
 def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
-    """A removal, or another checkpoint, was running when it was due, and nothing is appended any
-    more."""
+    """A removal or another checkpoint was running when it was due, and nothing more is appended."""
     workers = InlineWorkers()
     options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
     path = str(tmp_path / "data")
@@ -341,8 +349,7 @@ def test_checkpoint_that_found_the_files_in_use_comes_by_time_all_the_same(
 
 
 def test_commit_behind_the_checkpoint_by_time_is_flushed_by_another(tmp_path: Path) -> None:
-    """The timer that the append began ran out before the commit, and nothing is appended any
-    more."""
+    """The timer that the append started expired before the commit, and nothing more is appended."""
     workers = InlineWorkers()
     options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_interval_ms=10_000)
     path = str(tmp_path / "data")
@@ -361,7 +368,7 @@ def test_commit_behind_the_checkpoint_by_time_is_flushed_by_another(tmp_path: Pa
 def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
     tmp_path: Path,
 ) -> None:
-    """More is journaled during each checkpoint than makes the next one due."""
+    """More is journaled during each checkpoint than triggers the next one."""
     workers = InlineWorkers()
     options = StoreOptions(meta_map_bytes=1 << 24, checkpoint_bytes=1 << 20, segment_bytes=1 << 18)
     path = str(tmp_path / "data")
@@ -369,7 +376,7 @@ def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
     (log,) = make_logs(store, workers, 9)
     for _ in range(20):
         append(store, log, 12, 100_000)
-        while workers.journal_jobs:  # all of it is durable before the pool gets on
+        while workers.journal_jobs:  # all of it is durable before the pool runs
             workers.run_one(workers.journal_jobs)
         run_pool(workers)
         if log.flushed_index > 100 and log.first_index == 1:
@@ -380,8 +387,10 @@ def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
 def test_state_of_all_logs_is_collected_once_for_a_journal_file(
     monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
-    """With ten thousand logs it takes the loop some milliseconds: to know how long the file's
-    header becomes, it is enough to count them."""
+    """With ten thousand logs collecting takes the loop some milliseconds.
+
+    To compute the length of the file's header, counting the logs is enough.
+    """
     harness = SimHarness(OPTIONS)
     store = harness.start()
     log = harness.new_log()

@@ -1,6 +1,7 @@
-"""Journal files go when a block behind the notes says that these are durable, and not before.
+"""Journal files are released when a block behind the notes says that these are durable, and not
+before.
 
-The last block of all may be damaged without a trace: then a start counts as if it had never been.
+The last block may be damaged undetectably: a start then treats it as if it had never been written.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ RARE = replace(
     checkpoint_interval_ms=1 << 30,
     cache_bytes_max=1 << 20,
 )
-"""Checkpoints come when they are called."""
+"""Options under which checkpoints run only on request."""
 
 
 def journal_sequences(engine):
@@ -25,7 +26,9 @@ def journal_sequences(engine):
 
 
 def noted(writer):
-    """Several files of entries, and in the last block of all the note that they are flushed."""
+    """Return an engine with several files of entries, and in the last block the note that they are
+    flushed.
+    """
     engine = SimHarness(RARE)
     engine.start()
     log = engine.new_log()
@@ -61,8 +64,9 @@ def test_start_goes_on_without_the_note_in_a_damaged_last_block(writer):
 
 
 def filled(engine, log, blocks):
-    """On a full disk, until the journal's file has room for so many blocks of a page and no other
-    file is ready; several files before it hold entries."""
+    """Fill a disk until the journal's file has space for `blocks` blocks of a page and no other
+    file is ready; several files before it hold entries.
+    """
     journal = engine.store._journal
     for _ in range(20):
         put(engine, log, Writer, 10, size=300)
@@ -72,7 +76,7 @@ def filled(engine, log, blocks):
         vote(engine, log)
         engine.pump()
     assert len(journal_sequences(engine)) >= 3
-    # What a checkpoint writes has room, and the next file has none.
+    # A checkpoint's writes have space, and the next file has none.
     engine.disk.room = 200 << 10
     engine.store.checkpoint()
     engine.pump()
@@ -94,7 +98,7 @@ def vote(engine, log):
 
 
 def test_files_go_while_a_batch_waits_that_is_to_stand_for_them():
-    """The block that proves their release is behind it, and the next file is being made."""
+    """The block that proves their release is behind the batch, and the next file is being made."""
     engine = SimHarness(RARE)
     engine.start()
     log = engine.new_log()
@@ -113,7 +117,7 @@ def test_files_go_while_a_batch_waits_that_is_to_stand_for_them():
 
 
 def test_no_file_waits_for_a_proof_that_waits_for_its_room():
-    """The notes fill the last file, and others have what was in the reserve."""
+    """The notes fill the last file, and others have taken the reserve's space."""
     engine = SimHarness(RARE)
     engine.start()
     log = engine.new_log()

@@ -1,7 +1,7 @@
-"""The start of the newest journal file does not come back: zeros, an older header, no bytes at all.
+"""The start of the newest journal file is lost: zeros, an older header, or no bytes at all.
 
-What the file held was acknowledged, so the log must not come back older as if nothing had been:
-its replica would vote twice in a term. But a file that was prepared and never used looks alike.
+The file's contents were acknowledged, so the log must not silently come back older: its replica
+would vote twice in a term. A file that was prepared and never used looks alike.
 """
 
 import errno
@@ -24,7 +24,7 @@ PIECE_BYTES = 64 << 10
 
 
 class Engine:
-    """One data directory with one log, and the store on it."""
+    """One data directory with one log, and its store."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "data"
@@ -52,7 +52,7 @@ class Engine:
 
     @property
     def log(self) -> Log:
-        """The newest one."""
+        """Newest log."""
         return self.store.logs[max(self.store.logs)]
 
     @property
@@ -60,7 +60,7 @@ class Engine:
         return self.store._journal.current_sequence
 
     def put(self, count: int = 1, size: int = 5_000) -> None:
-        """Entries, each in a block of its own; nothing proves the last."""
+        """Append entries, each in a block of its own; nothing proves the last."""
         for _ in range(count):
             log = self.log
             index = log.last_index + 1
@@ -78,13 +78,13 @@ class Engine:
         self.workers.advance(1_000)
 
     def roll(self) -> None:
-        """Go on until another file is written to."""
+        """Append until another file is written to."""
         before = self.current
         while self.current == before:
             self.put()
 
     def recycle(self) -> None:
-        """Let a file that was written to become one that is prepared."""
+        """Append until a used file has become a prepared one."""
         for _ in range(3):
             self.roll()
             self.store.checkpoint()
@@ -122,7 +122,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def older_header(path: Path) -> None:
-    """As if the newest one had never been written over that of an earlier use."""
+    """Write an older header, as if the newest one had never overwritten that of an earlier use."""
     data = path.read_bytes()
     header = decode_file_header(data)
     assert header is not None
@@ -140,7 +140,7 @@ def flip_twice(path: Path) -> None:
 
 
 def rot(path: Path, page: int) -> None:
-    """All of one page."""
+    """Damage all of one page."""
     data = path.read_bytes()
     path.write_bytes(
         data[:page] + bytes(b ^ 0x5A for b in data[page : page + 4096]) + data[page + 4096 :]
@@ -169,7 +169,7 @@ BEGUN = ("behind the one before", "by a start", "in a recycled file")
 
 
 def begin(engine: Engine, begun: str) -> None:
-    """A newest file with acknowledged blocks in it."""
+    """Return an engine whose newest file holds acknowledged blocks."""
     engine.put(4)
     if begun == "by a start":
         engine.store.abandon()
@@ -188,7 +188,9 @@ def begin(engine: Engine, begun: str) -> None:
 def test_one_damaged_page_of_a_header_costs_nothing(
     engine: Engine, begun: str, damage: str
 ) -> None:
-    """It follows from the others, and is written again: the next damage finds a whole one."""
+    """The page follows from the others and is rewritten, so the next damage finds an intact
+    header.
+    """
     begin(engine, begun)
     want = engine.outcome()
     newest = engine.journals()[engine.current]
@@ -212,7 +214,7 @@ def test_one_damaged_page_of_a_header_costs_nothing(
 def test_unreadable_page_of_a_header_costs_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    """Of the first block it costs what damage does there: logs, and not the start."""
+    """An unreadable first block may lose logs, but does not stop the start."""
     begin(engine, "behind the one before")
     want = engine.outcome()
     newest = engine.journals()[engine.current]
@@ -229,7 +231,7 @@ def test_unreadable_page_of_a_header_costs_nothing(
 def test_unreadable_page_anywhere_in_the_journal_keeps_nobody_out(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else's logs either: what is damaged says which log it was, or later records do."""
+    """Other logs are unaffected: the damaged part names its log, or later records do."""
     begin(engine, "behind the one before")
     engine.store.abandon()
     aside = tmp_path / "aside"
@@ -246,7 +248,7 @@ def test_unreadable_page_anywhere_in_the_journal_keeps_nobody_out(
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, page: int) -> None:
-    """The medium cannot give this page, until it is written to."""
+    """Make this page unreadable until it is written to."""
     bad = path.stat().st_ino
     written: list[int] = []
     real_read, real_write = RealFile.pread, RealFile.pwrite
@@ -274,13 +276,16 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, page: int) -> None:
 def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
     engine: Engine, begun: str, damage: str
 ) -> None:
-    """However it began. A start repeats the last block, so its file begins before the end of the
-    one before; a recycled file holds older blocks behind the newest."""
+    """However it began.
+
+    A start repeats the last block, so its file begins before the end of the previous one; a
+    recycled file holds older blocks behind the newest.
+    """
     begin(engine, begun)
     newest = engine.journals()[engine.current]
     engine.store.abandon()
     DAMAGES[damage](newest)
-    for _ in range(2):  # the second start finds what the first has noted
+    for _ in range(2):  # the second start finds the notes of the first
         engine.start()
         assert engine.is_lost()
         engine.store.abandon()
@@ -288,8 +293,10 @@ def test_file_that_was_acknowledged_is_not_taken_for_one_that_never_was(
 
 @pytest.mark.parametrize("size", [512, 4096, 8192, 12288])
 def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: int) -> None:
-    """The sectors of the first write arrive in any order, and a power cut stops them: a block that
-    nothing proves was acknowledged by nobody."""
+    """The sectors of the first write arrive in any order, and a power cut stops them.
+
+    A block that nothing proves was never acknowledged.
+    """
     engine.put(4)
     before = engine.outcome()
     engine.store.abandon()
@@ -304,8 +311,9 @@ def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: 
 
 
 def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
-    """Zeros, or all that its earlier use has left: no start takes it for damage, and the next goes
-    on in it."""
+    """Zeros, or leftovers of its earlier use: no start takes them for damage, and the next one uses
+    the file.
+    """
     kinds = set()
     for life in range(6):
         if life:
@@ -326,7 +334,7 @@ def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
 def test_bad_sector_in_a_file_that_was_never_used_keeps_nobody_out(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody wrote there: it says nothing, and what is written there next replaces it."""
+    """Nothing was written there, so nothing is lost; the next write replaces the sector."""
     engine.put(2)
     engine.vote()
     want = engine.outcome()
@@ -350,8 +358,10 @@ def test_bad_sector_in_a_file_that_was_never_used_keeps_nobody_out(
 
 @pytest.mark.parametrize("size", [PIECE_BYTES, PIECE_BYTES + 5_000, 3 * PIECE_BYTES])
 def test_piece_with_the_name_of_a_journal_file_is_not_damage(engine: Engine, size: int) -> None:
-    """It has its name before it is made longer, and is longer before that is synced; it may hold
-    what was written to it on an earlier full disk."""
+    """The piece has its name before it is extended, and is extended before that is synced.
+
+    It may hold blocks written on an earlier full disk.
+    """
     engine.put(4)
     oldest, newest = engine.journals()[1], max(engine.journals())
     engine.roll()
@@ -367,8 +377,10 @@ def test_piece_with_the_name_of_a_journal_file_is_not_damage(engine: Engine, siz
 
 
 def test_replica_made_anew_does_not_pay_for_a_journal_that_was_lost(engine: Engine) -> None:
-    """Prepared files hold blocks of the journal that was lost. The new one goes on behind all of
-    them: they never look like what it has lost."""
+    """Prepared files hold blocks of the lost journal.
+
+    The new journal continues behind all of them: they never look like its missing blocks.
+    """
     engine.put(4)
     engine.recycle()
     engine.recycle()

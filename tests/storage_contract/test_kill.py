@@ -1,4 +1,4 @@
-"""A real process, killed for real: what it reported durable is there, identical."""
+"""A real process is killed: what it reported durable is there, identical."""
 
 import os
 import random
@@ -28,7 +28,8 @@ LIVES = 6
 
 def test_store_after_kill_has_every_acknowledged_entry(tmp_path):
     """kill -9 at any point under an append loop: acknowledged entries are identical, none is lost,
-    and what is behind them is a clean prefix of what was staged."""
+    and behind them is a clean prefix of what was staged.
+    """
     directory = tmp_path / "data"
     rng = random.Random(5)
     acknowledged = 0

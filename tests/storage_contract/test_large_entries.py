@@ -1,5 +1,8 @@
-"""Entries that are not copied into the cache, among others: some are larger than a segment, some
-than a file of the journal. They are read back as they were, over crashes and power cuts too."""
+"""Entries that are not copied into the cache, beside small ones.
+
+Some are larger than a segment, some than a journal file. They are read back unchanged, also after
+crashes and power cuts.
+"""
 
 import random
 from dataclasses import replace
@@ -23,8 +26,7 @@ def options(request):
 
 
 def stage(engine, log, size, held, term=1):
-    """One entry of random bytes, as they came in: a view of memory of their own. Then they are
-    in `held`."""
+    """Stage one entry of random bytes, a view of memory of its own, and add it to `held`."""
     (entry,) = Writer(log).entries(1, term=term)
     entry.data = memoryview(bytearray(random.Random(log.last_index).randbytes(size)))
     held[entry.index] = bytes(entry.data)
@@ -32,7 +34,7 @@ def stage(engine, log, size, held, term=1):
 
 
 def check(engine, log, held):
-    """All there is is what was held, from memory or disk."""
+    """Check that the log equals `held`, read from memory or disk."""
     index = log.first_index
     while index <= log.last_index:
         for entry in engine.entries(log, index, log.last_index + 1, 2_000):
@@ -41,7 +43,9 @@ def check(engine, log, held):
 
 
 def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_it(options):
-    """Nothing is copied; it counts apart; what lies before it goes along."""
+    """Nothing is copied; the entry is accounted separately; entries before it leave memory along
+    with it.
+    """
     engine = SimHarness(options)
     engine.start()
     log, held = engine.new_log(), {}
@@ -67,7 +71,7 @@ def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_i
 
 
 def test_large_entry_keeps_no_more_than_twice_its_memory(options):
-    """A view of far more is copied after all."""
+    """A view of far more memory is copied."""
     engine = SimHarness(options)
     engine.start()
     log = engine.new_log()
@@ -83,7 +87,9 @@ def test_large_entry_keeps_no_more_than_twice_its_memory(options):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("backend", ["sim", "disk"])
 def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):
-    """Appends, commits, cuts, checkpoints, trims, closes, kills and power cuts in any order."""
+    """Appends, commits, truncations, checkpoints, trims, closes, kills and power cuts in any
+    order.
+    """
     rng = random.Random(seed)
     if backend == "sim":
         engine = SimHarness(options)
@@ -138,7 +144,7 @@ def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):
 def test_disk_has_room_for_a_large_entry_in_the_next_file_or_beside_what_others_need(
     size, room, is_taken
 ):
-    """One that finds none when it is written holds up votes: so its owner asks before."""
+    """An entry without space when it is written holds up votes, so its owner checks first."""
     options = replace(SMALL, large_bytes_min=LARGE, journal_file_bytes=64 << 10)
     engine = SimHarness(options)
     engine.start()
@@ -154,7 +160,7 @@ def test_disk_has_room_for_a_large_entry_in_the_next_file_or_beside_what_others_
 
 
 def test_full_disk_has_room_for_no_large_entry():
-    """What has been refused once is not asked again."""
+    """A refused request is not repeated."""
     engine = SimHarness(replace(SMALL, large_bytes_min=LARGE, journal_file_bytes=64 << 10))
     engine.start()
     log = engine.new_log()
@@ -168,8 +174,9 @@ def test_full_disk_has_room_for_no_large_entry():
 
 
 def checkpoints_while_others_append(size):
-    """(how many begin while 100 small appends come to another log, the engine and its log) beside
-    an entry of so many bytes that is not committed."""
+    """Count the checkpoints that begin while 100 small appends go to another log, beside an
+    uncommitted entry of `size` bytes. Return (count, engine, the entry's log).
+    """
     engine = SimHarness(
         replace(
             SMALL, large_bytes_min=LARGE, segment_bytes=1 << 20, journal_file_bytes=1 << 20,
@@ -191,7 +198,7 @@ def checkpoints_while_others_append(size):
 
 
 def test_large_entry_has_a_checkpoint_begin_when_it_is_committed_and_not_before():
-    """While it is not, no checkpoint could do anything about it."""
+    """While it is uncommitted, no checkpoint could flush it."""
     without, *_ = checkpoints_while_others_append(0)
     count, engine, log = checkpoints_while_others_append(100_000)
     assert count <= without + 1
@@ -203,7 +210,7 @@ def test_large_entry_has_a_checkpoint_begin_when_it_is_committed_and_not_before(
 
 
 def test_entry_that_is_larger_than_a_segment_wishes_for_no_room():
-    """There would be none, and others could have it."""
+    """There would be none, and others could use it."""
     engine = SimHarness(OPTIONS["placed"])
     engine.start()
     log = engine.new_log()
@@ -213,7 +220,7 @@ def test_entry_that_is_larger_than_a_segment_wishes_for_no_room():
 
 
 def test_store_says_how_many_bytes_it_is_writing(options):
-    """A disk may take long for them, and does not hang then."""
+    """A disk may take long to write them, which is no hang."""
     engine = SimHarness(options)
     engine.start()
     log = engine.new_log()

@@ -1,4 +1,6 @@
-"""Logs of very many files that go: in pieces, so that a flush neither waits nor seems to hang."""
+"""Removal of logs with very many files: in pieces, so that a flush neither waits nor seems to
+hang.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,9 @@ SEGMENTS = 3 * FILES_AT_ONCE - 100
 
 
 class Removals:
-    """How many files each job removed, and what the store said of its work at each of them."""
+    """Number of files that each job removed, and the work that the store reported at each of
+    them.
+    """
 
     def __init__(self, engine, monkeypatch):
         self.jobs = []
@@ -53,7 +57,7 @@ def put(engine, log, count):
 
 @pytest.fixture
 def engine(make_harness, tmp_path):
-    """One log of some six hundred segments, and another one."""
+    """Yield an engine with one log of some six hundred segments, and another log."""
     options = replace(MANY, checkpoint_entries=100)  # flushes any tail
     engine = make_harness("disk", tmp_path, options)
     put(engine, engine.new_log(), 2 * SEGMENTS + 1)
@@ -82,7 +86,7 @@ def reset(engine, log):
 
 @pytest.mark.parametrize("go", [delete, trim, reset])
 def test_files_go_in_pieces_between_checkpoints(engine, monkeypatch, go):
-    """Each is seen to be done, and others have the files in between."""
+    """Each removal is visible as progress, and others use the disk in between."""
     log, other = engine.log, engine.store.logs[2]
     removals = Removals(engine, monkeypatch)
     go(engine, log)
@@ -122,7 +126,7 @@ def test_start_finishes_what_a_piece_has_begun(engine, go):
 
 
 def test_reset_log_is_flushed_once_its_old_files_are_gone(engine):
-    """All of them: what is left of an earlier life must not be written to."""
+    """All of them: leftovers of the log before the reset must not be written to."""
     log = engine.log
     reset(engine, log)
     engine.pump()
@@ -137,7 +141,7 @@ def test_reset_log_is_flushed_once_its_old_files_are_gone(engine):
 
 
 def test_start_that_empties_a_grave_lets_the_log_live_on(engine):
-    """A log that was reset has both: old files, whose removal was cut short, and its new ones."""
+    """A log that was reset has both old files, whose removal was interrupted, and new ones."""
     log = engine.log
     reset(engine, log)
     engine.workers.advance(20 * REST_MS)
@@ -153,7 +157,7 @@ def test_start_that_empties_a_grave_lets_the_log_live_on(engine):
 
 
 def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
-    """Whoever waits for room gains nothing from turns."""
+    """Pauses do not help those who wait for space."""
     removals = Removals(engine, monkeypatch)
     monkeypatch.setattr(type(engine.store), "disk_full", True)
     delete(engine, engine.log)
@@ -166,8 +170,9 @@ def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
 def test_removal_has_its_turn_where_one_checkpoint_follows_the_other(
     make_harness, tmp_path, is_asked
 ):
-    """A crowded server asks for one with each append that it refuses, also between the end of the
-    last one and its notes; or enough has been appended by then. Each has something to flush."""
+    """A crowded server requests a checkpoint with each append that it refuses, also between the end
+    of the last one and its notes; or enough has been appended by then. Each has something to flush.
+    """
     options = replace(MANY, checkpoint_entries=100)  # flushes any tail
     if not is_asked:
         options = replace(options, checkpoint_bytes=1)

@@ -1,4 +1,4 @@
-"""Applied state that outgrows its map: nobody has to do anything, and nothing is refused."""
+"""Applied state that outgrows its map needs no action, and nothing is refused."""
 
 import random
 from dataclasses import replace

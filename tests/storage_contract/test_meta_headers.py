@@ -1,5 +1,7 @@
-"""A bit in one of the pages that name the tree's root shows another tree, in which all adds up, or
-has LMDB do what it would not."""
+"""Bit flips in one of the pages that name the tree's root.
+
+Such a page shows another consistent tree, or makes LMDB do what it otherwise would not.
+"""
 
 import random
 import shutil
@@ -17,7 +19,7 @@ ROUNDS = 13
 PAGE_BYTES = 4096
 HEADER_BYTES = 152
 FILE_BYTES_MAX = 1 << 20
-"""The file grows as it always does, and not until the disk is full."""
+"""Limit of the file: it grows as usual, and not until the disk is full."""
 
 
 def value(log_id, key, round_):
@@ -25,7 +27,7 @@ def value(log_id, key, round_):
 
 
 def commit(meta, round_, want):
-    """A few keys of each log, and what the log must hold then."""
+    """Commit a few keys of each log, and record the expected contents."""
     batches = []
     for log_id in LOGS:
         items = [(b"k%02d" % key, value(log_id, key, round_)) for key in (round_, round_ % 5)]
@@ -40,7 +42,7 @@ def opened(path):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A closed store, and what it holds."""
+    """Yield a closed store and its contents."""
     path = tmp_path_factory.mktemp("written") / "meta"
     meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
     want = {log_id: {} for log_id in LOGS}
@@ -54,8 +56,9 @@ def written(tmp_path_factory):
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize("first", range(0, HEADER_BYTES, 8))
 def test_flipped_header_never_loses_a_key_silently(tmp_path, written, first, page, is_live):
-    """A bit of each byte, at rest or behind the back of a store that goes on: what is loaded later
-    is everything, or is refused; and what was refused can be written again."""
+    """Flip a bit of each byte, at rest or under a running store: later loads return everything or
+    are refused, and refused state can be written again.
+    """
     rng = random.Random(f"{first} {page} {is_live}")
     for byte in range(first, first + 8):
         path = tmp_path / str(byte) / "meta"
@@ -85,7 +88,7 @@ def test_flipped_header_never_loses_a_key_silently(tmp_path, written, first, pag
 
 
 def test_version_of_a_later_lmdb_is_not_taken_for_damage(tmp_path, written):
-    """It would be put aside, and all begun anew, on every server alike."""
+    """It would be put aside and started anew, on every server alike."""
     path = tmp_path / "meta"
     shutil.copytree(written[0], path)
     for bit in (0, 1):

@@ -1,4 +1,4 @@
-"""A bit in a page of the tree, or of the free pages, which LMDB would follow out of the file."""
+"""Bit flips in a page of the tree or of the free list, which LMDB would follow out of the file."""
 
 import multiprocessing
 import os
@@ -29,8 +29,9 @@ SEED = int(os.environ.get("SEED", time.time_ns() % (1 << 32)))
 
 
 def items(log_id, round_):
-    """What changes in a round: a key of its own, one that always changes, and now and then a value
-    that takes pages of its own."""
+    """Return a round's changes: a new key, a key that always changes, and now and then a value with
+    overflow pages.
+    """
     values = {b"k%03d" % round_: b"%d " % log_id * 20, b"last": b"%d" % round_}
     if (log_id + round_) % 16 == 0:
         values[b"large"] = random.Random(f"{log_id} {round_}").randbytes(LARGE_BYTES)
@@ -58,7 +59,7 @@ def reader(path):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A closed store of forty logs, with free pages that twenty others have left."""
+    """Yield a closed store of forty logs, with free pages that twenty others have left."""
     path = tmp_path_factory.mktemp("written") / "meta"
     meta = Meta(RealFileSystem(), str(path), META_MAP_BYTES)
     for round_ in range(ROUNDS):
@@ -69,7 +70,7 @@ def written(tmp_path_factory):
 
 
 def strike(source, directory, seed, first, last):
-    """Flip bits of a file, one each time, and go on with it as a server would."""
+    """Flip bits of a file, one at a time, and use it as a server would."""
     for n in range(first, last):
         rng = random.Random(f"{seed} {n}")
         path = directory / str(n)
@@ -106,7 +107,7 @@ def strike(source, directory, seed, first, last):
 
 
 def test_item_is_found_by_the_pages_on_its_way(written):
-    """Every item of the file, and none that is not there."""
+    """Every item of the file is found, and no other."""
     read, size = reader(written)
     with (
         lmdb.open(str(written), readonly=True, lock=False) as environment,
@@ -123,7 +124,7 @@ def test_item_is_found_by_the_pages_on_its_way(written):
 
 
 def test_item_on_a_flipped_page_is_told_or_found(written):
-    """Whatever bit of whatever page it is: LMDB would follow it out of the file."""
+    """Holds for every bit of every page: LMDB would follow it out of the file."""
     read, size = reader(written)
     header = check_headers(read, size)
     data = bytearray(read(size, 0))
@@ -147,8 +148,8 @@ def test_item_on_a_flipped_page_is_told_or_found(written):
 
 @pytest.mark.parametrize("share", range(PROCESSES))
 def test_flipped_page_never_ends_the_process(tmp_path, written, share):
-    """What is loaded is everything, or is refused, and can then be written again."""
-    # In a process of its own, which LMDB may end.
+    """A load returns everything or is refused, and the state can then be written again."""
+    # Runs in a process of its own, which LMDB may end.
     size = FLIPS // PROCESSES
     child = multiprocessing.get_context("spawn").Process(
         target=strike, args=(written, tmp_path, SEED, share * size, (share + 1) * size)
@@ -159,7 +160,7 @@ def test_flipped_page_never_ends_the_process(tmp_path, written, share):
 
 
 def test_what_lmdb_writes_is_whole(tmp_path):
-    """Whatever was put and deleted: nothing that is right may be taken for damage."""
+    """After any sequence of puts and deletes, no intact page may be reported as damaged."""
     rng = random.Random(SEED)
     print(f"SEED={SEED}")
     keys = [b"%05d" % n * rng.randrange(1, 60) for n in range(3_000)]
@@ -180,7 +181,7 @@ def test_what_lmdb_writes_is_whole(tmp_path):
 
 
 def test_all_of_a_damaged_page_but_the_item_struck_is_kept(tmp_path, written):
-    """The place of one item leads nowhere: its log alone is given up."""
+    """The position of one item leads nowhere: only its log is given up."""
     path = tmp_path / "meta"
     shutil.copytree(written, path)
     read, size = reader(path)
@@ -201,7 +202,7 @@ def test_all_of_a_damaged_page_but_the_item_struck_is_kept(tmp_path, written):
 
 
 def _is_in_use(path, number):
-    """Whether a change of the page's own number is noticed."""
+    """Return True if a change of the page's own number is detected."""
     data = bytearray((path / "data.mdb").read_bytes())
     data[number * PAGE_BYTES] ^= 1
     try:

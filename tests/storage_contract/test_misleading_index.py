@@ -1,4 +1,6 @@
-"""An index, or a window, that leads behind the asked offset: to answer would pass over records."""
+"""Indexes or windows that point behind the requested offset: serving from there would skip
+records.
+"""
 
 import pytest
 
@@ -9,7 +11,7 @@ from tests.storage_contract.conftest import SMALL, DiskHarness, put
 
 @pytest.fixture
 def harness(tmp_path, writer):
-    """120 entries of one record each, all in segments and none of them in memory."""
+    """Yield 120 entries of one record each, all in segments and none of them in memory."""
     made = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     made.start()
     log = made.new_log()
@@ -23,7 +25,7 @@ def harness(tmp_path, writer):
 
 
 def test_index_that_leads_behind_the_offset_is_damage(harness):
-    """It is told as what it is, and rebuilding does not help where the index is whole."""
+    """It is reported as damage; rebuilding does not help where the index is intact."""
     log = harness.log
     look = cold.read(log, 10, 120, 1 << 20, 12, 0)
     with pytest.raises(IndexDamaged, match="base offset"):
@@ -33,7 +35,7 @@ def test_index_that_leads_behind_the_offset_is_damage(harness):
 
 
 def write_idx(files, index, **changes):
-    """What a flipped bit makes of a row once in 65,536 times: wrong, and its check is right."""
+    """Write a wrong row whose check passes, as a flipped bit produces once in 65,536 times."""
     idx = files.idx(index)._replace(**changes)
     row = bytearray(IDX_BYTES)
     pack_idx(row, 0, files.log_id, index, *idx)
@@ -44,7 +46,7 @@ def write_idx(files, index, **changes):
 
 
 def test_search_that_wrong_offsets_lead_astray_is_noticed(harness):
-    """What it finds is looked at, and the index is rebuilt from the frames."""
+    """The entry found is checked, and the index is rebuilt from the frames."""
     log, files = harness.log, harness.log.files
     for index in range(40, 48):
         write_idx(files, index, base_offset=index - 5)
@@ -58,7 +60,7 @@ def test_search_that_wrong_offsets_lead_astray_is_noticed(harness):
     "changes", [{"term": 9}, {"base_offset": 7}, {"records": 3}, {"kind": 2}, {"max_timestamp": 5}]
 )
 def test_idx_that_passes_its_check_must_say_what_its_frame_says(harness, changes):
-    """A read compares them, and so does the scrubber: the frame is right."""
+    """Reads and the scrubber compare them; the frame is right."""
     log, files = harness.log, harness.log.files
     for read in (
         lambda: harness.cold(harness.store.entries_cold, log, 40, 41, 0),
@@ -72,7 +74,7 @@ def test_idx_that_passes_its_check_must_say_what_its_frame_says(harness, changes
 
 
 def test_window_that_begins_behind_the_offset_is_not_served(harness):
-    """Nor is the index that it names gone on from."""
+    """The index entry that it names is not used either."""
     log, store = harness.log, harness.store
     found = cold.read(log, 10, 120, 2_000, 0, 1 << 16)()
     found.index += 2

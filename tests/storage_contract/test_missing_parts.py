@@ -1,7 +1,7 @@
-"""What is there when a directory is opened, what is missing, and what then happens: each row of the
-table in `segments/INTERNALS.md`, on the real file system and the simulated one.
+"""Opening a directory with missing parts: each row of the table in `segments/INTERNALS.md`.
 
-What is missing is an error that says so and changes nothing; put back, nothing is lost.
+Runs on the real file system and the simulated one. A missing part is an error that names it and
+changes nothing; once it is put back, nothing is lost.
 """
 
 import pytest
@@ -13,7 +13,7 @@ ROOT = "data"
 
 
 def pairs(harness):
-    """(path, bytes) of every file, and (path, None) of every directory."""
+    """Return (path, bytes) of every file, and (path, None) of every directory."""
     if hasattr(harness, "disk"):
         return _sim_pairs(harness.disk.root, "")
     from pathlib import Path
@@ -41,7 +41,7 @@ def _sim_pairs(directory, at):
 
 
 class Place:
-    """The directory between two lives: parts of it are taken away and put back."""
+    """A stopped directory: parts of it are removed and put back."""
 
     def __init__(self, harness):
         self.harness = harness
@@ -101,7 +101,7 @@ class Place:
 
 @pytest.fixture(params=["disk", "sim"])
 def lived(request, tmp_path, writer):
-    """A directory with logs in segments and in the journal, between two lives."""
+    """Return a stopped directory with logs in segments and in the journal."""
     harness = make(request.param, tmp_path)
     first, second = harness.new_log(9), harness.new_log(10)
     for log in (first, second):
@@ -130,8 +130,9 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_part_that_is_missing_stops_the_start_and_changes_nothing(lived, name):
-    """Neither new nor lost: the operator is told what was looked for where; put back, all is as
-    before."""
+    """The directory is neither new nor lost: the error names the missing path, and once the part is
+    back all is as before.
+    """
     place = Place(lived)
     place.take(name)
     before = pairs(lived)
@@ -149,7 +150,7 @@ def test_part_that_is_missing_stops_the_start_and_changes_nothing(lived, name):
 
 @pytest.mark.parametrize("name", ["journal", "logs"])
 def test_part_that_is_a_mount_point_of_its_own_and_not_mounted_stops_the_start(lived, name):
-    """An empty directory of that name is no more than none."""
+    """An empty directory of that name counts as missing."""
     place = Place(lived)
     place.take(name)
     place.make_empty(name)
@@ -164,7 +165,7 @@ def test_part_that_is_a_mount_point_of_its_own_and_not_mounted_stops_the_start(l
 
 
 def test_two_parts_that_are_missing_stop_the_start(lived):
-    """Whatever is left says that the directory is not new."""
+    """Any remaining part shows that the directory is not new."""
     for left in ("meta", "logs", "journal"):
         place = Place(lived)
         for name in ("identity", "logs", "meta", "journal"):
@@ -178,7 +179,7 @@ def test_two_parts_that_are_missing_stop_the_start(lived):
 
 
 def test_journal_of_which_only_files_that_were_never_written_are_left_stops_the_start(lived):
-    """They are ahead of their use, and look like those of a journal that has just begun."""
+    """Such files are prepared ahead, and look like those of a journal that has just begun."""
     place = Place(lived)
     data = pairs(lived)
     at = f"{ROOT}/" if hasattr(lived, "disk") else ""
@@ -196,7 +197,7 @@ def test_journal_of_which_only_files_that_were_never_written_are_left_stops_the_
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_oldest_journal_file_that_a_log_needs_stops_the_start(tmp_path, writer, backend):
-    """No damage says why it is not there."""
+    """No damage explains its absence."""
     harness = make(backend, tmp_path)
     log = harness.new_log(9)
     for _ in range(14):
@@ -219,7 +220,7 @@ def test_oldest_journal_file_that_a_log_needs_stops_the_start(tmp_path, writer, 
 
 @pytest.mark.parametrize("name", ["deleted", "reserve", "lock"])
 def test_part_that_holds_nothing_is_made_again(lived, name):
-    """Nothing was in there that anybody misses."""
+    """It held nothing that is needed."""
     place = Place(lived)
     there = pairs(lived)
     if any(path.removeprefix(f"{ROOT}/") == name for path in there):
@@ -230,7 +231,7 @@ def test_part_that_holds_nothing_is_made_again(lived, name):
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_directory_that_is_empty_is_new(tmp_path, backend):
-    """Also the root of a file system, with what that puts there."""
+    """Also the root of a file system, with the entries that a file system creates there."""
     harness = make(backend, tmp_path)
     first = harness.store.directory_id
     harness.close()
@@ -249,7 +250,7 @@ def test_directory_that_is_empty_is_new(tmp_path, backend):
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_empty_directory_is_refused_when_the_configuration_says_so(tmp_path, backend):
-    """It may be the place where a disk belongs that is not mounted."""
+    """It may be the mount point of a disk that is not mounted."""
     from dataclasses import replace
 
     harness = make(backend, tmp_path)
@@ -272,7 +273,9 @@ def test_empty_directory_is_refused_when_the_configuration_says_so(tmp_path, bac
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_directory_with_something_else_in_it_is_not_new(tmp_path, backend):
-    """A level too high, or an identity under another name: nobody begins beside it."""
+    """A directory one level too high, or an identity under another name: no store is created beside
+    it.
+    """
     harness = make(backend, tmp_path)
     harness.close()
     place = Place(harness)

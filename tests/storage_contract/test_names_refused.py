@@ -1,4 +1,4 @@
-"""New names whose directory could not be synced: nothing goes by them before they are durable."""
+"""New names whose directory could not be synced are not relied on before they are durable."""
 
 import errno
 from dataclasses import replace
@@ -29,7 +29,7 @@ def put(engine, log, count):
 
 
 def refuse(patch, name, path, number):
-    """The next call with that path fails."""
+    """Refuse the next call with that path."""
     real = getattr(SimFileSystem, name)
     failures = [OSError(number, path)]
 
@@ -46,7 +46,7 @@ def refuse(patch, name, path, number):
 def test_directory_of_a_log_is_durable_where_its_first_flush_was_refused(
     engine, monkeypatch, number
 ):
-    """The next one finds it there."""
+    """The next flush finds the directory there."""
     log = engine.new_log()
     put(engine, log, 50)
     with monkeypatch.context() as patch:
@@ -65,7 +65,9 @@ def test_directory_of_a_log_is_durable_where_its_first_flush_was_refused(
 
 
 def test_start_makes_the_identity_durable_before_logs_go_by_it(engine, monkeypatch):
-    """A life that ended between its rename and the sync; the start after it ends at a power cut."""
+    """A run ended between the identity's rename and the sync; the start after it ends at a power
+    cut.
+    """
     log = engine.new_log()
     put(engine, log, 50)
     engine.checkpoint()

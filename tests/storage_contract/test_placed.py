@@ -1,5 +1,7 @@
-"""Large appends that are written to their segments at once, and the journal's blocks that tell of
-them: what counts when only a part of it is on the disk, and what damage means.
+"""Placed appends: large ones that are written directly to their segments, and the journal blocks
+that describe them.
+
+Covers what counts when only a part of both is on the disk, and what damage means.
 """
 
 import errno
@@ -47,7 +49,7 @@ def commit(engine, index=0):
 
 
 def settle_all(engine):
-    """Everything is committed, flushed and noted."""
+    """Commit, flush and note everything."""
     commit(engine)
     engine.submit()
     engine.checkpoint()
@@ -55,7 +57,7 @@ def settle_all(engine):
 
 
 def settled(engine, size=300):
-    """An engine whose log has room for payloads."""
+    """Return an engine whose log has preallocated space for payloads."""
     engine.start()
     engine.new_log()
     for _ in range(2):
@@ -66,7 +68,7 @@ def settled(engine, size=300):
 
 
 def harness(kind, tmp_path, options):
-    """On a real disk or a simulated one."""
+    """Return a harness on a real disk or a simulated one."""
     if kind == "disk":
         return DiskHarness(options, directory=str(tmp_path / "data"))
     return SimHarness(options)
@@ -89,19 +91,19 @@ def written(engine):
 
 
 def jobs(engine):
-    """(the block's job, the payload's) of what is submitted now."""
+    """Return (the block's job, the payload's) of what is submitted now."""
     engine.store.submit()
     workers = engine.workers
     return workers.journal_jobs.popleft(), workers.payload_jobs.popleft()
 
 
 def proved(engine):
-    """The last block is followed by one that proves it."""
+    """Follow the last block with one that proves it."""
     engine.workers.advance(200)
 
 
 def spoil(engine, index):
-    """Flip a bit in the payload of an entry that has a place; nothing runs."""
+    """Flip a bit in the payload of a placed entry, while nothing runs."""
     log = engine.log
     segment, position = log.placement.place_of(index, log.cursor, log.tail)
     path = log.files.segment_path(segment)
@@ -113,7 +115,7 @@ def spoil(engine, index):
 
 
 def test_large_append_is_in_its_segment_and_not_in_the_journal(engine):
-    """Its bytes are written once; a checkpoint has only Idx to write; it reads as ever."""
+    """Its bytes are written once; a checkpoint has only Idx to write; it is read as any entry."""
     log = engine.log
     before = engine.all_entries(log)
     journal_bytes, flushed = engine.store.stats()["journal_bytes"], log.flushed_index
@@ -136,7 +138,7 @@ def test_large_append_is_in_its_segment_and_not_in_the_journal(engine):
 
 
 def test_small_append_before_a_large_one_goes_along(engine):
-    """Frames in a segment lie end to end; the small one is in the journal, too."""
+    """Frames in a segment are contiguous; the small one is in the journal, too."""
     append(engine, 1, size=20)
     append(engine, 6, size=400)
     engine.submit()
@@ -153,7 +155,7 @@ def test_small_append_before_a_large_one_goes_along(engine):
 
 
 def test_what_a_start_counts_as_flushed_needs_no_journal_file_any_more(sim, monkeypatch):
-    """The file goes that told of it, and the oldest one left is from before that start."""
+    """The file that described it is removed, and the oldest one left is from before that start."""
     monkeypatch.setattr(scheduler.CheckpointScheduler, "begin_if_pressed", lambda _: None)
     other = sim.new_log()
     append(sim, 8)
@@ -185,7 +187,7 @@ def test_what_a_start_counts_as_flushed_needs_no_journal_file_any_more(sim, monk
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_block_and_payload_count_only_together(sim, which):
-    """One of both on the disk is nothing: no token, and after a power cut no entry."""
+    """One without the other counts for nothing: no token, and after a power cut no entry."""
     held, durable = sim.all_entries(sim.log), sim.store.durable_token
     append(sim, 8)
     both = jobs(sim)
@@ -206,7 +208,7 @@ def test_block_and_payload_count_only_together(sim, which):
 
 
 def test_failed_payload_is_the_end(engine):
-    """A failed sync: told once, and nothing is acknowledged."""
+    """A failed sync is reported once, and nothing is acknowledged."""
     durable = engine.store.durable_token
     append(engine, 8)
     block, payload = jobs(engine)
@@ -218,7 +220,7 @@ def test_failed_payload_is_the_end(engine):
 
 
 def two_logs(harness, **where):
-    """(an engine whose log has room, another log that has)."""
+    """Return (an engine whose log has preallocated space, another log that has)."""
     engine = settled(harness(replace(PLACING, segment_bytes=64 << 10), **where))
     other = engine.new_log()
     for _ in range(2):
@@ -232,7 +234,7 @@ def two_logs(harness, **where):
 
 
 def append_to_both(engine, other):
-    """Each has one payload in the block, and the first a second one."""
+    """Append one payload to each log in the block, and a second one to the first."""
     append(engine, 4)
     engine.store.append(other, entries_from(other, other.last_index + 1, 4, 1, 300))
     append(engine, 2)
@@ -240,7 +242,7 @@ def append_to_both(engine, other):
 
 
 def test_payloads_of_a_block_are_all_on_their_way_before_a_sync_waits(tmp_path, monkeypatch):
-    """One file after the other would cost a wait for each; each file is synced once."""
+    """Writing the files sequentially would cost a wait for each; each file is synced once."""
     engine, other = two_logs(DiskHarness, directory=str(tmp_path / "data"))
     append_to_both(engine, other)
     (block, done), payload = jobs(engine)
@@ -275,7 +277,7 @@ def test_payloads_of_a_block_are_all_on_their_way_before_a_sync_waits(tmp_path, 
 
 @pytest.mark.parametrize("nth", range(2))
 def test_failed_sync_of_one_payload_among_several_is_the_end(nth, monkeypatch):
-    """Whichever it is: told once and never tried again, and nothing is acknowledged."""
+    """Holds for each of them: reported once, never retried, and nothing is acknowledged."""
     sim, other = two_logs(SimHarness)
     append_to_both(sim, other)
     held, durable = sim.all_entries(sim.log)[:-6], sim.store.durable_token
@@ -303,7 +305,7 @@ def test_failed_sync_of_one_payload_among_several_is_the_end(nth, monkeypatch):
 
 
 def test_payloads_of_several_logs_are_on_the_disk_when_acknowledged():
-    """Each of them, when the power goes."""
+    """Each of them survives a power cut."""
     sim, other = two_logs(SimHarness)
     append_to_both(sim, other)
     sim.submit()
@@ -319,7 +321,7 @@ def test_payload_that_nothing_proves_is_written_again_at_a_start(sim):
     held = sim.all_entries(sim.log)
     block, payload = jobs(sim)
     block[0]()
-    sim.disk.run_job(payload[0])  # and nothing of it reached the platter
+    sim.disk.run_job(payload[0])  # nothing of it reached the platter
     sim.crash()
     sim.start()
     assert sim.all_entries(sim.log) == held
@@ -329,7 +331,7 @@ def test_payload_that_nothing_proves_is_written_again_at_a_start(sim):
 
 
 def test_damaged_payload_of_the_last_block_is_the_end_of_the_log(engine):
-    """Nothing proves the block: it cannot be told from a tear."""
+    """Nothing proves the block: it is indistinguishable from a tear."""
     held = engine.all_entries(engine.log)
     append(engine, 8)
     for job, _ in jobs(engine):
@@ -351,7 +353,7 @@ def test_damaged_payload_behind_the_mark_loses_what_was_not_committed(engine):
 
 
 def test_damaged_payload_that_was_committed_is_a_hole(engine):
-    """Others have it: the replica stays, says what it cannot read, and takes a copy."""
+    """Other replicas have it: this one stays, reports what it cannot read, and takes a copy."""
     log = engine.log
     append(engine, 8)
     engine.submit()
@@ -365,7 +367,7 @@ def test_damaged_payload_that_was_committed_is_a_hole(engine):
         for entry in log.entries(damaged, damaged + 1, 1 << 20)
     ]
     spoil(engine, damaged)
-    for _ in range(2):  # it is found again as long as the journal has the entry
+    for _ in range(2):  # it is found as long as the journal has the entry
         engine.start()
         log = engine.log
         assert not log.lost
@@ -394,7 +396,7 @@ def test_place_is_not_written_again_before_the_cut_is_durable(sim):
     assert not sim.store._queue.batch.payloads
     commit(sim)
     sim.store.checkpoint()
-    sim.workers.pool_jobs.clear()  # whatever it would do, nothing has been written to the segment
+    sim.workers.pool_jobs.clear()  # nothing was written to the segment yet
     assert all(plan.writes_frames is False for plan in sim.store._checkpoints._plans([sim.log]))
     sim.power_cut()
     sim.start()
@@ -413,7 +415,9 @@ def test_place_is_not_written_again_before_the_cut_is_durable(sim):
 
 
 def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
-    """Once the block is durable, files of a log that was reset go; the block is still the last."""
+    """Once the block is durable, files of a log that was reset are removed; the block is still the
+    last.
+    """
     append(sim, 8)
     assert sim.store._queue.batch.payloads
     log = sim.log
@@ -426,7 +430,7 @@ def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
 
 
 def test_reset_while_a_payload_is_under_way(sim):
-    """It is written to the old file, and says nothing of the log as it goes on."""
+    """It is written to the old file, and has no effect on the log after the reset."""
     append(sim, 8)
     block, payload = jobs(sim)
     log = sim.log
@@ -457,7 +461,9 @@ def test_log_deleted_while_a_payload_is_under_way(engine):
 
 
 def test_commit_ahead_of_the_payload_flushes_nothing(sim):
-    """The others have committed what is not durable here: segments hold nothing of it yet."""
+    """The other replicas have committed entries that are not durable here: segments hold none of
+    them yet.
+    """
     append(sim, 8)
     commit(sim)
     block, payload = jobs(sim)
@@ -473,7 +479,9 @@ def test_commit_ahead_of_the_payload_flushes_nothing(sim):
 
 
 def committed_ahead(sim):
-    """(jobs of a block whose entries are committed, bytes of these): nothing else is unflushed."""
+    """Return (jobs of a block whose entries are committed, bytes of these); nothing else is
+    unflushed.
+    """
     settle_all(sim)
     append(sim, 8)
     commit(sim)
@@ -481,7 +489,7 @@ def committed_ahead(sim):
 
 
 def test_what_is_committed_ahead_of_its_payload_is_soon_flushed(sim):
-    """Who is short of room takes no more of it than of what a flush has begun with."""
+    """Under space pressure the backlog is no larger than what a flush began with."""
     both, size = committed_ahead(sim)
     assert sim.store.flushable_bytes == size > 0
     for job, done in both:
@@ -492,7 +500,7 @@ def test_what_is_committed_ahead_of_its_payload_is_soon_flushed(sim):
 
 
 def test_what_is_committed_ahead_of_a_cut_is_soon_flushed(sim):
-    """The record of the cut is with the disk: a flush follows it."""
+    """The record of the truncation is being written: a flush follows it."""
     append(sim, 8)
     sim.submit()
     first = sim.log.last_index - 3
@@ -514,7 +522,7 @@ def test_payload_of_what_was_committed_has_a_checkpoint_follow(sim):
 
 
 def test_trimmed_ahead_of_a_payload_under_way(sim):
-    """What is durable here is below the log's first entry: the flush waits for the payload."""
+    """The durable entries here are below the log's first entry: the flush waits for the payload."""
     log = sim.log
     append(sim, 2)
     sim.submit()
@@ -538,7 +546,7 @@ def test_trimmed_ahead_of_a_payload_under_way(sim):
 
 
 def test_several_segments_in_one_append(engine):
-    """The payload begins the next segment; both are found, read and flushed."""
+    """The payload begins the next segment; entries in both are found, read and flushed."""
     append(engine, 7, size=500)
     engine.submit()
     assert engine.log.placement.begun
@@ -555,7 +563,7 @@ def test_several_segments_in_one_append(engine):
 
 
 def begun(sim):
-    """A payload has begun a segment; the index of its first entry, which is not committed."""
+    """Begin a segment with a payload; return the index of its first entry, which is uncommitted."""
     append(sim, 7, size=500)
     sim.submit()
     first = sim.log.placement.begun[-1].first_index
@@ -564,8 +572,9 @@ def begun(sim):
 
 
 def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):
-    """A smaller entry goes to the segment before: the file that was begun with the entry that it
-    replaces is gone, and no start takes it for a segment of the log."""
+    """A smaller entry goes to the previous segment: the file begun with the replaced entry is gone,
+    and no start takes it for a segment of the log.
+    """
     first = begun(sim)
     append(sim, 1, first=first, term=2, size=2)
     settle_all(sim)
@@ -582,9 +591,9 @@ def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):
 
 
 def test_place_behind_a_cut_where_a_segment_began(sim):
-    """What follows a cut at a segment's first entry lies where its Idx says."""
+    """Entries after a truncation at a segment's first entry lie where its Idx says."""
     first = begun(sim)
-    append(sim, 1, first=first, term=2, size=2)  # the cut
+    append(sim, 1, first=first, term=2, size=2)  # the truncation
     append(sim, 1, term=2, size=2)
     sim.store.append(sim.log, entries_from(sim.log, first, 1, 3, 2))
     sim.store.set_hard_state(sim.log, HardState(3, 0, first - 2))
@@ -611,9 +620,12 @@ def test_place_behind_a_cut_where_a_segment_began(sim):
 
 
 def stood_for(sim):
-    """(the log, another with an entry) of which the newest journal file says what those said for
-    which it stands. Nothing proves it. What went along is in a file that is kept, and the block
-    that said where it lies is in one that is not."""
+    """Return (the log, another with an entry) whose newest journal file repeats the records of
+    those that it replaces.
+
+    Nothing proves that file. The entries before the payload are in a file that is kept, and the
+    block that described their place is in one that is not.
+    """
     full, other = sim.new_log(), sim.new_log()
     log = sim.log
     sim.store.append(full, entries_from(full, 1, 40, 1, 1400))
@@ -643,7 +655,7 @@ def stood_for(sim):
 
 
 def test_file_that_stands_for_others_says_where_a_segment_began(sim):
-    """A start finds all of it, wherever the blocks went that said it first."""
+    """A start finds all of it, wherever the blocks that described it first went."""
     log, _ = stood_for(sim)
     proved(sim)
     assert not sim.store._journal.chain.replaced
@@ -656,8 +668,9 @@ def test_file_that_stands_for_others_says_where_a_segment_began(sim):
 
 
 def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
-    """Its first block is taken for torn: then the files count for which it stands, and they prove
-    that the payload had been durable."""
+    """Its first block counts as torn: then the replaced files count, and they prove that the
+    payload had been durable.
+    """
     log, other = stood_for(sim)
     held = sim.all_entries(other)
     sim.disk.room = None
@@ -669,7 +682,9 @@ def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
 
 
 def damaged_first_frame(sim, sequence=0):
-    """In that journal file, or in the newest that stands for others; the log whose it is."""
+    """Damage the first frame of that journal file, or of the newest that replaces others; return
+    the frame's log.
+    """
     files = [found for found in _files(sim.disk) if found[1].replaced]
     inode, header = [found for found in files if sequence in (0, found[1].sequence)][-1]
     block = _blocks(inode, header)[0]
@@ -682,8 +697,9 @@ def damaged_first_frame(sim, sequence=0):
 @pytest.mark.parametrize("proof", ["block", "file"])
 @pytest.mark.parametrize("damage", ["frame", "payload"])
 def test_damage_where_others_are_stood_for_costs_one_log(sim, proof, damage):
-    """The files are gone for which it stands, so it counts: a later block says that all of its
-    first one had been durable, or the file that goes on behind it does."""
+    """The replaced files are gone, so the file counts: a later block, or the file that continues
+    it, says that all of its first block had been durable.
+    """
     log, other = stood_for(sim)
     full = sim.store.logs[2]
     sim.disk.room = None
@@ -707,7 +723,7 @@ def test_damage_where_others_are_stood_for_costs_one_log(sim, proof, damage):
 
 
 def test_file_that_stands_for_others_needs_no_payload_that_the_next_file_cuts_off(sim):
-    """Others have its place then, and nothing is damaged."""
+    """Other entries have its place then, and nothing is damaged."""
     log, other = stood_for(sim)
     full = sim.store.logs[2]
     sim.disk.room = None
@@ -729,8 +745,10 @@ def test_file_that_stands_for_others_needs_no_payload_that_the_next_file_cuts_of
 
 
 def rolled():
-    """A placed append and a small one of another log in the last block of a journal file, and what
-    begins the next: (engine, other log, its entries up to that block, last placed index)."""
+    """Return (engine, other log, its entries up to that block, last placed index) with a placed
+    append and a small one of another log in a journal file's last block, and the job that begins
+    the next file.
+    """
     sim = settled(SimHarness(PLACING))
     other = sim.new_log()
     for _ in range(100):
@@ -750,8 +768,10 @@ def rolled():
 
 @pytest.mark.parametrize("damage", ["none", "payload", "frame"])
 def test_header_whose_first_block_never_arrived_proves_what_is_before(damage):
-    """A power cut tore the write of both. What is before had been durable, so damage costs the log
-    whose it is, and no other."""
+    """A power cut tore the write of both.
+
+    Earlier blocks had been durable, so damage loses their log only.
+    """
     sim, other, held, last = rolled()
     log = sim.log
     (inode, before), (torn, header) = _files(sim.disk)[-2:]
@@ -780,13 +800,13 @@ def test_header_whose_first_block_never_arrived_proves_what_is_before(damage):
 
 
 def cut_behind_header(torn, header):
-    """Of the write of header and first block only the header arrived."""
+    """Let only the header of the write of header and first block arrive."""
     for data in (torn.data, torn.durable):
         data[header.bytes :] = bytes(len(data) - header.bytes)
 
 
 def test_header_that_alone_proves_a_damaged_block_stays_until_the_next_file_is_there(monkeypatch):
-    """Though the reserve is used up: a start that dies leaves the proof to the next one."""
+    """The reserve is used up: a start that dies leaves the proof to the next one."""
     sim, other, held, last = rolled()
     torn, header = _files(sim.disk)[-1]
     spoil(sim, last)
@@ -830,7 +850,7 @@ def test_header_proves_a_file_that_stands_for_others_though_it_was_to_stand_for_
 
 
 def damage_one(engine):
-    """Index of a placed entry whose payload is damaged now, and of the last entry."""
+    """Damage a placed entry's payload; return its index and that of the last entry."""
     append(engine, 8)
     commit(engine)
     engine.submit()
@@ -861,7 +881,7 @@ def test_verify_reads_what_is_placed(tmp_path):
 
 
 def test_tools_tell_of_a_damaged_payload_and_go_on(tmp_path):
-    """One entry is damaged; those behind it are read, and compared, as ever."""
+    """One entry is damaged; those behind it are read and compared as usual."""
     engine = settled(DiskHarness(PLACING, directory=str(tmp_path / "data")))
     damaged, last = damage_one(engine)
     with Directory(engine.store._fs, engine.directory, 16) as directory:
@@ -871,7 +891,7 @@ def test_tools_tell_of_a_damaged_payload_and_go_on(tmp_path):
 
 
 def test_room_is_given_up_by_a_log_that_needs_none(engine):
-    """Files are open only as long as something is placed now and then."""
+    """Files stay open only as long as entries are placed now and then."""
     for _ in range(2):
         append(engine, 1, size=20)
         commit(engine)
@@ -885,7 +905,7 @@ def test_room_is_given_up_by_a_log_that_needs_none(engine):
 
 
 def test_no_more_logs_have_room_than_may(sim, monkeypatch):
-    """However many want it in one checkpoint: each holds files open."""
+    """However many need it in one checkpoint: each holds files open."""
     monkeypatch.setattr(rooms, "ROOMS_MAX", 3)
     logs = [sim.log, *(sim.new_log() for _ in range(6))]
     for _ in range(2):
@@ -899,8 +919,9 @@ def test_no_more_logs_have_room_than_may(sim, monkeypatch):
 
 
 def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
-    """Where a file system cannot allocate, the C library writes a zero into each block that has
-    none but zeros: what a payload has written in between must not be among them."""
+    """Where a file system cannot allocate, the C library writes a zero into each block that holds
+    only zeros. A payload written in between must not be overwritten.
+    """
     monkeypatch.setattr(rooms, "ROOM_BYTES_MIN", 600)
     options = replace(PLACING, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
@@ -942,7 +963,9 @@ def has_places(engine):
 
 
 def test_directory_says_that_appends_may_be_placed(tmp_path):
-    """Before one is, and for good: who does not know what that means must refuse it."""
+    """It is recorded before the first one, and for good: a version without this feature must refuse
+    the directory.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     engine.new_log()
@@ -959,7 +982,9 @@ def test_directory_says_that_appends_may_be_placed(tmp_path):
 
 
 def test_nothing_is_placed_where_the_directory_could_not_say_so(tmp_path, monkeypatch):
-    """There was no room to write the identity: the store opens, and the journal has it all."""
+    """There was no space to write the identity: the store opens, and the journal holds
+    everything.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     engine.new_log()
@@ -984,7 +1009,7 @@ def test_nothing_is_placed_where_the_directory_could_not_say_so(tmp_path, monkey
 
 
 def test_blocks_tell_of_placed_entries_by_records_alone(sim):
-    """No frame in the block: PLACE, then DETAIL and PLACED for each entry."""
+    """No frame is in the block: PLACE, then DETAIL and PLACED for each entry."""
     append(sim, 8)
     sim.submit()
     disk = SimFileSystem(sim.disk).disk
@@ -1002,12 +1027,13 @@ ROOMY = replace(
     checkpoint_entries=10**6,
     index_segment_entries=64,
 )
-"""Files of the journal stay small: a batch may be larger."""
+"""Options with small journal files: a batch may be larger."""
 
 
 def staged_across_files(sim):
-    """A batch that no journal file takes whole; the first one ends among placed entries' records.
-    Returns the other log of it."""
+    """Stage a batch that no journal file takes whole; the first file ends among the records of
+    placed entries. Return the batch's other log.
+    """
     other = sim.new_log()
     sim.store.append(other, entries_from(other, 1, 30, 1, 1400))
     append(sim, 300, size=20)
@@ -1017,7 +1043,9 @@ def staged_across_files(sim):
 
 
 def survives_without_its_first_file(sim):
-    """What is committed is flushed, and files that nothing needs go; then a start finds it all."""
+    """Flush what is committed and release files that nothing needs; then check that a start finds
+    it all.
+    """
     sim.submit()
     proved(sim)
     held = sim.all_entries(sim.log)
@@ -1032,7 +1060,7 @@ def survives_without_its_first_file(sim):
 
 
 def test_cut_batch_keeps_placed_entries_with_the_record_of_their_place(monkeypatch):
-    """The first file goes, as all in it is flushed; the second one must do without it."""
+    """The first file is removed, as all in it is flushed; the second one must do without it."""
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))
     other = staged_across_files(sim)
@@ -1042,7 +1070,9 @@ def test_cut_batch_keeps_placed_entries_with_the_record_of_their_place(monkeypat
 
 
 def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(monkeypatch):
-    """Nothing says where those behind the cut were placed; that they are flushed is enough."""
+    """Nothing records where the entries behind the split were placed; that they are flushed is
+    enough.
+    """
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))
     append(sim, 1_200, size=20)
@@ -1053,7 +1083,7 @@ def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(m
 
 
 def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(monkeypatch):
-    """As above, but a start comes between, and what is behind the cut is only in the journal."""
+    """As above, but a start comes between, and entries behind the split are only in the journal."""
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))
     other = staged_across_files(sim)
@@ -1078,8 +1108,9 @@ def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(mo
 
 
 def test_block_that_says_that_its_placed_entries_are_flushed_needs_no_frames():
-    """It repeats them, for an old file's sake; they are committed, flushed and trimmed before it is
-    written. Others' appends are in it, and acknowledged."""
+    """It repeats them for an old file's sake; they are committed, flushed and trimmed before it is
+    written. Appends of other logs are in it, and acknowledged.
+    """
     sim = settled(SimHarness(PLACING))
     log, other = sim.log, sim.new_log()
     append(sim, 7, size=500)
@@ -1102,8 +1133,10 @@ def test_block_that_says_that_its_placed_entries_are_flushed_needs_no_frames():
 
 
 def test_begin_of_a_segment_is_told_again_once_its_file_was_replaced():
-    """What said it stood with entries that were cut off, in a file that a full disk had replaced;
-    the entries before them are in an older one, and lie in that segment."""
+    """The segment was begun by truncated entries, in a file that a full disk had replaced.
+
+    The entries before them are in an older file, and lie in that segment.
+    """
     sim = settled(SimHarness(PLACING))
     log, other = sim.log, sim.new_log()
     sim.store.append(other, entries_from(other, 1, 40, 1, 1400))
@@ -1149,8 +1182,10 @@ def test_begin_of_a_segment_is_told_again_once_its_file_was_replaced():
 
 
 def test_second_telling_that_was_cut_short_forgets_no_segment():
-    """A batch repeats where entries lie; its first part is on disk, the rest is not. The segment
-    that the rest would have told of again is still known."""
+    """A batch repeats the places of entries; its first part is on disk, the rest is not.
+
+    The segment that the rest would have repeated is still known.
+    """
     log = ReplayedLog(1, 1, 0, 0, 0, 0, 0, 0)
 
     def tell(first, segment, position, count):

@@ -1,7 +1,7 @@
-"""Lives of logs whose large appends are placed, cut short at any step of any job.
+"""Random histories of logs whose large appends are placed, cut short at any step of any job.
 
-What a start finds is the state behind some batch, not before the last one that was acknowledged:
-every entry of it, from memory and from segments. Cuts are drawn where segments begin, too.
+A start finds the state behind some batch, not before the last acknowledged one: every entry of it,
+from memory and from segments. Truncations are also drawn where segments begin.
 """
 
 import random
@@ -17,7 +17,7 @@ SEEDS = 60
 
 
 class Lives:
-    """Two logs, what was staged of them, and the lives of the store that has them."""
+    """Two logs, the staged states, and the runs of their store."""
 
     logs = 2
 
@@ -44,7 +44,7 @@ class Lives:
         return {}
 
     def begin(self):
-        """A life begins: `states` are (token of the batch, what is staged behind that step)."""
+        """Start a run. `states` holds (token of the batch, staged state behind that step)."""
         self.states = [(0, self.copy())]
         for log_id in self.ids:
             self.engine.store.set_segment_limits(self.engine.store.logs[log_id], self.limits)
@@ -53,14 +53,14 @@ class Lives:
         return {log_id: dict(entries) for log_id, entries in self.staged.items()}
 
     def run(self, steps_max):
-        """Some lives, one after the other."""
+        """Execute several runs, one after the other."""
         for _ in range(self.rng.randint(3, 8)):
             for _ in range(self.rng.randint(10, steps_max)):
                 self.step()
             self.die()
 
     def step(self):
-        """Something is done to one of the logs, or one job runs."""
+        """Operate on one of the logs, or run one job."""
         rng, engine = self.rng, self.engine
         log = engine.store.logs[rng.choice(self.ids)]
         what = rng.choices(
@@ -120,7 +120,7 @@ class Lives:
         return [q for q in (workers.journal_jobs, workers.payload_jobs, workers.pool_jobs) if q]
 
     def die(self):
-        """Each thread's job got to some step of it, or had not begun."""
+        """End the process: each thread's job got to some step, or had not begun."""
         engine = self.engine
         acknowledged = engine.acknowledged
         begun = [queue.popleft()[0] for queue in self.queues() if self.rng.random() < 0.8]
@@ -138,7 +138,9 @@ class Lives:
         self.begin()
 
     def is_part_of_a_batch(self, found, states):
-        """No batch is larger than a file: it is there or it is not."""
+        """Return False: no batch is larger than a file, so each is there as a whole or not at
+        all.
+        """
         return False
 
     def read(self, log_id):
@@ -155,7 +157,7 @@ class Lives:
         return found
 
     def settle(self):
-        """All of it is committed and in segments, which follow each other."""
+        """Check that all of it is committed and in contiguous segments."""
         engine = self.engine
         for log in engine.store.logs.values():
             if log.last_index > log.commit_index:
@@ -173,7 +175,7 @@ class Lives:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_and_nothing_else(seed):
-    """Whatever is placed, cut off, flushed or rolled meanwhile."""
+    """Whatever is placed, truncated, flushed or rolled meanwhile."""
     lives = Lives(seed)
     lives.run(80)
     lives.settle()

@@ -1,13 +1,13 @@
-"""Lives of many logs on a disk that rots: a byte or a page of what lies behind the flushes, or of
-the journal, goes bad between two of them, or a page while the process runs.
+"""Random histories of many logs on a disk that rots.
 
-As test_crowded_lives.py, and besides: logs are made and deleted, and processes die at named places
-of their jobs, also at a start. What a start finds is the state behind some batch, not before the
-last one that was acknowledged, but for what damage could reach: a log that it touched may be lost,
-or have holes among what is committed. All others are as they should be, and `verify`, which looks
-first, tells of what the start finds.
+A byte or a page behind the flushed data, or of the journal, goes bad between two runs, or a page
+while the process runs. Extends test_crowded_lives.py: logs are created and deleted, and processes
+die at named places of their jobs, also at a start. A start finds the state behind some batch, not
+before the last acknowledged one, except for what damage could reach: a log that it touched may be
+lost, or have damaged ranges among its committed entries. All others are unaffected. `verify`, which
+looks first, reports what the start finds.
 
-More lives: SEEDS=2000 SEED=100 (how many, and the first).
+More histories: SEEDS=2000 SEED=100 (their number, and the first).
 """
 
 import os
@@ -40,22 +40,22 @@ PLACES = (
 
 
 class Died(BaseException):
-    """The process, at a named place."""
+    """Raised when the process dies, at a named place."""
 
 
 @dataclass
 class Damage:
-    """What a fault can reach. `is_open`: it lies in what nothing proves durable."""
+    """Reach of one fault. `is_open`: it lies in what nothing proves durable."""
 
     what: str
     logs: set = field(default_factory=set)
     is_open: bool = False
     is_acknowledged: bool = False
-    """Somebody was told of that, or a start has found it."""
+    """True if it was acknowledged, or a start has found it."""
 
 
 class RotLives(CrowdedLives):
-    """`logs` is how many there are at any time. Those that are lost are replaced."""
+    """`logs` is the number of logs at any time. Lost ones are replaced."""
 
     logs = 5
 
@@ -79,7 +79,7 @@ class RotLives(CrowdedLives):
         self.told_lsn = self.engine.store._journal.chain.durable_lsn
         self.engine._durable(token)
 
-    # --- a life --------------------------------------------------------------------------------
+    # --- one run -------------------------------------------------------------------------------
     def run(self, steps_max):
         for _ in range(self.rng.randint(3, 8)):
             place = self.arm()
@@ -93,7 +93,7 @@ class RotLives(CrowdedLives):
             self.die()
 
     def arm(self):
-        """The process dies when it passes some place for the n-th time; the place."""
+        """Let the process die when it passes a random place for the n-th time; return the place."""
         place, left = self.rng.choice(PLACES), self.rng.choice((1, 1, 2, 3, 6, 15))
 
         def pass_by():
@@ -118,7 +118,7 @@ class RotLives(CrowdedLives):
         assert self.engine.fatal == [], self.story
 
     def renew(self):
-        """A log is deleted, and another made, while this or that is under way."""
+        """Delete a log and create another, while other jobs may be under way."""
         log_id = self.rng.choice(self.ids)
         self.story.append(f"deletes {log_id}")
         self.ids.remove(log_id)
@@ -133,12 +133,14 @@ class RotLives(CrowdedLives):
         self.engine.store.set_segment_limits(log, self.limits)
 
     def fill(self, log):
-        """Not while a page is bad: a file that ends in one becomes longer when it is written."""
+        """Append, but not while a page is bad: a file that ends in one becomes longer when it is
+        written.
+        """
         if not self.engine.disk.bad_pages:
             super().fill(log)
 
     def sector(self):
-        """A page cannot be read any more, under a running process."""
+        """Make a page unreadable under a running process."""
         self.engine.disk.room = None
         if spot := self.spot_in_segments():
             log_id, inode, position = spot
@@ -148,7 +150,7 @@ class RotLives(CrowdedLives):
             self.pages.append((inode, position // PAGE))
 
     def spot_in_segments(self):
-        """(log, file, position) behind what is flushed, most of the time."""
+        """Return (log, file, position), most of the time behind the flushed data."""
         rng, disk, log_id = self.rng, self.engine.disk, self.rng.choice(self.ids)
         log = self.engine.store.logs[log_id]
         directory = _find(disk, log_directory("data", log_id))
@@ -171,7 +173,7 @@ class RotLives(CrowdedLives):
         end = end if begins < end < size and rng.random() < 0.8 else size
         return log_id, files[number], rng.randrange(begins, end)
 
-    # --- between two lives ---------------------------------------------------------------------
+    # --- between two runs ----------------------------------------------------------------------
     def die(self):
         engine, rng = self.engine, self.rng
         begun = [queue.popleft()[0] for queue in self.queues() if rng.random() < 0.8]
@@ -194,7 +196,9 @@ class RotLives(CrowdedLives):
         self.start()
 
     def judge_pages(self):
-        """A page that went bad in the life may hold what the last block says is in a segment."""
+        """Judge a page that went bad in the run: it may hold what the last block says is in a
+        segment.
+        """
         disk = self.engine.disk
         bad_pages, disk.bad_pages = disk.bad_pages, set()
         healed = set()
@@ -208,8 +212,10 @@ class RotLives(CrowdedLives):
         disk.bad_pages = bad_pages - healed
 
     def goes_back(self, damage):
-        """The last block may count as torn. False: what went before it was found by a start,
-        perhaps by its word."""
+        """Return True if the last block may count as torn.
+
+        Not if a start has found what preceded it, perhaps by that block's word.
+        """
         if not damage.is_acknowledged:
             return True
         if len(self.tokens) < 3:
@@ -218,7 +224,7 @@ class RotLives(CrowdedLives):
         return True
 
     def damage(self):
-        """One thing goes bad."""
+        """Damage one page or byte."""
         rng, disk = self.rng, self.engine.disk
         if rng.random() < 0.6:
             spot = self.spot_in_segments()
@@ -244,7 +250,7 @@ class RotLives(CrowdedLives):
         try:
             self.reach(damage, inode, first, end)
         except DataMissing:
-            return  # what went bad in the life is enough
+            return  # damage within the run is enough
         if damage.is_open and not self.goes_back(damage):
             return
         damage.what += f", {'page' if is_page else 'byte'}{', open' if damage.is_open else ''}"
@@ -265,8 +271,9 @@ class RotLives(CrowdedLives):
         self.undo = flip if damage.is_open else None
 
     def reach(self, damage, inode, first, end):
-        """Which logs bytes [first, end) of a file mean something to, and whether they are of a
-        block that nothing proves, or of what it says is in a segment."""
+        """Return the logs to which bytes [first, end) of a file matter, and whether they belong to
+        a block that nothing proves, or to what it says is in a segment.
+        """
         fs = SimFileSystem(self.engine.disk)
         identity = read_identity(fs, "data")
         replay = replay_journal(fs, "data/journal", identity)
@@ -292,7 +299,7 @@ class RotLives(CrowdedLives):
                 if first < at:
                     damage.logs |= set(identity.logs) - later
             if is_hit:
-                # It does not count, and what follows from it may have been done.
+                # It does not count, and its consequences may have been executed.
                 damage.is_open = True
                 damage.is_acknowledged |= header.start_lsn + block.position < self.told_lsn
                 damage.logs |= names | later
@@ -324,7 +331,8 @@ class RotLives(CrowdedLives):
         lost_before = {n for n, log in known.logs.items() if log.lost}
         with Directory(fs, "data", engine.options.index_segment_entries) as directory:
             reports, _ = verify([directory])
-            # Made behind a damaged table, and nothing written yet: as one that has lost it all.
+            # Created behind a damaged table, and nothing is written yet: it looks like a log that
+            # lost everything.
             self.touched |= {
                 n for n, log in directory.replay.logs.items() if log.suspect and n in self.young
             }
@@ -342,9 +350,9 @@ class RotLives(CrowdedLives):
                 if rng.random() < 0.7:
                     engine.disk.power_cut()
             except DataMissing:
-                # Files were let go by the word of a block that nothing proves: without it, or what
-                # it placed, they are missing. The start has changed nothing, so what was damaged
-                # can be put back.
+                # Files were released by the word of a block that nothing proves: without it, or
+                # what it placed, they are missing. The start has changed nothing, so the damage can
+                # be undone.
                 assert self.undo is not None or self.pages, self.story
                 if self.undo is not None:
                     self.undo()
@@ -381,7 +389,9 @@ class RotLives(CrowdedLives):
         raise AssertionError((log_id, self.story))
 
     def read_all(self, log_id):
-        """By index; None where the entry is damaged. Only what is committed may be."""
+        """Return entries by index; None where the entry is damaged, which is allowed for committed
+        ones only.
+        """
         engine, log, found = self.engine, self.engine.store.logs[log_id], {}
         index = log.first_index
         while index <= log.last_index:
@@ -401,8 +411,10 @@ class RotLives(CrowdedLives):
         return found
 
     def explained(self, found, states):
-        """The state that was found, holes filled with what was there; None: there was none such. Of
-        a batch that is larger than a file the first parts may be all."""
+        """Return the recorded state that matches `found`, damaged entries filled in, or None.
+
+        Of a batch larger than a file, a prefix of its parts may be there.
+        """
         for state in states:
             filled = {n: _filled(entries, state[n]) for n, entries in found.items()}
             if filled == state:
@@ -422,8 +434,9 @@ class RotLives(CrowdedLives):
         ]
 
     def go_on(self, found, holes, lost):
-        """Damaged entries are written again, from copies; logs that are lost, or that the life
-        before had deleted or begun to make, go."""
+        """Rewrite damaged entries from copies; remove lost logs, and those that the previous run
+        had deleted or begun to create.
+        """
         engine = self.engine
         for log_id in sorted(holes):
             self.repair(log_id, [n for n, entry in found[log_id].items() if entry is None])
@@ -438,7 +451,7 @@ class RotLives(CrowdedLives):
         self.begin()
 
     def read_segments(self, log_id):
-        """What is in memory may be damaged where it lies, and nobody has looked."""
+        """Read segments: entries in memory may be damaged on disk, undetected."""
         return self.staged[log_id] if log_id in self.touched else super().read_segments(log_id)
 
     def repair(self, log_id, indexes):
@@ -453,7 +466,7 @@ class RotLives(CrowdedLives):
         assert done == [None], (done, self.story)
         found = self.read_all(log_id)
         assert _filled(found, self.staged[log_id]) == self.staged[log_id], self.story
-        # What was read from memory until a checkpoint came may be damaged where it lies, too.
+        # Entries read from memory until a checkpoint came may be damaged on disk, too.
         if holes := [n for n, entry in found.items() if entry is None]:
             assert min(holes) > flushed, (holes, flushed, self.story)
             self.repair(log_id, holes)
@@ -474,5 +487,5 @@ def _filled(entries, state):
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
 def test_damage_costs_what_it_touched_and_nothing_else(seed, monkeypatch):
-    """However a life ended before it, and whatever was under way."""
+    """However the run ended before it, and whatever was under way."""
     live(RotLives, seed, 120, monkeypatch)

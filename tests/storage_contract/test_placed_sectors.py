@@ -1,5 +1,6 @@
-"""Large appends on a medium that goes bad, or beside files that go: a payload overwrites what
-cannot be read, and needs nothing of a log that is gone.
+"""Placed appends on a failing medium, or beside files that are removed.
+
+A payload overwrites what cannot be read, and needs nothing of a deleted log.
 """
 
 import errno
@@ -21,7 +22,7 @@ from vdl.sim.disk import SimDisk
 
 PAGE = 4096
 ROOMY = replace(PLACING, segment_bytes=64 << 10, cache_bytes_max=1 << 20, checkpoint_bytes=1 << 30)
-"""Segments of many pages."""
+"""Options with segments of many pages."""
 
 
 def inode_of(sim, path):
@@ -29,19 +30,21 @@ def inode_of(sim, path):
 
 
 def spoil_page(sim, path, page):
-    """It cannot be read any more."""
+    """Make a page unreadable."""
     inode = inode_of(sim, path)
     assert page * PAGE < len(inode.data)
     sim.disk.bad_pages.add((inode, page))
 
 
 def segment_of(sim):
-    """Path of the segment to which the next payload goes."""
+    """Return the path of the segment to which the next payload goes."""
     return sim.log.files.segment_path(sim.log.placement.segment)
 
 
 def survives(sim):
-    """All that was appended is there, in this life, after a power cut, and from segments."""
+    """Check that all that was appended is there: in this run, after a power cut, and from
+    segments.
+    """
     assert sim.fatal == []
     held = sim.all_entries(sim.log)
     sim.power_cut()
@@ -57,7 +60,7 @@ def survives(sim):
 
 
 def cut_back(options=ROOMY):
-    """An engine of whose log large appends were cut off that nothing was written over yet."""
+    """Return an engine in whose log large appends were truncated and not yet overwritten."""
     sim = settled(SimHarness(options))
     append(sim, 20, size=1000)
     sim.submit()
@@ -74,7 +77,7 @@ def cut_back(options=ROOMY):
 
 @pytest.mark.parametrize("pages", [1, 2, 3])
 def test_page_that_a_payload_ends_in_cannot_be_read(pages):
-    """What was written there before was cut off. The medium takes whole pages, as ever."""
+    """The data written there before was truncated. The medium takes whole pages, as ever."""
     sim = cut_back()
     path, position, last = segment_of(sim), sim.log.placement.position, sim.log.last_index
     append(sim, 1, term=2, size=pages * PAGE)
@@ -89,7 +92,7 @@ def test_page_that_a_payload_ends_in_cannot_be_read(pages):
 
 
 def test_both_pages_that_a_payload_has_a_part_of_cannot_be_read():
-    """What lay in the first one is damage as any other; the payload is whole."""
+    """Data in the first page is damaged as usual; the payload is intact."""
     sim = cut_back()
     path, position, flushed = segment_of(sim), sim.log.placement.position, sim.log.flushed_index
     append(sim, 1, term=2, size=PAGE)
@@ -119,8 +122,9 @@ def test_payload_of_less_than_a_page_begins_a_segment_that_was_written_before():
 
 
 def test_last_page_of_a_file_that_ends_in_it_cannot_be_read():
-    """Room ends where a segment does, and that need not be where a page does: then the file ends
-    with the page, and is cut to length as ever."""
+    """Preallocated space ends where a segment does, which need not be a page boundary: then the
+    file ends with the page, and is cut to length as usual.
+    """
     sim = settled(SimHarness(replace(ROOMY, segment_bytes=9000)))
     while sim.log.placement.position < 2 * PAGE:
         append(sim, 3, size=300)
@@ -143,7 +147,7 @@ def test_last_page_of_a_file_that_ends_in_it_cannot_be_read():
 
 
 def test_two_payloads_of_one_block_share_a_page_that_cannot_be_read():
-    """The first one ends in it, the second begins there."""
+    """The first payload ends in it, the second begins there."""
     sim = cut_back()
     path = segment_of(sim)
     append(sim, 1, term=2, size=PAGE)
@@ -158,7 +162,7 @@ def test_two_payloads_of_one_block_share_a_page_that_cannot_be_read():
 
 
 def test_payload_written_again_by_a_start_ends_in_a_page_that_goes_bad(monkeypatch):
-    """It was read, and cannot be any more when it is written."""
+    """The page was read, and becomes unreadable when it is written."""
     sim = cut_back()
     path = segment_of(sim)
     append(sim, 1, term=2, size=2 * PAGE)
@@ -183,7 +187,7 @@ def test_payload_written_again_by_a_start_ends_in_a_page_that_goes_bad(monkeypat
 
 
 def test_written_bytes_are_those_of_the_frames():
-    """Whatever of them was written twice for a page's sake."""
+    """Bytes written twice because of a page count once."""
     sim = cut_back()
     before = written(sim)
     path = segment_of(sim)
@@ -194,7 +198,9 @@ def test_written_bytes_are_those_of_the_frames():
 
 
 def spoiled_head(sim):
-    """A payload is under way, and the page where it begins cannot be read; (block's, its) job."""
+    """Return (block's job, payload's job) of a payload under way whose first page cannot be
+    read.
+    """
     path, position = segment_of(sim), sim.log.placement.position
     assert position % PAGE
     append(sim, 8)
@@ -212,7 +218,7 @@ def ends(sim, block, payload):
 
 
 def test_payload_of_a_deleted_log_needs_no_idx():
-    """Files went before it was written: it goes to one without a name, and matters to nobody."""
+    """The files were removed before it was written: it goes to an unlinked file, without effect."""
     sim = settled(SimHarness(PLACING))
     other = sim.new_log()
     log_id = sim.log.log_id
@@ -229,7 +235,7 @@ def test_payload_of_a_deleted_log_needs_no_idx():
 
 
 def test_payload_is_written_where_the_index_is_missing():
-    """Idx are rebuilt when they are missed: a payload needs none."""
+    """Idx are rebuilt when they are needed: a payload needs none."""
     sim = settled(SimHarness(PLACING))
     block, payload = spoiled_head(sim)
     sim.store._fs.unlink(sim.log.files.index_path(0))
@@ -241,8 +247,9 @@ def test_payload_is_written_where_the_index_is_missing():
 
 
 def test_payload_that_finds_no_descriptor_for_the_index_changes_nothing(monkeypatch):
-    """It waits, before frames that cannot be read become zeros: a power cut would take the Idx,
-    without which nothing can walk over them."""
+    """It waits before it replaces unreadable frames with zeros: a power cut would take the Idx,
+    without which the frames cannot be walked.
+    """
     sim = settled(SimHarness(PLACING))
     block, payload = spoiled_head(sim)
     bad = set(sim.disk.bad_pages)
@@ -288,7 +295,9 @@ def test_failed_sync_of_the_index_is_the_end(monkeypatch):
 
 
 def test_header_that_cannot_be_read_is_left_alone_by_a_payload_elsewhere():
-    """To write it would make zeros of frames beside it that may only be unreadable today."""
+    """Writing it would replace frames beside it with zeros that may be unreadable only
+    temporarily.
+    """
     sim = cut_back()
     while sim.log.placement.position < PAGE:
         append(sim, 3, term=2, size=600)
@@ -304,7 +313,7 @@ def test_header_that_cannot_be_read_is_left_alone_by_a_payload_elsewhere():
 
 
 def test_first_page_of_a_file_that_was_made_as_room_cannot_be_read():
-    """Small appends come to it: the flush begins the segment all the same."""
+    """Small appends go to it: the flush begins the segment all the same."""
     sim = settled(SimHarness(ROOMY))
     segment = sim.log.placement.segment + 1
     assert segment in sim.log.placement.rooms

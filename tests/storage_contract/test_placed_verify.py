@@ -1,5 +1,6 @@
-"""What `vdl log verify` says of large appends, beside what a start finds: a row of the table in
-segments/INTERNALS.md each, on real files.
+"""`vdl log verify` on placed appends, compared with a start's result.
+
+One test for each row of the table in segments/INTERNALS.md, on real files.
 """
 
 import json
@@ -20,7 +21,7 @@ GOOD, DAMAGED, LOST = "good", "damaged", "lost"
 
 @pytest.fixture
 def engine(tmp_path):
-    """Two logs, on real files; the first one is what is looked at."""
+    """Yield two logs on real files; the first one is examined."""
     made = settled(DiskHarness(PLACING, directory=str(tmp_path / "data")))
     made.new_log()
     yield made
@@ -29,7 +30,7 @@ def engine(tmp_path):
 
 @pytest.fixture
 def sim():
-    """The same on a simulated disk, where many can be looked at."""
+    """Yield the same on a simulated disk, for tests that examine many."""
     made = settled(SimHarness(PLACING))
     made.new_log()
     yield made
@@ -42,7 +43,10 @@ def look(engine):
 
 
 def problems(engine):
-    """Of the first log; the other one has none. What is only rebuilt is no problem here."""
+    """Return the problems of the first log; the second has none.
+
+    Parts that are merely rebuilt are not problems.
+    """
     with look(engine) as directory:
         (report, *others), _ = verify([directory])
     assert all(other.problems == [] for other in others)
@@ -50,7 +54,7 @@ def problems(engine):
 
 
 def start_finds(engine):
-    """What a start says of the first log; its last entry."""
+    """Return what a start reports of the first log, and its last entry."""
     engine.start()
     log, found = engine.log, GOOD
     assert all(not other.lost for other in engine.store.logs.values() if other is not log)
@@ -66,7 +70,7 @@ def start_finds(engine):
 
 
 def agree(engine):
-    """The process has ended. What a start finds, and the last entry."""
+    """After the process has ended, return what a start finds, and the last entry."""
     engine.crash()
     said = problems(engine)
     if isinstance(engine, DiskHarness):
@@ -79,7 +83,7 @@ def agree(engine):
 
 
 def place_of(engine, index):
-    """(path of the segment, position) of an entry that has a place."""
+    """Return (path of the segment, position) of a placed entry."""
     log = engine.log
     segment, position = log.placement.place_of(index, log.cursor, log.tail)
     return log.files.segment_path(segment), position
@@ -104,7 +108,7 @@ def run(*made):
 
 
 def placed(engine, count=8, **what):
-    """Entries that are on disk, and proved; none is committed."""
+    """Append entries that are on disk and proved; none is committed."""
     append(engine, count, **what)
     assert engine.store._queue.batch.payloads
     engine.submit()
@@ -114,7 +118,7 @@ def placed(engine, count=8, **what):
 
 
 def test_payload_without_its_block(engine):
-    """Nothing: it was never acknowledged."""
+    """No entry: it was never acknowledged."""
     last = engine.log.last_index
     append(engine, 8)
     _, payload = jobs(engine)
@@ -124,7 +128,7 @@ def test_payload_without_its_block(engine):
 
 @pytest.mark.parametrize("what", ["table", "header"])
 def test_payload_whose_block_is_torn(engine, what):
-    """The same; the payload is as it should be."""
+    """The same; the payload itself is intact."""
     last = engine.log.last_index
     append(engine, 8)
     run(*jobs(engine))
@@ -137,7 +141,7 @@ def test_payload_whose_block_is_torn(engine, what):
 
 
 def test_last_block_without_its_payload(engine):
-    """It cannot be told from a tear."""
+    """It is indistinguishable from a tear."""
     last = engine.log.last_index
     append(engine, 8)
     block, _ = jobs(engine)
@@ -166,7 +170,7 @@ def test_last_block_with_its_payload(engine):
 
 @pytest.mark.parametrize("upto", [0, 3, 8])
 def test_proved_block_with_its_payload(engine, upto):
-    """However much of it is committed."""
+    """Independent of how much of it is committed."""
     last, _ = placed(engine)
     if upto:
         commit(engine, last - 8 + upto)
@@ -175,7 +179,7 @@ def test_proved_block_with_its_payload(engine, upto):
 
 
 def test_damaged_payload_that_was_cut_off(engine):
-    """What was there may be written over, and is not looked for."""
+    """Its place may be overwritten, and is not checked."""
     last, places = placed(engine)
     path, position = places[last - 1]
     append(engine, 2, first=last - 3, term=2, size=20)
@@ -198,7 +202,7 @@ def test_damaged_payload_that_its_own_block_cut_off(engine):
 
 @pytest.mark.parametrize("what", ["reset", "delete"])
 def test_damaged_payload_of_a_log_that_begins_anew(engine, what):
-    """Files go; those of a log that was deleted say nothing of another."""
+    """Files are removed; those of a deleted log have no effect on another."""
     last, places = placed(engine)
     path, position = places[last - 1]
     flip(engine, path, position + 60)
@@ -213,7 +217,7 @@ def test_damaged_payload_of_a_log_that_begins_anew(engine, what):
 @pytest.mark.parametrize("at", [0, 4, 16, 24, 60])
 @pytest.mark.parametrize("behind", [0, 3, 7])
 def test_damaged_payload_that_is_committed(sim, behind, at):
-    """Others have it: entries are damaged, and the rest is told of as whole."""
+    """Other replicas have it: entries are damaged, and the rest is reported as intact."""
     last, places = placed(sim)
     commit(sim, last)
     sim.submit()
@@ -226,7 +230,7 @@ def test_damaged_payload_that_is_committed(sim, behind, at):
 @pytest.mark.parametrize("at", [0, 4, 16, 24, 60])
 @pytest.mark.parametrize("behind", [0, 3, 7])
 def test_damaged_payload_that_is_not_committed(sim, behind, at):
-    """It may have been acknowledged: the start finds the replica lost, and so does who looks."""
+    """It may have been acknowledged: the start reports the replica lost, and so does the tool."""
     last, places = placed(sim)
     path, position = places[last - behind]
     flip(sim, path, position + at)
@@ -238,7 +242,7 @@ def test_damaged_payload_that_is_not_committed(sim, behind, at):
 
 
 def test_command_says_that_the_replica_is_lost(engine, capfd):
-    """In words, and by its exit code."""
+    """By its message and its exit code."""
     last, places = placed(engine)
     path, position = places[last]
     flip(engine, path, position + 60)
@@ -249,7 +253,7 @@ def test_command_says_that_the_replica_is_lost(engine, capfd):
 
 
 def test_damage_on_both_sides_of_the_commit_index(engine):
-    """One of both may have been acknowledged, and is lost."""
+    """One of the two may have been acknowledged, and is lost."""
     last, places = placed(engine)
     commit(engine, last - 4)
     engine.submit()
@@ -269,7 +273,7 @@ def test_damage_on_both_sides_of_the_commit_index(engine):
 @pytest.mark.parametrize("upto", [0, 8])
 @pytest.mark.parametrize("what", ["cut", "gone"])
 def test_segment_that_a_payload_began_is_cut_short_or_missing(engine, what, upto):
-    """A start says that the log is lost, committed or not, as with any segment."""
+    """A start reports the log lost, committed or not, as with any segment."""
     last, places = placed(engine, 7, size=500)
     assert engine.log.placement.begun
     if upto:
@@ -288,7 +292,7 @@ def test_segment_that_a_payload_began_is_cut_short_or_missing(engine, what, upto
 
 @pytest.mark.parametrize("upto", [0, 8])
 def test_header_of_a_segment_that_a_payload_began(engine, upto):
-    """It is made again from what else says so."""
+    """It is rebuilt from the other copies."""
     last, _ = placed(engine, 7, size=500)
     begun = engine.log.placement.begun[-1]
     if upto:
@@ -300,7 +304,7 @@ def test_header_of_a_segment_that_a_payload_began(engine, upto):
 
 
 def test_log_that_a_checkpoint_says_is_committed_further(engine):
-    """What is applied is committed, though the journal does not say it yet."""
+    """Applied entries are committed, though the journal does not record it yet."""
     last, places = placed(engine)
     engine.crash()
     with look(engine) as directory:
@@ -314,7 +318,7 @@ def test_log_that_a_checkpoint_says_is_committed_further(engine):
 
 
 def flushed_end(engine):
-    """(path of the segment, position) of the last entry that a flush has come to."""
+    """Return (path of the segment, position) of the end of the last flushed entry."""
     files = engine.log.files
     idx = files.idx(engine.log.flushed_index)
     return files.segment_path(idx.segment), idx.position
@@ -322,7 +326,9 @@ def flushed_end(engine):
 
 @pytest.mark.parametrize(("kept", "finds"), [(1, LOST), (0, GOOD)])
 def test_end_of_the_last_flushed_entry_that_nothing_tells(sim, kept, finds):
-    """What follows would be placed there: the replica is lost, unless the segment goes as well."""
+    """The next entry would be placed there: the replica lost its log, unless the segment is removed
+    as well.
+    """
     log, last = sim.log, sim.log.last_index
     path, position = flushed_end(sim)
     number, at = place(last, 16)
@@ -335,7 +341,7 @@ def test_end_of_the_last_flushed_entry_that_nothing_tells(sim, kept, finds):
 
 
 def test_damaged_entry_whose_idx_is_gone(sim):
-    """It is passed over, and those behind it are read."""
+    """It is skipped, and those behind it are read."""
     log, (first, *_) = sim.log, sim.log.segments
     index = first.first_index + 1
     idx = log.files.idx(index)
@@ -347,7 +353,7 @@ def test_damaged_entry_whose_idx_is_gone(sim):
 
 
 def test_other_commands_beside_a_damaged_payload(engine):
-    """`dump` tells what the journal says; `index` writes what is flushed, and leaves the rest."""
+    """`dump` shows the journal's records; `index` writes what is flushed, and leaves the rest."""
     last, places = placed(engine)
     path, position = places[last - 1]
     flushed = engine.log.flushed_index

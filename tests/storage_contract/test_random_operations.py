@@ -1,7 +1,7 @@
-"""The engine beside its model: whatever is done to both, both answer the same.
+"""The engine beside its reference model: after every operation both return the same.
 
-Operations are drawn by hypothesis, which shrinks what differs. Sizes are small, so that files roll,
-are released and are recycled, chunks are evicted and indexes span files within a few operations.
+Hypothesis draws the operations and shrinks differences. Sizes are small, so that files roll, are
+released and recycled, chunks are evicted and indexes span files within a few operations.
 """
 
 import tempfile
@@ -124,7 +124,7 @@ class Pair:
                 if applied > log.applied_index:
                     items = [(bytes([applied & 3]), str(applied).encode()), (b"\x07", None)]
                     batches.append(MetaBatch(log.log_id, applied, items))
-            # State machines apply only what is durable here.
+            # State machines apply only entries that are durable here.
             side.submit()
             side.collect(*batches)
             side.checkpoint()
@@ -144,7 +144,7 @@ class Pair:
             )
 
     def do_cover(self, is_durable):
-        """A checkpoint of everything; of a log whose reset is not durable yet, by the next one."""
+        """Checkpoint everything; a log whose reset is not durable yet follows in the next one."""
         for side in self.sides:
             if is_durable:
                 side.submit()
@@ -195,7 +195,7 @@ class Pair:
                 results.append(type(error))
         engine, model = results
         if isinstance(engine, tuple) and isinstance(model, tuple) and engine != model:
-            # From disk a read may end where segments do; what it has must be a prefix.
+            # A read from disk may end where segments do; its result must be a prefix.
             assert engine[0]
             assert engine[0] == model[0][: len(engine[0])]
             assert engine[2] == model[2]
@@ -208,7 +208,7 @@ class Pair:
             side.start()
 
     def do_lose_completion(self):
-        """A block reaches the disk, and the process dies before it hears of it."""
+        """Let a block reach the disk, and the process die before it is notified."""
         for side in self.sides:
             side.submit()
             side.workers.advance(400)
@@ -270,7 +270,7 @@ def summary(log):
 def test_engine_under_random_operations_equals_the_model(
     make_harness, odd_options, placing_options, backend, plan, kind
 ):
-    """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: the model's state exactly."""
+    """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: exactly the model's state."""
     with tempfile.TemporaryDirectory() as directory:
         options = {"small": [], "odd": [odd_options], "placing": [placing_options]}[kind]
         engine = make_harness(backend, Path(directory), *options)
@@ -295,7 +295,7 @@ def test_engine_under_random_operations_equals_the_model(
 )
 @given(plan=st.lists(operations, max_size=40), is_placing=st.booleans())
 def test_engine_after_power_cuts_equals_the_model(make_harness, placing_options, plan, is_placing):
-    """What was reported durable survives the loss of everything unsynced."""
+    """Records reported durable survive the loss of everything unsynced."""
     engine = make_harness("sim", None, *([placing_options] if is_placing else []))
     model = make_harness("memory", None)
     pair = Pair(engine, model)

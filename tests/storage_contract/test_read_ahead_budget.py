@@ -1,4 +1,4 @@
-"""What read-ahead counts is what it keeps from being used for something else."""
+"""Read-ahead accounting: the bytes counted are the memory that is held."""
 
 import random
 
@@ -11,7 +11,7 @@ from segments.log.read_ahead import ReadAhead
 
 
 def window(first, count, size, buffers=1):
-    """Entries that are views of so many buffers, with a header before each."""
+    """Return entries that are views of `buffers` buffers, with a header before each."""
     entries = []
     for n in range(buffers):
         memory = memoryview(random.Random(first + n).randbytes(count * (size + 48)))
@@ -23,7 +23,7 @@ def window(first, count, size, buffers=1):
 
 
 def kept_bytes(windows):
-    """What the windows keep, by the buffers that their entries lie in."""
+    """Return the bytes that the windows hold, by the buffers in which their entries lie."""
     found = [found for found in windows._windows.values() if found.entries]
     return sum(
         len(obj) for obj in {id(e.data.obj): e.data.obj for f in found for e in f.entries}.values()
@@ -32,7 +32,7 @@ def kept_bytes(windows):
 
 @pytest.mark.parametrize("count", [0, 1, 10, 30, 47])
 def test_what_is_counted_is_never_less_than_what_is_kept(count):
-    """One entry that is left keeps the whole buffer that it was read with."""
+    """One remaining entry holds the whole buffer that it was read with."""
     windows = ReadAhead()
     for reader in range(100):
         found = window(1, 48, 64 << 10)
@@ -43,7 +43,7 @@ def test_what_is_counted_is_never_less_than_what_is_kept(count):
 
 
 def test_little_that_is_left_does_not_keep_much():
-    """Many readers near the ends of their windows fit; what they get is the same."""
+    """Many readers near the ends of their windows fit; they read the same."""
     windows = ReadAhead()
     for reader in range(100):
         found = window(1, 48, 64 << 10)
@@ -56,7 +56,7 @@ def test_little_that_is_left_does_not_keep_much():
 
 
 def test_all_buffers_of_a_window_count_once():
-    """Entries read in two calls lie in two of them."""
+    """Entries read in two calls lie in two buffers."""
     windows = ReadAhead()
     found = window(1, 8, 1000, buffers=2)
     windows.keep((1, 0, "index", 1), found)
@@ -96,7 +96,9 @@ def test_everything_is_given_back():
 
 @pytest.mark.parametrize("readers", [1, 5, 10, 15])
 def test_windows_of_so_many_readers_are_taken_before_they_are_dropped(readers):
-    """Each takes a mebibyte at a time in turn, has a window and the next one, and finds both."""
+    """Each reader takes a mebibyte at a time in turn, has a window and the next one, and finds
+    both.
+    """
     windows = ReadAhead()
     asked, size = 1 << 20, 64 << 10
     for reader in range(readers):
@@ -115,7 +117,7 @@ def test_windows_of_so_many_readers_are_taken_before_they_are_dropped(readers):
 
 
 def test_nothing_is_read_ahead_for_too_many_readers():
-    """What would be dropped before it is taken costs the disk twice."""
+    """A window dropped before it is used costs two disk reads."""
     windows = ReadAhead()
     for reader in range(ahead.READERS_MAX):
         windows.keep((reader, 0, "offset", 0), Found(1, []))
@@ -124,7 +126,7 @@ def test_nothing_is_read_ahead_for_too_many_readers():
 
 
 def test_reader_that_arrives_with_nothing_does_not_take_the_window_of_another():
-    """Two at one place share what either has, and the second finds it, too."""
+    """Two readers at one position share either's window, and the second finds it, too."""
     windows = ReadAhead()
     key = (1, 0, "index", 1)
     windows.keep(key, window(1, 8, 1000))
@@ -136,7 +138,7 @@ def test_reader_that_arrives_with_nothing_does_not_take_the_window_of_another():
 
 
 def test_window_of_a_reader_that_stays_away_goes():
-    """One whose readers come back in time stays."""
+    """A window whose readers come back in time stays."""
     windows = ReadAhead()
     for number in (1, 2):
         windows.keep((number, 0, "index", 1), window(1, 8, 1000))

@@ -1,4 +1,4 @@
-"""What a log may rely on of a checkpoint that the disk damaged, or that nobody needs any more."""
+"""Checkpoints that the disk damaged, or that are no longer needed: guarantees to a log."""
 
 import pytest
 
@@ -13,14 +13,14 @@ ITEMS = [(b"k%d" % n, b"value") for n in range(10)]
 
 @pytest.fixture(autouse=True)
 def disarmed():
-    """No test leaves a failpoint armed for the next."""
+    """Disarm all failpoints after each test."""
     yield
     failpoint.arm("")
 
 
 @pytest.fixture
 def engine():
-    """On the simulated disk, whose meta can be damaged item by item."""
+    """Yield an engine on the simulated disk, whose meta can be damaged item by item."""
     made = SimHarness()
     made.start()
     yield made
@@ -28,27 +28,27 @@ def engine():
 
 
 def checkpoint_state(engine, log, *, clear=True):
-    """The state as of the commit index is stored."""
+    """Store the state as of the commit index."""
     engine.collect(MetaBatch(log.log_id, log.commit_index, ITEMS, clear=clear))
     engine.checkpoint()
     assert engine.store.load_meta(log) == (log.commit_index, ITEMS)
 
 
 def meta_items(engine):
-    """The stored items as they lie on the disk, and as they can be read."""
+    """Return the stored items as they lie on the disk, and as they can be read."""
     store = engine.store._meta._file._store
     return store.items, store.durable
 
 
 def damage_meta(engine, log, key):
-    """Flip a bit in what is stored under `key` of the log."""
+    """Flip a bit of the log's value for `key`."""
     for items in meta_items(engine):
         name = log.log_id.to_bytes(4, "big") + key
         items[name] = items[name][:-1] + bytes([items[name][-1] ^ 1])
 
 
 def trim_as_an_owner_does(engine, log):
-    """Everything behind the checkpoint goes."""
+    """Trim everything behind the checkpoint, as an owner does."""
     engine.store.trim_log(log, first_index=log.applied_index + 1)
     engine.submit() if log.applied_index else engine.pump()
     engine.workers.advance(500)
@@ -56,7 +56,9 @@ def trim_as_an_owner_does(engine, log):
 
 @pytest.mark.parametrize("key", [b"kk3", b"a"])
 def test_checkpoint_found_damaged_at_a_start_covers_nothing(engine, writer, key):
-    """Who trimmed behind it and died before the state was stored again would have neither."""
+    """An owner that trimmed behind it and died before the state was stored again would have
+    neither.
+    """
     log = engine.new_log()
     put(engine, log, writer, 50)
     checkpoint_state(engine, log)
@@ -72,7 +74,9 @@ def test_checkpoint_found_damaged_at_a_start_covers_nothing(engine, writer, key)
 
 
 def test_first_whole_state_after_a_damaged_one_counts(engine, writer):
-    """A batch that is not whole is dropped, one with `clear` ends the state; then trims go on."""
+    """A batch that is incomplete is dropped, one with `clear` restores the state; then trims go
+    on.
+    """
     log = engine.new_log()
     put(engine, log, writer, 50)
     checkpoint_state(engine, log)
@@ -90,7 +94,7 @@ def test_first_whole_state_after_a_damaged_one_counts(engine, writer):
 
 
 def test_damage_in_one_log_leaves_the_others_their_checkpoints(engine, writer):
-    """Only what is damaged is given up."""
+    """Only the damaged log's checkpoint is discarded."""
     bad, good = engine.new_log(), engine.new_log(group_id=10)
     for log in (bad, good):
         put(engine, log, writer, 20)
@@ -104,7 +108,7 @@ def test_damage_in_one_log_leaves_the_others_their_checkpoints(engine, writer):
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full):
-    """As at a start; also when the transaction that found it is then refused its room."""
+    """As at a start; also when the transaction that found it is then refused its space."""
     bad, good = engine.new_log(), engine.new_log(group_id=10)
     for log in (bad, good):
         put(engine, log, writer, 20)
@@ -126,7 +130,7 @@ def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full
 
 
 def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writer):
-    """As long as the journal has it: the log begins behind it, so nothing else can stand for it."""
+    """As long as the journal has it: the log begins behind it, so nothing else can replace it."""
     log = engine.new_log()
     engine.store.reset_log(log, first_index=500, prev_term=1, next_offset=900, state=b"snapshot")
     engine.submit()
@@ -147,7 +151,9 @@ def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writ
 
 
 def die_while_deleting(engine, doomed, monkeypatch):
-    """The identity no longer lists the log, all else of it is there; how its items begin."""
+    """Die with the log removed from the identity and everything else of it still there; return the
+    prefix of its items.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(Removals, "_run", lambda removals, removal, job: None)
         engine.store.delete_log(doomed.log_id)
@@ -159,7 +165,7 @@ def die_while_deleting(engine, doomed, monkeypatch):
 def test_meta_of_a_log_that_was_deleted_before_a_crash_is_forgotten_at_the_next_start(
     engine, writer, monkeypatch
 ):
-    """The identity says that it is gone; who should have forgotten the rest died."""
+    """The identity lists it as removed; the process died before it deleted the rest."""
     doomed, kept = engine.new_log(), engine.new_log(group_id=10)
     for log in (doomed, kept):
         put(engine, log, writer, 5)
@@ -173,7 +179,7 @@ def test_meta_of_a_log_that_was_deleted_before_a_crash_is_forgotten_at_the_next_
 
 
 def test_meta_of_a_deleted_log_may_stay_as_long_as_the_disk_is_full(engine, writer, monkeypatch):
-    """A start that only wants to tidy up does not fail for want of room."""
+    """A start whose only purpose for space is cleaning up does not fail."""
     doomed, _ = engine.new_log(), engine.new_log(group_id=10)
     put(engine, doomed, writer, 5)
     checkpoint_state(engine, doomed)
@@ -188,7 +194,7 @@ def test_meta_of_a_deleted_log_may_stay_as_long_as_the_disk_is_full(engine, writ
 
 
 def test_log_that_cannot_be_read_back_leaves_nothing_counted(engine, writer, monkeypatch):
-    """What was staged before the damage was met is in nobody's tail."""
+    """Entries staged before the damage was found belong to no tail."""
     log = engine.new_log()
     for _ in range(3):
         put(engine, log, writer, 2)

@@ -1,11 +1,9 @@
-"""Each call of the file system refused once, at every place of the engine that makes it, in a life
-that goes through all of them.
+"""Each call of the file system refused once, at every place of the engine that makes it.
 
-For want of descriptors, memory or room no process ends: the disk counts as full meanwhile, and
-everything goes on afterwards. What fails for good ends it. Whatever happens, nothing that was
-acknowledged is lost.
-
-A start may be refused as a whole: it says why, and the next one goes through.
+The history passes through all of these places. No process ends for want of descriptors, memory or
+space: the disk counts as full meanwhile, and everything goes on afterwards. A permanent failure
+ends the process. Nothing acknowledged is ever lost. A start may be refused as a whole: it reports
+why, and the next one succeeds.
 """
 
 import errno
@@ -47,7 +45,7 @@ OPTIONS = StoreOptions(
     meta_map_bytes=1 << 20,
 )
 PATIENCE_MS = 60_000
-"""By then all that was refused has been tried again."""
+"""Time within which all refused work has been retried."""
 
 NOT_FATAL = {
     "pread": "damage, which is repaired",
@@ -59,21 +57,21 @@ NOT_FATAL = {
 }
 """Calls that may fail for good without ending the process, and why."""
 LOOKED_AT = ("open", "exists", "size")
-"""Others that may where parts of the directory are looked at: such a part is damaged."""
+"""Further calls that may fail where parts of the directory are examined: such a part is damaged."""
 
 
 @dataclass
 class Known:
-    """What was acknowledged of one log."""
+    """Acknowledged state of one log."""
 
     entries: dict = field(default_factory=dict)
     vote: tuple = (0, 0)
     compacted: int = 0
-    """Up to there little may be left of an entry."""
+    """Index up to which compaction may have emptied entries."""
 
 
 class Engine(SimHarness):
-    """A store on a disk that refuses, and what it has acknowledged."""
+    """A store on a disk that refuses calls, and the state that it has acknowledged."""
 
     def __init__(self):
         super().__init__(OPTIONS)
@@ -84,9 +82,9 @@ class Engine(SimHarness):
         fs = RefusingFileSystem(self.disk, self.faults)
         return DiskStore.open(fs, "data", self.workers, self.options, random.Random(self.lives))
 
-    # --- lives ----------------------------------------------------------------------------------
+    # --- runs ----------------------------------------------------------------------------------
     def begin(self):
-        """Start; one that is refused is made again."""
+        """Start; a refused start is repeated."""
         self.faults.is_start = True
         try:
             self.start()
@@ -103,7 +101,7 @@ class Engine(SimHarness):
         self.wait(lambda: done)
 
     def wait(self, is_done):
-        """Until it is; fails when a minute has passed, or the store is fatally wrong."""
+        """Run until `is_done`; fail after a minute, or if the store reports a fatal error."""
         for _ in range(PATIENCE_MS // 500):
             self.pump()
             if is_done():
@@ -115,7 +113,7 @@ class Engine(SimHarness):
         raise AssertionError("it does not go on")
 
     def calm_down(self):
-        """Nothing more is refused, and all that was is done."""
+        """Stop refusing, and run until all refused work is done."""
         self.pass_on()
         self.workers.advance(15_000)
         self.faults.calm_once_refused()
@@ -125,7 +123,7 @@ class Engine(SimHarness):
         assert not self.store.disk_full
         assert self.store.accepts_appends
 
-    # --- what is asked --------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
     def make_log(self, group):
         made = []
         self.store.create_log(group, 1, on_created=made.append)
@@ -153,7 +151,7 @@ class Engine(SimHarness):
             self.known[group].vote = (term, 2)
 
     def cut(self, group, size):
-        """Another leader's entries take the place of the last two, which are not committed."""
+        """Replace the last two entries, which are uncommitted, with another leader's."""
         log = self.log_of(group)
         first = log.last_index - 1
         assert first > log.commit_index
@@ -168,7 +166,7 @@ class Engine(SimHarness):
         self.known[group].vote = (2, 3)
 
     def flush(self):
-        """A checkpoint with the state of all logs as of now."""
+        """Checkpoint the current state of all logs."""
         logs = list(self.store.logs.values())
         self.collect(
             *(
@@ -193,7 +191,7 @@ class Engine(SimHarness):
             index = part[-1].index + 1
 
     def read_from(self, log, index):
-        """What is refused or damaged is asked for again, once it may be there again."""
+        """Read; retry what is refused or damaged once it may be available again."""
         for _ in range(10):
             try:
                 return list(log.entries(index, log.last_index + 1, 20_000))
@@ -208,7 +206,7 @@ class Engine(SimHarness):
         raise AssertionError(answers)
 
     def pass_on(self):
-        """A second or two; by then what was refused may be there."""
+        """Let a second or two pass, after which refused data may be available."""
         self.workers.advance(2_000)
         self.faults.calm_once_refused()
 
@@ -220,7 +218,7 @@ class Engine(SimHarness):
             return self.store.load_meta(log)
 
     def heal(self, log):
-        """As its owner does: other replicas have copies of what is damaged."""
+        """Repair as the log's owner does: other replicas have copies of what is damaged."""
         for first, end in log.damaged:
             known = self.known[log.group_id].entries
             copies = [entry(n, len(known[n]), log.term(n)) for n in range(first, end)]
@@ -269,8 +267,9 @@ class Engine(SimHarness):
             self.flush()
 
     def repair_damage(self, group, index, *, loses_index=False, upto=0):
-        """Flip a bit of an entry's frame; its copy is another replica's, which may be compacted
-        further."""
+        """Flip a bit of an entry's frame; its copy comes from another replica, which may be
+        compacted further.
+        """
         log = self.log_of(group)
         idx = replace(log.files, fs=SimFileSystem(self.disk)).idx(index)
         path = log.files.segment_path(idx.segment)
@@ -296,7 +295,7 @@ class Engine(SimHarness):
             self.flush()
         raise AssertionError(answers)
 
-    # --- what must be ---------------------------------------------------------------------------
+    # --- invariants ----------------------------------------------------------------------------
     def check(self):
         for group, known in self.known.items():
             log = self.log_of(group)
@@ -312,7 +311,7 @@ class Engine(SimHarness):
 
 
 class Ended(Exception):
-    """The store has said that the disk can no longer be trusted."""
+    """Raised when the store has reported that the disk can no longer be trusted."""
 
 
 def entry(index, size, term=1):
@@ -344,7 +343,7 @@ def fill(engine, *groups):
 
 
 def appends(engine):
-    """Journal files, segments and index files begin and end."""
+    """Begin and end journal files, segments and index files."""
     engine.begin()
     fill(engine, 1, 2)
     engine.put(1, 3, 300, commit=False)
@@ -406,7 +405,7 @@ def removals(engine):
 
 
 def full_disk(engine):
-    """What is made of the reserve, and the reserve again."""
+    """Use up the reserve, and have it restored."""
     engine.begin()
     fill(engine, 1)
     engine.disk.room = 0
@@ -433,11 +432,11 @@ def starts(engine):
 
 
 CHAPTERS = (appends, large_appends, compactions, repairs, removals, full_disk, starts)
-"""Through every path of the engine that touches the disk."""
+"""Chapters of a history through every path of the engine that touches the disk."""
 
 
 def live_on(engine):
-    """Behind whatever was refused."""
+    """Check that the store works after a refusal."""
     engine.calm_down()
     for group in sorted(engine.known):
         engine.put(group, 20, 300, term=2)
@@ -448,7 +447,7 @@ def live_on(engine):
 
 
 class Place(NamedTuple):
-    """Where a call is made: the first of its kind is number `at` of a chapter."""
+    """Place where a call is made: the first such call is number `at` of a chapter."""
 
     name: str
     lines: tuple
@@ -458,7 +457,7 @@ class Place(NamedTuple):
 
 
 def recorded():
-    """Every place of the engine that makes a call, once."""
+    """Return every place of the engine that makes a call, once."""
     found = {}
     for chapter in CHAPTERS:
         engine = Engine()
@@ -476,8 +475,10 @@ def places():
 
 
 def refuse(place, code, *, lasts, may_end):
-    """A life in which that call is refused. It `may_end` a process; then the next one finds what
-    was acknowledged. True: it has."""
+    """Run a history in which that call is refused.
+
+    If it `may_end` the process, the next one finds what was acknowledged. Return True if it ended.
+    """
     engine = Engine()
     engine.faults.arm(place.at, code, lasts=lasts)
     try:
@@ -503,7 +504,9 @@ def refuse(place, code, *, lasts, may_end):
 @pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("name", CODES)
 def test_refused_call_ends_nobody_and_loses_nothing(places, name, lasts):
-    """Once, with what it may say; or everything that asks for the same, for a while."""
+    """Refused once, with each possible error; or, for a while, together with all calls of the same
+    kind.
+    """
     for n, place in enumerate(place for place in places if place.name == name):
         passing = [code for code in CODES[name] if code != errno.ENOSPC]
         codes = {passing[n % len(passing)], *set(CODES[name]) - set(passing)}
@@ -527,7 +530,7 @@ def test_call_that_fails_for_good_ends_the_process_and_loses_nothing(places, nam
 
 @contextmanager
 def annotated(place, code):
-    """Say which of many it was."""
+    """Add the refused place to a failure's message."""
     try:
         yield
     except BaseException as error:

@@ -1,5 +1,6 @@
-"""A repair and a compaction of one log at the same time, as threads that stall at any call to the
-system while the other goes on."""
+"""A repair and a compaction of one log at the same time, as threads that stall at any system call
+while the other proceeds.
+"""
 
 import random
 
@@ -72,7 +73,7 @@ def start():
 
 
 class Both:
-    """One run of both. Of the copies some are compacted, as the replicas are that send them."""
+    """One run of both. Some of the copies are compacted, as the replicas that send them are."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -86,7 +87,7 @@ class Both:
         )  # fmt: skip
 
     def damage(self):
-        """A bit flips in an entry, and somebody reads it."""
+        """Flip a bit in an entry, and read it."""
         log, rng = self.engine.log, self.rng
         index = rng.randint(1, UPTO)
         idx = log.files.idx(index)
@@ -103,7 +104,7 @@ class Both:
         self.engine.workers.advance(1)
 
     def repair(self):
-        """As often as others answer."""
+        """Repair with each answer of the other replicas."""
         log, answers = self.engine.log, []
         for first, end in log.damaged:
             done = log.compaction.upto
@@ -116,7 +117,7 @@ class Both:
         return answers
 
     def check(self):
-        """All is healed in the end, and what was compacted is."""
+        """Check that in the end all is repaired and compacted."""
         engine = self.engine
         for _ in range(4):
             engine.workers.advance(30_000)
@@ -137,7 +138,7 @@ class Both:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_repair_stalls_while_a_compaction_goes_on(seed, monkeypatch):
-    """From any of its steps on to any other."""
+    """From any of its steps to any other."""
     rng = random.Random(seed)
     both = Both(rng)
     stall = Stall(monkeypatch, lambda: both.engine.workers.advance(100 * rng.randint(1, 60)))

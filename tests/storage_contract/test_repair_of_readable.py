@@ -1,5 +1,8 @@
-"""Repairs of what is not damaged: entries that can be read after all, and damage to a file that
-does not count. Neither ends a server."""
+"""Repairs of undamaged data: entries that turn out to be readable, and damage to a file that does
+not count.
+
+Neither ends a server.
+"""
 
 import pytest
 
@@ -55,7 +58,7 @@ def engine():
 
 
 def unreadable(engine, path, page):
-    """One page of a file; returns what makes it readable again."""
+    """Make one page of a file unreadable; return a callable that makes it readable again."""
     key = SimFileSystem(engine.disk).open(path)._inode, page
     engine.disk.bad_pages.add(key)
     return lambda: engine.disk.bad_pages.discard(key)
@@ -84,7 +87,7 @@ def find_damage(engine, log, first, end):
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 def test_entry_that_can_be_read_after_all_is_kept(engine, is_compacted):
-    """The medium could not give a page for a moment; the copies have less in them, or as much."""
+    """The medium failed to return a page for a moment; the copies hold less of them, or as much."""
     log = engine.log
     before = engine.all_entries(log)
     heal = unreadable(engine, log.files.segment_path(1), 3)
@@ -97,7 +100,7 @@ def test_entry_that_can_be_read_after_all_is_kept(engine, is_compacted):
 
 
 def test_entry_that_can_be_read_while_it_is_repaired_refuses_the_copy(engine):
-    """It is kept, and what is read is not what was written. The next try finds it good."""
+    """It is kept, although the bytes read are not those written. The next attempt finds it good."""
     log = engine.log
     before = engine.all_entries(log)
     heal = unreadable(engine, log.files.segment_path(1), 3)
@@ -112,7 +115,7 @@ def test_entry_that_can_be_read_while_it_is_repaired_refuses_the_copy(engine):
 
 
 def test_only_what_cannot_be_read_of_a_range_is_written(engine):
-    """A frame of which the Idx are damaged, too, takes good ones along to the segment's end."""
+    """A frame whose Idx are damaged, too, includes good ones up to the segment's end."""
     log = engine.log
     before = engine.all_entries(log)
     files = log.files
@@ -127,8 +130,9 @@ def test_only_what_cannot_be_read_of_a_range_is_written(engine):
 
 
 def damage_without_index(engine, log, index):
-    """A frame whose length is wrong by two bits, and no Idx tells how long it was: nothing leads to
-    those behind it."""
+    """Damage a frame's length in two bits, with no Idx that gives it: the frames behind it cannot
+    be found.
+    """
     files = log.files
     position = files.idx(index).position
     flip(engine, files.segment_path(1), position + 4)
@@ -138,8 +142,10 @@ def damage_without_index(engine, log, index):
 
 
 def test_smaller_copies_of_a_part_of_a_range_without_index_are_enough(engine):
-    """The others are compacted, and send as much as one answer takes. What lies behind the copies
-    is found by what the next entry must say of itself."""
+    """The other replicas are compacted, and send as much as one answer takes.
+
+    The end of the copies is found by the known fields of the next entry.
+    """
     log = engine.log
     before = engine.all_entries(log)
     first, end = damage_without_index(engine, log, 20)
@@ -157,7 +163,10 @@ def test_smaller_copies_of_a_part_of_a_range_without_index_are_enough(engine):
 
 
 def test_frame_that_a_client_has_sent_is_not_taken_for_the_next_one(engine):
-    """It says all that the next one does. Then there are two, and copies of both are needed."""
+    """It has all fields of the next entry.
+
+    Then there are two candidates, and copies of both are needed.
+    """
     log = engine.log
     write(engine, [entry(n) for n in range(COUNT + 1, COUNT + 20)])
     index = log.last_index + 1
@@ -185,7 +194,7 @@ def test_frame_that_a_client_has_sent_is_not_taken_for_the_next_one(engine):
 
 
 def test_damage_in_a_segment_written_anew_is_no_damage_of_the_log(engine):
-    """It does not count yet: the compaction is given up, and the old segment is whole."""
+    """The file does not count yet: the compaction is abandoned, and the old segment is intact."""
     log = engine.log
     before = engine.all_entries(log)
     done = []

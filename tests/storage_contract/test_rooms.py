@@ -1,4 +1,4 @@
-"""Room that logs do not use any more goes back to the disk, and making it never fills one."""
+"""Preallocated space: unused space returns to the disk, and allocating it never fills one."""
 
 import errno
 import os
@@ -39,9 +39,9 @@ LARGE = replace(
     checkpoint_interval_ms=1000,
 )
 SIZE = 5_000
-"""Four of these are flushed at once."""
+"""Entry size: four of these are flushed at once."""
 ROUNDS_MS = 5_000
-"""Several rounds of checkpoints."""
+"""Duration of several rounds of checkpoints."""
 
 
 @pytest.fixture(params=["disk", "sim"])
@@ -57,7 +57,7 @@ def sim():
 
 
 def settle_twice(sim, logs):
-    """All of them want room the first time, and use it the second."""
+    """Have all logs preallocate the first time, and use the space the second."""
     for _ in range(2):
         for log in logs:
             sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, SIZE))
@@ -68,7 +68,7 @@ def settle_twice(sim, logs):
 
 
 def disk_bytes(engine, log):
-    """What the segments of a log take on the disk."""
+    """Return the disk space that the segments of a log take."""
     if isinstance(engine, DiskHarness):
         files = Path(log.files.directory).glob("*.log")
         return sum(path.stat().st_blocks * 512 for path in files)
@@ -81,14 +81,16 @@ def disk_bytes(engine, log):
 
 
 def bound(log):
-    """What they hold, in whole blocks, and a block or two each that the file system needs."""
+    """Return the bytes that they hold, in whole blocks, plus a block or two each that the file
+    system needs.
+    """
     segments = {*(info.number for info in log.segments), log.placement.segment}
     held = sum(info.sealed.bytes if info.sealed else 0 for info in log.segments[:-1])
     return held + log.placement.position + 3 * BLOCK * len(segments)
 
 
 def is_idle(engine):
-    """Nothing will happen by itself: no round is under way, nor anything to be tried again."""
+    """Return True if no work is pending: no round is under way, and nothing is to be retried."""
     return engine.store._checkpoints._round is None and engine.store._checkpoints.rooms.is_empty
 
 
@@ -97,7 +99,7 @@ def is_small(engine, log):
 
 
 def test_log_that_becomes_quiet_gives_its_room_back(engine):
-    """Nothing comes any more, not even a flush. Then the server rests."""
+    """Nothing is appended any more, and no flush runs. Then the server is idle."""
     append(engine, 8, size=SIZE)
     settle_all(engine)
     log = engine.log
@@ -121,7 +123,7 @@ def test_log_that_becomes_quiet_gives_its_room_back(engine):
 
 
 def test_log_that_goes_on_keeps_its_room(engine):
-    """Something large in each round is enough."""
+    """A large append in each round is enough."""
     for _ in range(12):
         engine.workers.advance(700)
         append(engine, 4, size=SIZE)
@@ -132,7 +134,7 @@ def test_log_that_goes_on_keeps_its_room(engine):
 
 
 def test_log_whose_entries_are_never_committed_gives_its_room_back(engine):
-    """What has a place stays; rounds do not go on for ever."""
+    """Placed entries stay; rounds do not go on for ever."""
     append(engine, 8, size=SIZE)
     engine.submit()
     log = engine.log
@@ -149,7 +151,7 @@ def test_log_whose_entries_are_never_committed_gives_its_room_back(engine):
 
 
 def test_next_file_that_nothing_is_in_goes(tmp_path):
-    """The segment ends before the room does."""
+    """The segment ends before its preallocated space does."""
     engine = settled(
         DiskHarness(replace(LARGE, segment_bytes=64 << 10), directory=str(tmp_path / "d")),
         SIZE,
@@ -165,7 +167,7 @@ def test_next_file_that_nothing_is_in_goes(tmp_path):
 
 @pytest.mark.parametrize("is_placing", [True, False])
 def test_room_of_a_life_before_goes_back(engine, is_placing):
-    """A crash leaves it; also where the next life places nothing."""
+    """A crash leaves it; also where the next run places nothing."""
     append(engine, 8, size=SIZE)
     settle_all(engine)
     held = engine.all_entries(engine.log)
@@ -184,7 +186,7 @@ def test_room_of_a_life_before_goes_back(engine, is_placing):
 
 
 def test_cut_that_was_not_durable_is_made_again(sim):
-    """A power cut brings back what was allocated."""
+    """A power cut brings back allocated space."""
     append(sim, 8, size=SIZE)
     settle_all(sim)
     sim.workers.advance(ROUNDS_MS)
@@ -197,7 +199,7 @@ def test_cut_that_was_not_durable_is_made_again(sim):
 
 
 def test_start_of_many_logs_looks_at_some_at_a_time(sim, monkeypatch):
-    """All have their turn."""
+    """All logs have their turn."""
     monkeypatch.setattr(rooms, "LOOKS_MAX", 2)
     logs = [sim.log, *(sim.new_log() for _ in range(9))]
     settle_twice(sim, logs)
@@ -218,7 +220,7 @@ def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
 
 
 def test_nothing_is_cut_while_a_payload_is_under_way(sim):
-    """It may lie anywhere in the room that the log has given up."""
+    """It may lie anywhere in the space that the log has released."""
     append(sim, 8, size=SIZE)
     block, payload = jobs(sim)
     log = sim.log
@@ -256,7 +258,7 @@ def test_what_was_cut_off_goes_back_too(sim):
 
 
 def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
-    """Before a flush comes: what follows may be too little for one."""
+    """Before a flush comes: the entries that follow may be too few for one."""
     options = replace(LARGE, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
     log = engine.log
@@ -282,7 +284,7 @@ def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
 
 @pytest.mark.parametrize("what", ["reset", "delete"])
 def test_log_that_is_no_more_has_nothing_to_give_back(engine, what):
-    """Its files go; what it was to give back is forgotten."""
+    """Its files are removed; pending releases are forgotten."""
     append(engine, 8, size=SIZE)
     block, payload = jobs(engine)
     log = engine.log
@@ -323,7 +325,7 @@ def refuse(*_):
 
 
 def test_unreadable_end_is_left_alone(tmp_path, monkeypatch):
-    """The file stays as long as it is; nobody is asked again and again."""
+    """The file keeps its length, and the truncation is not retried for ever."""
     engine = settled(DiskHarness(LARGE, directory=str(tmp_path / "data")), SIZE)
 
     def unreadable(self, length):
@@ -338,7 +340,7 @@ def test_unreadable_end_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_failed_sync_of_names_is_the_end(engine, request):
-    """As every other."""
+    """As every other failed sync."""
     request.addfinalizer(lambda: failpoint.arm(""))
     failpoint.arm("room.cut:error")
     engine.workers.advance(ROUNDS_MS)
@@ -347,7 +349,9 @@ def test_failed_sync_of_names_is_the_end(engine, request):
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_room_that_was_refused_leaves_nothing(tmp_path, monkeypatch, at):
-    """The system may have had a part of it when the disk was full, in this file or the next."""
+    """The system may have allocated a part of it when the disk was full, in this file or the
+    next.
+    """
     options = replace(LARGE, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
     engine.workers.advance(ROUNDS_MS)
@@ -378,7 +382,9 @@ def test_room_that_was_refused_leaves_nothing(tmp_path, monkeypatch, at):
 
 
 def test_no_room_is_made_of_the_last_of_a_disk(sim):
-    """What the journal and the segments may need is left, and several times the room."""
+    """The space that the journal and the segments may need, and several times the preallocation, is
+    left.
+    """
     kept = sim.store._checkpoints._space_kept
     sim.workers.advance(ROUNDS_MS)
     for room, is_made in ((kept, False), (kept + (3 << 20), False), (kept + (9 << 20), True)):
@@ -390,7 +396,7 @@ def test_no_room_is_made_of_the_last_of_a_disk(sim):
 
 
 def test_disk_that_others_fill_takes_the_room_back(sim):
-    """Before it is full."""
+    """Before the disk is full."""
     append(sim, 4, size=SIZE)
     settle_all(sim)
     assert sim.log.placement.rooms
@@ -405,7 +411,7 @@ def test_disk_that_others_fill_takes_the_room_back(sim):
 
 
 def test_nothing_is_placed_where_files_are_not_written_in_place(tmp_path):
-    """To write over a room's zeros needs other blocks there, which a full disk does not have."""
+    """Overwriting preallocated zeros needs other blocks there, which a full disk does not have."""
     sim = SimHarness(LARGE, disk=SimDisk(random.Random(7), DiskProfile()))
     sim.disk.writes_in_place = False
     sim.start()
@@ -425,7 +431,7 @@ def test_nothing_is_placed_where_files_are_not_written_in_place(tmp_path):
 
 
 def test_type_of_a_mount_is_what_the_system_says(tmp_path):
-    """Of the mount that the directory is on; none is known of what is not there."""
+    """Of the mount that holds the directory; None for a path that does not exist."""
     fs = RealFileSystem()
     assert fs.writes_in_place("/dev/shm")
     assert not fs.writes_in_place("/proc")
@@ -433,7 +439,7 @@ def test_type_of_a_mount_is_what_the_system_says(tmp_path):
 
 
 class QuietLives(CrowdedLives):
-    """At the end of each, and of all, nothing comes any more."""
+    """Histories at whose ends nothing more is appended."""
 
     def die(self):
         if self.rng.random() < 0.3:
@@ -442,7 +448,7 @@ class QuietLives(CrowdedLives):
         super().die()
 
     def rest(self):
-        """No log has more of the disk than it needs."""
+        """Check that no log takes more of the disk than it needs."""
         engine = self.engine
         engine.pump()
         engine.workers.advance(40_000)
@@ -453,7 +459,10 @@ class QuietLives(CrowdedLives):
                 assert disk_bytes(engine, log) <= self.needed(log)
 
     def needed(self, log):
-        """Segments that payloads have filled are cut to length by the flush that comes to them."""
+        """Return the bytes needed.
+
+        The next flush to a segment that payloads have filled cuts it to length.
+        """
         full = self.limits.bytes * len(log.placement.begun)
         held = [info for info in log.segments if info.number < log.placement.segment]
         sizes = [log.files.fs.open(log.files.segment_path(info.number)).size() for info in held]
@@ -462,7 +471,7 @@ class QuietLives(CrowdedLives):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_logs_at_rest_have_no_more_than_they_need(seed, monkeypatch):
-    """Whatever was placed, cut off, evicted or refused before."""
+    """Whatever was placed, truncated, evicted or refused before."""
     if seed % 3:
         monkeypatch.setattr(rooms, "ROOMS_MAX", 1 + seed % 2)
     lives = live(QuietLives, seed, 120, monkeypatch)
@@ -472,12 +481,14 @@ def test_logs_at_rest_have_no_more_than_they_need(seed, monkeypatch):
 
 FULL_LIVES = 12
 COST = 2 << 20
-"""By so many bytes less than without room a disk may take: files are laid out differently."""
+"""Bytes that a disk may take less than without preallocation: files are laid out differently."""
 
 
 def twins(seed):
-    """Two engines on disks that are about to be full; the first makes room. Its disk has a little
-    more space."""
+    """Return two engines on disks that are about to be full; the first preallocates.
+
+    Its disk has a little more space.
+    """
     made = []
     for place_bytes_min in (400, 0):
         options = replace(LARGE, segment_bytes=1 << 20, place_bytes_min=place_bytes_min)
@@ -495,8 +506,9 @@ def twins(seed):
 
 @pytest.mark.parametrize("seed", range(FULL_LIVES))
 def test_disk_becomes_full_no_sooner_for_the_room_that_is_made(seed):
-    """The same appends on two disks, one server of which places none: as long as that goes on, the
-    other does, too."""
+    """The same appends on two disks, one server of which places none: as long as that one accepts
+    appends, the other does, too.
+    """
     rng = random.Random(seed)
     placing, other = engines = twins(seed)
     ids = sorted(placing.store.logs)

@@ -1,5 +1,7 @@
-"""Damage in what a start reads beside segments is found while the store runs, and written anew from
-what memory has: the next start finds all of it."""
+"""Damage in files beside segments that a start reads.
+
+A running store finds it and rewrites the data from memory: the next start finds all of it.
+"""
 
 import errno
 from dataclasses import replace
@@ -28,7 +30,9 @@ OPTIONS = StoreOptions(
 
 
 def fill(engine):
-    """Three logs: entries in segments, small tails, uncommitted entries, an installed state."""
+    """Create three logs: entries in segments, small tails, uncommitted entries, an installed
+    state.
+    """
     store = engine.store
     for group in (9, 10, 11):
         engine.new_log(group_id=group)
@@ -52,7 +56,7 @@ def fill(engine):
 
 
 def told(engine):
-    """All that a start has to find."""
+    """Return all that a start has to find."""
     return [
         (log.log_id, log.lost, log.hard_state, log.first_index, log.next_offset,
          log.installed_state, engine.all_entries(log))
@@ -62,7 +66,9 @@ def told(engine):
 
 @pytest.fixture(params=[0, 4_000], ids=["journaled", "placed"])
 def engine(request):
-    """Entries are in the journal, or in segments and the journal has their checksums."""
+    """Yield an engine whose entries are in the journal, or in segments with their checksums in the
+    journal.
+    """
     made = SimHarness(replace(OPTIONS, place_bytes_min=request.param))
     made.start()
     fill(made)
@@ -81,13 +87,13 @@ def flip(file, position):
 
 
 def scrub(engine):
-    """A round, and what follows from it."""
+    """Run a scrub round and its consequences."""
     engine.workers.advance(60_000)
     return engine.store.stats()["scrub_parts_damaged"]
 
 
 def place_of(file, what):
-    """Where in a journal file something says that, of blocks in the one with most records."""
+    """Return a position of that kind of record within the file, in the block with most records."""
     header = decode_file_header(file.pread(PAGE_BYTES, 0))
     blocks, position = [], header.bytes
     while (found := read_block(file, header, position, file.size())[0]) is not None:
@@ -104,13 +110,13 @@ def place_of(file, what):
 @pytest.mark.parametrize("what", ["header", "parity", "block", "table", "frame", "sector", "name"])
 @pytest.mark.parametrize("which", [0, 1, -1])
 def test_damaged_journal_file_goes_and_nothing_with_it(engine, which, what):
-    """The oldest, one between, and the one that is being written."""
+    """The oldest file, one in the middle, and the one being written."""
     files = engine.store._journal.counted_files()
     assert len(files) >= 3
     sequence, path, _ = files[which]
     before = told(engine)
     file = file_of(engine, path)
-    if what == "name":  # somebody has removed it
+    if what == "name":  # removed from outside
         SimFileSystem(engine.disk).unlink(path)
     elif what == "sector":
         engine.disk.bad_pages.add((file._inode, 2))
@@ -137,7 +143,7 @@ def test_whole_directory_is_left_alone(engine):
 
 
 def test_parts_are_looked_at_once_an_hour(engine):
-    """Also behind the first time."""
+    """Also after the first time."""
     engine.workers.advance(60_000)
     file = file_of(engine, "data/identity")
     flip(file, 20)
@@ -148,7 +154,7 @@ def test_parts_are_looked_at_once_an_hour(engine):
 
 
 def test_file_that_is_let_go_while_it_is_looked_at_is_no_damage(engine):
-    """It becomes another one."""
+    """It becomes another file."""
     sequence, path, end_lsn = engine.store._journal.counted_files()[0]
     look = JournalLook(SimFileSystem(engine.disk), sequence, path, end_lsn, engine.store)
     engine.store._journal.chain.release(sequence + 1)
@@ -159,7 +165,7 @@ def test_file_that_is_let_go_while_it_is_looked_at_is_no_damage(engine):
 
 
 def test_damaged_journal_file_goes_while_entries_come(engine):
-    """And more of it is damaged than one file."""
+    """More of the journal is damaged than one file."""
     store, log = engine.store, engine.log
     files = engine.store._journal.counted_files()[-2:]
     for _, path, _ in files:
@@ -197,7 +203,7 @@ def test_damaged_journal_file_of_a_full_disk_goes_when_there_is_room(engine):
 
 
 def test_journal_file_of_a_full_disk_takes_more_while_it_waits_to_go(engine):
-    """Votes would need a piece of the reserve each time, and it may be the last with its room."""
+    """Otherwise each vote would need a reserve piece; and it may be the last file with space."""
     store, log = engine.store, engine.log
     engine.disk.room = 0
     while not store._journal.is_full:
@@ -229,7 +235,7 @@ def test_journal_file_of_a_full_disk_takes_more_while_it_waits_to_go(engine):
 
 @pytest.mark.parametrize("half", [0, 1, 2])
 def test_damaged_identity_is_written_anew(engine, half):
-    """One half of it, or both: no start could do without."""
+    """One half of it, or both: a start needs one."""
     file = file_of(engine, "data/identity")
     for at in ((0,), (1,), (0, 1))[half]:
         flip(file, at * file.size() // 2 + 20)
@@ -252,7 +258,7 @@ def test_damaged_format_is_written_anew(engine, copies):
 
 
 def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
-    """Segments are scrubbed, the other parts looked at; once there is room it is mended."""
+    """Segments are scrubbed and the other parts examined; once there is space it is repaired."""
     engine.workers.advance(8_000)
     flip(file_of(engine, "data/format"), 12)
     engine.disk.room = 0
@@ -274,7 +280,9 @@ def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
 
 
 def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):
-    """With what can be read of it, before a look through the map at that page ends the process."""
+    """With what can be read of it, before an access through the map to that page ends the
+    process.
+    """
     engine = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     engine.start()
     fill(engine)
@@ -300,8 +308,9 @@ def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypa
 
 @pytest.mark.parametrize("waiting", [1, 8], ids=["stands for all", "stands for some"])
 def test_round_that_begins_while_a_file_takes_the_place_of_others(monkeypatch, waiting):
-    """On a full disk, with the block still on its way: what the round is told to read is there, and
-    whole."""
+    """On a full disk, with the block still being written: the file that the round has to read is
+    there, and complete.
+    """
     engine = SimHarness(replace(SMALL, cache_bytes_max=1 << 20))
     engine.start()
     store, log = engine.store, engine.new_log(9)
@@ -359,7 +368,9 @@ def test_file_that_cannot_be_opened_is_damaged(engine, monkeypatch, what):
 
 
 def test_journal_is_read_from_the_medium(monkeypatch):
-    """All of a block longer than a step, too: the page cache may have what the medium has lost."""
+    """Also all of a block longer than a step: the page cache may hold data that the medium has
+    lost.
+    """
     engine = SimHarness(
         replace(OPTIONS, journal_file_bytes=8 << 20, journal_first_file_bytes=8 << 20,
                 cache_bytes_max=32 << 20)
@@ -397,7 +408,7 @@ def test_journal_is_read_from_the_medium(monkeypatch):
 
 
 def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine, monkeypatch):
-    """What a thread writes was encoded before."""
+    """The thread writes what was encoded before."""
     store, workers = engine.store, engine.workers
     real, adopted = workers.essential, []
 
@@ -419,7 +430,9 @@ def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine
 
 
 def test_what_a_damaged_file_is_needed_for_is_staged_a_piece_at_a_time(monkeypatch):
-    """All that is not in segments may be needed of the newest file: never staged at once."""
+    """The newest file may be needed for everything that is not in segments: that is never staged at
+    once.
+    """
     engine = SimHarness(
         replace(OPTIONS, journal_file_bytes=4 << 20, journal_first_file_bytes=4 << 20)
     )

@@ -1,4 +1,4 @@
-"""What a flush wrote and did not get to count: it must never pass for what does."""
+"""Leftovers of a flush that was not noted must never pass for live data."""
 
 import errno
 import random
@@ -81,7 +81,7 @@ class Engine:
         self.workers.advance(1_500)
 
     def cut_flush(self, limits):
-        """A flush whose files are written, and whose notes never reach the journal."""
+        """Run a flush whose files are written, and whose notes never reach the journal."""
         self.store.set_segment_limits(self.log, limits)
         self.store.checkpoint()
         while self.workers.pool_jobs:
@@ -111,7 +111,7 @@ class Engine:
 
 
 class FullFile(RealFile):
-    """Raises ENOSPC where `refuses(path, position)` says so."""
+    """File that raises ENOSPC where `refuses(path, position)` is true."""
 
     __slots__ = ("path", "refuses")
 
@@ -122,7 +122,7 @@ class FullFile(RealFile):
 
 
 class FullFileSystem(RealFileSystem):
-    """A file system that is full at a place."""
+    """File system that is full at given places."""
 
     def __init__(self):
         self.refuses = lambda path, position: False
@@ -136,8 +136,9 @@ class FullFileSystem(RealFileSystem):
 
 
 def test_segments_of_a_flush_that_met_a_full_disk_do_not_come_back(tmp_path):
-    """They hold entries that are flushed to the segment before, once there is room and the limits
-    are larger: taken for live ones, a trim would delete what they stand for."""
+    """Once there is space and the limits are larger, their entries are flushed to the previous
+    segment. Taken for live ones, a trim would delete what replaced them.
+    """
     fs = FullFileSystem()
     engine = Engine(fs, str(tmp_path / "data"))
     engine.put(120)
@@ -162,7 +163,7 @@ def test_segments_of_a_flush_that_met_a_full_disk_do_not_come_back(tmp_path):
 
 @pytest.mark.parametrize(("first", "then"), [(SMALL, LARGE), (LARGE, SMALL)])
 def test_idx_of_a_cut_flush_do_not_come_back_with_a_power_cut(first, then):
-    """They pass their checks and name places where the entries no longer lie."""
+    """They pass their checks and name positions where the entries no longer are."""
     for seed in range(20):
         disk = SimDisk(random.Random(seed), DiskProfile())
         engine = Engine(SimFileSystem(disk), "data")
@@ -183,7 +184,8 @@ def test_idx_of_a_cut_flush_do_not_come_back_with_a_power_cut(first, then):
 
 def test_segment_cut_short_before_the_scrap_of_a_flush_is_scrap_itself(tmp_path):
     """A header that never arrived, and behind it a good one that another flush had left: neither
-    holds what counts."""
+    holds live data.
+    """
     engine = Engine(RealFileSystem(), str(tmp_path / "data"))
     engine.put(100)
     engine.flush(SMALL)
@@ -202,7 +204,9 @@ def test_segment_cut_short_before_the_scrap_of_a_flush_is_scrap_itself(tmp_path)
 
 
 def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
-    """Somebody removed it: a reader must not be told that its entries were deleted by intent."""
+    """It was removed from outside: a reader must not get the error for entries deleted by
+    intent.
+    """
     engine = Engine(RealFileSystem(), str(tmp_path / "data"))
     engine.put(200)
     engine.flush(SMALL)
@@ -216,7 +220,7 @@ def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
     assert engine.log.damaged
     ask = []
     engine.store.entries_cold(engine.log, 60, 61, 1 << 20, ask.append)
-    engine.store.trim_log(engine.log, first_index=150)  # before the read gets to the disk
+    engine.store.trim_log(engine.log, first_index=150)  # before the read reaches the disk
     engine.store.submit()
     (tmp_path / f"data/logs/00000001/{engine.log.segments[0].number:010d}.log").unlink(
         missing_ok=True
@@ -226,7 +230,7 @@ def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
 
 
 def test_time_is_found_though_a_flush_ends_during_the_search(tmp_path):
-    """What was to be looked at in memory may be on disk only by the time the disk has answered."""
+    """Data to be searched in memory may be on disk only by the time the disk search returns."""
     for cache_bytes in (64 << 10, 0):
         options = replace(OPTIONS, cache_bytes_max=cache_bytes)
         engine = Engine(RealFileSystem(), str(tmp_path / f"{cache_bytes}"), options)

@@ -1,4 +1,4 @@
-"""When a log begins a new segment, and what its segments say of themselves."""
+"""Limits at which a log begins a new segment, and the spans that its segments report."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def harness(request, tmp_path):
 
 
 def write(harness, log, timestamps, size=100):
-    """An entry of one record for each timestamp, committed and in segments."""
+    """Write an entry of one record for each timestamp, committed and in segments."""
     first, offset = log.last_index + 1, log.next_offset
     entries = [
         StoredEntry(1, first + n, 0, bytes(size), offset + n, 1, timestamp)
@@ -44,7 +44,7 @@ def spans(harness, log):
 
 
 def test_segments_say_where_they_end_and_how_young_they_are(harness):
-    """Oldest first, all of them together everything that is committed."""
+    """Oldest first; together they cover everything that is committed."""
     log = harness.new_log()
     write(harness, log, range(1_000, 1_200))
     found = spans(harness, log)
@@ -55,11 +55,11 @@ def test_segments_say_where_they_end_and_how_young_they_are(harness):
         assert span.max_timestamp == 999 + span.end_offset
         assert span.bytes <= SMALL.segment_bytes
     harness.store.append(log, [StoredEntry(1, log.last_index + 1, 0, b"x", 200, 1, 7_000)])
-    assert spans(harness, log)[-1].end_offset == 200  # what is not committed is not there
+    assert spans(harness, log)[-1].end_offset == 200  # uncommitted entries are not there
 
 
 def test_log_with_limits_of_its_own_rolls_by_them(harness):
-    """A topic may ask for smaller segments than the server's."""
+    """A topic may configure smaller segments than the server's."""
     log, other = harness.new_log(), harness.new_log()
     harness.store.set_segment_limits(log, SegmentLimits(1 << 10))
     for one in (log, other):
@@ -69,7 +69,7 @@ def test_log_with_limits_of_its_own_rolls_by_them(harness):
 
 
 def test_timestamps_too_far_apart_share_no_segment(harness):
-    """Counted from a segment's first entry; entries without a timestamp fit anywhere."""
+    """Measured from a segment's first entry; entries without a timestamp fit anywhere."""
     log = harness.new_log()
     harness.store.set_segment_limits(log, SegmentLimits(1 << 20, span_ms=50))
     write(harness, log, [1_000, -1, 1_050, 1_051, 1_040, 1_101, 1_102])
@@ -78,7 +78,7 @@ def test_timestamps_too_far_apart_share_no_segment(harness):
 
 
 def test_segment_of_an_earlier_life_is_rolled_by_its_first_timestamp(harness):
-    """Which is looked up in the index."""
+    """It is looked up in the index."""
     log = harness.new_log()
     write(harness, log, [1_000, 1_010])
     log = harness.reopen()
@@ -96,7 +96,7 @@ def test_log_that_is_empty_has_nothing_to_retain(harness):
 
 
 def test_segment_that_one_flush_begins_and_seals_knows_its_largest_timestamp(tmp_path):
-    """Times in no order: of the sealed ones the largest, of the newest none yet."""
+    """Timestamps in no order: the sealed segments report the largest, the newest none yet."""
     options = replace(SMALL, checkpoint_entries=10**9, checkpoint_bytes=1 << 30)
     harness = DiskHarness(options, directory=str(tmp_path / "data"))
     harness.start()

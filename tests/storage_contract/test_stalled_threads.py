@@ -1,5 +1,7 @@
-"""A thread that stalls between two calls to the system, while the loop and other threads go on:
-what it does then by path must not meet files that were made under the same names meanwhile."""
+"""A thread that stalls between two system calls while the loop and other threads proceed.
+
+Its later operations by path must not affect files that were created under the same names meanwhile.
+"""
 
 import pytest
 
@@ -14,11 +16,11 @@ COUNT = 400
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the process ends."""
 
 
 def write(engine, count):
-    """Append and commit entries, and have them in segments as far as the store may."""
+    """Append and commit entries, and flush as many to segments as the store may."""
     log, at_once = engine.log, 50
     for first in range(log.last_index + 1, log.last_index + count + 1, at_once):
         offset = log.next_offset
@@ -60,14 +62,14 @@ def compact(engine):
 
 
 def live_on(engine):
-    """The log is reset, and what comes next goes to new files."""
+    """Reset the log; later entries go to new files."""
     log = engine.log
     engine.store.reset_log(log, first_index=500, prev_term=1, next_offset=700, state=b"")
     write(engine, 100)
 
 
 def check(engine):
-    """All that was written is there, in this life and in the next one."""
+    """Check that all that was written is there, in this run and in the next one."""
     write(engine, 100)
     assert engine.log.flushed_index == 699
     for _ in range(2):
@@ -103,7 +105,7 @@ def test_old_file_of_a_compaction_goes_and_not_a_new_one_of_that_name(engine, mo
 
 @pytest.mark.parametrize("place", ["compact.begun", "compact.written", "compact.named"])
 def test_segment_written_anew_of_entries_that_are_gone_never_counts(engine, place):
-    """The log was reset meanwhile, and the process dies before the file is cleared away."""
+    """The log was reset meanwhile, and the process dies before the file is removed."""
     stalled, steps = [], []
 
     def stall():

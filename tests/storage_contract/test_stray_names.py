@@ -1,4 +1,6 @@
-"""Names in a data directory that are not the store's: let be and told, wherever they lie."""
+"""Names in a data directory that do not belong to the store are kept and reported, in every
+folder.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,7 @@ DIRECTORIES = ("backup", "old.log", "00ffff00", "0000000000000077.journal", "000
 
 @pytest.fixture
 def lived(tmp_path, writer):
-    """A directory that has all of its folders, between two lives."""
+    """Return a stopped directory that has all of its folders."""
     harness = make("disk", tmp_path)
     log = harness.new_log(9)
     put(harness, log, writer, 120, size=400)
@@ -31,7 +33,7 @@ def lived(tmp_path, writer):
 
 
 def strew(harness):
-    """Strange names into every folder; their paths."""
+    """Create foreign names in every folder; return their paths."""
     root = Path(harness.directory)
     made = []
     for folder in FOLDERS:
@@ -48,8 +50,9 @@ def strew(harness):
 
 
 def test_stray_names_are_let_be_and_told(lived, writer):
-    """A start, appends, flushes, trims, deletions and a stop go on beside them, and none is gone;
-    directories among them, and names that are nearly ours."""
+    """A start, appends, flushes, trims, deletions and a stop proceed beside them, and all remain,
+    directories and names similar to the store's among them.
+    """
     made = strew(lived)
     log = None
     for _ in range(2):
@@ -78,13 +81,13 @@ def test_stray_names_are_let_be_and_told(lived, writer):
 
 
 def test_directory_without_stray_names_has_none_to_tell(lived):
-    """All that a store makes is its own."""
+    """All that a store creates is its own."""
     lived.start()
     assert lived.store.strays == []
 
 
 def test_what_a_dead_process_left_half_made_is_ours(lived):
-    """And goes, wherever it lies."""
+    """It is removed, wherever it lies."""
     root = Path(lived.directory)
     begun = root / "journal" / f"{99:016x}.journal.new"
     begun.write_bytes(b"half")

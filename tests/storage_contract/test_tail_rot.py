@@ -1,8 +1,8 @@
-"""The last block of a journal rots: whether its directory is behind what peers have heard of it.
+"""The last block of a journal is damaged: is its directory behind what peers have received of it?
 
-It is if a record that was durable is gone with the block: nothing else shows that one is missing.
-It is not if the block only proved the one before: nothing is missing then, and a directory that is
-taken for one of the past has all of its replicas replaced.
+It is if a durable record is lost with the block: nothing else shows that one is missing. It is not
+if the block only proved the previous one: nothing is missing then, and a directory that is taken
+for one of the past has all of its replicas replaced.
 """
 
 import shutil
@@ -18,25 +18,25 @@ from tests.storage_contract.damage import flip_bit
 
 
 def just_appended(harness, log, writer):
-    """Nothing proves the last block yet."""
+    """Append; nothing proves the last block yet."""
     put(harness, log, writer, 3, size=400)
 
 
 def proved(harness, log, writer):
-    """An idle block says that the one before had been durable."""
+    """Append; an idle block says that the previous one had been durable."""
     just_appended(harness, log, writer)
     harness.workers.advance(1_000)
 
 
 def started_again(harness, log, writer):
-    """A start has written the first block of a file, which says nothing."""
+    """Restart; the start has written the first block of a file, which carries no records."""
     proved(harness, log, writer)
     harness.crash()
     harness.start()
 
 
 def started_again_and_carried(harness, log, writer):
-    """That block repeats what nothing had proved; another one proves it."""
+    """Restart; that block repeats what nothing had proved, and another one proves it."""
     just_appended(harness, log, writer)
     harness.crash()
     harness.start()
@@ -44,13 +44,15 @@ def started_again_and_carried(harness, log, writer):
 
 
 def closed(harness, log, writer):
-    """The last block is the closing one."""
+    """Close; the last block is the closing one."""
     proved(harness, log, writer)
     harness.close()
 
 
 def committed(harness, log, writer):
-    """The last block carries a commit index alone: nothing proves it, and nobody needs it."""
+    """Commit; the last block carries a commit index alone: nothing proves it, and it is not
+    needed.
+    """
     harness.store.append(log, writer(log).entries(1, size=400))
     harness.submit()
     harness.workers.advance(1_000)
@@ -63,7 +65,9 @@ ENDS = (just_appended, proved, started_again, started_again_and_carried, closed,
 
 
 def facts(store):
-    """What peers were told of each log, but for the commit index: a leader tells it again."""
+    """Return what peers received of each log, without the commit index, which a leader sends
+    again.
+    """
     return {
         log.log_id: (log.last_index, log.hard_state.term, log.hard_state.vote, log.lost)
         for log in store.logs.values()
@@ -72,8 +76,10 @@ def facts(store):
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_directory_is_behind_when_a_record_is_gone_and_not_otherwise(tmp_path, writer, end):
-    """Wherever in the newest file a bit flips. A record that is damaged and proved costs its log,
-    which says so itself."""
+    """Flip bits anywhere in the newest file.
+
+    A record that is damaged and proved costs its log, which reports the loss itself.
+    """
     harness = make("disk", tmp_path)
     log = harness.new_log(9)
     put(harness, log, writer, 2, size=400)
@@ -104,5 +110,5 @@ def test_directory_is_behind_when_a_record_is_gone_and_not_otherwise(tmp_path, w
         shutil.rmtree(root)
         shutil.copytree(aside, root)
     assert [o for o in outcomes if o[3] and not o[1]] == []  # healthy, and would be replaced
-    assert [o for o in outcomes if o[1] and not o[2] and not o[3]] == []  # lost, and none says so
+    assert [o for o in outcomes if o[1] and not o[2] and not o[3]] == []  # lost, and not reported
     assert (just_appended is not end) or any(behind for *_, behind in outcomes)

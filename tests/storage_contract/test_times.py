@@ -1,7 +1,7 @@
-"""The first entry at or after a time: exactly what a scan of all entries finds, at far less cost.
+"""Look-up of the first entry at or after a time: exactly the result of a scan, at far less cost.
 
-Timestamps are the clients': in any order, or none (-1). The law is a scan over a list; what the
-engine remembers of its segments must stand trims, truncations, resets, repairs and new lives.
+Timestamps are the clients': in any order, or none (-1). The reference is a scan over a list. The
+engine's knowledge of its segments must survive trims, truncations, resets, repairs and restarts.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ numbers = st.integers(0, 9)
 )
 @settings(max_examples=300, deadline=None)
 def test_maxima_find_what_a_scan_finds(values, operations, start):
-    """Values appended, dropped from the front and changed, in any order."""
+    """Values are appended, dropped from the front and changed, in any order."""
     maxima = LargestTimestamps(values)
     for what, where, value in [("s", 0, 0), *operations]:
         if what == "a":
@@ -144,12 +144,13 @@ class Timed:
         self.engine.reopen()
 
     def do_damage(self, fraction, is_idx_damaged, ahead):
-        """A frame that flips, its Idx with it or not, and one more Idx, so that what is left is
-        written anew; entries come while it is damaged; then it is repaired."""
+        """Damage a frame, with its Idx or not, and one more Idx, so that the rest is rewritten;
+        append while it is damaged; then repair it.
+        """
         log = self.log
         if not self.is_disk or log.flushed_index <= self.first:
             return
-        # Not the last one: where the log ends would be told by nothing.
+        # Not the last one: nothing would define the log's end.
         bad = self.first + (log.flushed_index - 1 - self.first) * fraction // 100
         other = bad + (log.flushed_index - bad) * ahead // 100
         copy = self.entry(bad, log.term(bad))
@@ -160,14 +161,14 @@ class Timed:
             flip_bit(Path(log.files.index_path(number)), 64 + slot * 40 + 1)
         terms = {log.term(index) for index in range(max(bad - 1, 1), bad + 2)}
         if fraction % 2 and bad > self.first and other != bad + 1 and len(terms) == 1:
-            self.do_reopen()  # else its term would be told by nothing
+            self.do_reopen()  # otherwise nothing would define its term
         for index in range(self.first, self.log.flushed_index + 1):  # rebuilds what can be
             with contextlib.suppress(EntriesDamaged):
                 self.engine.cold(self.engine.store.entries_cold, self.log, index, index + 1, 0)
         if ahead % 2:
             self.do_append([1, 2, 1, -1, 2])
             self.do_flush(100)
-        for asked in (0, 6, 12):  # learns what is to be corrected
+        for asked in (0, 6, 12):  # finds out what is to be corrected
             self.engine.store.index_of_timestamp(self.log, asked, self.log.flushed_index, _ignore)
         self.engine.pump()
         while self.log.damaged:
@@ -209,7 +210,9 @@ class Timed:
         assert answers == [naive], (timestamp, start, end)
 
     def check_spans(self):
-        """As they were before anything was remembered: from the last Idx of each segment."""
+        """Check that spans are as read from the last Idx of each segment, without anything
+        remembered.
+        """
         log, answers = self.log, []
         self.engine.store.segment_spans(log, answers.append)
         self.engine.pump()
@@ -233,7 +236,7 @@ class Timed:
 
 
 def _ignore(_):
-    """Only what it leaves behind counts."""
+    """Ignore the result; only side effects count."""
 
 
 @pytest.mark.parametrize("backend", ["memory", "disk"])
@@ -244,7 +247,7 @@ def _ignore(_):
 )
 @given(plan=st.lists(operations, min_size=4, max_size=30))
 def test_time_is_found_where_a_scan_finds_it(make_harness, backend, plan):
-    """After every step, for times there are and times there are not, from several entries on."""
+    """After every step, for existing and missing times, searched from several entries."""
     with tempfile.TemporaryDirectory() as directory:
         engine = make_harness(backend, Path(directory), TINY)
         timed = Timed(engine, is_disk=backend == "disk")
@@ -259,7 +262,7 @@ def test_time_is_found_where_a_scan_finds_it(make_harness, backend, plan):
 
 
 class Looks:
-    """Counts files opened and reads made by a look-up, by what they were of."""
+    """Counts files opened and reads made by a look-up, by kind of file."""
 
     def __init__(self, monkeypatch):
         self.opened = {"log": 0, "index": 0}
@@ -279,7 +282,7 @@ class Looks:
         monkeypatch.setattr(RealFile, "pread", read)
 
     def of(self, engine, timestamp, first_index=0):
-        """(what is found, segments opened, reads)."""
+        """Return (result, segments opened, reads)."""
         self.opened, self.reads = {"log": 0, "index": 0}, 0
         found = engine.cold(
             lambda log, *rest: engine.store.index_of_timestamp(log, *rest, first_index=first_index),
@@ -292,7 +295,7 @@ class Looks:
 
 SEGMENTS = 2_000
 READS_MAX = 40
-"""Bisecting what one segment's index says, and its entry; with the file's length and header."""
+"""Reads to bisect one segment's index and read its entry, with the file's length and header."""
 MANY = replace(
     SMALL, segment_bytes=64 + 2 * (48 + 16), index_segment_entries=1 << 12,
     checkpoint_entries=10**9, cache_bytes_max=8 << 20, checkpoint_bytes=1 << 30,
@@ -301,21 +304,22 @@ MANY = replace(
 
 
 def time_of(index):
-    """Small and in no order, but for one of two entries in every hundredth segment, which is later
-    than all before it."""
+    """Return a small timestamp, in no order, except for one of two entries in every hundredth
+    segment, which is later than all before it.
+    """
     segment = (index - 1) // 2
     return 1_000 + segment if segment % 100 == 99 and index % 2 else index * 7 % 50
 
 
 def scan(timestamp, first, last):
-    """What is to be found."""
+    """Return the expected result."""
     found = (index for index in range(first, last + 1) if time_of(index) >= timestamp)
     return next(found, last + 1)
 
 
 @pytest.fixture
 def many(make_harness, tmp_path):
-    """2,000 segments of two entries each."""
+    """Return 2,000 segments of two entries each."""
     engine = make_harness("disk", tmp_path, MANY)
     log = engine.new_log()
     indexes = range(1, 2 * SEGMENTS + 3)
@@ -334,8 +338,9 @@ ASKED = (0, 30, 49, 50, 1_050, 1_700, 1_099, 2_500, 2_999, 3_000)
 
 
 def look_at_few(engine, looks):
-    """Whatever the time: no segment is opened but the one that has it, and the one in which the
-    look-up begins, if that is not its first entry."""
+    """For any time: no segment is opened but the one that holds it, and the one in which the
+    look-up begins, if not at its first entry.
+    """
     log = engine.log
     for timestamp in ASKED:
         for first_index in (0, (log.first_index + log.last_index) // 2):
@@ -346,7 +351,7 @@ def look_at_few(engine, looks):
 
 
 def test_look_up_over_many_segments_reads_one(many, monkeypatch):
-    """2,000 of them, sealed in this life: what they hold is known."""
+    """All 2,000 were sealed in this run: their maxima are known."""
     look_at_few(many, Looks(monkeypatch))
 
 
@@ -373,8 +378,10 @@ def test_first_segment_whose_late_entry_is_deleted_does_not_hide_the_others(many
 
 
 def test_new_life_learns_of_each_segment_once(many, monkeypatch):
-    """One Idx of each, and only of those before the answer; then it is as before. Others have the
-    pool's thread in between."""
+    """One Idx of each is read, and only of those before the result; then it is as before.
+
+    Other jobs use the pool's thread in between.
+    """
     monkeypatch.setattr(segments_log, "LOOKS_MAX", 64)
     many.close()
     many.start()
@@ -394,7 +401,7 @@ def test_new_life_learns_of_each_segment_once(many, monkeypatch):
 
 
 def test_what_segments_hold_is_read_once(many, monkeypatch):
-    """Retention asks again and again: what sealed segments say does not change."""
+    """Retention queries repeatedly: what sealed segments report does not change."""
     spans = []
     looks = Looks(monkeypatch)
     many.store.segment_spans(many.log, spans.append)
@@ -415,7 +422,7 @@ HIGH = 9_000
 
 @pytest.fixture
 def holed(make_harness, tmp_path):
-    """Six entries of one segment, all in it, of which the third is much later than all others."""
+    """Return six entries in one segment, of which the third is much later than all others."""
     engine = make_harness("disk", tmp_path, SMALL)
     timed = Timed(engine, is_disk=True)
     timed.do_append([1, 2, HIGH, 3, 4, 5])
@@ -437,7 +444,7 @@ def spoil(timed, *, frames=(), rows=()):
 
 
 def fill_hole(timed, index):
-    """As another replica gives it."""
+    """Repair the entry with another replica's copy."""
     with pytest.raises(EntriesDamaged):
         timed.engine.cold(timed.engine.store.entries_cold, timed.log, index, index + 1, 0)
     answers = []
@@ -449,7 +456,7 @@ def fill_hole(timed, index):
 
 
 def test_index_rebuilt_around_a_hole_knows_the_times_that_its_idx_knows(holed):
-    """A frame is damaged and its Idx is good; another Idx is damaged, and all are written again."""
+    """A frame is damaged and its Idx is good; another Idx is damaged, and all are rewritten."""
     spoil(holed, frames=[3], rows=[5])
     assert holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
     fill_hole(holed, 3)
@@ -459,8 +466,10 @@ def test_index_rebuilt_around_a_hole_knows_the_times_that_its_idx_knows(holed):
 
 
 def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed):
-    """A start finds its index rebuilt without the time of a damaged entry. A flush goes on from
-    there, before and after that is repaired, and seals the segment."""
+    """A start finds its index rebuilt without the time of a damaged entry.
+
+    A flush continues from there, before and after the repair, and seals the segment.
+    """
     spoil(holed, frames=[3], rows=range(3, 7))
     holed.engine.cold(holed.engine.store.entries_cold, holed.log, 5, 6, 0)
     holed.do_reopen()
@@ -480,8 +489,9 @@ def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed
 
 
 def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
-    """What was read of a sealed segment while it was damaged, and what a read begun before the
-    repair says after it."""
+    """Covers what was read of a sealed segment while it was damaged, and the result of a read begun
+    before the repair that ends after it.
+    """
     for _ in range(8):
         holed.do_append([8] * 8)
         holed.do_flush(100)
@@ -495,9 +505,9 @@ def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
     store = holed.engine.store
     store.index_of_timestamp(holed.log, 100, holed.last, late.append)
     job, done = holed.engine.workers.pool_jobs.popleft()
-    read = job()  # and nobody is told of it yet
+    read = job()  # and its result is not delivered yet
     assert [found.max_timestamp for found in read.learned] == [8] * (len(holed.log.segments) - 1)
-    # Somebody learns of it in the meantime; what is damaged is not found.
+    # Another look-up reads it in the meantime; the damaged entry is not found.
     assert holed.engine.cold(store.index_of_timestamp, holed.log, 8, holed.last) == 7
     assert holed.log.segments[0].sealed.max_timestamp == 8
     fill_hole(holed, 3)
@@ -511,7 +521,7 @@ def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
 
 
 def test_log_that_is_reset_during_a_look_up_is_searched_as_it_is_then(make_harness, tmp_path):
-    """What the old files say of times is nothing of the new ones."""
+    """The old files' times do not apply to the new ones."""
     engine = make_harness("disk", tmp_path, TINY)
     timed = Timed(engine, is_disk=True)
     timed.do_append([1] * 30)

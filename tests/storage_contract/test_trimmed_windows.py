@@ -1,4 +1,4 @@
-"""Readers whose windows name entries that are trimmed now, or of which nothing is left."""
+"""Readers whose windows name entries that are now trimmed, or whose segments are emptied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = replace(OPTIONS, index_segment_entries=1 << 16, cache_bytes_max=16 << 10
 
 
 class Filled:
-    """A log of which nothing but the newest is in memory."""
+    """A log of which only the newest entry is in memory."""
 
     def __init__(self, segment_bytes: int) -> None:
         self.workers = InlineWorkers()
@@ -63,7 +63,7 @@ class Filled:
 
 @pytest.fixture
 def filled() -> Filled:
-    """32 entries, of which the last is a command, fill the first segment."""
+    """Return 32 entries in the first segment, the last of which is a command."""
     made = Filled(64 << 10)
     made.append([2_000] * 31)
     made.append([1_500], records=0)
@@ -74,7 +74,7 @@ def filled() -> Filled:
 
 
 def test_reader_that_stands_where_the_log_begins_reads_on(filled: Filled) -> None:
-    """Its window names the entry that came next, a command, whose segment is gone."""
+    """Its window names the entry that followed, a command, whose segment is gone."""
     one = filled.read(0, 31 * 2_000)
     assert isinstance(one, Slices)
     assert one.end_offset == 31
@@ -87,12 +87,12 @@ def test_reader_that_stands_where_the_log_begins_reads_on(filled: Filled) -> Non
 
 
 def test_read_that_was_under_way_when_the_log_was_trimmed_begins_again(filled: Filled) -> None:
-    """What it was to begin with is gone; what was asked for is there."""
+    """The entry that it began with is gone; the requested one is there."""
     filled.read(0, 31 * 2_000)
     found: list[Slices | StorageError] = []
     filled.store.read_cold(filled.log, 31, filled.log.last, 4_000, found.append)
     filled.store.trim_log(filled.log, first_index=33)
-    filled.fs.unlink(filled.log.files.segment_path(1))  # as soon as nobody asks any more
+    filled.fs.unlink(filled.log.files.segment_path(1))  # as soon as no reader needs it
     filled.workers.pump()
     (one,) = found
     assert isinstance(one, Slices)

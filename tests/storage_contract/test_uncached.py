@@ -1,5 +1,6 @@
-"""What nobody reads does not fill the system's page cache: on replicas that consumers do not read,
-what is written to segments leaves it, once it is synced.
+"""Data without readers does not fill the system's page cache.
+
+On replicas that consumers do not read, data written to segments leaves the cache once it is synced.
 """
 
 import os
@@ -14,12 +15,12 @@ from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness
 from tests.storage_contract.test_placed import append, commit, settle_all, settled
 
 STEP = 1_024
-"""Of `UNCACHE_BYTES`, here."""
+"""Step of this test in place of `UNCACHE_BYTES`."""
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What was synced and uncached of segments, in order: (what, from, length)."""
+    """Record what was synced and uncached of segments, in order: (call, start, length)."""
     made = []
 
     def is_segment(file):
@@ -64,7 +65,7 @@ def uncached(calls):
     ],
 )
 def test_whole_steps_leave_the_page_cache(monkeypatch, start, end, range_):
-    """Each once, by whoever fills it; the page that is written to next stays."""
+    """Each once, whichever write fills it; the page that is written to next stays."""
 
     class Noting:
         ranges = ()
@@ -98,7 +99,7 @@ def test_payload_that_nobody_reads_leaves_the_page_cache_once_durable(tmp_path, 
 
 
 def test_payload_that_consumers_may_read_stays(tmp_path, calls):
-    """So it is at first, and again as soon as one reads."""
+    """That is the initial state, and applies again as soon as a consumer reads."""
     engine = settled(DiskHarness(PLACING, directory=str(tmp_path / "data")))
     for ask in (False, True):
         if ask:
@@ -115,7 +116,7 @@ def test_payload_that_consumers_may_read_stays(tmp_path, calls):
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_flush_of_what_nobody_reads(tmp_path, calls, is_read):
-    """Small appends: they come to segments by a checkpoint. A full segment leaves as a whole."""
+    """Small appends go to segments by a checkpoint. A full segment is uncached as a whole."""
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     engine.new_log()
@@ -132,7 +133,7 @@ def test_flush_of_what_nobody_reads(tmp_path, calls, is_read):
 
 
 def test_hint_that_is_refused_is_no_failure(tmp_path, monkeypatch):
-    """It is no failed sync, which would end the server."""
+    """Unlike a failed sync, it does not end the server."""
 
     def refused(*_):
         raise OSError(22, "no")
@@ -149,8 +150,9 @@ def test_hint_that_is_refused_is_no_failure(tmp_path, monkeypatch):
 
 
 def test_scrubber_reads_from_the_medium(tmp_path, monkeypatch):
-    """All pages of what is checked leave the page cache right before they are read: what the medium
-    has lost may be in there, whole, for months."""
+    """All pages to be checked leave the page cache right before they are read: it may hold data
+    that the medium has lost for months.
+    """
     harness = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     harness.start()
     log = harness.new_log()

@@ -1,7 +1,7 @@
-"""Sectors that cannot be read any more: each costs what lies in it, never the process.
+"""Unreadable sectors: each costs the data in it, never the process.
 
-The medium is as Linux shows one: a page with a bad sector cannot be read, nor written in part,
-because the system reads the rest first; written as a whole it is good again.
+The medium behaves as Linux shows it: a page with a bad sector can neither be read nor be written in
+part, because the system reads the rest first. Written as a whole it is good again.
 """
 
 import errno
@@ -22,11 +22,11 @@ from vdl.sim.filesystem import SimFile, SimFileSystem
 PAGE = 4096
 LIMITS = SegmentLimits(16 << 10)
 BOTH = replace(OPTIONS, index_segment_entries=256)
-"""Segments and index files of a few pages each, neither ending with the other."""
+"""Options with segments and index files of a few pages each, neither ending with the other."""
 
 
 class Medium:
-    """Bad pages, by inode and number. `refuses`: it does not take whole pages either."""
+    """Bad pages, by inode and number. `refuses`: it does not accept whole pages either."""
 
     def __init__(self):
         self.bad = {}
@@ -47,7 +47,7 @@ class Medium:
 
 @pytest.fixture
 def medium(monkeypatch):
-    """The simulated disk's files, on a medium that goes bad."""
+    """Yield the simulated disk's files, on a medium with bad pages."""
     made = Medium()
     real_read, real_write, real_truncate = SimFile.pread, SimFile.pwrite, SimFile.truncate
 
@@ -84,7 +84,7 @@ def medium(monkeypatch):
 
 
 class Watched(Engine):
-    """Keeps what was fatal."""
+    """Keeps fatal errors."""
 
     def start(self):
         super().start()
@@ -93,7 +93,7 @@ class Watched(Engine):
 
 
 def build(count=500, options=BOTH):
-    """An engine with many segments."""
+    """Return an engine with many segments."""
     engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", options)
     while engine.log.last_index < count:
         engine.put(50)
@@ -103,7 +103,7 @@ def build(count=500, options=BOTH):
 
 
 def entry(index):
-    """What `Engine.put` wrote."""
+    """Return what `Engine.put` wrote."""
     return StoredEntry(1, index, 0, index.to_bytes(2) * 100, index - 1, 1, index)
 
 
@@ -112,7 +112,7 @@ def segment_path(engine, number):
 
 
 def inside(engine, number, page):
-    """Entries of a segment whose frames touch a page, as the index says."""
+    """Return the entries of a segment whose frames touch a page, by the index."""
     files, found = engine.log.files, []
     for index in range(1, engine.log.flushed_index + 1):
         idx = files.idx(index)
@@ -123,7 +123,10 @@ def inside(engine, number, page):
 
 
 def read_all(engine, bytes_max=1 << 20):
-    """Read what is in segments; the entries that could not be given. What is given is right."""
+    """Read everything in segments; return the entries that could not be read.
+
+    What is read is right.
+    """
     bad, index, end = [], 1, engine.log.flushed_index + 1
     while index < end:
         found = engine.cold(engine.store.entries_cold, index, end, bytes_max)
@@ -145,7 +148,7 @@ def mend(engine, indexes):
 
 
 def assert_mended(engine, medium, at_once):
-    """Repairing what is found, `at_once` entries an answer, ends with everything there."""
+    """Check that repairing what is found, `at_once` entries an answer, restores everything."""
     for _ in range(40):
         bad = read_all(engine)
         if not bad:
@@ -158,7 +161,7 @@ def assert_mended(engine, medium, at_once):
 
 
 def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
-    """Of a run of a mebibyte one page is bad: the entries in it are damaged, and no others."""
+    """One page of a read of a mebibyte is bad: the entries in it are damaged, and no others."""
     engine = build()
     number = engine.log.segments[2].number
     expected = inside(engine, number, 1)
@@ -171,7 +174,7 @@ def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
 
 
 def test_scrubber_names_what_is_bad(medium):
-    """It reads a mebibyte a step; what it reports is what lies in the page."""
+    """It reads a mebibyte a step; it reports the entries in the page."""
     engine = build(options=replace(BOTH, scrub_bytes_per_second=1 << 20))
     number = engine.log.segments[3].number
     expected = inside(engine, number, 2)
@@ -182,7 +185,7 @@ def test_scrubber_names_what_is_bad(medium):
 
 
 def test_entry_of_zeros_in_a_bad_page_is_not_served(medium):
-    """What stands in for an unreadable page matches a CRC here; the page has to be written anew."""
+    """The zeros that replace an unreadable page match a CRC here; the page has to be rewritten."""
     engine = build()
     first = engine.log.last_index + 1
     zeros = [StoredEntry(1, i, 0, bytes(3 * PAGE), i - 1, 1, i) for i in range(first, first + 9)]
@@ -202,8 +205,9 @@ def test_entry_of_zeros_in_a_bad_page_is_not_served(medium):
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 @pytest.mark.parametrize("where", ["segment", "index", "both"])
 def test_any_page_may_go_bad(medium, where, at_once):
-    """Pages of segments and indexes, between lives or under a running store; copies that come in
-    small answers: the store opens, serves what is left, and is whole when all was repaired."""
+    """Pages of segments and indexes, between runs or under a running store, with copies in small
+    answers: the store opens, serves the rest, and is intact when all was repaired.
+    """
     engine = build()
     rng = random.Random(at_once)
     folder = engine.log.files.directory
@@ -233,8 +237,10 @@ def test_any_page_may_go_bad(medium, where, at_once):
 
 
 def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
-    """Neither the header nor the first frame can be read: the index tells what begins there. The
-    repair writes the header again, which then tells it alone."""
+    """Neither the header nor the first frame can be read: the index shows what begins there.
+
+    The repair rewrites the header, which is then the only source.
+    """
     engine = build()
     expected = []
     for segment in engine.log.segments:
@@ -269,7 +275,9 @@ def test_flush_into_a_bad_page_of_an_index(medium):
 
 
 def test_flush_into_a_bad_page_of_a_segment(medium):
-    """Where the newest segment ends: what lay there is damaged, what is flushed now is there."""
+    """At the end of the newest segment: data that lay there is damaged, data flushed now is
+    there.
+    """
     engine = build()
     number = engine.log.segments[-1].number
     size = engine.log.cursor.position
@@ -289,8 +297,11 @@ def test_flush_into_a_bad_page_of_a_segment(medium):
 
 
 def test_flush_into_the_bad_first_page_of_a_segment_writes_its_header_again(medium):
-    """The page can only be written as a whole. Without a header, and without the Idx, which a power
-    cut may take, nobody would know the segment again."""
+    """The page can only be written as a whole.
+
+    Without a header, and without the Idx, which a power cut may take, the segment could not be
+    identified.
+    """
     engine = build()
     before = len(engine.log.segments)
     for _ in range(1_000):
@@ -312,7 +323,7 @@ def test_flush_into_the_bad_first_page_of_a_segment_writes_its_header_again(medi
 
 
 def test_scrap_in_a_bad_page_of_an_index_is_cut_off(medium):
-    """A flush that did not count left Idx; to cut a page short the system would read it."""
+    """A flush that did not count left Idx; truncating within a page makes the system read it."""
     engine = build()
     engine.put(100)
     engine.cut_flush(LIMITS)
@@ -326,8 +337,9 @@ def test_scrap_in_a_bad_page_of_an_index_is_cut_off(medium):
 
 
 def test_two_write_one_bad_page_of_an_index(medium):
-    """Rebuilds of two segments, or one and a flush: the later one's zeros take the other's Idx, and
-    who misses those has them rebuilt."""
+    """Rebuilds of two segments, or one and a flush: the later one's zeros overwrite the other's
+    Idx, and a reader that misses those has them rebuilt.
+    """
     engine = build()
     files, segments = engine.log.files, engine.log.segments
     ends = [s.first_index for s in segments[1:]]
@@ -345,7 +357,7 @@ def test_two_write_one_bad_page_of_an_index(medium):
 
 
 def test_repair_that_the_medium_does_not_take_is_refused(medium):
-    """Not the end of the process: the range stays damaged, and the owner is told."""
+    """Not fatal: the range stays damaged, and the owner is notified."""
     engine = build()
     number = engine.log.segments[2].number
     medium.spoil(engine, segment_path(engine, number), 1)
@@ -359,7 +371,7 @@ def test_repair_that_the_medium_does_not_take_is_refused(medium):
 
 
 def test_failed_sync_of_a_repair_is_fatal(medium, monkeypatch):
-    """It has the same error number as a page that cannot be read, and is another matter."""
+    """It has the same error number as an unreadable page, but a different meaning."""
     engine = build()
     number = engine.log.segments[2].number
     medium.spoil(engine, segment_path(engine, number), 1)
@@ -376,7 +388,7 @@ def test_failed_sync_of_a_repair_is_fatal(medium, monkeypatch):
 
 
 def test_failed_write_of_a_readable_page_is_fatal(medium, monkeypatch):
-    """Only where the medium cannot read is a write tried in another way."""
+    """A write is retried in another way only where the medium cannot read."""
     engine = build()
     real = SimFile.pwrite
 
@@ -393,7 +405,7 @@ def test_failed_write_of_a_readable_page_is_fatal(medium, monkeypatch):
 
 
 def test_two_rebuilds_of_one_missing_index(medium, monkeypatch):
-    """Both find none; the second to create it takes the first one's."""
+    """Both find none; the second one to create it takes over the first one's."""
     engine = build()
     path = engine.log.files.index_path(0)
     engine.fs.unlink(path)
@@ -416,7 +428,7 @@ def test_two_rebuilds_of_one_missing_index(medium, monkeypatch):
 
 
 def test_scrubber_rebuilds_an_index_while_a_reset_moves_it(monkeypatch):
-    """The log is another one then, and what the step met says nothing."""
+    """The log was replaced, and what the step found is void."""
     engine = build(options=replace(BOTH, scrub_bytes_per_second=1 << 20))
     log, workers = engine.log, engine.workers
     engine.fs.unlink(log.files.index_path(0))
@@ -442,8 +454,10 @@ def test_scrubber_rebuilds_an_index_while_a_reset_moves_it(monkeypatch):
 
 
 def damaged_without_index(engine, count, *, is_wiped=False):
-    """`count` adjacent entries whose frames and Idx are damaged; the first. `is_wiped`: not even
-    their headers are left."""
+    """Damage the frames and Idx of `count` adjacent entries; return the first.
+
+    `is_wiped`: their headers are destroyed, too.
+    """
     files = engine.log.files
     first = engine.log.segments[2].first_index + 10
     for index in range(first, first + count):
@@ -462,8 +476,9 @@ def damaged_without_index(engine, count, *, is_wiped=False):
 
 
 def test_copies_that_come_one_at_a_time_fill_a_hole_without_index():
-    """What follows the first is damaged, too, and cannot speak for it; the last one closes the
-    chain."""
+    """The entries behind the first are damaged, too, and cannot confirm it; the last one closes the
+    chain.
+    """
     engine = build()
     first = damaged_without_index(engine, 3)
     for index in range(first, first + 3):
@@ -483,7 +498,9 @@ def test_copies_that_come_one_at_a_time_fill_a_hole_without_index():
 @pytest.mark.parametrize("is_wiped", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped, change):
-    """Damaged neighbours do not vouch for it: what is known of them and behind them still holds."""
+    """Damaged neighbours do not confirm it: what is known of them and of the entries behind them
+    still holds.
+    """
     engine = build()
     first = damaged_without_index(engine, count, is_wiped=is_wiped)
     path = engine.log.files.segment_path(engine.log.segments[2].number)
@@ -491,7 +508,7 @@ def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped,
     values = {f: getattr(entry(first), f) for f in StoredEntry.__dataclass_fields__} | change
     refused = engine.cold(engine.store.repair, [StoredEntry(**values)])
     if is_wiped and count > 1 and len(values["data"]) < 300 and values["records"] == 1:
-        # Nothing is left that says how long it was: the last one will not fit.
+        # Nothing gives its length: the last one will not fit.
         assert refused is None
         for index in range(first + 1, first + count - 1):
             assert mend(engine, [index]) is None
@@ -502,7 +519,7 @@ def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped,
 
 
 def lose_unsynced(engine):
-    """A power cut that leaves of every file what was synced."""
+    """Cut the power, keeping of every file what was synced."""
 
     def restore(directory):
         for node in directory.entries.values():
@@ -519,7 +536,7 @@ def lose_unsynced(engine):
 
 
 def flush_all(engine, count):
-    """So many more entries are in the one segment."""
+    """Flush `count` more entries to the one segment."""
     engine.put(count)
     engine.flush(SegmentLimits(64 << 10))
     assert engine.log.flushed_index == engine.log.last_index
@@ -527,8 +544,9 @@ def flush_all(engine, count):
 
 
 def test_repair_that_leaves_zeros_makes_durable_where_entries_lie(medium):
-    """Entries that were trimmed are not repaired: what stood beside the others in their page is
-    zeros now, which cannot be walked over, and a power cut takes the newest Idx along."""
+    """Trimmed entries are not repaired: the data beside the others in their page is zeros now,
+    which cannot be walked, and a power cut takes the newest Idx along.
+    """
     engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", BOTH)
     flush_all(engine, 80)
     medium.spoil(engine, segment_path(engine, 1), 0)
@@ -547,7 +565,7 @@ def test_repair_that_leaves_zeros_makes_durable_where_entries_lie(medium):
 
 
 def mend_read(engine, indexes):
-    """Have the entries found damaged, and repaired."""
+    """Have the entries found damaged, and repair them."""
     for index in indexes:
         assert isinstance(
             engine.cold(engine.store.entries_cold, index, index + 1, 0), EntriesDamaged
@@ -556,7 +574,7 @@ def mend_read(engine, indexes):
 
 
 def test_bad_page_between_whole_frames_is_passed_by_what_its_own_idx_say(medium):
-    """Those behind it had theirs lost in a power cut: they are told by their frames again."""
+    """Entries behind it lost their Idx in a power cut: they are found by their frames again."""
     engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", BOTH)
     flush_all(engine, 80)
     engine.log.files.open_index(0, 1).sync()

@@ -1,5 +1,7 @@
-"""A start after a power cut reads of each log what was not known to be durable, and not its newest
-segment as a whole. Counted are bytes and calls, not time."""
+"""Work of a start after a power cut, counted in bytes and calls.
+
+It reads of each log what was not known to be durable, and not its newest segment as a whole.
+"""
 
 import random
 from dataclasses import replace
@@ -20,14 +22,14 @@ OPTIONS = replace(
 
 
 class Forgetful(random.Random):
-    """Of what was not synced a power cut leaves nothing, by this one."""
+    """File system of which a power cut keeps nothing unsynced."""
 
     def random(self):
         return 0.0
 
 
 class Reads:
-    """Bytes read from files of some kind."""
+    """Bytes read, by kind of file."""
 
     def __init__(self, monkeypatch, disk):
         self.kinds = {}
@@ -45,7 +47,7 @@ class Reads:
         monkeypatch.setattr(SimFile, "pread", counted)
 
     def watch(self):
-        """From now on, the files of logs that there are."""
+        """Begin to count, for the files of existing logs."""
         self.bytes = {"log": 0, "index": 0}
         for log in self.disk.root.entries["data"].entries["logs"].entries.values():
             for name, node in log.entries.items():
@@ -53,7 +55,7 @@ class Reads:
 
 
 def fill(engine, log, size, count, at_once, timestamp=None):
-    """Append, commit and flush `count` entries, so many at once."""
+    """Append, commit and flush `count` entries, `at_once` at a time."""
     while count:
         first = log.last_index + 1
         entries = [
@@ -81,7 +83,7 @@ def engine():
 def test_start_after_a_power_cut_reads_what_was_not_synced(
     engine, monkeypatch, size, count, at_once
 ):
-    """However much the newest segment holds."""
+    """Independent of the size of the newest segment."""
     log = engine.new_log()
     fill(engine, log, size, count, at_once)
     engine.disk.rng = Forgetful(1)
@@ -100,7 +102,9 @@ def test_start_after_a_power_cut_reads_what_was_not_synced(
 
 
 def test_start_asks_for_the_logs_that_there_are_and_not_for_all_that_ever_were(engine, monkeypatch):
-    """Ids are given out once: on a server that makes and deletes topics for years, millions."""
+    """Ids are never reused: a server that creates and deletes topics for years has used
+    millions.
+    """
     engine.new_log()
     engine.store._registry._identity.next_log_id = 3_000_000
     engine.new_log(group_id=10)

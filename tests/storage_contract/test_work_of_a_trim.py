@@ -1,4 +1,6 @@
-"""A trim costs what it removes, however many files the log has. Counted are calls, not time."""
+"""Work of a trim, counted in calls: proportional to what it removes, however many files the log
+has.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +22,7 @@ ENTRIES = 600
 
 @pytest.fixture
 def engine():
-    """A log of some 300 segments and 38 index files."""
+    """Yield a log of some 300 segments and 38 index files."""
     made = SimHarness(OPTIONS)
     made.start()
     log = made.new_log()
