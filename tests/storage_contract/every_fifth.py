@@ -11,4 +11,4 @@ class EveryFifth:
         return b"" if stored.index % 5 else None
 
     def next_pass(self):
-        """Return True: memory holds all keys in one pass."""
+        """Do nothing: memory holds all keys in one pass."""

@@ -1,4 +1,6 @@
-"""ACL bindings of the catalog: a set, found by pattern and principal, stored whole and bounded."""
+"""ACL bindings of the catalog: a set, found by pattern and principal, stored completely and
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def delete(catalog: Catalog, *filters: AclFilter) -> list[list[AclBinding]]:
 
 
 def test_bindings_are_a_set_and_a_command_may_come_twice() -> None:
-    """Its client asks again, and gets the same answer."""
+    """A client that retries gets the same answer."""
     catalog = Catalog("c")
     for _ in range(2):
         assert create(catalog, binding(), binding("u")) == [ErrorCode.NONE] * 2
@@ -63,7 +65,7 @@ def test_bindings_are_a_set_and_a_command_may_come_twice() -> None:
 
 
 def test_each_filter_selects_from_what_was_there_before() -> None:
-    """As in Kafka: a binding that two filters select is the answer to both."""
+    """As in Kafka: a binding that two filters select is in both results."""
     catalog = Catalog("c")
     create(catalog, binding("t"), binding("u"))
     only_t = AclFilter(AclResource.TOPIC, "t", AclPattern.LITERAL, None, None, 1, 1)
@@ -96,7 +98,7 @@ def test_each_filter_selects_from_what_was_there_before() -> None:
     ids=str,
 )
 def test_what_is_no_binding_is_refused_also_by_the_catalog(wrong: AclBinding) -> None:
-    """A proposer of another version may not have looked."""
+    """The proposer may run another version that did not check it."""
     assert complaint_about(wrong)
     catalog = Catalog("c")
     assert create(catalog, wrong, binding()) == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE]
@@ -104,7 +106,7 @@ def test_what_is_no_binding_is_refused_also_by_the_catalog(wrong: AclBinding) ->
 
 
 def test_bindings_take_a_bounded_part_of_every_snapshot() -> None:
-    """What is too much is refused; what is there already, and what goes, is not."""
+    """Bindings beyond the bound are refused; existing ones and deletions are not."""
     catalog = Catalog("c")
     many = [binding(f"{number:>0900}") for number in range(ALL_BYTES_MAX // 900)]
     errors = create(catalog, *many)
@@ -118,7 +120,7 @@ def test_bindings_take_a_bounded_part_of_every_snapshot() -> None:
 
 
 def test_bindings_survive_checkpoints_and_snapshots_denials_too() -> None:
-    """CVE-2024-27309: what denies must not get lost on the way to another replica."""
+    """CVE-2024-27309: denials must not get lost on the way to another replica."""
     catalog = Catalog("c")
     kept = [binding("t"), binding("t", permission=DENY), binding("ü" * 300, host="10.0.0.1")]
     create(catalog, *kept, binding("gone"))
@@ -140,7 +142,7 @@ def test_bindings_survive_checkpoints_and_snapshots_denials_too() -> None:
 
 
 def test_filters_are_checked() -> None:
-    """Numbers that stand for nothing select nothing; that is an error, not an empty answer."""
+    """Unassigned numbers select nothing; that is an error, not an empty result."""
     assert not filter_complaint(EVERYTHING)
     for wrong in (
         AclFilter(0, None, 1, None, None, 1, 1),
@@ -153,8 +155,9 @@ def test_filters_are_checked() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_index_finds_what_a_look_at_all_bindings_finds(seed: int) -> None:
-    """Random bindings come and go; what concerns a name, and what a filter selects, is compared
-    with a plain list."""
+    """Random bindings come and go; the bindings for a name, and a filter's selection, are compared
+    with a plain list.
+    """
     rng = random.Random(seed)
     names = ["a", "ab", "abc", "b", ANY_NAME]
     acls = Acls()
@@ -196,7 +199,7 @@ def test_index_finds_what_a_look_at_all_bindings_finds(seed: int) -> None:
 
 
 def selects(wanted: AclFilter, one: AclBinding) -> bool:
-    """KIP-290, said once more and otherwise."""
+    """Reference implementation of KIP-290 matching."""
     by_name = {
         1: one.name == wanted.name,
         2: one.name in (wanted.name, ANY_NAME)

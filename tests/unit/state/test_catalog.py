@@ -1,4 +1,4 @@
-"""The catalog decides at apply: registration, topics, placement, producer ids."""
+"""The catalog's decisions at apply: registration, topics, placement, producer ids."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def catalog() -> Catalog:
 
 
 def test_time_of_the_first_command_is_noted_until_there_is_a_note() -> None:
-    """A server alone that is killed before the first `NoteTime` knows in its next life what time it
-    was at least."""
+    """A single server that is killed before the first `NoteTime` has a lower bound of the time in
+    its next run.
+    """
     catalog = Catalog("cluster", initial_voters={1: b"a"})
     catalog.apply(commands.AllocateProducerIds(1), 5_000, 1)
     assert catalog.noted_ms == 5_000
@@ -87,7 +88,7 @@ def test_time_of_several_servers_is_only_what_was_noted() -> None:
 
 
 def test_registration_repeated_changes_nothing(catalog: Catalog) -> None:
-    """A restart registers again; only news is an event and a write."""
+    """A restart registers again; only changes produce an event and a write."""
     catalog.take_dirty()
     assert register(catalog, 1).events == []
     assert catalog.take_dirty() == []
@@ -96,7 +97,7 @@ def test_registration_repeated_changes_nothing(catalog: Catalog) -> None:
 
 
 def test_registration_with_another_directory_is_refused(catalog: Catalog) -> None:
-    """A wiped server is not the server its replicas were entrusted to (101)."""
+    """A wiped server is not the server that holds its replicas (101)."""
     answer = register(catalog, 1, directory=b"x" * 16)
     assert answer.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
     answer = register(catalog, 4, directory=bytes([1]) * 16)
@@ -118,7 +119,7 @@ def test_topic_created_has_groups_numbered_after_the_coordinators(catalog: Catal
 
 
 def test_group_ids_are_never_reused(catalog: Catalog) -> None:
-    """A deleted topic's groups stay dead: its replicas' files may still lie somewhere."""
+    """A deleted topic's groups stay unused: files of its replicas may still exist."""
     create(catalog, "t", partitions=2)
     catalog.apply(commands.DeleteTopics(["t"]), 0, 1)
     create(catalog, "t", partitions=2, topic_id=b"second..second..")
@@ -127,7 +128,9 @@ def test_group_ids_are_never_reused(catalog: Catalog) -> None:
 
 
 def test_defaults_fill_what_was_not_asked(catalog: Catalog) -> None:
-    """KIP-464: -1 is the server's default; the default factor shrinks to the servers there are."""
+    """KIP-464: -1 is the server's default; the default factor is limited to the number of
+    servers.
+    """
     (created,) = create(catalog, "t", default_partitions=4).topics
     assert (created.partitions, created.replication_factor) == (4, 3)
     single = Catalog()
@@ -175,8 +178,9 @@ def test_topic_that_cannot_be_created_gets_kafkas_error(
 
 
 def test_topics_whose_metrics_would_have_one_name_collide(catalog: Catalog) -> None:
-    """As in Kafka 'a.b' and 'a_b' exclude one another, also after a restart; once one is deleted
-    the other may be made."""
+    """As in Kafka 'a.b' and 'a_b' are exclusive, also after a restart; once one is deleted the
+    other may be created.
+    """
     assert create(catalog, "a.b_c").topics[0].error is ErrorCode.NONE
     again = Catalog("c")
     again.load(catalog.items())
@@ -190,7 +194,7 @@ def test_topics_whose_metrics_would_have_one_name_collide(catalog: Catalog) -> N
 
 
 def test_topic_validated_only_is_not_created(catalog: Catalog) -> None:
-    """`validate_only` answers as a creation would and leaves no trace."""
+    """`validate_only` answers as a creation would and changes nothing."""
     before = catalog.items()
     (created,) = create(catalog, "t", partitions=5, validate_only=True).topics
     assert created.error is ErrorCode.NONE
@@ -209,7 +213,9 @@ def test_explicit_assignment_is_taken_as_it_is(catalog: Catalog) -> None:
 
 
 def test_topics_are_deleted_by_name_and_by_id(catalog: Catalog) -> None:
-    """Unknown names are 3, unknown ids 100; the groups are named for whoever holds replicas."""
+    """Unknown names are 3, unknown ids 100; the result names the groups for the servers with
+    replicas.
+    """
     create(catalog, "a")
     create(catalog, "b", partitions=2)
     answer = catalog.apply(commands.DeleteTopics(["a", "no"], [topic_id("b"), topic_id("a")]), 0, 1)
@@ -224,7 +230,7 @@ def test_topics_are_deleted_by_name_and_by_id(catalog: Catalog) -> None:
 
 
 def test_producer_id_blocks_do_not_overlap(catalog: Catalog) -> None:
-    """Two servers never hand out one id, also after a restart."""
+    """Two servers never allocate the same id, also after a restart."""
     first = catalog.apply(commands.AllocateProducerIds(1000), 0, 1)
     copy = Catalog("cluster")
     copy.load(catalog.items())
@@ -256,8 +262,9 @@ STEPS = st.one_of(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, max_size=25), st.integers(0, 25))
 def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int) -> None:
-    """Replayed through encode and decode, and through a checkpoint at any point, every replica
-    has the same bytes; dirty keys merged are the whole state; indexes by name and id agree."""
+    """Replayed through encode and decode, and through a checkpoint at any point, every replica has
+    the same bytes. Dirty keys merged are the whole state; indexes by name and id agree.
+    """
     straight, restarted = Catalog("c"), Catalog("c")
     disk: dict[bytes, bytes] = {}
 
@@ -289,8 +296,9 @@ def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int
 
 
 def test_two_additions_to_a_list_that_race_are_both_kept(catalog: Catalog) -> None:
-    """What a list is that is added to is decided where the command is applied (KIP-339): each of
-    two proposers knew the list without the other's part. What may not be in it is refused."""
+    """The result of an addition to a list is computed at apply (KIP-339): each of two proposers
+    read the list without the other's addition. Invalid elements are refused.
+    """
     create(catalog, "t")
 
     def change(part: str, *, subtracts: bool = False) -> ErrorCode:
@@ -310,7 +318,9 @@ def test_two_additions_to_a_list_that_race_are_both_kept(catalog: Catalog) -> No
 
 
 def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:
-    """Each topic on its own; nothing is stored for what is back at its default."""
+    """Each topic is altered independently; nothing is stored for a value that is back at its
+    default.
+    """
     create(catalog, "t", configs={"a": "1", "b": "2"})
 
     def alter(**change: Any) -> list[ErrorCode]:
@@ -330,7 +340,7 @@ def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:
 
 
 def test_topic_that_grows_keeps_its_groups_and_what_was_stored(catalog: Catalog) -> None:
-    """New groups come behind all others; what is stored gives the same catalog again."""
+    """New groups are numbered after all others; the stored state restores the same catalog."""
     create(catalog, "t", partitions=2)
     create(catalog, "u", partitions=1)
     kept = {group: catalog.groups[group] for group in (9, 10, 11)}
@@ -348,7 +358,7 @@ def test_topic_that_grows_keeps_its_groups_and_what_was_stored(catalog: Catalog)
 
 
 def test_topic_grows_once_however_often_it_is_asked(catalog: Catalog) -> None:
-    """The count is that of all partitions: a command sent again adds nothing."""
+    """The command names the total number of partitions: repeating it adds nothing."""
     create(catalog, "t", partitions=1)
     grow(catalog, "t", 3)
     again = grow(catalog, "t", 3)
@@ -358,7 +368,9 @@ def test_topic_grows_once_however_often_it_is_asked(catalog: Catalog) -> None:
 
 
 def test_new_partitions_spread_beside_all_others(catalog: Catalog) -> None:
-    """The preferred leaders of six partitions are two on each of three servers, grown or not."""
+    """The preferred leaders of six partitions are two on each of three servers, also after
+    growing.
+    """
     create(catalog, "t", partitions=2)
     grow(catalog, "t", 6)
     leaders = [catalog.groups[g].replicas[0].server_id for g in catalog.topics["t"].partitions]
@@ -366,7 +378,7 @@ def test_new_partitions_spread_beside_all_others(catalog: Catalog) -> None:
 
 
 def test_new_partitions_have_as_many_replicas_as_the_first(catalog: Catalog) -> None:
-    """The topic has no number of its own; of an assignment with another one is said so."""
+    """The topic has no factor of its own; an assignment with another one is refused."""
     create(catalog, "t", partitions=1, replication_factor=2)
     grow(catalog, "t", 2)
     assert len(catalog.groups[catalog.topics["t"].partitions[1]].replicas) == 2
@@ -375,7 +387,7 @@ def test_new_partitions_have_as_many_replicas_as_the_first(catalog: Catalog) -> 
 
 
 def test_topic_does_not_grow_beyond_what_servers_may_have(catalog: Catalog) -> None:
-    """The cap holds for each server; validating says so too, and takes no room."""
+    """The limit holds for each server; validation reports it too, and reserves nothing."""
     create(catalog, "t", partitions=2)
     assert grow(catalog, "t", 5, replicas_max=4).topics[0].error is ErrorCode.POLICY_VIOLATION
     one_server = [[1], [1], [1]]

@@ -1,4 +1,4 @@
-"""Right after birth a topic waits for all initial voters, and is not made with fewer replicas."""
+"""A new cluster's topics wait for all initial voters, and are not created with fewer replicas."""
 
 from vdl.errors import ErrorCode
 from vdl.state.catalog import Catalog

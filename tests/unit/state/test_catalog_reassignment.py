@@ -1,4 +1,4 @@
-"""Reassignments in the catalog: nothing is forgotten before the group has done its part."""
+"""Reassignments in the catalog: nothing is removed before the group has completed its part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def numbers(catalog: Catalog) -> list[int]:
 
 
 def test_replica_that_leaves_is_kept_until_the_group_has_done_its_part(catalog: Catalog) -> None:
-    """It may be one of the two that hold what was acknowledged."""
+    """It may be one of the two that hold acknowledged records."""
     assert alter(catalog, [4, 1, 2]) is ErrorCode.NONE
     assert wanted(catalog) == [(4, 1), (1, 1), (2, 1)]
     assert numbers(catalog) == [1, 1, 1, 1, 0, 0]
@@ -88,7 +88,7 @@ def test_replica_that_leaves_is_kept_until_the_group_has_done_its_part(catalog: 
 
 
 def test_group_that_has_done_an_older_part_has_not_done_the_present_one(catalog: Catalog) -> None:
-    """By now it may have taken back in what was leaving then."""
+    """The replica that was leaving then may be a member again."""
     alter(catalog, [1, 2, 4])
     alter(catalog, [1, 2, 3])
     alter(catalog, [1, 2, 5])
@@ -109,7 +109,9 @@ def test_finish_applied_twice_is_as_good_as_once(catalog: Catalog) -> None:
 
 
 def test_server_that_comes_back_gets_the_next_number(catalog: Catalog) -> None:
-    """Its first replica is deleted: a second one must not vote as the first did (thesis §4.1)."""
+    """Its first replica is deleted: a second one must not reuse the first one's votes (thesis
+    §4.1).
+    """
     for times in range(3):
         alter(catalog, [1, 2, 4])
         finish(catalog)
@@ -126,13 +128,13 @@ def test_server_that_comes_back_before_it_left_keeps_its_replica(catalog: Catalo
 
 
 def test_cancel_goes_back_to_where_the_first_began(catalog: Catalog) -> None:
-    """A second alter takes the place of the first, its origin stays (KIP-455)."""
+    """A second alter replaces the first, its origin stays (KIP-455)."""
     alter(catalog, [1, 2, 4])
     alter(catalog, [5, 6, 4])
     assert catalog.reassignment(GROUP) == Reassignment([5, 6, 4, 1, 2, 3], [5, 6, 4], [1, 2, 3])
     assert alter(catalog, None) is ErrorCode.NONE
     assert wanted(catalog) == [(1, 1), (2, 1), (3, 1)]
-    # They may be voters: they go when the group has removed them. Nobody is told of that.
+    # They may be voters: they go when the group has removed them, without a notification.
     assert leaving(catalog) == [(4, 1), (5, 1), (6, 1)]
     assert catalog.reassignment(GROUP) is None
     assert not catalog.is_reassigning(catalog.topics["t"])
@@ -151,12 +153,12 @@ def test_alter_after_a_cancel_begins_anew(catalog: Catalog) -> None:
 
 
 def test_another_order_is_no_reassignment(catalog: Catalog) -> None:
-    """Only another server is to lead."""
+    """Only the preferred leader changes."""
     assert alter(catalog, [3, 1, 2]) is ErrorCode.NONE
     assert wanted(catalog) == [(3, 1), (1, 1), (2, 1)]
     assert catalog.moves == {}
     assert alter(catalog, [3, 1, 2]) is ErrorCode.NONE
-    # Nor does it end one.
+    # Nor does it end a reassignment.
     alter(catalog, [1, 2, 4])
     before = catalog.move(GROUP)
     alter(catalog, [4, 2, 1])
@@ -203,7 +205,7 @@ def test_deleted_topic_leaves_no_move(catalog: Catalog) -> None:
 
 
 def test_topic_that_is_moved_gets_no_more_partitions(catalog: Catalog) -> None:
-    """Until the reassignment has ended, and not for one that was cancelled (KIP-455)."""
+    """Holds until the reassignment has ended, and not for a cancelled one (KIP-455)."""
     grow = CreatePartitions([NewPartitions("t", 3)], False, list(SERVERS), 0)
     alter(catalog, [4, 5, 6])
     (refused,) = catalog.apply(grow, 0, 1).topics
@@ -216,7 +218,7 @@ def test_topic_that_is_moved_gets_no_more_partitions(catalog: Catalog) -> None:
 
 
 def test_server_takes_no_more_replicas_than_it_may_have(catalog: Catalog) -> None:
-    """`cluster.replicas_per_server`, counted over one command as well; who is there stays."""
+    """`cluster.replicas_per_server`, summed over one command as well; existing replicas stay."""
     changes = [Reassign("t", 0, [1, 2, 4]), Reassign("t", 1, [1, 2, 4])]
     answer = catalog.apply(AlterReassignments(changes, True, 1), 0, 1)
     assert [error for error, _ in answer.errors] == [
@@ -227,7 +229,7 @@ def test_server_takes_no_more_replicas_than_it_may_have(catalog: Catalog) -> Non
 
 
 def test_lost_replica_that_leaves_gets_a_new_number(catalog: Catalog) -> None:
-    """The group removes the old one, and what was said of the group before counts no more."""
+    """The group removes the old one, and earlier reports of the group no longer count."""
     alter(catalog, [1, 2, 4])
     lost = ReplaceReplicas(3, bytes([3]) * 16, [LostReplica(GROUP, 1)])
     catalog.apply(lost, 0, 1)

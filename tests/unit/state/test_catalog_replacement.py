@@ -1,4 +1,4 @@
-"""Replicas that are gone get successors under new numbers; no number is ever given out twice."""
+"""Successors of lost replicas under new replica numbers; no number is ever assigned twice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def numbers(catalog: Catalog, server_id: int) -> list[int]:
 
 
 def test_new_directory_gets_new_numbers_in_every_group(catalog: Catalog) -> None:
-    """The old directory's votes and acknowledgements are not the new one's to keep."""
+    """The old directory's votes and acknowledgements do not count for the new one."""
     assert numbers(catalog, 3) == [1, 1, 1, 1]
     answer = replace(catalog, OLD, NEW)
     assert answer.error is ErrorCode.NONE
@@ -64,7 +64,7 @@ def test_new_directory_gets_new_numbers_in_every_group(catalog: Catalog) -> None
 
 
 def test_founding_members_are_remembered(catalog: Catalog) -> None:
-    """A new replica reads the log from its start, in the configuration the log starts in."""
+    """A new replica reads the log from its start, with the configuration that applies there."""
     before = [catalog.founding(group) for group in range(GROUP + 1)]
     replace(catalog, OLD, NEW)
     assert [catalog.founding(group) for group in range(GROUP + 1)] == before
@@ -72,14 +72,16 @@ def test_founding_members_are_remembered(catalog: Catalog) -> None:
 
 
 def test_replacement_decided_twice_happens_once(catalog: Catalog) -> None:
-    """Two catalog leaders may see the same newcomer; the second one's command finds it done."""
+    """Two catalog leaders may see the same new directory; the second one's command changes
+    nothing.
+    """
     replace(catalog, OLD, NEW)
     assert replace(catalog, OLD, NEW).error is ErrorCode.INVALID_REQUEST
     assert numbers(catalog, 3) == [2, 2, 2, 2]
 
 
 def test_retired_directory_never_returns(catalog: Catalog) -> None:
-    """An old disk that turns up again holds replicas that were given up: it has no place."""
+    """An old disk that reappears holds replicas that were replaced: it is refused."""
     replace(catalog, OLD, NEW)
     assert register(catalog, 3, OLD) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
     assert replace(catalog, NEW, OLD).error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
@@ -88,7 +90,9 @@ def test_retired_directory_never_returns(catalog: Catalog) -> None:
 
 
 def test_initial_voter_that_never_registered_is_replaced_all_the_same() -> None:
-    """Wiped between birth and registration, its catalog replica may have voted already."""
+    """Wiped between cluster creation and registration, its catalog replica may have voted
+    already.
+    """
     catalog = fresh()
     assert register(catalog, 3, NEW) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
     assert replace(catalog, OLD, NEW).error is ErrorCode.NONE
@@ -97,7 +101,9 @@ def test_initial_voter_that_never_registered_is_replaced_all_the_same() -> None:
 
 
 def test_lost_replicas_are_renumbered_one_by_one(catalog: Catalog) -> None:
-    """Damage to some replicas of a directory leaves its others alone; a repeat does nothing."""
+    """Damage to some replicas of a directory leaves its others alone; a repeated command does
+    nothing.
+    """
     command = ReplaceReplicas(3, OLD, [LostReplica(1, 1), LostReplica(GROUP, 1)])
     assert catalog.apply(command, 0, 1).events == [ReplicasReplaced(3, [1, GROUP])]
     assert numbers(catalog, 3) == [1, 2, 1, 2]
@@ -108,7 +114,7 @@ def test_lost_replicas_are_renumbered_one_by_one(catalog: Catalog) -> None:
 
 
 def test_replacements_survive_being_stored(catalog: Catalog) -> None:
-    """Whole and by dirty keys, the stored state is the state."""
+    """The stored state, complete and by dirty keys, equals the state."""
     disk = dict(catalog.items())
     catalog.take_dirty()
     replace(catalog, OLD, NEW)

@@ -1,4 +1,4 @@
-"""Commands: what is encoded is what is decoded, and what is not understood is refused."""
+"""Commands: decoding inverts encoding, and unknown content is refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: type(command).__name__)
 def test_envelope_decoded_is_what_was_encoded(command: commands.Command) -> None:
-    """An entry's payload carries command and waiter's name whole, from any kind of buffer."""
+    """An entry's payload carries the command and the waiter's name unchanged, in any kind of
+    buffer.
+    """
     envelope = commands.Envelope(3, 1 << 60, 7, 1_700_000_000_000, command)
     data = commands.encode(envelope)
     assert commands.decode(memoryview(bytearray(data))) == envelope
@@ -110,7 +112,7 @@ def test_envelope_decoded_is_what_was_encoded(command: commands.Command) -> None
 
 
 def test_every_command_has_an_example_and_its_own_tag() -> None:
-    """Tags are never shared: a replica must not take one command for another."""
+    """Tags are never shared: a replica must not confuse two commands."""
     kinds = commands.Command.__subclasses__()
     assert {type(example) for example in EXAMPLES} == set(kinds)
     tags = [kind.__struct_config__.tag for kind in kinds]
@@ -118,7 +120,9 @@ def test_every_command_has_an_example_and_its_own_tag() -> None:
 
 
 def test_every_command_is_understood_by_one_machine() -> None:
-    """A leader appends what its machine can apply: one that no machine knows is never appended."""
+    """A leader appends what its machine can apply: a command that no machine knows is never
+    appended.
+    """
     machines = (Catalog(), Coordinator())
     for example in EXAMPLES:
         known = [machine for machine in machines if machine.understands(example)]
@@ -126,7 +130,7 @@ def test_every_command_is_understood_by_one_machine() -> None:
 
 
 def test_command_with_an_unknown_field_is_refused() -> None:
-    """A replica that does not understand a command stops; it does not guess and diverge."""
+    """A replica that does not understand a command stops instead of diverging."""
     data = commands.encode(commands.Envelope(1, 1, 1, 1, commands.AllocateProducerIds(5)))
     envelope = msgspec.msgpack.decode(data)
     envelope[4].append("from the future")
@@ -135,14 +139,14 @@ def test_command_with_an_unknown_field_is_refused() -> None:
 
 
 def test_command_that_no_replica_could_apply_is_refused() -> None:
-    """Before it is in the log: there every replica would stop at it, again and again."""
+    """Refused before it is in the log, where it would stop every replica at each start."""
     data = commands.encode(commands.Envelope(1, 1, 1, 1, commands.AllocateProducerIds(0)))
     with pytest.raises(commands.DecodeError):
         commands.decode(data)
 
 
 def test_command_with_text_that_is_none_is_refused() -> None:
-    """A faulty peer's, like any other that cannot be read."""
+    """Undecodable text from a faulty peer is refused as any other malformed command."""
     command = commands.DeleteTopics(["name"])
     envelope = commands.encode(commands.Envelope(1, 1, 1, 1, command))
     for decode, data in (
@@ -154,7 +158,7 @@ def test_command_with_text_that_is_none_is_refused() -> None:
 
 
 def test_dict_order_does_not_reach_the_bytes() -> None:
-    """Equal commands are equal bytes, whatever order a dict was filled in."""
+    """Equal commands are equal bytes, independent of the insertion order of a dict."""
     one = commands.NewTopic("t", b"i" * 16, configs={"a": "1", "b": "2"})
     two = commands.NewTopic("t", b"i" * 16, configs={"b": "2", "a": "1"})
     encoded = [

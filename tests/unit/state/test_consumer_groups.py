@@ -1,4 +1,4 @@
-"""The classic membership protocol, command by command (KIP-62, KIP-345, KIP-394, KIP-814)."""
+"""Classic membership protocol, command by command (KIP-62, KIP-345, KIP-394, KIP-814)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ G = "group"
 
 
 class Script:
-    """A coordinator's log, written one command after the other."""
+    """A coordinator's log, written one command at a time."""
 
     def __init__(self) -> None:
         self.machine = Coordinator()
@@ -33,7 +33,7 @@ class Script:
         self.drawn = 0
 
     def apply(self, command: Any) -> Any:
-        """Through the bytes of an entry, as every replica does it."""
+        """Apply a command, through the bytes of an entry, as every replica does."""
         self.index += 1
         self.now_ms += 1
         data = commands.encode(commands.Envelope(1, 1, self.index, self.now_ms, command))
@@ -82,7 +82,7 @@ class Script:
         return self.apply(commands.LeaveGroup(G, [commands.LeavingMember(*m) for m in members]))
 
     def stable(self, count: int = 2, **fields: Any) -> list[str]:
-        """A stable group of `count` members; the first leads."""
+        """Return the members of a new stable group of `count`; the first one leads."""
         first = self.join(**fields).member_id
         self.sync(first, {})
         ids = [first, *(self.join(**fields).member_id for _ in range(count - 1))]
@@ -93,7 +93,7 @@ class Script:
         return ids
 
     def finish(self, ids: list[str]) -> None:
-        """Everybody joins until the generation is set; the leader syncs."""
+        """Join all members until the generation is set; the leader syncs."""
         for member in ids:
             if self.group.state is GroupState.PREPARING_REBALANCE:
                 self.join(member)
@@ -111,7 +111,7 @@ def script() -> Script:
 
 
 def test_first_member_alone_makes_a_generation_at_once(script: Script) -> None:
-    """It leads; its sync makes the group stable with what it assigned."""
+    """It leads; its sync makes the group stable with its assignment."""
     answer = script.join()
     assert answer.error is ErrorCode.NONE
     assert answer.events == [RebalanceStarted(G), JoinCompleted(G)]
@@ -124,7 +124,7 @@ def test_first_member_alone_makes_a_generation_at_once(script: Script) -> None:
 
 
 def test_new_dynamic_member_gets_its_id_first(script: Script) -> None:
-    """KIP-394: 79 with an id; nothing else happens until it comes back with it."""
+    """KIP-394: 79 with an id; nothing else happens until the member returns with it."""
     answer = script.join(known_member_id_required=True)
     assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
     assert answer.events == [MemberPending(G, answer.member_id)]
@@ -136,7 +136,7 @@ def test_new_dynamic_member_gets_its_id_first(script: Script) -> None:
 
 
 def test_static_member_gets_no_id_first(script: Script) -> None:
-    """KIP-345: an instance id is identity enough."""
+    """KIP-345: an instance id identifies the member."""
     answer = script.join(group_instance_id="i", known_member_id_required=True)
     assert answer.error is ErrorCode.NONE
     assert script.group.static_members == {"i": answer.member_id}
@@ -151,7 +151,7 @@ def test_unknown_member_id_is_refused_and_leaves_no_group(script: Script) -> Non
 
 
 def test_join_completes_when_the_last_member_has_joined(script: Script) -> None:
-    """A second member makes the first rejoin; nobody is answered before both are there."""
+    """A second member makes the first rejoin; both are answered once both have joined."""
     first = script.join().member_id
     script.sync(first, {})
     second = script.join()
@@ -162,7 +162,7 @@ def test_join_completes_when_the_last_member_has_joined(script: Script) -> None:
 
 
 def test_pending_member_is_waited_for(script: Script) -> None:
-    """A member that has an id is about to join: one rebalance instead of two."""
+    """A member with an id is about to join: one rebalance instead of two."""
     (first,) = script.stable(1)
     pending = script.join(known_member_id_required=True).member_id
     script.join(first)
@@ -185,7 +185,7 @@ def test_pending_member_that_never_comes_disturbs_nobody(script: Script) -> None
 
 
 def test_first_rebalance_that_is_held_waits_to_be_let_go(script: Script) -> None:
-    """KIP-134: members that start together are one generation; later rebalances do not wait."""
+    """KIP-134: members that start together form one generation; later rebalances do not wait."""
     ids = [script.join(hold_first_rebalance=True).member_id for _ in range(3)]
     assert (script.group.state, script.group.held) == (GroupState.PREPARING_REBALANCE, True)
     changed = script.apply(commands.CompleteJoin(G, 0))
@@ -197,7 +197,7 @@ def test_first_rebalance_that_is_held_waits_to_be_let_go(script: Script) -> None
 
 
 def test_rebalance_timeout_drops_dynamic_members_that_did_not_join(script: Script) -> None:
-    """The generation goes on without them; a leader that is gone is replaced."""
+    """The generation continues without them; a leader that is gone is replaced."""
     first, second, third = script.stable(3)
     script.join(second, protocols={"range": b"new"})
     assert script.group.state is GroupState.PREPARING_REBALANCE
@@ -212,7 +212,7 @@ def test_rebalance_timeout_drops_dynamic_members_that_did_not_join(script: Scrip
 
 
 def test_timeout_of_another_generation_is_void(script: Script) -> None:
-    """A timer that ran out while the last member joined must not end the next rebalance."""
+    """A timer that expired while the last member joined must not end the next rebalance."""
     script.stable(2)
     old = script.group.generation
     script.join()
@@ -222,7 +222,7 @@ def test_timeout_of_another_generation_is_void(script: Script) -> None:
 
 
 def test_rejoin_of_a_follower_unchanged_in_a_stable_group_changes_nothing(script: Script) -> None:
-    """It lost an answer; the current generation is its answer."""
+    """It lost an answer; it receives the current generation."""
     first, second = script.stable(2)
     before = script.machine.items()
     answer = script.join(second)
@@ -253,14 +253,14 @@ def test_rejoin_with_another_subscription_rebalances(script: Script) -> None:
     ],
 )
 def test_member_that_shares_no_protocol_is_refused(script: Script, fields: dict[str, Any]) -> None:
-    """23: type and at least one protocol must be everybody's."""
+    """23: the type and at least one protocol must be common to all members."""
     script.stable(2)
     assert script.join(**fields).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert len(script.group.members) == 2
 
 
 def test_protocol_is_chosen_by_vote_among_the_common_ones(script: Script) -> None:
-    """Each member votes for its first that all support."""
+    """Each member votes for its first protocol that all support."""
     a = {"own": b"", "range": b"1", "sticky": b"1"}
     b = {"sticky": b"2", "range": b"2"}
     c = {"sticky": b"3", "range": b"3"}
@@ -273,14 +273,16 @@ def test_protocol_is_chosen_by_vote_among_the_common_ones(script: Script) -> Non
 
 
 def test_group_at_its_limit_takes_no_further_member(script: Script) -> None:
-    """81 one past the limit; members that are in may rejoin."""
+    """81 one past the limit; existing members may rejoin."""
     ids = script.stable(2)
     assert script.join(members_max=2).error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert script.join(ids[0], members_max=2).error is ErrorCode.NONE
 
 
 def test_group_at_its_limit_takes_none_of_those_that_have_an_id(script: Script) -> None:
-    """81 for who comes back too late (KIP-389); its id is forgotten, and nobody waits for it."""
+    """81 for a member that returns too late (KIP-389); its id is removed, and no rebalance waits
+    for it.
+    """
     fields = {"members_max": 3, "known_member_id_required": True, "hold_first_rebalance": True}
     first, second = (script.join(**fields).member_id for _ in range(2))
     script.join(first, **fields)
@@ -300,8 +302,10 @@ def test_group_at_its_limit_takes_none_of_those_that_have_an_id(script: Script) 
 def test_member_that_rejoins_last_finds_its_place_taken(
     script: Script, instance_id: str | None, restarts: bool
 ) -> None:
-    """Members that have not rejoined keep no place: they may never do so. With the last one gone
-    the rebalance ends."""
+    """Members that have not rejoined keep no place: they may never do so.
+
+    When the last one is refused the rebalance ends.
+    """
     first = script.join().member_id
     script.sync(first, {})
     slow = script.join(group_instance_id=instance_id).member_id
@@ -330,17 +334,19 @@ def test_member_that_is_turned_away_disturbs_no_stable_group(script: Script) -> 
 
 
 def test_join_costs_the_same_however_many_members_there_are() -> None:
-    """Every replica applies them all, many at a time, on the loop that elects and is elected."""
+    """Every replica applies all joins, many at a time, on the loop that also runs elections."""
     assert calls_per_join(5_000) == calls_per_join(100)
 
 
 def calls_per_join(count: int) -> dict[str, int]:
-    """Functions called for one join in a group of `count` members, by the kind of join."""
+    """Return the number of function calls for one join in a group of `count` members, by kind of
+    join.
+    """
     script = Script()
     costs: dict[str, int] = {}
 
     def join(kind: str, member_id: str = "", **fields: Any) -> Any:
-        """The last of a kind is what stays in `costs`."""
+        """Join and record the calls. The last join of a kind is what stays in `costs`."""
         calls = 0
 
         def called(frame: Any, event: str, callee: Any) -> None:
@@ -400,7 +406,7 @@ def test_static_member_that_restarts_keeps_its_place_without_a_rebalance(script:
 
 
 def test_static_leader_that_restarts_leads_under_its_new_id(script: Script) -> None:
-    """KIP-814: the answer names the leader before, so that the client does not assign again."""
+    """KIP-814: the answer names the previous leader, so that the client does not assign again."""
     old = script.join(group_instance_id="i").member_id
     script.sync(old, {old: b"all"})
     answer = script.join(group_instance_id="i")
@@ -423,7 +429,7 @@ def test_static_member_that_restarts_during_a_rebalance_joins_it(script: Script)
 
 
 def test_absent_static_members_are_kept_over_the_rebalance_timeout(script: Script) -> None:
-    """Only the end of its session takes a static member out (KIP-345)."""
+    """A static member is removed only when its session ends (KIP-345)."""
     static = script.join(group_instance_id="i").member_id
     script.sync(static, {})
     script.join()
@@ -434,7 +440,7 @@ def test_absent_static_members_are_kept_over_the_rebalance_timeout(script: Scrip
 
 
 def test_timeout_with_only_absent_static_members_starts_over(script: Script) -> None:
-    """Nobody to lead: the generation waits for the sessions to end or somebody to come."""
+    """There is no leader: the generation waits for the sessions to end or for a member to join."""
     static = script.join(group_instance_id="i").member_id
     script.sync(static, {})
     dynamic = script.join().member_id
@@ -468,7 +474,7 @@ def test_sync_is_checked_against_member_generation_and_protocol(script: Script) 
 
 
 def test_assignment_is_set_once_and_by_the_leader_alone(script: Script) -> None:
-    """A second hand-in, or a follower's, changes nothing."""
+    """A second assignment, or a follower's, changes nothing."""
     first, second = script.stable(2)
     members = script.group.members
     assert [members[m].assignment for m in (first, second)] == [first.encode(), second.encode()]
@@ -479,7 +485,7 @@ def test_assignment_is_set_once_and_by_the_leader_alone(script: Script) -> None:
 
 
 def test_member_left_out_of_the_assignment_gets_an_empty_one(script: Script) -> None:
-    """And an assignment for somebody who is no member is dropped."""
+    """An assignment for a non-member is dropped."""
     leader = script.join().member_id
     script.sync(leader, {"stranger": b"x"})
     assert script.group.members[leader].assignment == b""
@@ -527,7 +533,7 @@ def test_members_leave_by_instance_id_each_with_its_own_error(script: Script) ->
 
 
 def test_expired_member_is_removed_only_in_the_generation_named(script: Script) -> None:
-    """A member that did not sync in time is removed from that generation, no other."""
+    """A member that did not sync in time is removed from that generation only."""
     first, second = script.stable(2)
     old = commands.ExpireMembers(G, [second], generation=script.group.generation - 1)
     assert script.apply(old).events == []
@@ -539,7 +545,7 @@ def test_expired_member_is_removed_only_in_the_generation_named(script: Script) 
 
 
 def test_group_is_deleted_only_when_empty_with_its_offsets(script: Script) -> None:
-    """68 with members, 69 when there is none (KIP-229)."""
+    """68 with members, 69 for an unknown group (KIP-229)."""
     (member,) = script.stable(1)
     offset = commands.OffsetCommit("t", b"i" * 16, 0, 5, -1, "")
     script.apply(commands.CommitOffsets(G, script.group.generation, member, None, [offset]))
@@ -553,7 +559,7 @@ def test_group_is_deleted_only_when_empty_with_its_offsets(script: Script) -> No
 
 
 def test_generation_survives_members_and_never_falls(script: Script) -> None:
-    """A zombie of an earlier generation must not be taken for a member of a new one."""
+    """A zombie of an earlier generation must not count as a member of a new one."""
     seen = []
     for _ in range(3):
         (member,) = script.stable(1)
@@ -564,7 +570,7 @@ def test_generation_survives_members_and_never_falls(script: Script) -> None:
 
 
 def test_heartbeat_is_told_what_to_do_next(script: Script) -> None:
-    """NONE, 27 to rejoin, 22 for a generation that is over, 25 for nobody."""
+    """NONE; 27: rejoin; 22: the generation has ended; 25: unknown member."""
     check = script.machine.groups.check_heartbeat
     assert check(G, 1, "m", None) is ErrorCode.UNKNOWN_MEMBER_ID
     leader = script.join().member_id
@@ -578,11 +584,11 @@ def test_heartbeat_is_told_what_to_do_next(script: Script) -> None:
     assert check(G, 1, leader, None) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
-# --- offsets of topics nobody subscribes to ------------------------------------------------------
+# --- offsets of topics without a subscriber --------------------------------------------------
 
 
 def subscription(*topics: str) -> bytes:
-    """A ConsumerProtocolSubscription, version 1, without owned partitions."""
+    """Return a ConsumerProtocolSubscription, version 1, without owned partitions."""
     encoded = b"".join(len(topic).to_bytes(2, "big") + topic.encode() for topic in topics)
     head = b"\x00\x01" + len(topics).to_bytes(4, "big")
     return head + encoded + b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -602,8 +608,9 @@ def subscription(*topics: str) -> bytes:
 def test_offsets_of_topics_that_a_live_group_left_expire(
     script: Script, metadata: bytes, protocol_type: str, left: list[str]
 ) -> None:
-    """As in Kafka: in a stable group of consumers, where it is known what all of them subscribe
-    to; counted from the commit. The group itself stays."""
+    """As in Kafka: in a stable group of consumers, where all subscriptions are known; counted from
+    the commit. The group itself stays.
+    """
     fields: dict[str, Any] = {"protocols": {"range": metadata}, "protocol_type": protocol_type}
     (member,) = script.stable(1, **fields)
     offsets = [
@@ -620,7 +627,7 @@ def test_offsets_of_topics_that_a_live_group_left_expire(
 
 
 def test_group_that_rebalances_keeps_the_offsets_of_topics_it_left(script: Script) -> None:
-    """Whoever joins now may subscribe to them; and a stable group without offsets stays."""
+    """New members may subscribe to them; a stable group without offsets stays."""
     fields: dict[str, Any] = {"protocols": {"range": subscription("kept")}}
     (member,) = script.stable(1, **fields)
     gone = commands.OffsetCommit("gone", bytes(16), 0, 5, -1, "", 20)
@@ -654,7 +661,7 @@ def delete_offsets(script: Script, *topics: str) -> list[ErrorCode]:
 
 
 def test_offsets_of_an_empty_group_are_deleted_and_again(script: Script) -> None:
-    """What is not there is deleted; the group stays, for offsets to be committed in it."""
+    """Deleting absent offsets succeeds; the group stays, and accepts commits."""
     (member,) = script.stable(1, protocols={"range": subscription("t")})
     committed(script, member, "t", "u")
     script.leave((member, None))
@@ -667,7 +674,7 @@ def test_offsets_of_an_empty_group_are_deleted_and_again(script: Script) -> None
 
 
 def test_offsets_of_subscribed_topics_are_not_deleted(script: Script) -> None:
-    """86 for each of them; those of other topics go (KIP-496)."""
+    """86 for each of them; offsets of other topics are deleted (KIP-496)."""
     (member,) = script.stable(1, protocols={"range": subscription("kept")})
     committed(script, member, "kept", "gone")
     assert delete_offsets(script, "kept", "gone") == [
@@ -681,7 +688,7 @@ def test_offsets_of_subscribed_topics_are_not_deleted(script: Script) -> None:
 def test_offsets_are_not_deleted_where_subscriptions_cannot_be_read(
     script: Script, metadata: bytes
 ) -> None:
-    """The members may subscribe to anything."""
+    """The members may subscribe to any topic."""
     (member,) = script.stable(1, protocols={"range": metadata})
     committed(script, member, "t")
     assert delete_offsets(script, "t") == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
@@ -689,7 +696,7 @@ def test_offsets_are_not_deleted_where_subscriptions_cannot_be_read(
 
 
 def test_offsets_are_not_deleted_while_a_first_rebalance_is_held(script: Script) -> None:
-    """Which of a member's subscriptions counts is not decided yet."""
+    """It is not yet decided which of a member's subscriptions counts."""
     script.apply(
         commands.CommitOffsets(G, -1, "", None, [commands.OffsetCommit("t", b"", 0, 5, -1, "")])
     )
@@ -699,7 +706,7 @@ def test_offsets_are_not_deleted_while_a_first_rebalance_is_held(script: Script)
 
 
 def test_offsets_of_a_group_that_is_none_are_not_deleted(script: Script) -> None:
-    """69 for no group, 68 for one of another protocol while it has members."""
+    """69 for an unknown group, 68 for one of another protocol while it has members."""
     delete = commands.DeleteOffsets(G, [("t", 0)])
     assert script.apply(delete).error is ErrorCode.GROUP_ID_NOT_FOUND
     (member,) = script.stable(1, protocol_type="connect")

@@ -33,7 +33,7 @@ SECOND = 1_000
 
 
 class Life:
-    """One coordinator's log, its state, and what must never change about its past."""
+    """One coordinator's log, its state, and the facts about its past that must never change."""
 
     def __init__(self) -> None:
         self.machine = Coordinator()
@@ -43,14 +43,14 @@ class Life:
         self.drawn = 0
         self.encoding: StateEncoding | None = None
         self.unstored: dict[bytes, bytes | None] = {}
-        """What the encoding took of the state's changes, and no checkpoint has got."""
+        """Changes that encoding has taken from the state and no checkpoint has stored yet."""
 
     def generation(self, group_id: str) -> int:
         group = self.machine.group(group_id)
         return -1 if group is None else group.generation
 
     def member(self, group_id: str, number: int) -> str:
-        """An existing member, an issued id, or nobody."""
+        """Return an existing member, an issued id, or an unknown id."""
         group = self.machine.group(group_id)
         known = [] if group is None else [*group.members, *group.pending]
         return known[number % len(known)] if known and number < 9 else f"nobody{number}"
@@ -74,8 +74,10 @@ class Life:
         return result
 
     def encode_on(self) -> None:
-        """Between any two commands a piece of a snapshot is made: what comes of it is the state at
-        its end, although most of it was read before."""
+        """Encode a piece of a snapshot between two commands.
+
+        The finished snapshot equals the state at its end, although most of it was read before.
+        """
         if self.encoding is None:
             scan = self.machine.scan()
 
@@ -101,7 +103,7 @@ class Life:
             self.encoding = None
 
     def count(self) -> None:
-        """What is counted is what is there."""
+        """Check that the counters match the contents."""
         offsets = self.machine.offsets
         positions = [p for name in GROUPS for p in offsets.of(name).values()]
         assert offsets.by_partition == Counter(p.partition_group for p in positions)
@@ -144,7 +146,7 @@ class Life:
 
 
 def check(group: ConsumerGroup) -> None:
-    """What the rest of the code relies on."""
+    """Check the invariants that the rest of the code relies on."""
     members = group.members
     assert {m.member_id for m in members.values()} == set(members)
     assert group.static_members == {
@@ -170,7 +172,7 @@ def check(group: ConsumerGroup) -> None:
 
 
 def check_counts(group: ConsumerGroup) -> None:
-    """What is counted as members come and go is what is found by looking at each."""
+    """Check that counters maintained incrementally equal those computed from each member."""
     members = list(group.members.values())
     names = [tuple(protocol.name for protocol in member.protocols) for member in members]
     assert group.joined_count == sum(member.joined for member in members)
@@ -179,7 +181,7 @@ def check_counts(group: ConsumerGroup) -> None:
     if members:
         common = set(names[0]).intersection(*names)
         votes = Counter(next(name for name in one if name in common) for one in names)
-        # Of equals, what the first member prefers.
+        # Ties are decided by the first member's preference.
         assert group.select_protocol() == min(
             common, key=lambda name: (-votes[name], names[0].index(name))
         )
@@ -382,8 +384,9 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
 
 
 def write_share(life: Life, state: ShareState, number: int, choice: int) -> None:
-    """A write of a share-partition, in order or not: what is done with stays so, and its start
-    never moves back."""
+    """Write a share-partition's state, in order or not: processed records stay processed, and its
+    start never moves back.
+    """
     start = state.start_offset
     done = [(first, last) for first, last, value in state.runs if value == DONE]
     write = commands.ShareWrite(
@@ -426,7 +429,8 @@ def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
     steps: list[tuple[str, int, int, int]],
 ) -> None:
     """Over checkpoints and restarts, and from the log alone, every replica has the same bytes; a
-    generation is set once, and only then does its number rise."""
+    generation is set once, and only then does its number rise.
+    """
     life = Life()
     for step in steps:
         run(life, step)
@@ -440,7 +444,7 @@ def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
 
 
 def test_keys_are_short_whatever_clients_call_things() -> None:
-    """A store takes keys of a few hundred bytes; names have up to 32,767."""
+    """A store accepts keys of a few hundred bytes; names have up to 32,767."""
     life = Life()
     name = "ü" * 16_000
     offsets = [commands.OffsetCommit("t" * 249, b"i" * 16, n, 1, -1, "") for n in range(3)]

@@ -1,4 +1,4 @@
-"""Delegation tokens as replicated state: whose they are, until when, how much room they take."""
+"""Delegation tokens as replicated state: owner, expiry and space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 def create(
     catalog: Catalog, token_id: str = "t", now_ms: int = NOW, renewers: tuple[str, ...] = (RENEWER,)
 ) -> TokenAnswer:
-    """A token of ten seconds' life, to be renewed each four."""
+    """Create a token with a lifetime of ten seconds, to be renewed every four."""
     verifiers = [ScramUpsert(token_id, kind, 4_096, b"s" * 16, b"k", b"v") for kind in KINDS]
     command = CreateDelegationToken(
         token_id, OWNER, REQUESTER, list(renewers), 10_000, 4_000, verifiers
@@ -83,7 +83,7 @@ def test_token_that_was_removed_is_not_there_any_more() -> None:
 
 
 def test_token_that_is_created_twice_is_one() -> None:
-    """A client's server asks again when it does not know what came of it."""
+    """A client's server retries when it does not know the outcome."""
     catalog = Catalog()
     first = create(catalog)
     assert create(catalog, now_ms=NOW + 50) == first

@@ -1,4 +1,6 @@
-"""Finalised features: only what all servers understand, all changes or none (KIP-584, KIP-778)."""
+"""Finalised features: only levels that all servers support, all changes or none (KIP-584,
+KIP-778).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def update(
 
 
 def three(*features: Ranges) -> Catalog:
-    """A cluster of three initial voters, registered in turn."""
+    """Return a cluster of three initial voters, registered in turn."""
     catalog = Catalog("c", initial_voters={server: bytes([server]) * 16 for server in (1, 2, 3)})
     for server_id, levels in enumerate(features, 1):
         register(catalog, server_id, levels)
@@ -40,7 +42,7 @@ def three(*features: Ranges) -> Catalog:
 
 
 def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> None:
-    """Not before the last of them has said what that is; a level 0 is none."""
+    """Not before the last of them has reported its levels; level 0 means absent."""
     catalog = three(NEW, OLD)
     assert (catalog.features.epoch, catalog.features.levels) == (0, {})
     register(catalog, 3, NEW)
@@ -48,7 +50,7 @@ def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> Non
 
 
 def test_servers_without_features_begin_none() -> None:
-    """They are of a version that would stop at what a level allows."""
+    """They run a version that would stop at commands that a level permits."""
     catalog = three(NEW, {}, NEW)
     assert catalog.features.epoch == 0
     register(catalog, 2, NEW)
@@ -56,7 +58,7 @@ def test_servers_without_features_begin_none() -> None:
 
 
 def test_restart_with_more_levels_finalises_nothing() -> None:
-    """There is no way back from what a level allows: somebody has to ask for it."""
+    """A level cannot be lowered safely, so it is raised on request only."""
     catalog = three(OLD, OLD, OLD)
     for server_id in (1, 2, 3):
         register(catalog, server_id, NEW)
@@ -67,7 +69,7 @@ def test_restart_with_more_levels_finalises_nothing() -> None:
 
 
 def test_level_one_server_does_not_understand_is_refused() -> None:
-    """And with it the other updates of the command."""
+    """The other updates of the command are refused along with it."""
     catalog = three(NEW, OLD, NEW)
     before = catalog.items()
     assert update(catalog, ("b.version", 1), ("a.version", 2)) is ErrorCode.INVALID_UPDATE_VERSION
@@ -75,7 +77,7 @@ def test_level_one_server_does_not_understand_is_refused() -> None:
 
 
 def test_server_that_does_not_understand_a_finalised_level_cannot_join() -> None:
-    """Also one that was here before, and went back to an older version."""
+    """Also a server that was a member before and returns with an older version."""
     catalog = three(NEW, NEW, NEW)
     for server_id, features in ((4, OLD), (2, OLD), (5, {})):
         answer = register(catalog, server_id, features)
@@ -103,7 +105,7 @@ def test_server_that_does_not_understand_a_finalised_level_cannot_join() -> None
     ],
 )
 def test_update_goes_the_way_its_type_says(asked: Any, error: ErrorCode) -> None:
-    """Validation answers the same, and changes nothing."""
+    """Validation returns the same result, and changes nothing."""
     catalog = three(NEW, NEW, NEW)
     before = catalog.items()
     assert update(catalog, asked, validate=True) is error
@@ -114,7 +116,7 @@ def test_update_goes_the_way_its_type_says(asked: Any, error: ErrorCode) -> None
 
 
 def test_epoch_grows_with_changes_only() -> None:
-    """Clients keep the levels of the greatest epoch they have seen."""
+    """Clients keep the levels of the greatest epoch that they have seen."""
     catalog = three(NEW, NEW, NEW)
     for asked, epoch in (
         (("b.version", 2), 2),
@@ -127,7 +129,7 @@ def test_epoch_grows_with_changes_only() -> None:
 
 
 def test_features_are_stored_and_restored() -> None:
-    """By checkpoints, which take what changed, and by snapshots."""
+    """By checkpoints, which take changes, and by snapshots."""
     catalog = three(NEW, NEW, NEW)
     stored: dict[bytes, bytes | None] = dict(catalog.take_dirty())
     update(catalog, ("b.version", 0, SAFE), ("a.version", 1, SAFE))

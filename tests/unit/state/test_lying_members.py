@@ -1,8 +1,8 @@
-"""Members that say what is not so: epochs, partitions, names of instances, protocols (KIP-848).
+"""Members that send false epochs, partitions, instance names or protocols (KIP-848).
 
-A command that fails to be applied would stop every replica, at each start again. So whatever
-clients say, it is answered, and what is derived from a state is what a replica derives that begins
-with it.
+A command that cannot be applied would stop every replica, again at each start. So every client
+request is answered, and state derived incrementally equals the state that a replica derives from a
+snapshot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = 120
 
 
 def subscription(*topics: str) -> bytes:
-    """A classic member's, as its client writes it."""
+    """Return a classic member's subscription, as its client encodes it."""
     names = b"".join(pack(">h", len(name)) + name.encode() for name in topics)
     return pack(">hi", 0, len(topics)) + names + pack(">i", -1)
 
@@ -66,7 +66,7 @@ def join(
 
 
 class Liars:
-    """One coordinator, and what is said to it."""
+    """One coordinator, and the requests sent to it."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -101,7 +101,7 @@ class Liars:
         assert set(group.static_members.values()) <= group.members.keys()
 
     def lie(self) -> None:
-        """Anything that a client may send, of anybody."""
+        """Send any request that a client may send, on behalf of any member."""
         rng = self.rng
         group = self.machine.consumer.groups.get(GROUP)
         name, instance = rng.choice(MEMBERS), rng.choice(INSTANCES)
@@ -163,8 +163,9 @@ def test_whatever_members_say_is_answered(seed: int) -> None:
 
 @pytest.mark.parametrize("comes", ["as a member", "as a classic one"])
 def test_member_that_takes_another_instance_s_name_leaves_none_behind(comes: str) -> None:
-    """Its first name would be that of a member that is not there: who comes with it next would stop
-    every replica."""
+    """Its first name would belong to an absent member: the next member to use it would stop every
+    replica.
+    """
     liars = Liars()
     liars.apply(heartbeat("a", 0, instance="x"))
     liars.assign()

@@ -1,7 +1,8 @@
-"""Random lives of KIP-848 groups: no partition belongs to two members, whatever is late or lost.
+"""Random histories of KIP-848 groups: no partition belongs to two members, whatever is late or
+lost.
 
-Members are simulated as clients are: each knows only the answers that reached it, and reads what
-the last of them said. So the rule is tested where it counts, at the clients, and not only in the
+Members are simulated as clients: each knows only the answers that reached it, and reads the
+partitions of the last one. The rule is therefore tested at the clients, and not only in the
 coordinator's state.
 """
 
@@ -37,7 +38,7 @@ SUBSCRIPTIONS: list[tuple[list[str], str | None]] = [
 
 
 class Client:
-    """A consumer: what it was told last, and what it reads."""
+    """A consumer: the last answer that it received, and the partitions that it reads."""
 
     def __init__(self, member_id: str, instance_id: str | None) -> None:
         self.member_id = member_id
@@ -45,12 +46,12 @@ class Client:
         self.epoch = 0
         self.reads: set[Place] = set()
         self.shown: Partitions | None = ()
-        """What its next heartbeat says that it has."""
+        """Partitions that its next heartbeat reports as owned."""
         self.old: list[commands.ConsumerHeartbeat] = []
-        """What it sent before: any of it may arrive again."""
+        """Requests sent before: any of them may arrive again."""
         self.is_in = False
         self.is_over = False
-        """It was expelled, and stops by itself: it heard nothing for a session."""
+        """True once it was expelled; it stops by itself after a session without an answer."""
 
 
 class Life:
@@ -69,10 +70,10 @@ class Life:
         self.clients: dict[int, Client] = {}
         self.drawn = 0
         self.held: dict[tuple[Place, int], str] = {}
-        """(partition, member epoch) → who had it then: its instance or its id."""
+        """(partition, member epoch) -> its owner at that time: an instance or an id."""
         self.positions: dict[str, int] = {}
         self.computed: list[commands.AssignTargets] = []
-        """Targets that were computed, and are applied late or twice."""
+        """Computed targets, which are applied late or twice."""
 
     def make_topic(self, name: str, partitions: int) -> None:
         self.catalog.apply(
@@ -96,7 +97,7 @@ class Life:
         return result
 
     def check(self, group: ModernGroup, epoch_before: int) -> None:
-        """What must hold after each command."""
+        """Check the invariants that hold after each command."""
         assert epoch_before <= group.epoch
         assert group.assignment_epoch <= group.epoch
         owners: dict[Place, str] = {}
@@ -121,8 +122,10 @@ class Life:
         assert sum(map(target_bytes, group.targets.values())) <= group.bytes
 
     def check_clients(self) -> None:
-        """No two read one partition: a client that is expelled is told so before its next step, and
-        does not count."""
+        """Check that no two clients read one partition.
+
+        An expelled client learns of it before its next step, and does not count.
+        """
         readers: dict[Place, str] = {}
         members = {} if self.group is None else self.group.members
         for client in self.clients.values():
@@ -130,7 +133,7 @@ class Life:
                 for place in client.reads:
                     assert readers.setdefault(place, client.member_id) == client.member_id
 
-    # --- what clients do -----------------------------------------------------------------------
+    # --- clients' actions ----------------------------------------------------------------------
     def client(self, number: int) -> Client:
         if number not in self.clients:
             instance_id = f"i{number}" if number % 4 == 3 else None
@@ -177,12 +180,12 @@ class Life:
         client.is_in, client.is_over = True, False
         client.epoch = answer.member.epoch
         wanted = set(places_of(answer.member.assigned))
-        # It gives up first, and reads what is new once it has.
+        # It revokes first, and reads new partitions afterwards.
         client.reads = wanted
         client.shown = partitions_of(wanted)
 
     def late(self, client: Client, number: int) -> None:
-        """Something that it sent long ago arrives (again); nobody waits for the answer."""
+        """Deliver an earlier request of a client (again); no client waits for the answer."""
         if client.old:
             self.apply(client.old[number % len(client.old)])
 
@@ -196,7 +199,7 @@ class Life:
         if result.error is ErrorCode.NONE:
             assert group is None or (member is not None and member.epoch == client.epoch)
 
-    # --- what the leader does --------------------------------------------------------------------
+    # --- leader's actions ----------------------------------------------------------------------
     def compute(self) -> None:
         if self.group is not None and self.group.members:
             self.patterns.resolve(GROUP, self.patterns.matched(self.group), lambda: None)
@@ -247,7 +250,7 @@ def run(life: Life, step: tuple[str, int, int]) -> None:
             if answer.error is ErrorCode.NONE:
                 client.is_in, client.reads = False, set()
                 if stays and client.instance_id is not None:
-                    # It comes back as another process.
+                    # It returns as another process.
                     life.drawn += 1
                     client.member_id = f"again{life.drawn}"
         case "expire":
@@ -306,8 +309,10 @@ OFTEN = ["heartbeat"] * 12 + ["assign"] * 6 + ["commit"] * 2
 def test_partition_belongs_to_one_member_whatever_is_late(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """The invariants hold after each step; a replay of the log has the same bytes; and when nothing
-    else happens any more, everybody has what it is to have."""
+    """The invariants hold after each step, and a replay of the log has the same bytes.
+
+    When nothing more happens, each member has its target assignment.
+    """
     life = Life()
     for step in steps:
         run(life, step)
@@ -320,8 +325,9 @@ def test_partition_belongs_to_one_member_whatever_is_late(
 
 
 def settle(life: Life) -> None:
-    """Clients that are in the group go on, the others are expelled: also those that are fenced only
-    now, for they heard too few of their answers."""
+    """Continue clients that are in the group and expel the others, also those that are fenced only
+    now because they received too few answers.
+    """
     group = life.group
     if group is None:
         return

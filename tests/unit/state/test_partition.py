@@ -1,10 +1,12 @@
-"""How far a partition's log is to be compacted, as replicated state."""
+"""Compaction limit of a partition's log as replicated state."""
 
 from vdl.state.partition import AdvanceLogStart, Compact, PartitionState, encode_command
 
 
 def test_decisions_to_compact_only_go_forward() -> None:
-    """One that is applied twice, or late, changes nothing; markers never pass what is compacted."""
+    """A decision applied twice, or late, changes nothing; the markers' limit never passes the
+    compacted limit.
+    """
     state = PartitionState()
     for command, found in (
         (Compact(10, 0), (10, 0)),
@@ -17,7 +19,7 @@ def test_decisions_to_compact_only_go_forward() -> None:
 
 
 def test_decision_to_compact_is_stored_and_snapshotted() -> None:
-    """By what changed, and as a whole, beside the rest."""
+    """Stored by changes and as a whole, beside the rest."""
     state = PartitionState()
     state.apply(encode_command(AdvanceLogStart(7)), end_offset=100)
     state.apply(encode_command(Compact(10, 4)), end_offset=100)

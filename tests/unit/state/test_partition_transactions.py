@@ -1,4 +1,4 @@
-"""Transactions of a partition's producers: what is open, what was aborted, what is fenced."""
+"""Transactions of a partition's producers: open, aborted and fenced ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vdl.state.producers import PRODUCERS_MAX, Overlay
 def write(
     state: PartitionState, producer_id: int, offset: int, *, epoch: int = 0, sequence: int = 0
 ) -> None:
-    """A batch of one record of a transaction, in the entry of the same number."""
+    """Apply a transactional batch of one record, in the entry of the same number."""
     state.producers.apply(
         producer_id, epoch, sequence, 1, offset, offset + 1, 5, is_transactional=True
     )
@@ -64,7 +64,7 @@ def test_marker_command_survives_its_bytes() -> None:
 
 
 def test_open_transactions_end_in_any_order() -> None:
-    """KIP-98: stable is what lies before the oldest open one."""
+    """KIP-98: records before the oldest open transaction are stable."""
     state = PartitionState()
     write(state, 7, 0)
     write(state, 8, 1)
@@ -92,7 +92,9 @@ def test_open_transactions_end_in_any_order() -> None:
 def test_marker_of_an_open_transaction_is_judged_by_its_epochs(
     epoch: int, coordinator_epoch: int, version: int, expected: bool | ErrorCode
 ) -> None:
-    """KIP-1228: from version 2 on a marker's epoch is newer than that of what it ends."""
+    """KIP-1228: from version 2 on a marker's epoch is newer than that of the transaction that it
+    ends.
+    """
     state = PartitionState()
     state.apply_marker(7, 2, 5, commit=True, offset=0, index=1, timestamp=0)
     write(state, 7, 1, epoch=3)
@@ -100,7 +102,7 @@ def test_marker_of_an_open_transaction_is_judged_by_its_epochs(
 
 
 def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
-    """One that was sent again ends nothing; a newer epoch fences the producer's past."""
+    """A repeated marker ends nothing; a newer epoch fences the producer."""
     state = PartitionState()
     assert verdict(state, 0, 1, 2) is False
     write(state, 7, 0)
@@ -113,7 +115,7 @@ def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
 
 
 def test_marker_of_the_first_version_is_noted_though_it_ends_nothing() -> None:
-    """Only its number tells it from the marker of the next transaction."""
+    """Only its transaction number distinguishes it from the next transaction's marker."""
     state = PartitionState()
     for seen in range(2):
         told = [
@@ -169,7 +171,9 @@ def test_overlay_says_what_the_newest_entry_makes_of_the_transaction() -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> None:
-    """As an administrator's may be: DescribeProducers says -1 where no marker has come yet."""
+    """An administrator's marker may have none: DescribeProducers returns -1 where no marker was
+    written yet.
+    """
     state = PartitionState()
     write(state, 7, 0)
     write(state, 8, 1)
@@ -181,7 +185,7 @@ def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> N
 
 
 def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
-    """Its marker is still to come. Neither time nor the number of producers takes it."""
+    """Its marker is outstanding. Neither time nor the number of producers removes it."""
     state = PartitionState()
     write(state, 7, 0)
     state.apply(encode_command(ExpireProducers(1 << 40)), end_offset=1)
@@ -197,7 +201,7 @@ def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
 
 
 def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
-    """Only once the marker is deleted, too: records above the log's start may be its own."""
+    """Only once the marker is deleted, too: records above the log's start may belong to it."""
     state = PartitionState()
     write(state, 7, 0)
     write(state, 8, 1)
@@ -215,7 +219,7 @@ def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
 
 @dataclass
 class Model:
-    """What the log says, looked at from its beginning each time."""
+    """Reference model: evaluates the log from its beginning each time."""
 
     log: list[tuple[str, int]] = field(default_factory=list)
     """(kind, producer) by offset; kinds: data, plain, commit, abort."""
@@ -244,7 +248,7 @@ class Model:
 def dropped_by_consumer(
     log: list[tuple[str, int]], listed: list[AbortedRange], start: int, end: int
 ) -> set[int]:
-    """What a client drops of [start, end), as all of them do (KIP-98)."""
+    """Return the offsets of [start, end) that a client drops, as all of them do (KIP-98)."""
     queue = sorted(listed, key=lambda one: one.first_offset)
     active: set[int] = set()
     dropped: set[int] = set()
@@ -261,7 +265,9 @@ def dropped_by_consumer(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_histories_are_those_of_the_model(seed: int) -> None:
-    """Open transactions, and what a reader of any range drops, over restarts from stored items."""
+    """Open transactions, and the records that a reader of any range drops, over restarts from
+    stored items.
+    """
     rng = random.Random(seed)
     state, model = PartitionState(), Model()
     stored: dict[bytes, bytes] = {}
@@ -310,7 +316,7 @@ def test_random_histories_are_those_of_the_model(seed: int) -> None:
 def test_aborted_list_is_what_a_look_at_all_of_it_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where ranges overlap by far, and over blocks and runs."""
+    """Also where ranges overlap widely, and over blocks and runs."""
     monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
     rng = random.Random(seed)
     aborted = AbortedTransactions()
@@ -338,7 +344,7 @@ def test_aborted_list_is_what_a_look_at_all_of_it_says(
 def test_stored_blocks_are_the_list_whenever_they_are_taken(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks are encoded when the next one begins. What is added and removed afterwards counts."""
+    """Blocks are encoded when the next one begins. Later additions and removals are included."""
     monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
     rng = random.Random(seed)
     aborted = AbortedTransactions()
@@ -368,7 +374,9 @@ def test_stored_blocks_are_the_list_whenever_they_are_taken(
 def test_checkpoint_unpacks_nothing_however_many_were_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A million since the last one would take seconds of the loop; nor when all went."""
+    """A million additions since the last one would block the loop for seconds; also when all were
+    removed.
+    """
     looked: list[int] = []
     unpacked = _Run.ranges
 
@@ -394,7 +402,7 @@ def test_checkpoint_unpacks_nothing_however_many_were_added(
 def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that ended meanwhile are passed over, many at a time."""
+    """Transactions that ended meanwhile are skipped, many at a time."""
     aborted = AbortedTransactions()
     count = 40 * RUN_RANGES
     for number in range(1, count):
@@ -416,13 +424,13 @@ def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
 
 
 def test_list_has_no_end_and_takes_little_memory() -> None:
-    """As long as their records may be read, they are listed: nothing else bounds how many."""
+    """They are listed as long as their records can be read; no other bound limits their number."""
     tracemalloc.start()
     try:
         aborted = AbortedTransactions()
         count = 20 * RUN_RANGES
         for number in range(count):
-            # Some hundred producers, whose transactions overlap.
+            # Some hundred producers whose transactions overlap.
             first = max(0, 3 * number - number % 900)
             aborted.add(AbortedRange(9_000 + number % 300, first, 3 * number + 2, 3 * number + 5))
         aborted.take_dirty()
@@ -435,8 +443,9 @@ def test_list_has_no_end_and_takes_little_memory() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int) -> None:
-    """Its snapshot stands anywhere in the log and has the state of any later entry; it may be
-    started anew at any time. In the end it has the same state as a replica that saw all."""
+    """Its snapshot may be anywhere in the log and hold the state of any later entry; the replica
+    may restart at any time. In the end it has the same state as a replica that applied everything.
+    """
     rng = random.Random(seed)
     state = PartitionState()
     entries: list[tuple[str, int]] = []
@@ -505,7 +514,7 @@ def test_transaction_that_reaches_over_the_markers_that_go_is_listed_as_it_began
 
 
 def test_snapshot_is_small_however_many_were_aborted() -> None:
-    """Only those are in it that reach over the log's start."""
+    """It holds only those that extend beyond the log's start."""
     state = PartitionState()
     write(state, 8, 0)
     for number in range(5_000):
@@ -522,8 +531,9 @@ def test_snapshot_is_small_however_many_were_aborted() -> None:
 
 
 def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:
-    """Under the first version both have one epoch: a marker is known by its transaction's number.
-    Also by a replica that has it from its log, or from what is stored."""
+    """Under the first version both have one epoch: a marker is identified by its transaction's
+    number. This also holds on a replica restored from its log or from stored items.
+    """
     state = PartitionState()
     write(state, 7, 0)
     state.apply_marker(7, 0, 5, commit=True, offset=1, index=2, timestamp=0, number=3)

@@ -1,4 +1,4 @@
-"""Offsets that transactions commit: nobody sees them before, and the later one in the log wins."""
+"""Offsets committed in transactions: invisible until the end, and the later one in the log wins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ G = "g"
 
 
 class Life:
-    """One coordinator of a group, whose transactions are told apart by their producer."""
+    """One coordinator of a group, whose transactions are identified by their producer."""
 
     def __init__(self) -> None:
         self.machine = Coordinator()
@@ -74,7 +74,7 @@ def test_offsets_are_seen_when_their_transaction_commits(commits: bool) -> None:
 
 
 def test_end_that_is_told_again_ends_nothing_more() -> None:
-    """Nor does the end of the transaction before, when the next one is open."""
+    """Nor does the end of the previous transaction while the next one is open."""
     life = Life()
     life.pend(7, 5)
     life.end(7, True)
@@ -86,7 +86,7 @@ def test_end_that_is_told_again_ends_nothing_more() -> None:
 
 
 def test_offset_that_comes_after_its_transaction_is_refused() -> None:
-    """Nobody would ever end it: verified before the end, applied behind it."""
+    """It was verified before the end and applied after it: no end would ever follow."""
     life = Life()
     life.end(7, True, number=4)
     assert life.pend(7, 5, number=4) is ErrorCode.INVALID_TXN_STATE
@@ -96,7 +96,7 @@ def test_offset_that_comes_after_its_transaction_is_refused() -> None:
 
 
 def test_later_commit_in_the_log_stands() -> None:
-    """Whichever ends first."""
+    """Independent of which ends first."""
     life = Life()
     life.pend(7, 5)
     life.pend(8, 6)
@@ -133,7 +133,7 @@ def test_pending_offsets_go_with_their_group_and_their_partition() -> None:
 
 
 def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after a restart the same one is forgotten next."""
+    """After a restart the same one is removed next."""
     monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
     life = Life()
     for producer in (7, 8, 7, 9):
@@ -150,8 +150,10 @@ def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) ->
 def test_offset_that_comes_after_an_end_that_is_forgotten_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was verified before its transaction ended, and thousands have ended since. The producer's
-    next transaction would commit it, or abort what was committed."""
+    """It was verified before its transaction ended, and thousands have ended since.
+
+    The producer's next transaction would commit it, or abort what was committed.
+    """
     monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
     life = Life()
     life.commit(3)
@@ -183,7 +185,7 @@ def test_offset_that_comes_after_an_end_that_is_forgotten_is_refused(
     ],
 )
 def test_members_commit_in_their_generation(generation: int, member: str, error: ErrorCode) -> None:
-    """KIP-447. Those who name no member may commit all the same, as older clients do."""
+    """KIP-447. Requests without a member may commit all the same, as older clients do."""
     life = Life()
     life.apply(
         commands.JoinGroup(

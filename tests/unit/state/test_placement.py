@@ -1,4 +1,6 @@
-"""Placement: leaders and replicas spread, machines are not shared, the outcome is a function."""
+"""Placement: leaders and replicas are spread, machines are not shared, the result is
+deterministic.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ NONE = frozenset[int]()
 
 
 def test_leaders_and_replicas_of_one_topic_spread_evenly() -> None:
-    """30 partitions on three servers: ten leaders each, and with two replicas twenty copies."""
+    """30 partitions on three servers: ten leaders each, and with two replicas twenty copies
+    each.
+    """
     placed = place(
         Load([1, 2, 3]), {1: "", 2: "", 3: ""}, partitions=30, replication_factor=2, alive=NONE
     )
@@ -21,7 +25,7 @@ def test_leaders_and_replicas_of_one_topic_spread_evenly() -> None:
 
 
 def test_single_partition_topics_spread_over_existing_load() -> None:
-    """Topics created one by one balance as one topic with many partitions would."""
+    """Topics created one by one are balanced as one topic with many partitions."""
     load = Load([1, 2, 3])
     leaders = [
         place(load, {1: "", 2: "", 3: ""}, partitions=1, replication_factor=3, alive=NONE)[0][0]
@@ -31,7 +35,7 @@ def test_single_partition_topics_spread_over_existing_load() -> None:
 
 
 def test_replicas_do_not_share_a_rack_while_there_is_another() -> None:
-    """Two replicas on one machine would fall together."""
+    """Two replicas on one machine would fail together."""
     racks = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     placed = place(Load(racks), racks, partitions=20, replication_factor=3, alive=NONE)
     for replicas in placed:
@@ -39,14 +43,14 @@ def test_replicas_do_not_share_a_rack_while_there_is_another() -> None:
 
 
 def test_racks_that_do_not_suffice_are_shared() -> None:
-    """Replication factor wins over rack spread."""
+    """The replication factor has priority over spreading across racks."""
     racks = {1: "a", 2: "a", 3: "a"}
     placed = place(Load(racks), racks, partitions=3, replication_factor=3, alive=NONE)
     assert all(sorted(replicas) == [1, 2, 3] for replicas in placed)
 
 
 def test_servers_that_are_down_come_last() -> None:
-    """A replica set with one server down still creates topics, led by those that are up."""
+    """With one server down topics are still created, led by servers that are up."""
     racks = {1: "", 2: "", 3: "", 4: ""}
     alive = frozenset({2, 3, 4})
     for replicas in place(Load(racks), racks, partitions=6, replication_factor=3, alive=alive):
@@ -57,7 +61,7 @@ def test_servers_that_are_down_come_last() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_placement_is_a_function_of_its_inputs(count: int) -> None:
-    """Every replica of the catalog places alike."""
+    """Every replica of the catalog computes the same placement."""
     racks = dict.fromkeys(range(1, count + 1), "")
     factor = min(3, count)
     runs = [

@@ -1,4 +1,4 @@
-"""The idempotent window: what is appended, what is recognised, what is refused (KIP-98)."""
+"""Idempotent window: appended, recognised and refused batches (KIP-98)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SENT_BACK = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def time_of(index: int) -> int:
-    """The largest timestamp of the batch in that entry."""
+    """Return the largest timestamp of the batch in that entry."""
     return 1_000 + index
 
 
 def original(base_offset: int, index: int) -> Duplicate:
-    """The verdict on a batch that is there already: also when it was appended is known."""
+    """Return the verdict on a duplicate batch, with its time of append."""
     return Duplicate(base_offset, index, time_of(index))
 
 
@@ -75,7 +75,7 @@ class Leader:
         self.applied = max(self.applied, until)
 
     def fail_over(self) -> None:
-        """A new leader: it has what was applied, and nothing that was only appended."""
+        """Become a new leader, which has what was applied and nothing that was only appended."""
         del self.log[self.applied :]
         self.overlay = Overlay()
 
@@ -92,7 +92,7 @@ def test_batches_in_order_are_appended_before_and_after_commit() -> None:
 
 
 def test_retry_of_an_uncommitted_batch_names_the_original_entry() -> None:
-    """A duplicate of what is not committed waits on the original entry."""
+    """A duplicate of an uncommitted batch waits for the original entry."""
     leader = Leader()
     leader.send(0)
     leader.send(10)
@@ -120,7 +120,7 @@ def test_retry_is_found_in_the_committed_window_behind_an_overlay() -> None:
 
 
 def test_gap_in_sequence_is_out_of_order() -> None:
-    """A batch that does not follow the last one is 45, and was not appended."""
+    """A batch that does not follow the last one is 45, and is not appended."""
     leader = Leader()
     leader.send(0)
     assert leader.send(20) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -129,8 +129,9 @@ def test_gap_in_sequence_is_out_of_order() -> None:
 
 
 def test_batch_below_the_window_is_out_of_order() -> None:
-    """Numbers need not begin at 0 here: what is below may never have been appended, and 46 would be
-    taken for an acknowledgement."""
+    """Numbers need not begin at 0 here: lower ones may never have been appended, and 46 would count
+    as an acknowledgement.
+    """
     leader = Leader()
     for n in range(WINDOW_BATCHES + 1):
         leader.send(n * COUNT)
@@ -140,7 +141,7 @@ def test_batch_below_the_window_is_out_of_order() -> None:
 
 
 def test_producer_with_a_new_id_begins_at_zero() -> None:
-    """It was never here: a batch before this one is on its way, and would come behind it."""
+    """The producer is new: an earlier batch is on its way, and would be appended after this one."""
     leader = Leader()
     leader.producers.ids_given_out(PID)
     assert leader.send(10) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -149,8 +150,10 @@ def test_producer_with_a_new_id_begins_at_zero() -> None:
 
 
 def test_producer_older_than_the_replica_begins_anywhere() -> None:
-    """It may have written to the topic that had the name before. What it sent before its first
-    batch here was never appended."""
+    """It may have written to an earlier topic of that name.
+
+    Batches that it sent before its first batch here were never appended.
+    """
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
     assert leader.send(70) is SENT_BACK
@@ -165,7 +168,7 @@ def test_producer_older_than_the_replica_begins_anywhere() -> None:
 
 
 def old_leader() -> Leader:
-    """Of a partition that is younger than the producer."""
+    """Return the leader of a partition that is younger than the producer."""
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
     return leader
@@ -173,8 +176,10 @@ def old_leader() -> Leader:
 
 @pytest.mark.parametrize("lost", [0, 10, 70])
 def test_batch_that_overtakes_the_first_ones_is_sent_back(lost: int) -> None:
-    """They were refused, or sent to another server, and their client sends all of them again, in
-    order. Were it appended, they would be out of order, which ends a producer of librdkafka."""
+    """The first ones were refused, or sent to another server, and their client sends all again, in
+    order. If this one were appended, they would be out of order, which is fatal to a librdkafka
+    producer.
+    """
     leader = old_leader()
     for number in (3, 4, 6):
         assert leader.send(lost + number * COUNT) is SENT_BACK
@@ -183,8 +188,10 @@ def test_batch_that_overtakes_the_first_ones_is_sent_back(lost: int) -> None:
 
 
 def test_batch_overtakes_none_that_came_and_found_no_room() -> None:
-    """`check` says of the first ones that they may be appended, but they are not: too few replicas
-    are in sync. It says so again when they come again, and not of what comes behind them."""
+    """`check` accepts the first ones, but they are not appended: too few replicas are in sync.
+
+    It accepts them again when they are retried, and refuses those behind them.
+    """
     leader = old_leader()
     check = partial(leader.producers.check, leader.overlay, PID, 0)
     for _ in range(2):
@@ -195,7 +202,9 @@ def test_batch_overtakes_none_that_came_and_found_no_room() -> None:
 
 
 def test_batch_that_was_sent_back_in_another_term_or_epoch_is_sent_back() -> None:
-    """Those before it may have been on their way to the leader between, and a new epoch's are."""
+    """Earlier batches may have been on their way to the leader in between, and those of a new epoch
+    are.
+    """
     leader = old_leader()
     assert leader.send(70) is SENT_BACK
     leader.overlay.clear()
@@ -205,7 +214,7 @@ def test_batch_that_was_sent_back_in_another_term_or_epoch_is_sent_back() -> Non
 
 
 def test_batch_comes_again_also_where_the_numbers_wrap() -> None:
-    """Behind the largest number comes 0: the lower one is the later one."""
+    """The largest number is followed by 0: the lower one is the later one."""
     leader = old_leader()
     first = SEQUENCE_END - COUNT // 2
     check = partial(leader.producers.check, leader.overlay, PID, 0)
@@ -216,7 +225,7 @@ def test_batch_comes_again_also_where_the_numbers_wrap() -> None:
 
 
 def test_producers_noted_while_unknown_are_bounded() -> None:
-    """One past the limit the first one is forgotten, and sent back once more."""
+    """One past the limit the first one is removed, and refused once more."""
     overlay = Overlay()
     for pid in range(UNKNOWN_MAX):
         assert not overlay.note_unknown(pid, 0, 70)
@@ -227,7 +236,7 @@ def test_producers_noted_while_unknown_are_bounded() -> None:
 
 
 def test_producer_begins_anywhere_only_if_all_who_may_lead_take_it_so() -> None:
-    """To one who counts from 0 what is below a window is in the log."""
+    """A server that counts from 0 assumes that numbers below a window are in the log."""
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
     check = partial(leader.producers.check, leader.overlay, PID, 3, may_begin_late=lambda: False)
@@ -237,7 +246,7 @@ def test_producer_begins_anywhere_only_if_all_who_may_lead_take_it_so() -> None:
 
 
 def test_transaction_that_began_an_epoch_begins_at_zero() -> None:
-    """KIP-890: also of a producer that is as old as any."""
+    """KIP-890: also for a producer of any age."""
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
     check = partial(leader.producers.check, leader.overlay, PID, 3)
@@ -247,7 +256,7 @@ def test_transaction_that_began_an_epoch_begins_at_zero() -> None:
 
 
 def test_replica_that_got_its_state_takes_those_it_lacks_for_old() -> None:
-    """A stored state does not say who was forgotten: only what is given out later is new."""
+    """A stored state does not list removed producers: only ids allocated later are new."""
     leader = Leader()
     leader.send(0, pid=9)
     leader.apply()
@@ -276,7 +285,7 @@ def test_epoch_that_rises_starts_a_new_sequence_and_fences_the_old() -> None:
 
 
 def test_duplicate_of_an_older_epoch_is_not_looked_for() -> None:
-    """The same numbers in another epoch are another batch."""
+    """The same numbers in another epoch denote another batch."""
     leader = Leader()
     leader.send(0)
     leader.send(10)
@@ -286,7 +295,7 @@ def test_duplicate_of_an_older_epoch_is_not_looked_for() -> None:
 
 
 def test_sequence_wraps_to_zero_after_the_largest() -> None:
-    """Sequence numbers are 31 bits; a batch may straddle the end."""
+    """Sequence numbers are 31 bits; a batch may span the end."""
     producers = Producers()
     overlay = Overlay()
     first = SEQUENCE_END - 5
@@ -299,7 +308,7 @@ def test_sequence_wraps_to_zero_after_the_largest() -> None:
 
 
 def test_batch_ahead_of_the_wrap_was_not_appended() -> None:
-    """The numbers behind the largest are low, and none of an old batch."""
+    """The numbers after the largest are low, and do not denote an old batch."""
     producers = Producers()
     for n in range(WINDOW_BATCHES):
         first = SEQUENCE_END - (WINDOW_BATCHES - n) * COUNT
@@ -310,7 +319,7 @@ def test_batch_ahead_of_the_wrap_was_not_appended() -> None:
 
 
 def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
-    """Memory is bounded by count, in the order of the log, so equally on every replica."""
+    """Memory is bounded by count, in the order of the log, so it is the same on every replica."""
     producers = Producers()
     for pid in range(PRODUCERS_MAX):
         producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
@@ -329,7 +338,7 @@ def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
 
 
 def test_first_batch_sent_again_after_many_others_is_recognised() -> None:
-    """Ever so many new producers do not make one write twice."""
+    """No number of new producers causes a duplicate write."""
     leader = Leader()
     for pid in range(2 * PRODUCERS_KEPT):
         leader.send(0, pid=pid)
@@ -338,7 +347,7 @@ def test_first_batch_sent_again_after_many_others_is_recognised() -> None:
 
 
 def test_excess_ends_where_as_many_are_left_as_are_kept() -> None:
-    """At the limit there is none; one past it, it is who was idle longest."""
+    """No excess at the limit; one past it, the longest idle producer is in excess."""
     leader = Leader()
     for pid in range(PRODUCERS_KEPT):
         leader.send(0, pid=pid)
@@ -356,7 +365,7 @@ def test_excess_ends_where_as_many_are_left_as_are_kept() -> None:
 
 
 def test_state_loaded_is_the_state_stored_also_its_order_of_forgetting() -> None:
-    """A restart, or a snapshot, changes no later decision."""
+    """A restart or a snapshot changes no later decision."""
     leader = Leader()
     for n in range(7):
         leader.send(n * COUNT, pid=n % 3 and 7)
@@ -372,7 +381,7 @@ def test_state_loaded_is_the_state_stored_also_its_order_of_forgetting() -> None
 
 
 def test_dirty_keys_merged_give_the_whole_state() -> None:
-    """A checkpoint of what changed, on top of the one before, is the state."""
+    """A checkpoint of the changes, on top of the previous one, is the state."""
     leader = Leader()
     stored: dict[bytes, bytes] = {}
     for n in range(40):
@@ -393,7 +402,7 @@ def expire(state: PartitionState, index: int) -> None:
 
 
 def test_producers_without_a_newer_batch_expire() -> None:
-    """By the entry of the newest batch, whatever older ones there are: a live one stays."""
+    """Judged by the entry of the newest batch: a live producer with old batches stays."""
     leader = Leader()
     for pid in (1, 2, 3, 1, 4):
         leader.send(COUNT if pid in leader.overlay.producers else 0, pid=pid)
@@ -407,7 +416,9 @@ def test_producers_without_a_newer_batch_expire() -> None:
 
 
 def test_expired_producer_goes_on_where_it_was() -> None:
-    """It has been idle for so long that nothing of it is sent again; Kafka takes it as well."""
+    """It has been idle for so long that none of its batches is retried; Kafka accepts it as
+    well.
+    """
     leader = Leader()
     leader.send(0, epoch=3)
     leader.apply()
@@ -421,7 +432,7 @@ def test_expired_producer_goes_on_where_it_was() -> None:
 
 
 def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
-    """Once it is below its bound, none was forgotten before its time."""
+    """Once the table is below its bound, no producer was removed early."""
     producers = Producers()
     for pid in range(PRODUCERS_MAX + 1):
         producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
@@ -433,8 +444,9 @@ def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
 
 
 def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
-    """The leader took the batch while the command was under way: what follows is in order, and a
-    batch sent again is recognised."""
+    """The leader accepted the batch while the command was under way: later batches are in order,
+    and a retried batch is recognised.
+    """
     leader = Leader()
     leader.send(0)
     leader.apply()
@@ -449,8 +461,10 @@ def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
 
 
 def test_state_after_an_expiry_is_the_state_stored() -> None:
-    """A checkpoint of what changed deletes who expired; a snapshot does not have them; whoever
-    loads either forgets the same ones next."""
+    """A checkpoint of changes deletes expired producers; a snapshot omits them.
+
+    Both restore the same order of removal.
+    """
     leader = Leader()
     stored: dict[bytes, bytes] = {}
 
@@ -480,7 +494,7 @@ def test_state_after_an_expiry_is_the_state_stored() -> None:
 
 
 def test_producers_that_come_and_go_leave_nothing() -> None:
-    """Memory goes back once they have expired, also that of the table they were in."""
+    """Memory is released once they have expired, also that of their table."""
     producers = Producers()
     empty = sys.getsizeof(producers._producers)
     for pid in range(PRODUCERS_MAX):
@@ -493,7 +507,7 @@ def test_producers_that_come_and_go_leave_nothing() -> None:
 
 
 def test_command_of_another_version_is_not_skipped() -> None:
-    """A replica that skipped it would differ from the others."""
+    """A replica that skipped it would diverge."""
     state = PartitionState()
     for data in ([3, 1], [2, 1, 1], [2]):
         with pytest.raises(msgspec.DecodeError):
@@ -514,8 +528,10 @@ def test_command_of_another_version_is_not_skipped() -> None:
 def test_random_sends_never_append_twice_or_out_of_order(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Against the dumb version, the log itself: every batch once, dense from 0 in its epoch; a
-    batch in the log is never called unknown or not appended while it is within the window."""
+    """Against the reference model, the log itself: every batch once, dense from 0 in its epoch.
+
+    A batch in the log is never called unknown or not appended while it is within the window.
+    """
     leader = Leader()
     for kind, number, epoch in steps:
         if kind == "apply":
@@ -545,7 +561,7 @@ def test_random_sends_never_append_twice_or_out_of_order(
 
 
 def test_windows_stored_before_batches_had_times_are_read() -> None:
-    """What an older release stored has no time: -1, which is answered as none."""
+    """State stored by an older release has no times: -1, which is returned as no timestamp."""
     leader = Leader()
     leader.send(0)
     leader.apply()

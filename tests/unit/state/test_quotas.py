@@ -1,4 +1,4 @@
-"""Quotas of clients in the catalog: each entity on its own, stored whole, bounded together."""
+"""Client quotas in the catalog: independent entities, stored completely, bounded together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def alter(catalog: Catalog, *changes: QuotaChange) -> list[ErrorCode]:
 
 
 def test_quotas_are_set_changed_and_unset_whatever_the_order_of_names() -> None:
-    """One that is named in another order is the same; twice is as good as once."""
+    """Another order names the same entity; setting twice equals setting once."""
     catalog = Catalog("c")
     one: Parts = [("user", "u"), ("client-id", None)]
     other: Parts = [("client-id", None), ("user", "u")]
@@ -62,7 +62,7 @@ def test_quotas_are_set_changed_and_unset_whatever_the_order_of_names() -> None:
 def test_what_is_no_quota_is_refused_also_by_the_catalog(
     parts: Parts, key: str, value: float
 ) -> None:
-    """And what is named beside it is not."""
+    """Valid quotas in the same command are applied."""
     catalog = Catalog("c")
     sound = QuotaChange([("ip", "::1")], {"connection_creation_rate": 3})
     assert alter(catalog, QuotaChange(parts, {key: value}), sound) == [INVALID, NONE]
@@ -70,7 +70,7 @@ def test_what_is_no_quota_is_refused_also_by_the_catalog(
 
 
 def test_quotas_take_a_bounded_part_of_every_snapshot() -> None:
-    """What is too much is refused; what takes no more than before is not."""
+    """Quotas beyond the bound are refused; changes that need no more space are not."""
     catalog = Catalog("c")
     changes = [
         QuotaChange([("user", f"{number:>0900}")], {"producer_byte_rate": 1})
@@ -82,7 +82,7 @@ def test_quotas_take_a_bounded_part_of_every_snapshot() -> None:
 
 
 def test_quotas_survive_checkpoints_and_snapshots() -> None:
-    """Defaults are not taken for clients of an empty name."""
+    """Defaults are distinct from clients with an empty name."""
     catalog = Catalog("c")
     alter(
         catalog,

@@ -1,4 +1,4 @@
-"""Settings of what is no topic: each resource on its own, stored whole, bounded together."""
+"""Settings of resources other than topics: independent, stored completely, bounded together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def alter(catalog: Catalog, *changes: tuple[int, ConfigChange]) -> list[ErrorCod
 
 
 def test_resources_of_one_name_are_told_apart_by_their_type() -> None:
-    """And one that is back at its defaults is not there any more."""
+    """A resource whose settings are back at their defaults is removed."""
     catalog = Catalog("c")
     for kind in (BROKER, GROUP):
         assert alter(catalog, (kind, ConfigChange("1", {"a": str(kind)}))) == [ErrorCode.NONE]
@@ -37,7 +37,9 @@ def test_resources_of_one_name_are_told_apart_by_their_type() -> None:
 
 
 def test_two_additions_to_a_list_that_race_are_both_kept() -> None:
-    """Each of two proposers knew the list without the other's part (KIP-339); it may be empty."""
+    """Each of two proposers read the list without the other's addition (KIP-339); it may be
+    empty.
+    """
     catalog = Catalog("c")
 
     def change(part: str, *, subtracts: bool = False) -> None:
@@ -53,7 +55,7 @@ def test_two_additions_to_a_list_that_race_are_both_kept() -> None:
 
 
 def test_resources_are_stored_and_restored() -> None:
-    """By checkpoints, which take what changed, and by snapshots."""
+    """By checkpoints, which take changes, and by snapshots."""
     catalog = Catalog("c")
     alter(
         catalog,
@@ -79,7 +81,7 @@ def test_resources_are_stored_and_restored() -> None:
 
 
 def test_settings_of_all_resources_together_are_bounded() -> None:
-    """At the limit one more byte is refused; what takes no more than before never is."""
+    """At the limit one more byte is refused; changes that need no more space never are."""
     catalog = Catalog("c")
     each = RESOURCE_BYTES + 5 + CONFIGS_BYTES_MAX
     value = "x" * (CONFIGS_BYTES_MAX - 1)

@@ -1,4 +1,6 @@
-"""Credentials of users in the catalog: each change on its own, stored whole, bounded as a whole."""
+"""Credentials of users in the catalog: independent changes, stored completely, bounded as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def copy_of(catalog: Catalog) -> Catalog:
 
 
 def test_credentials_survive_a_snapshot_whole() -> None:
-    """Users, their mechanisms, and the key by which others are answered."""
+    """Users, their mechanisms, and the key for answers to unknown users."""
     catalog = Catalog()
     alter(catalog, upsert("a"), upsert("a", SHA_256), upsert("ü" * 100))
     alter(catalog, deletions=(("a", SHA_256),))
@@ -47,7 +49,7 @@ def test_credentials_survive_a_snapshot_whole() -> None:
 
 
 def test_credentials_that_change_are_stored_with_the_next_checkpoint() -> None:
-    """What is marked dirty is what a checkpoint takes; a deletion is one too."""
+    """A checkpoint takes items marked dirty, deletions included."""
     catalog = Catalog()
     alter(catalog, upsert("a"))
     stored = dict(catalog.take_dirty())
@@ -59,7 +61,7 @@ def test_credentials_that_change_are_stored_with_the_next_checkpoint() -> None:
 
 
 def test_command_applied_twice_changes_nothing_more() -> None:
-    """Its client may have asked again."""
+    """Its client may have retried."""
     once, twice = Catalog(), Catalog()
     for catalog, times in ((once, 1), (twice, 2)):
         for _ in range(times):
@@ -75,8 +77,9 @@ def test_deletion_of_what_is_not_there_does_not_stop_the_rest() -> None:
 
 
 def test_first_users_count_once_for_ever() -> None:
-    """Not when there are users, and not when the last one was removed: else they would come back
-    with the next start of a server."""
+    """They are ignored when there are users, and after the last one was removed: otherwise they
+    would return with the next start of a server.
+    """
     catalog = Catalog()
     alter(catalog, upsert("admin"), only_first=True)
     assert catalog.scram.users() == ["admin"]
@@ -90,7 +93,7 @@ def test_first_users_count_once_for_ever() -> None:
 
 
 def test_credentials_are_bounded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is refused; one in place of another is not, and what was removed makes room."""
+    """One more is refused; a replacement is not, and a removal makes space."""
     catalog = Catalog()
     alter(catalog, upsert("a"))
     size = catalog.scram._bytes

@@ -1,4 +1,4 @@
-"""What clients put into replicated state stays within what a snapshot can carry."""
+"""Replicated state that clients create stays within what a snapshot can carry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Positions = tuple[str, commands.OffsetCommit, int]
 
 
 class Script:
-    """A coordinator that is given commands one after the other."""
+    """A coordinator to which commands are applied one at a time."""
 
     def __init__(self) -> None:
         self.machine = Coordinator()
@@ -78,7 +78,10 @@ def snapshot_bytes(machine: Coordinator) -> int:
 
 
 def test_a_group_is_bounded_whoever_joins() -> None:
-    """Twelve members of 1 MB each. The next is told that the group is full, and disturbs nobody."""
+    """Twelve members of 1 MB each.
+
+    The next one gets the error for a full group, and disturbs no member.
+    """
     script = Script()
     errors = [script.join("g", MB).error for _ in range(12)]
     assert errors == [ErrorCode.NONE] * 2 + [ErrorCode.GROUP_MAX_SIZE_REACHED] * 10
@@ -89,7 +92,9 @@ def test_a_group_is_bounded_whoever_joins() -> None:
 
 
 def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
-    """Who joins again with no more than before is never refused; with more, he keeps his place."""
+    """A member that rejoins with no more than before is never refused; with more, it keeps its
+    place.
+    """
     script = Script()
     first = script.join("g", MB).member_id
     script.join("g", MB)
@@ -102,7 +107,7 @@ def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
 
 
 def test_an_assignment_counts_like_a_subscription() -> None:
-    """Refused before anything is set: the leader may hand in a smaller one."""
+    """It is refused before anything is set: the leader may send a smaller one."""
     script = Script()
     leader = script.join("g", MB).member_id
 
@@ -120,7 +125,7 @@ def test_an_assignment_counts_like_a_subscription() -> None:
 
 
 def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
-    """To each kind of request that grows it. All of them go on as soon as there is room."""
+    """For each kind of request that grows it. All of them continue as soon as there is space."""
     script = Script()
     leader = script.join("g", 10).member_id
     names = iter(range(100_000))
@@ -155,7 +160,7 @@ def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
 
 
 def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
-    """At the bound, with what no compression makes smaller; its log may still be cut."""
+    """At the bound, with incompressible content; its log may still be truncated."""
     script = Script()
     names = iter(range(100_000))
     while script.join(f"g{next(names)}", MB // 2).error is ErrorCode.NONE:
@@ -168,7 +173,7 @@ def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
 
 
 def test_what_is_said_along_with_offsets_counts() -> None:
-    """4 KiB each. A commit that takes no more than before is taken at the bound, too."""
+    """4 KiB each. A commit that needs no more space than before is accepted at the bound, too."""
     script = Script()
     names = iter(range(100_000))
     while script.commit(f"g{next(names)}", *(script.noise(4096) for _ in range(20))) == 0:
@@ -185,8 +190,9 @@ def test_what_is_said_along_with_offsets_counts() -> None:
 
 
 def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Positions]:
-    """Positions of so many groups in so many topics, `each` of a group, in a shuffled order: names,
-    ids and numbers are such that nothing makes them smaller."""
+    """Return positions of `groups` groups in `topics` topics, `each` per group, in shuffled order,
+    with incompressible names, ids and numbers.
+    """
     rng = script.rng
     names = [(script.noise(30), rng.randbytes(16)) for _ in range(topics)]
     for _ in range(groups):
@@ -211,8 +217,11 @@ def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Posi
     ],
 )
 def test_positions_of_any_names_fit_into_a_snapshot(groups: int, topics: int, each: int) -> None:
-    """At the bound; its log may still be cut, and a replica unpacks it. What is counted is what it
-    was counted as when it came, also after a restart, and nothing is left when all are gone."""
+    """At the bound; its log may still be truncated, and a replica unpacks it.
+
+    Each position counts the same as when it was added, also after a restart, and the count is zero
+    when all are gone.
+    """
     script = Script()
     for group, position, retention_ms in spread(script, groups, topics, each):
         command = commands.CommitOffsets(group, -1, "", None, [position], retention_ms)
@@ -233,7 +242,7 @@ def test_positions_of_any_names_fit_into_a_snapshot(groups: int, topics: int, ea
 
 
 def test_a_group_at_the_bound_goes_on_with_its_positions() -> None:
-    """To commit a later offset takes nothing, however much larger the number is."""
+    """Committing a later offset needs no space, however much larger the number is."""
     script = Script()
     partition = 0
     while True:
@@ -253,8 +262,9 @@ def raised(*, bytes_max: int = MB, count_max: int = 100) -> Script:
 
 
 def test_positions_that_have_a_bound_of_their_own_leave_the_other_to_the_rest() -> None:
-    """Groups, members and transactions have what they had, whatever positions take; and the other
-    way round."""
+    """Groups, members and transactions keep their limit, whatever positions take, and vice
+    versa.
+    """
     script = raised(bytes_max=2 * COORDINATOR_BYTES_MAX, count_max=1_000_000)
     names = iter(range(100_000))
     while script.commit("g", *(script.noise(40_000) for _ in range(next(names)))) == 0:
@@ -273,8 +283,10 @@ def test_positions_that_have_a_bound_of_their_own_leave_the_other_to_the_rest() 
 
 
 def test_positions_have_a_number_at_the_most() -> None:
-    """At the limit and one past it. What is there goes on, also if it is named again beside what
-    is new."""
+    """At the limit and one past it.
+
+    Existing positions can be updated, also in a commit that names new ones.
+    """
     script = raised()
     assert script.commit("g", *([""] * 60)) is ErrorCode.NONE
     assert script.commit("h", *([""] * 41)) is COORDINATOR_IS_FULL
@@ -289,7 +301,7 @@ def test_positions_have_a_number_at_the_most() -> None:
 
 
 def test_positions_have_bytes_at_the_most() -> None:
-    """At the limit and one past it, also of those that transactions are to commit."""
+    """At the limit and one past it, including those pending in transactions."""
     script = raised(bytes_max=10_000, count_max=1_000)
     assert script.commit("g", "m" * 5_000) is ErrorCode.NONE
     left = 10_000 - script.machine.offsets.bytes
@@ -301,7 +313,7 @@ def test_positions_have_bytes_at_the_most() -> None:
 
 
 def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
-    """Applied twice, or by the leader of another version."""
+    """The bounds are applied twice, or by the leader of another version."""
     script = raised(bytes_max=500, count_max=7)
     script.apply(commands.RaisePositionsBound(400, 9))
     bound = script.machine.positions_bound
@@ -315,8 +327,11 @@ def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
 
 
 def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
-    """It would refuse what others apply. It takes everything whose key begins like a group's for a
-    group, and does not start with one that is none."""
+    """It would refuse what others apply.
+
+    An older build takes every key that begins like a group's for a group, and does not start with
+    one that is none.
+    """
     script = raised()
     groups = [value for key, value in script.machine.items() if key[:1] == b"g"]
     with pytest.raises(msgspec.DecodeError):
@@ -327,7 +342,7 @@ def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
 
 
 def test_a_state_that_is_loaded_in_pieces_is_the_same() -> None:
-    """Whatever the order of the pieces; what was there before goes."""
+    """Independent of the order of the pieces; the previous state is dropped."""
     script = Script()
     for n in range(30):
         script.commit(f"g{n}", *("m" for _ in range(n)))
@@ -345,7 +360,7 @@ def test_a_state_that_is_loaded_in_pieces_is_the_same() -> None:
 
 
 def test_long_names_count_each_time() -> None:
-    """Compression makes little of them; unpacked they are there as often as they are named."""
+    """Compression makes little of them; unpacked they occur as often as they are named."""
     script = Script()
     group, topic = script.noise(30_000), script.noise(30_000)
     places = iter(range(1_000_000))
@@ -364,7 +379,7 @@ def test_long_names_count_each_time() -> None:
 
 
 def test_names_and_ids_count() -> None:
-    """Groups that hold nothing but a long name, and ids given out and never used."""
+    """Groups that hold only a long name, and issued ids that are never used."""
     script = Script()
     while script.commit(script.noise(30_000), "") is ErrorCode.NONE:
         pass
@@ -383,7 +398,7 @@ def test_names_and_ids_count() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_counted_is_what_is_there(seed: int) -> None:
-    """Counted step by step, and anew from a snapshot: every replica decides alike."""
+    """Counted incrementally, and anew from a snapshot: every replica decides alike."""
     script = Script()
     rng = Random(seed)
     members: list[str] = [""]
@@ -450,7 +465,7 @@ def topic(name: str, partitions: int = -1, **fields: Any) -> commands.NewTopic:
 
 
 def test_replicas_of_a_server_are_bounded(catalog: Catalog) -> None:
-    """At the limit and one past it, counted over the topics of one command."""
+    """At the limit and one past it, summed over the topics of one command."""
     assert create(catalog, topic("a", 11)) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("a", 6), topic("b", 4), topic("c", 1)) == [
         ErrorCode.NONE,
@@ -463,7 +478,7 @@ def test_replicas_of_a_server_are_bounded(catalog: Catalog) -> None:
 
 
 def test_replicas_that_are_placed_by_hand_count_where_they_are(catalog: Catalog) -> None:
-    """Others have room; the one that is named does not."""
+    """Other servers have space; the named one does not."""
     assert create(catalog, topic("a", assignments=[[1]] * 11)) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("a", assignments=[[1]] * 10)) == [ErrorCode.NONE]
     assert create(catalog, topic("b", assignments=[[2, 1]])) == [ErrorCode.POLICY_VIOLATION]
@@ -473,7 +488,7 @@ def test_replicas_that_are_placed_by_hand_count_where_they_are(catalog: Catalog)
 def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
     catalog: Catalog,
 ) -> None:
-    """Copies on all three need room on all three; the sum over them says nothing."""
+    """Copies on all three need space on all three; the total over them is not enough."""
     assert create(catalog, topic("by-hand", assignments=[[1]] * 8)) == [ErrorCode.NONE]
     assert create(catalog, topic("a", 3)) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("a", 2)) == [ErrorCode.NONE]
@@ -490,7 +505,9 @@ def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
 
 
 def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) -> None:
-    """It is applied again at a start, and by replicas that were away: all of them by the sum."""
+    """It is applied again at a start, and by replicas that were away: all of them decide by the
+    total.
+    """
     assert create(catalog, topic("a", assignments=[[1]] * 9)) == [ErrorCode.NONE]
     old = commands.CreateTopics([topic("b", 6)], replicas_per_server_max=10)
     assert [topic.error for topic in catalog.apply(old, 0, 9).topics] == [ErrorCode.NONE]
@@ -500,7 +517,7 @@ def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) ->
 
 
 def test_settings_of_a_topic_are_bounded(catalog: Catalog) -> None:
-    """When it is made and when they change: they are in every snapshot of the catalog."""
+    """When it is created and when they change: they are in every snapshot of the catalog."""
     long = {"retention.ms": "0" * CONFIGS_BYTES_MAX}
     assert create(catalog, topic("a", 1, configs=long)) == [ErrorCode.INVALID_CONFIG]
     assert create(catalog, topic("a", 1)) == [ErrorCode.NONE]

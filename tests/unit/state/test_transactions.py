@@ -1,4 +1,4 @@
-"""Transactional ids: who may go on, how a transaction ends, and that it ends once."""
+"""Transactional ids: fencing, the end of a transaction, and that it ends once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRONG_STATE = ErrorCode.INVALID_TXN_STATE
 
 
 class Life:
-    """One coordinator, and what is asked of it about one transactional id."""
+    """One coordinator, and the requests for one transactional id."""
 
     def __init__(self) -> None:
         self.machine = Coordinator()
@@ -36,7 +36,7 @@ class Life:
         self.index = 0
 
     def apply(self, command: Any) -> Any:
-        """Applied, stored and loaded again: the state is what is stored."""
+        """Apply a command, then store and load the state: it must survive both."""
         self.index += 1
         result = self.machine.apply(command, self.now_ms, self.index)
         copy = Coordinator()
@@ -79,7 +79,7 @@ class Life:
         return changed
 
     def run(self, commits: bool = True, version: int = SECOND_VERSION) -> None:
-        """A whole transaction."""
+        """Run a whole transaction."""
         assert self.add(9, version=version) is NONE
         assert self.end(commits, version=version).error is NONE
         assert self.complete() == [X]
@@ -97,7 +97,7 @@ def life() -> Life:
 
 
 def test_first_use_needs_a_producer_id() -> None:
-    """The proposer asks again with one: it is not for `apply` to draw."""
+    """The proposer retries with one: `apply` does not allocate ids."""
     life = Life()
     answer = life.init(new=-1)
     assert answer.needs_producer_id
@@ -106,7 +106,7 @@ def test_first_use_needs_a_producer_id() -> None:
 
 
 def test_each_instance_gets_the_next_epoch(life: Life) -> None:
-    """KIP-98: the instance before it is fenced."""
+    """KIP-98: the previous instance is fenced."""
     answer = life.init(new=-1)
     assert (answer.producer_id, answer.epoch) == (7, 1)
     assert life.add(9, epoch=0) is FENCED
@@ -114,7 +114,7 @@ def test_each_instance_gets_the_next_epoch(life: Life) -> None:
 
 
 def test_producer_that_names_its_epoch_has_it_bumped_once(life: Life) -> None:
-    """KIP-360: also when it asks again, because it did not hear. Others are fenced."""
+    """KIP-360: also when it retries because it received no answer. Others are fenced."""
     for _ in range(2):
         answer = life.init(new=-1, expected=(7, 0))
         assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 1)
@@ -124,7 +124,7 @@ def test_producer_that_names_its_epoch_has_it_bumped_once(life: Life) -> None:
 
 
 def test_open_transaction_is_aborted_before_the_next_instance_begins(life: Life) -> None:
-    """It hears CONCURRENT_TRANSACTIONS until that is complete."""
+    """The new instance gets CONCURRENT_TRANSACTIONS until the abort is complete."""
     assert life.add(9) is NONE
     assert life.init(new=-1).error is CONCURRENT
     assert (life.x.state, life.x.epoch) == (TransactionState.PREPARE_ABORT, 1)
@@ -134,7 +134,7 @@ def test_open_transaction_is_aborted_before_the_next_instance_begins(life: Life)
 
 
 def test_producer_that_names_its_epoch_is_not_fenced_by_its_own_request(life: Life) -> None:
-    """Its open transaction is aborted, and it goes on with the epoch of that."""
+    """Its open transaction is aborted, and it continues with the resulting epoch."""
     assert life.add(9) is NONE
     assert life.init(new=-1, expected=(7, 5)).error is FENCED
     assert life.x.state is TransactionState.ONGOING, "somebody else's request ends nothing"
@@ -145,7 +145,7 @@ def test_producer_that_names_its_epoch_is_not_fenced_by_its_own_request(life: Li
 
 
 def test_exhausted_epochs_go_on_under_a_new_producer_id(life: Life) -> None:
-    """The last epoch is for markers alone. A producer that had the last one may ask again."""
+    """The last epoch is for markers alone. A producer that had the last one may retry."""
     life.x.epoch = EPOCH_MAX - 1
     last = 7, EPOCH_MAX - 1
     assert life.init(new=-1).needs_producer_id
@@ -165,7 +165,7 @@ def test_fencing_an_exhausted_producer_uses_the_last_epoch(life: Life) -> None:
 
 
 def test_producer_that_asks_again_is_never_given_the_epoch_of_markers(life: Life) -> None:
-    """Its open transaction was aborted with that: behind it there is none."""
+    """Its open transaction was aborted with that epoch: none follows it."""
     life.x.epoch = EPOCH_MAX - 1
     last = 7, EPOCH_MAX - 1
     assert life.add(9) is NONE
@@ -179,7 +179,7 @@ def test_producer_that_asks_again_is_never_given_the_epoch_of_markers(life: Life
 
 
 def test_nobody_goes_on_with_the_epoch_of_markers(life: Life) -> None:
-    """Who guesses it must not begin what could not be fenced any more."""
+    """A producer that guesses it must not begin a transaction that could no longer be fenced."""
     life.x.epoch = EPOCH_MAX - 1
     assert life.add(9) is NONE
     assert life.init(new=-1).error is CONCURRENT
@@ -192,8 +192,10 @@ def test_nobody_goes_on_with_the_epoch_of_markers(life: Life) -> None:
 
 
 def test_producer_whose_epochs_were_used_up_is_fenced_by_the_next_instance(life: Life) -> None:
-    """It has the last epoch of the id before. It is told of the new id only if it is the one that
-    asked for it."""
+    """It has the last epoch of the previous id.
+
+    It receives the new id only if it is the one that requested it.
+    """
     life.x.epoch = EPOCH_MAX - 1
     last = 7, EPOCH_MAX - 1
     assert life.init(new=8).producer_id == 8
@@ -228,7 +230,7 @@ def test_transaction_begins_with_its_first_participant(life: Life) -> None:
 
 
 def test_add_says_the_number_of_the_transaction(life: Life) -> None:
-    """Also when it is added again."""
+    """Also when the partition is added again."""
     command = commands.AddToTransaction(X, 7, 0, [9], version=2)
     assert [life.apply(command).data for _ in range(2)] == [(1).to_bytes(8)] * 2
 
@@ -246,7 +248,7 @@ def test_nothing_is_added_by_strangers_or_between_two_transactions(life: Life) -
 
 
 def test_verification_changes_nothing(life: Life) -> None:
-    """KIP-890: what is not in an open transaction is to be aborted."""
+    """KIP-890: a partition that is not in an open transaction is to be aborted."""
     abortable = ErrorCode.TRANSACTION_ABORTABLE
     assert life.add(9, verify_only=True) is abortable
     assert life.x.state is TransactionState.EMPTY
@@ -265,7 +267,7 @@ def test_verification_changes_nothing(life: Life) -> None:
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_end_of_the_first_version_keeps_the_epoch(life: Life, commits: bool) -> None:
-    """It stands for ever, and is answered alike when asked again."""
+    """The end is final, and a retry gets the same answer."""
     life.add(9, version=FIRST_VERSION)
     answer = life.end(commits, version=1)
     assert (answer.error, answer.changed, life.x.epoch) == (NONE, [X], 0)
@@ -280,7 +282,7 @@ def test_end_of_the_first_version_keeps_the_epoch(life: Life, commits: bool) -> 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_end_of_the_second_version_bumps_the_epoch_once(life: Life, commits: bool) -> None:
-    """KIP-890: whoever asks again is told the same id and epoch."""
+    """KIP-890: a retry gets the same id and epoch."""
     life.add(9)
     answer = life.end(commits, version=2)
     assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 1)
@@ -294,7 +296,7 @@ def test_end_of_the_second_version_bumps_the_epoch_once(life: Life, commits: boo
 
 
 def test_end_with_the_last_epoch_goes_on_under_a_new_producer_id(life: Life) -> None:
-    """The markers have the last epoch of the old id; asked again, the answer is the same."""
+    """The markers have the last epoch of the old id; a retry gets the same answer."""
     last = EPOCH_MAX - 1
     life.x.epoch = last
     life.add(9)
@@ -313,7 +315,7 @@ def test_end_with_the_last_epoch_goes_on_under_a_new_producer_id(life: Life) -> 
 
 
 def test_abort_of_nothing_is_an_end_of_the_second_version_alone(life: Life) -> None:
-    """A producer need not know whether its first batch came. To commit nothing makes no sense."""
+    """A producer need not know if its first batch arrived. An empty commit is an error."""
     assert life.end(True, version=2).error is WRONG_STATE
     assert life.end(False, version=1).error is WRONG_STATE
     answer = life.end(False, version=2)
@@ -327,9 +329,9 @@ EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
 PREPARED_COMMIT, PREPARED_ABORT = TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT
 COMMITTED, ABORTED = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT
 
-# (state, version of the protocol, epoch beside that of now) → what EndTxn is answered that commits,
-# and one that aborts. Of Kafka 4.3.1: `endTransaction`, `endTransactionWithTV1`. There a prepared
-# transaction always has a transition pending, which is looked at before what is asked.
+# (state, protocol version, epoch relative to the current one) -> the answers to EndTxn for a commit
+# and for an abort. From Kafka 4.3.1: `endTransaction`, `endTransactionWithTV1`. There a prepared
+# transaction always has a pending transition, which is checked before the request.
 ENDS = {
     (EMPTY, 1, 0): (WRONG_STATE, WRONG_STATE),
     (ONGOING, 1, 0): (NONE, NONE),
@@ -355,7 +357,9 @@ for _state in (EMPTY, ONGOING, PREPARED_COMMIT, PREPARED_ABORT, COMMITTED, ABORT
 
 
 def reach(state: TransactionState, version: int) -> Life:
-    """A transactional id in this state, of a producer of this version, not in its first epoch."""
+    """Return a transactional id in this state, of a producer of this version, not in its first
+    epoch.
+    """
     life = Life()
     life.init()
     life.run(version=version)
@@ -375,7 +379,7 @@ def reach(state: TransactionState, version: int) -> Life:
 def test_answer_to_each_end_is_kafkas(
     state: TransactionState, version: int, beside: int, commits: bool
 ) -> None:
-    """And what is decided stays decided."""
+    """A decided outcome stays decided."""
     life = reach(state, version)
     before = life.x.epoch
     answer = life.end(commits, version=version, epoch=before + beside)
@@ -394,8 +398,9 @@ def test_answer_to_each_end_is_kafkas(
 
 
 def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life) -> None:
-    """It goes on under a new producer id before everybody was told of the end under the old one:
-    nothing that it asks for may end it."""
+    """It continues under a new producer id before all partitions received the end under the old
+    one: its requests must not end the old transaction.
+    """
     last = EPOCH_MAX - 1
     life.x.epoch = last
     life.add(9)
@@ -412,7 +417,9 @@ def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life
 
 
 def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
-    """A transaction is named by its number: a former leader may say again that one is complete."""
+    """A transaction is identified by its number: a former leader may report again that one is
+    complete.
+    """
     life.run()
     life.add(9)
     life.end(True, version=2)
@@ -424,7 +431,9 @@ def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
 
 
 def test_timed_out_transaction_is_aborted_and_its_producer_fenced(life: Life) -> None:
-    """Its number is named: one that ended meanwhile, or another one, is left alone."""
+    """The command names the transaction's number: one that ended meanwhile, or another one, is left
+    alone.
+    """
     life.add(9, version=FIRST_VERSION)
     abort = commands.AbortTransactions([(X, 7, 1), ("y", 7, 1)])
     assert life.apply(abort).changed == [X]
@@ -441,7 +450,7 @@ def test_timed_out_transaction_is_aborted_and_its_producer_fenced(life: Life) ->
 def test_producer_whose_transaction_timed_out_goes_on_in_the_next_epoch(
     life: Life, version: int
 ) -> None:
-    """KIP-588: it names the epoch that it had, also twice, unless another instance began."""
+    """KIP-588: it names its previous epoch, also twice, unless another instance began."""
     life.add(9, version=version)
     life.apply(commands.TimeOutTransactions([(X, 7, 1)]))
     assert life.init(new=-1, expected=(7, 0)).error is CONCURRENT
@@ -457,7 +466,7 @@ def test_producer_whose_transaction_timed_out_goes_on_in_the_next_epoch(
 
 
 def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life: Life) -> None:
-    """Only the timer leaves it its epoch."""
+    """Only the timer lets it keep its epoch."""
     life.add(9)
     assert life.init(new=-1).error is CONCURRENT
     life.apply(commands.TimeOutTransactions([(X, 7, 1)]))
@@ -466,7 +475,7 @@ def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life:
 
 
 def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> None:
-    """It is told the epoch with which it goes on; that it committed, it is not."""
+    """It receives the epoch with which it continues; a commit is refused."""
     life.add(9)
     life.apply(commands.AbortTransactions([(X, 7, 1)]))
     assert life.end(True, version=2, epoch=0).error is CONCURRENT
@@ -495,7 +504,7 @@ def test_unused_ids_expire_but_for_those_with_a_transaction(life: Life) -> None:
 
 
 def fill(life: Life, size: int) -> list[TransactionAnswer]:
-    """Draw ids until one is refused: all answers."""
+    """Allocate ids until one is refused; return all answers."""
     answers: list[TransactionAnswer] = []
     while not answers or answers[-1].error is NONE:
         name = f"{len(answers)}".rjust(size)
@@ -505,7 +514,7 @@ def fill(life: Life, size: int) -> list[TransactionAnswer]:
 
 
 def test_ids_stay_within_what_a_snapshot_carries() -> None:
-    """They leave room for groups. Those that are there go on; there is none more."""
+    """They leave space for groups. Existing ids continue; no new ones are accepted."""
     life = Life()
     life.init()
     assert fill(life, 1_000)[-1].error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -519,7 +528,7 @@ def test_ids_stay_within_what_a_snapshot_carries() -> None:
 
 
 def test_ids_of_long_ago_make_room_for_new_ones() -> None:
-    """The oldest first, and none that has an open transaction."""
+    """The oldest are removed first, and none with an open transaction."""
     life = Life()
     life.init()
     life.add(9)
@@ -540,7 +549,7 @@ def test_ids_of_long_ago_make_room_for_new_ones() -> None:
 
 
 class Counted(dict[str, TransactionalId]):
-    """Counts how often all of it is looked at."""
+    """Mapping that counts full iterations."""
 
     looks = 0
 
@@ -550,7 +559,7 @@ class Counted(dict[str, TransactionalId]):
 
 
 def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
-    """Thousands of clients may draw new ids while there is no room for any."""
+    """Thousands of clients may request new ids while there is space for none."""
     life = Life()
     fill(life, 1_000)
     transactions = life.machine.transactions
@@ -565,7 +574,7 @@ def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ids_make_room_in_the_order_in_which_they_were_used_last(seed: int) -> None:
-    """Whatever a replica has looked at before, and when it was last started."""
+    """Independent of earlier iterations and of restarts."""
     rng = random.Random(seed)
     machine, restarted = Coordinator(), Coordinator()
     now_ms = 1_000
