@@ -1,4 +1,4 @@
-"""The admin plane: everything said arrives, errors are ours, generated code is current."""
+"""The admin plane: every field arrives, errors are AdminError, generated code is current."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.hangs import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""How a connection of HTTP/2 begins, with empty SETTINGS (RFC 9113, 3.4)."""
+"""Start of an HTTP/2 connection, with empty SETTINGS (RFC 9113, 3.4)."""
 PING = b"\0\0\x08\6\0\0\0\0\0" + b"are you?"
-"""Answered by what it carries (RFC 9113, 6.7)."""
+"""PING frame, which is answered with its own payload (RFC 9113, 6.7)."""
 
 STATUS = ServerStatus(
     server_id=1,
@@ -127,7 +127,7 @@ def run(
 
 
 def test_admin_status_arrives_whole() -> None:
-    """Every field of every message survives the way."""
+    """Every field of every message is transferred."""
     backend = Backend()
     assert run(lambda client: client.status(), backend) == STATUS
     assert run(lambda client: client.status([9, 10]), backend) == STATUS
@@ -136,9 +136,10 @@ def test_admin_status_arrives_whole() -> None:
 
 @pytest.mark.parametrize(("turn_s", "expected"), [(0.001, 1), (0.2, 10)])
 def test_admin_status_of_many_groups_lets_the_loop_go_on(turn_s: float, expected: int) -> None:
-    """A server with thousands of partitions serves while it tells of them: between two parts of an
-    answer, and of all answers under way, there is a turn of the loop. Where turns are long a tenth
-    of them is for the answer, or it would come too late."""
+    """A server with thousands of partitions serves clients while it reports on them: there is a
+    turn of the loop between two parts of an answer, and between those of all answers under way.
+    Where turns are long, a tenth of them is for the answer, or it would come too late.
+    """
     time_s = 0.0
     parts_in_turn = 0
     most = 0
@@ -184,7 +185,7 @@ def test_admin_transfer_answers_now_or_later() -> None:
 
 
 def test_admin_call_without_answer_ends_at_its_deadline() -> None:
-    """A caller never hangs, and an answer that comes too late harms nobody."""
+    """A caller never hangs, and a late answer has no effect."""
     backend = Backend()
     timeout_s = 0.1
     while not backend.unanswered:  # a slow machine has not connected by then
@@ -197,7 +198,7 @@ def test_admin_call_without_answer_ends_at_its_deadline() -> None:
 
 @pytest.mark.parametrize("whole_cluster", [True, False])
 def test_admin_stop_hint_arrives(whole_cluster: bool) -> None:
-    """How the coming stop is meant."""
+    """The manner of the coming stop is transferred."""
     backend = Backend()
     run(lambda client: client.hint_stop(whole_cluster=whole_cluster), backend)
     assert backend.asked == [whole_cluster]
@@ -207,7 +208,7 @@ def test_admin_stop_hint_arrives(whole_cluster: bool) -> None:
 def test_admin_malformed_request_is_refused_without_a_line_in_the_log(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who sends garbage is told so, and adds nothing to the server's log, however often."""
+    """The sender gets an error, and adds nothing to the server's log, however often it tries."""
     backend = Backend()
 
     def send(client: AdminClient) -> list[str]:
@@ -234,8 +235,10 @@ def test_admin_nobody_there_is_an_admin_error() -> None:
 
 
 def test_admin_connections_are_bounded_and_silent_ones_keep_nobody_out() -> None:
-    """Silent sockets take no more than their part of the descriptors, and not for ever. The first
-    call of somebody from elsewhere is answered."""
+    """Silent sockets take no more than their share of the descriptors, for a limited time.
+
+    The first call from another address is answered.
+    """
 
     def held() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -273,7 +276,7 @@ def test_admin_connections_are_bounded_and_silent_ones_keep_nobody_out() -> None
 
 
 def test_administrator_at_work_stays_beside_silent_strangers_of_the_same_address() -> None:
-    """Who has said something does not have to go for one that says nothing."""
+    """A connection that has sent a request is not closed in favour of a silent one."""
 
     async def scenario() -> ServerStatus:
         service = AdminService(Backend())
@@ -287,7 +290,7 @@ def test_administrator_at_work_stays_beside_silent_strangers_of_the_same_address
                 await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * CONNECTIONS_MAX)
             ]
             first, _ = strangers[0]
-            assert await asyncio.wait_for(first.read(1), HANG_SECONDS) == b""  # it had to go
+            assert await asyncio.wait_for(first.read(1), HANG_SECONDS) == b""  # it was closed
             at_work.write(PING)
             answer = b""
             while PING[9:] not in answer:
@@ -367,7 +370,7 @@ def test_admin_generated_code_is_current(tmp_path: Path) -> None:
 
 
 def test_admin_server_modules_do_not_import_grpc() -> None:
-    """A server pays for gRPC only when it serves the admin plane."""
+    """A server loads gRPC only when it serves the admin plane."""
     code = "import sys, rpc.transport, rpc.leaders, rpc.frames, rpc.admin, rpc.commands, rpc.birth"
     code += "; sys.exit(any(name.split('.')[0] in ('grpc', 'google') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

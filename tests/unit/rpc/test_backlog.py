@@ -1,4 +1,4 @@
-"""How much a stream may hold, as its link is measured."""
+"""Bytes that a stream may hold, by the measured rate of its link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SECOND_NS = 1_000_000_000
 
 
 def fill(backlog: Backlog, rate: int, *, times: int, late_ns: int = 0) -> None:
-    """A loop that always has more, over a link of `rate`, told when half has left, and late."""
+    """Simulate a loop that always has more to send, over a link of `rate`; it is notified, late,
+    when half has left.
+    """
     now_ns = 1
     for _ in range(times):
         unsent = backlog.bytes_max
@@ -28,7 +30,7 @@ def fill(backlog: Backlog, rate: int, *, times: int, late_ns: int = 0) -> None:
 
 @pytest.mark.parametrize("rate", [1_300_000, 12_500_000, 125_000_000])
 def test_backlog_is_what_the_link_carries_in_a_moment(rate: int) -> None:
-    """Bytes that wait in the stream take 50 ms, whatever the link."""
+    """Bytes waiting in the stream take 50 ms, whatever the link."""
     backlog = Backlog()
     fill(backlog, rate, times=40)
     assert backlog.bytes_max == pytest.approx(
@@ -38,7 +40,7 @@ def test_backlog_is_what_the_link_carries_in_a_moment(rate: int) -> None:
 
 
 def test_backlog_is_bounded_both_ways() -> None:
-    """Neither nothing on the slowest link nor more than a link may have queued."""
+    """Neither zero on the slowest link nor more than a link may have queued."""
     backlog = Backlog()
     fill(backlog, 1_000, times=40)
     assert backlog.bytes_max == BACKLOG_BYTES_MIN
@@ -48,7 +50,7 @@ def test_backlog_is_bounded_both_ways() -> None:
 
 
 def test_backlog_grows_while_the_stream_runs_dry() -> None:
-    """A loop that comes late finds it empty: the link must not stand idle for that."""
+    """A loop that runs late finds it empty: the link must not idle for that."""
     backlog = Backlog()
     rate, late_ns = 12_500_000, 200_000_000
     fill(backlog, rate, times=40, late_ns=late_ns)
@@ -56,7 +58,7 @@ def test_backlog_grows_while_the_stream_runs_dry() -> None:
 
 
 def test_backlog_survives_a_stall() -> None:
-    """One retransmission time-out is not a slow link."""
+    """One retransmission timeout does not make a slow link."""
     backlog = Backlog()
     fill(backlog, 12_500_000, times=40)
     before = backlog.bytes_max
@@ -67,14 +69,16 @@ def test_backlog_survives_a_stall() -> None:
 
 
 def test_stream_that_was_not_full_tells_nothing() -> None:
-    """As before its handshake is done, when it takes nothing."""
+    """For example before its handshake is done, when it accepts nothing."""
     backlog = Backlog()
     backlog.drained(0, SECOND_NS)
     assert backlog.bytes_max == BACKLOG_BYTES_FIRST
 
 
 def test_stream_that_is_empty_when_it_takes_no_more_is_not_what_bounds_the_link() -> None:
-    """All was sent, and waits for the other end to read: what may be under way is bounded then."""
+    """Everything was sent and waits for the other end to read: the bound is in the in-flight bytes
+    then.
+    """
     backlog = Backlog()
     backlog.full(0, 1)
     backlog.drained(0, SECOND_NS)
@@ -82,7 +86,9 @@ def test_stream_that_is_empty_when_it_takes_no_more_is_not_what_bounds_the_link(
 
 
 def test_bytes_that_leave_in_a_lump_are_no_fast_link() -> None:
-    """A last lump in no time told of 45 MB/s where there were 1.9: heartbeats waited for 0.8 s."""
+    """A last burst within zero time suggested 45 MB/s where there were 1.9: heartbeats waited for
+    0.8 s.
+    """
     backlog = Backlog()
     fill(backlog, 1_960_000, times=40)
     before = backlog.bytes_max

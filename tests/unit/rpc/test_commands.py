@@ -1,4 +1,4 @@
-"""Commands for the leaders of groups: exact shapes, and nothing but them."""
+"""Frames of commands for the leaders of groups: exact shapes, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_command_comes_back(command: bytes) -> None:
 
 
 def test_command_is_neither_copied_nor_changed() -> None:
-    """The command leaves as it lies in memory and arrives as a view."""
+    """The command is sent from its memory and arrives as a view."""
     command = b"c" * 1_000
     buffers = encode_command(SentCommand(7, 9, 30_000, command))
     assert buffers[1] is command
@@ -44,7 +44,7 @@ def test_command_is_neither_copied_nor_changed() -> None:
 
 @pytest.mark.parametrize("outcome", ProposeOutcome)
 def test_proposed_every_outcome_comes_back(outcome: ProposeOutcome) -> None:
-    """Acceptance with its place in the log, refusals with a hint."""
+    """Acceptance with its position in the log, refusals with a hint."""
     proposed = Proposed(7, outcome, index=55, term=3, leader=2 << 16 | 1)
     assert decode_proposed(joined(encode_proposed(proposed))) == proposed
 
@@ -89,7 +89,7 @@ def test_commands_come_back_together_and_in_their_order() -> None:
 
 def test_what_is_cut_between_or_within_commands_is_malformed() -> None:
     whole = joined(joined_payloads([[b"abc"], [b"", b"de"]]))
-    ends = {7, len(whole), 0}  # where one of them ends
+    ends = {7, len(whole), 0}  # the ends of its parts
     for end in set(range(len(whole))) - ends:
         with pytest.raises(MalformedFrame):
             split(whole[:end])

@@ -1,4 +1,4 @@
-"""Replicas that cannot follow a leader say so."""
+"""Frames by which replicas report that they cannot follow a leader."""
 
 import pytest
 

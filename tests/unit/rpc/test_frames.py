@@ -1,4 +1,6 @@
-"""Raft messages of many groups in one frame: there and back, and nothing but MalformedFrame."""
+"""Raft messages of many groups in one frame: decoding inverts encoding, or raises
+MalformedFrame.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ snapshots = st.builds(
 
 
 def of(kind: type, *fields: st.SearchStrategy[object]) -> st.SearchStrategy[PeerMessage]:
-    """Messages of one type: the common three fields, then its own."""
+    """Strategy for messages of one type: the three common fields, then its own."""
     return st.tuples(ids, *fields).map(lambda drawn: kind(*drawn[0], *drawn[1:]))
 
 
@@ -101,7 +103,7 @@ def joined(batch: list[GroupMessage]) -> memoryview:
 
 
 def sample() -> list[GroupMessage]:
-    """One message of every kind."""
+    """Return one message of every kind."""
     entry = Entry(3, 8, EntryKind.NORMAL, b"batch", 100, 4, 1_700_000_000_000)
     noop = Entry(3, 7, EntryKind.NOOP)
     snapshot = Snapshot(6, 2, ConfState((1, 2, 3), (), (4,)), 100, b"state")
@@ -139,7 +141,7 @@ def test_frames_every_kind_that_travels_is_covered() -> None:
 
 
 def test_frames_payloads_are_not_copied() -> None:
-    """Entry payloads leave as they lie in memory and arrive as views into the frame."""
+    """Entry payloads are sent from their memory and arrive as views into the frame."""
     data = memoryview(bytearray(b"x" * 10_000))
     batch: list[GroupMessage] = [(9, MsgApp(1, 2, 3, 3, 6, [Entry(3, 7, data=data)], 6))]
     buffers = encode_messages(batch)
@@ -153,14 +155,14 @@ def test_frames_payloads_are_not_copied() -> None:
 
 
 def test_frames_local_storage_messages_do_not_travel() -> None:
-    """What is between a node and its disk stays there."""
+    """Messages between a node and its disk are not encodable."""
     with pytest.raises(ValueError, match="MsgStorageApply"):
         encode_messages([(1, MsgStorageApply(1, 2, 3, [], []))])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", [MsgReadIndex, MsgHeartbeatResp])
 def test_frames_context_at_the_limit_passes_one_more_is_refused(kind: type) -> None:
-    """Read index contexts are small by rule."""
+    """Read index contexts are limited in size."""
     batch = [(1, kind(1, 2, 3, bytes(CONTEXT_BYTES_MAX)))]
     assert decode_messages(joined(batch)) == batch
     with pytest.raises(ValueError, match="context"):
@@ -168,7 +170,7 @@ def test_frames_context_at_the_limit_passes_one_more_is_refused(kind: type) -> N
 
 
 def test_frames_cut_anywhere_is_malformed() -> None:
-    """Every truncation is noticed."""
+    """Every truncation is detected."""
     frame = joined(sample())
     for end in range(len(frame)):
         with pytest.raises(MalformedFrame):
@@ -176,14 +178,14 @@ def test_frames_cut_anywhere_is_malformed() -> None:
 
 
 def test_frames_bytes_left_over_are_malformed() -> None:
-    """A frame must be used up exactly."""
+    """A frame must be consumed exactly."""
     frame = bytearray(joined(sample()))
     with pytest.raises(MalformedFrame):
         decode_messages(memoryview(frame + b"\0"))
 
 
 def test_frames_any_damage_raises_only_malformed() -> None:
-    """Untrusted bytes: whatever they are, decoding returns or raises MalformedFrame."""
+    """Untrusted bytes: decoding returns or raises MalformedFrame."""
     frame = bytes(joined(sample()))
     rng = random.Random(5)
     refused = 0
@@ -211,7 +213,7 @@ def test_frames_huge_counts_allocate_nothing() -> None:
 
 
 def test_frames_are_cut_by_payload_bytes_never_within_a_message() -> None:
-    """`encode_frames` covers all messages in order, each frame just past the target."""
+    """`encode_frames` covers all messages in order, each frame just past the target size."""
     batch: list[GroupMessage] = [
         (group, MsgApp(1, 2, 3, 3, 6, [Entry(3, 7, data=bytes(400))], 6)) for group in range(10)
     ]
@@ -223,7 +225,7 @@ def test_frames_are_cut_by_payload_bytes_never_within_a_message() -> None:
 
 
 def test_frames_hold_no_more_messages_than_a_receiver_handles_at_once() -> None:
-    """And their prefix says how many: links go by it."""
+    """Their prefix holds the number of messages: links use it."""
     batch: list[GroupMessage] = [
         (group, MsgHeartbeat(1, 2, 3, 4)) for group in range(2 * FRAME_MESSAGES_MAX + 1)
     ]

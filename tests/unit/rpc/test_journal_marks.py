@@ -1,4 +1,4 @@
-"""Frames by which servers tell each other of their journals."""
+"""Frames by which servers exchange marks of their journals."""
 
 import pytest
 
@@ -23,7 +23,7 @@ ROWS = [BootRow(3, 7, 500), BootRow(4, (1 << 64) - 1, boots.GOES_ON)]
 
 
 def test_boots_round_trip_byte_by_byte() -> None:
-    """24 bytes each, oldest first; HELLO has room for the most there can be."""
+    """24 bytes each, oldest first; HELLO has room for the maximum number."""
     data = encode_boots(ROWS)
     assert data.hex() == (
         "03000000000000000700000000000000f401000000000000"
@@ -49,13 +49,13 @@ def test_boots_round_trip_byte_by_byte() -> None:
     ],
 )
 def test_boots_that_cannot_be_are_malformed(info: bytes) -> None:
-    """Rows cut short, too many, or with numbers that do not ascend."""
+    """Rows that are truncated, too many, or not in ascending order."""
     with pytest.raises(MalformedFrame):
         decode_boots(info)
 
 
 def test_journal_and_remembered_round_trip_byte_by_byte() -> None:
-    """Their numbers on the wire are for ever."""
+    """Their numbers on the wire never change."""
     (journal,) = encode_journal(1 << 40)
     assert bytes(journal).hex() == "0000000000010000"
     assert decode_journal(memoryview(journal)) == 1 << 40

@@ -1,4 +1,4 @@
-"""What is written to a link before what: urgent frames, bulk in pieces, and the order of each."""
+"""Order of writes to a link: urgent frames, bulk in pieces, and the order within each lane."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def payloads(events: list[object]) -> list[bytes]:
 
 @pytest.mark.parametrize("part", [0, 1, HEAD_BYTES, 50_000])
 def test_urgent_frame_overtakes_all_bulk_that_has_not_begun(part: int) -> None:
-    """The frame that has begun goes on: frames are not cut once they are queued."""
+    """A frame whose write has begun continues: frames are not split once they are queued."""
     dialer, acceptor = linked()
     for mark in b"abc":
         dialer.send(FrameType.RAFT, [bytes([mark]) * 100_000])
@@ -48,8 +48,9 @@ def test_urgent_frame_overtakes_all_bulk_that_has_not_begun(part: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_lanes_keep_their_order_whatever_the_stream_takes(seed: int) -> None:
-    """Partial writes, pieces and both lanes: nothing is lost, repeated or out of its lane's order;
-    an urgent frame waits for what has begun at most."""
+    """Partial writes, pieces and both lanes: nothing is lost, repeated or reordered within its
+    lane. An urgent frame waits at most for the piece that has begun.
+    """
     rng = random.Random(seed)
     dialer, acceptor = linked()
     dialer.piece_bytes = rng.choice([PIECE_BYTES_MIN, 20_000, 1 << 20])
@@ -73,7 +74,7 @@ def test_lanes_keep_their_order_whatever_the_stream_takes(seed: int) -> None:
 
 
 def test_urgent_frame_waits_for_one_piece_and_not_for_its_frame() -> None:
-    """A batch may be as large as a slow link carries in a second."""
+    """A batch may be as large as the bytes that a slow link carries in a second."""
     dialer, acceptor = linked()
     dialer.piece_bytes = PIECE_BYTES_MIN
     whole = random.Random(1).randbytes(10 * PIECE_BYTES_MIN + 5)
@@ -88,7 +89,7 @@ def test_urgent_frame_waits_for_one_piece_and_not_for_its_frame() -> None:
 
 
 def test_last_word_comes_behind_what_is_queued() -> None:
-    """The peer closes the link when it reads REJECT: it must not overtake acknowledged work."""
+    """The peer closes the link when it reads REJECT, which must not overtake acknowledged work."""
     dialer, acceptor = linked()
     dialer.send(FrameType.RAFT, [b"entries"])
     dialer.send(FrameType.RAFT, [b"vote"], urgent=True)
@@ -100,7 +101,7 @@ def test_last_word_comes_behind_what_is_queued() -> None:
 
 
 def test_bulk_leaves_room_for_what_is_urgent() -> None:
-    """Urgent messages have the reserve that heartbeats have."""
+    """Urgent messages use the same reserve as heartbeats."""
     dialer, _ = linked()
     while dialer.send(FrameType.RAFT, [bytes(1 << 20)]):
         pass
@@ -109,7 +110,7 @@ def test_bulk_leaves_room_for_what_is_urgent() -> None:
 
 
 def test_every_message_has_a_lane_and_those_with_order_are_bulk() -> None:
-    """What is bulk: entries, snapshots, and the heartbeat that asks whether they have come."""
+    """Bulk: entries, snapshots, and the heartbeat that checks for their arrival."""
     bulk = {MsgApp, MsgSnap, MsgProp, MsgTransferLeader}
     for kind in get_args(PeerMessage):
         if kind is not MsgHeartbeat:
@@ -130,7 +131,7 @@ def test_lanes_keep_the_order_of_messages() -> None:
 
 
 def test_peer_of_an_older_version_is_sent_whole_frames() -> None:
-    """It does not know of pieces."""
+    """It does not support pieces."""
     dialer, acceptor = linked(two=replace(TWO, version=VERSION_OF_PIECES - 1))
     for source, count in ((dialer, 1), (acceptor, 2)):
         source.piece_bytes = PIECE_BYTES_MIN

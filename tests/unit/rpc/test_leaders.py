@@ -1,4 +1,6 @@
-"""Leader lists: O(1) heartbeats, whole on connect, changes after, and what they prove when."""
+"""Leader lists: O(1) heartbeats, the whole list on connect, changes afterwards, and
+confirmation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def deliver(
     changes: list[LeaderChange] = []
     for frame_type, buffers in frames:
         if frame_type is FrameType.DENIALS:
-            continue  # the host's to hear
+            continue  # handled by the host
         changes += target.received(source, frame_type, memoryview(b"".join(buffers)), now_ns)
     return changes
 
@@ -47,7 +49,7 @@ def no_conflict(conflict: LeaderConflict) -> None:
 def linked(
     *servers: int, on_conflict: Callable[[LeaderConflict], None] = no_conflict
 ) -> dict[int, LeaderLists]:
-    """Lists of servers that all have links to one another."""
+    """Return the lists of servers that are all linked to one another."""
     lists = {server: LeaderLists(on_conflict) for server in servers}
     for server in servers:
         for other in servers:
@@ -57,7 +59,7 @@ def linked(
 
 
 def test_leaders_unchanged_list_costs_one_small_frame() -> None:
-    """A heartbeat names the version, whatever the number of groups."""
+    """A heartbeat names the version, independent of the number of groups."""
     lists = linked(ONE, TWO)
     for group in range(10_000):
         lists[ONE].sender.set(group, 5, replica(ONE))
@@ -72,7 +74,7 @@ def test_leaders_unchanged_list_costs_one_small_frame() -> None:
 
 
 def test_leaders_changes_follow_the_whole() -> None:
-    """After the whole list only what changed is sent, each group once, in its last state."""
+    """After the whole list only changes are sent: each group once, in its last state."""
     lists = linked(ONE, TWO)
     sender = lists[ONE].sender
     for group in (10, 11, 12):
@@ -91,7 +93,7 @@ def test_leaders_changes_follow_the_whole() -> None:
 
 
 def test_leaders_setting_the_same_again_changes_nothing() -> None:
-    """The version moves only with the list."""
+    """The version changes only with the list."""
     sender = LeaderListSender()
     sender.set(1, 2, replica(ONE))
     version = sender.version
@@ -101,7 +103,7 @@ def test_leaders_setting_the_same_again_changes_nothing() -> None:
 
 
 def test_leaders_highest_term_wins_whoever_speaks_last() -> None:
-    """A deposed leader that does not know it yet does not come back into the table (§5.1)."""
+    """A deposed leader that does not know it yet does not return to the table (§5.1)."""
     lists = linked(ONE, TWO, THREE)
     lists[ONE].sender.set(9, 4, replica(ONE))
     lists[THREE].sender.set(9, 5, replica(THREE))
@@ -112,14 +114,16 @@ def test_leaders_highest_term_wins_whoever_speaks_last() -> None:
     lists[THREE].sender.drop(9)
     assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 3), 3) == [LeaderChange(9, 5, 0)]
     assert receiver.leader(9) == Leader(5, 0)
-    # The old leader's drop is no news.
+    # The old leader's drop changes nothing.
     lists[ONE].sender.drop(9)
     assert deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4) == []
 
 
 def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
-    """Election safety (§5.2) is checked where the news meet. Who was known first stays so; the rest
-    of the list is taken, and confirmed by heartbeats."""
+    """Election safety (§5.2) is checked where the lists meet.
+
+    The leader known first stays; the rest of the list is accepted, and confirmed by heartbeats.
+    """
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[ONE].sender.set(9, 4, replica(ONE))
@@ -133,7 +137,7 @@ def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
     assert receiver.leader(9) == Leader(4, replica(ONE))
     assert receiver.confirmed(10) == (Leader(4, replica(THREE)), 1)
     assert receiver.count(THREE) == 3
-    # A later term is no contradiction, whoever claims it.
+    # A later term is no contradiction, from any server.
     lists[THREE].sender.set(9, 5, replica(THREE))
     assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2) == [
         LeaderChange(9, 5, replica(THREE))
@@ -142,7 +146,7 @@ def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
 
 
 def test_leaders_row_that_was_not_taken_takes_nothing_away() -> None:
-    """When its server gives that claim up, or its older one, the other is still the leader."""
+    """When its server drops that claim, or its older one, the other is still the leader."""
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[THREE].sender.set(9, 3, replica(THREE))
@@ -158,7 +162,7 @@ def test_leaders_row_that_was_not_taken_takes_nothing_away() -> None:
 
 
 def test_leaders_acknowledgement_counts_from_when_the_heartbeat_was_sent() -> None:
-    """Check-quorum may count the sending time of what was acknowledged, not the arrival."""
+    """Check-quorum may count the sending time of an acknowledged heartbeat, not its arrival."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(9, 4, replica(ONE))
@@ -168,14 +172,14 @@ def test_leaders_acknowledgement_counts_from_when_the_heartbeat_was_sent() -> No
     deliver(one, TWO, two.frames(ONE, 180), 230)
     assert one.sender.heard_ns(TWO, 9) == 100
     assert one.sender.acked_ns(TWO) == 100
-    # A heartbeat that is still on its way counts for nothing.
+    # A heartbeat under way counts for nothing.
     one.frames(TWO, 200)
     deliver(one, TWO, two.frames(ONE, 280), 330)
     assert one.sender.heard_ns(TWO, 9) == 100
 
 
 def test_leaders_acknowledgement_does_not_count_for_a_newer_term() -> None:
-    """A peer that acknowledged the list before a group was on it has not heard of that term."""
+    """A peer that acknowledged the list before a group was on it has not seen that term."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(8, 4, replica(ONE))
@@ -190,7 +194,7 @@ def test_leaders_acknowledgement_does_not_count_for_a_newer_term() -> None:
 
 
 def test_leaders_disconnect_ends_confirmation_but_not_knowledge() -> None:
-    """A lost link proves nothing any more; who led last is still the best answer."""
+    """A lost link confirms nothing any more; the last known leader is still the best answer."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(9, 4, replica(ONE))
@@ -201,7 +205,7 @@ def test_leaders_disconnect_ends_confirmation_but_not_knowledge() -> None:
     assert two.receiver.confirmed_ns(ONE) == -1
     assert two.receiver.leader(9) == Leader(4, replica(ONE))
     assert one.sender.heard_ns(TWO, 9) == -1
-    # What is no longer on the next session's list is given up.
+    # A group absent from the next session's list is dropped.
     one.sender.drop(9)
     one.connected(TWO)
     two.connected(ONE)
@@ -209,7 +213,9 @@ def test_leaders_disconnect_ends_confirmation_but_not_knowledge() -> None:
 
 
 def test_leaders_list_frame_that_was_not_sent_is_made_good() -> None:
-    """The receiver notices a version it does not hold, confirms nothing, and gets the whole."""
+    """The receiver detects a version that it does not hold, confirms nothing, and gets the whole
+    list.
+    """
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(8, 4, replica(ONE))
@@ -229,7 +235,7 @@ def test_leaders_list_frame_that_was_not_sent_is_made_good() -> None:
 
 @pytest.mark.parametrize("changes", [CHANGES_KEPT, CHANGES_KEPT + 1])
 def test_leaders_far_behind_gets_the_whole_list(changes: int) -> None:
-    """Changes are remembered up to a bound; beyond it the whole list is sent."""
+    """Changes are kept up to a bound; beyond it the whole list is sent."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     deliver(two, ONE, one.frames(TWO, 1), 1)
@@ -242,7 +248,7 @@ def test_leaders_far_behind_gets_the_whole_list(changes: int) -> None:
 
 
 def test_leaders_acknowledging_the_future_is_malformed() -> None:
-    """Nobody can have heard what was never sent."""
+    """A version that was never sent cannot be acknowledged."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     deliver(two, ONE, one.frames(TWO, 100), 100)
@@ -253,7 +259,7 @@ def test_leaders_acknowledging_the_future_is_malformed() -> None:
 
 
 def test_leaders_listing_another_servers_replica_is_malformed() -> None:
-    """A server speaks for its own replicas."""
+    """A server lists its own replicas only."""
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(9, 4, replica(THREE))
     with pytest.raises(MalformedFrame):
@@ -261,7 +267,7 @@ def test_leaders_listing_another_servers_replica_is_malformed() -> None:
 
 
 def test_leaders_listing_a_leader_of_no_term_is_malformed() -> None:
-    """It would be taken for a heartbeat that is not bound to one."""
+    """It would be taken for a heartbeat that is not bound to a term."""
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(9, 0, replica(ONE))
     with pytest.raises(MalformedFrame):
@@ -269,7 +275,7 @@ def test_leaders_listing_a_leader_of_no_term_is_malformed() -> None:
 
 
 def test_leaders_cut_frames_are_malformed() -> None:
-    """Every truncation is noticed."""
+    """Every truncation is detected."""
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(9, 4, replica(ONE))
     for frame_type, buffers in lists[ONE].frames(TWO, 1):
@@ -293,7 +299,7 @@ def test_leaders_forgotten_group_and_peer_leave_no_trace() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> None:
-    """Whatever is dropped on the way: a confirmed list equals the sender's, always."""
+    """Whatever is dropped on the way: a confirmed list always equals the sender's."""
     rng = random.Random(seed)
     servers = (ONE, TWO, THREE)
     lists = linked(*servers)
@@ -351,7 +357,7 @@ def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> Non
             if claims and known is not None and known.replica:
                 assert (known.term, known.replica) == max(claims)
             elif claims:
-                # Given up in a later term than any claim that is left.
+                # Dropped in a later term than any remaining claim.
                 assert known is not None
                 assert known.term > max(claims)[0]
     for server in servers:
@@ -362,7 +368,7 @@ def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> Non
 
 
 def denials(frames: list[OutFrame]) -> list[tuple[int, int, int]]:
-    """(group, claimed term, newer term) of what is denied among frames, which are in order."""
+    """Return (group, claimed term, newer term) of the denials among frames, which are in order."""
     kinds = [frame_type for frame_type, _ in frames]
     assert kinds == sorted(
         kinds, key=[FrameType.LEADERS, FrameType.DENIALS, FrameType.HEARTBEAT].index
@@ -372,7 +378,7 @@ def denials(frames: list[OutFrame]) -> list[tuple[int, int, int]]:
 
 
 def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() -> None:
-    """Before the heartbeat that would else confirm them, and until they are given up."""
+    """Before the heartbeat that would otherwise confirm them, and until they are dropped."""
     lists = linked(ONE, TWO, THREE)
     for group in (10, 11):
         lists[ONE].sender.set(group, 5, replica(ONE))
@@ -393,7 +399,7 @@ def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() ->
 
 
 def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> None:
-    """Whichever is known first, and though nobody may lead the newer term."""
+    """Independent of which is known first, and even if the newer term has no leader."""
     lists = linked(ONE, TWO)
     receiver = lists[TWO].receiver
     receiver.entered(10, 6)
@@ -433,7 +439,7 @@ def test_claim_that_contradicts_is_denied_as_any_other_once_a_newer_term_is_know
 
 
 def test_claims_of_a_list_that_is_not_confirmed_are_not_denied() -> None:
-    """A server that comes back says anew what it leads; what it led before says nothing."""
+    """A server that reconnects reports anew what it leads; earlier claims do not count."""
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(10, 5, replica(ONE))
     deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
@@ -479,7 +485,7 @@ def test_denials_that_make_no_sense_are_malformed(payload: bytes) -> None:
 
 
 def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:
-    """They are told whole and as changes; what proves that a leader lives is not begun anew."""
+    """They are sent completely and as changes; evidence that a leader is alive is kept."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(9, 4, replica(ONE), (ONE, TWO, THREE))
@@ -498,7 +504,7 @@ def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:
 
 
 def test_in_sync_replicas_that_do_not_fit_their_rows_are_malformed() -> None:
-    """A count beyond what follows, too few bytes, and bytes nobody counted."""
+    """A count beyond the following bytes, too few bytes, and trailing bytes."""
     sender = LeaderListSender()
     sender.set(9, 4, replica(ONE), (ONE, THREE))
     sender.connected(TWO)

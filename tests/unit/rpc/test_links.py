@@ -1,4 +1,4 @@
-"""Links on a virtual clock: one per pair, quick to notice a death, slow to despair."""
+"""Links on a virtual clock: one per pair, quick detection of a crash, bounded retries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rpc.peer import FrameType, PeerLimits, Role
 from tests.unit.rpc.world import World, address_of, hello_of
 
 SETTLED_MS = 1_500
-"""Long enough for a link to count as stable."""
+"""Time after which a link counts as stable."""
 
 
 def downs(world: World, server_id: int, peer: int) -> list[bool]:
-    """The `refused` of every link_down of `peer` that the server was told."""
+    """Return the `refused` argument of every link_down of `peer` that the server received."""
     events = world[server_id].handler.events
     return [bool(event[2]) for event in events if event[:2] == ("down", peer)]
 
@@ -28,7 +28,7 @@ def downs(world: World, server_id: int, peer: int) -> list[bool]:
 @pytest.mark.parametrize("jitter_ms", [0.0, 0.5, 20.0])
 @pytest.mark.parametrize("chunk_bytes_max", [1, 1 << 20])
 def test_links_all_dial_at_once_one_link_each_pair(jitter_ms: float, chunk_bytes_max: int) -> None:
-    """Dials that cross are settled without a link going up and down."""
+    """Simultaneous dials are resolved without a link going up and down."""
     for seed in range(5):
         world = World(4, seed=seed, jitter_ms=jitter_ms, chunk_bytes_max=chunk_bytes_max)
         world.run(300)
@@ -40,7 +40,7 @@ def test_links_all_dial_at_once_one_link_each_pair(jitter_ms: float, chunk_bytes
 
 
 def test_links_dials_cross_the_lower_id_wins() -> None:
-    """Both ends agree whose dial it was, by rule."""
+    """Both ends apply the same rule for whose dial it was."""
     world = World(2)
     world.run(100)
     assert [status.dialed_by_us for status in world[1].links.links()] == [True]
@@ -57,19 +57,19 @@ def test_links_lower_cannot_dial_takes_the_held_hello() -> None:
 
 
 def frames_of(count: int, messages: int) -> list[bytes]:
-    """Payloads of RAFT frames that say that they hold so many messages each, and their number."""
+    """Return payloads of `count` RAFT frames, each with a prefix for `messages` messages."""
     return [pack("<II", messages, number) + bytes(40 * messages) for number in range(count)]
 
 
 class Turns:
-    """What the links of server 1 have put off to the next turn of its loop."""
+    """Work that server 1's links have deferred to the next turn of its loop."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[Callable[[], None]] = []
         monkeypatch.setattr(world[1].links, "next_turn", self.waiting.append)
 
     def next(self) -> None:
-        """It comes."""
+        """Run the next turn."""
         now, self.waiting[:] = self.waiting[:], []
         for go_on in now:
             go_on()
@@ -79,7 +79,9 @@ class Turns:
 def test_links_bring_no_more_than_their_part_in_a_turn(
     chunk_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is sent more than it handles in time must still be heard, and hear others."""
+    """A server that receives more than it can handle in time must still send heartbeats and receive
+    them.
+    """
     options = LinkOptions(turn_messages_max=50)
     world = World(3, chunk_bytes_max=chunk_bytes_max, options=options)
     world.run(SETTLED_MS)
@@ -94,7 +96,7 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
         world.run(5)
         assert not 0 < passed < 18 or world[1].links.unread_ns() > 0
         senders = [server_id for server_id, _, _ in handler.frames[passed:]]
-        # Of ten messages each, the frame is one; fifty in the first turn, for no link was open.
+        # Of ten messages each, the frame is one; fifty in the first turn, as no link was open.
         assert senders.count(2) == senders.count(3) <= (3 if passed else 5)
         passed = len(handler.frames)
         if not turns.waiting:
@@ -110,7 +112,7 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
 def test_link_that_alone_has_much_to_say_has_the_whole_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two links are open, and the other one has nothing to say."""
+    """Two links are open, and the other one has nothing to send."""
     world = World(3, options=LinkOptions(turn_messages_max=50))
     world.run(SETTLED_MS)
     turns = Turns(world, monkeypatch)
@@ -128,7 +130,7 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
 def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was said on a session that is over, and is said again on the next."""
+    """It belongs to a session that has ended, and is sent again on the next."""
     world = World(2, options=LinkOptions(turn_messages_max=10))
     world.run(SETTLED_MS)
     turns = Turns(world, monkeypatch)
@@ -147,7 +149,7 @@ def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
 
 @pytest.mark.parametrize("chunk_bytes_max", [1, 7, 1 << 20])
 def test_links_send_delivers_in_order(chunk_bytes_max: int) -> None:
-    """Frames arrive whole and in order, however the stream is cut."""
+    """Frames arrive complete and in order, however the stream is split."""
     world = World(2, chunk_bytes_max=chunk_bytes_max)
     world.run(100)
     payloads = [bytes([n]) * (n * 37) for n in range(50)]
@@ -160,7 +162,7 @@ def test_links_send_delivers_in_order(chunk_bytes_max: int) -> None:
 
 
 def test_links_crash_reports_refused_at_once() -> None:
-    """A link that ends and is refused on redial proves the death: within a few round trips."""
+    """A link that ends and is refused on redial proves the crash, within a few round trips."""
     world = World(3)
     world.run(SETTLED_MS)
     world.crash(1)
@@ -173,11 +175,11 @@ def test_links_crash_reports_refused_at_once() -> None:
 
 
 def test_links_crash_of_a_dying_listener_is_found_by_quick_redials() -> None:
-    """A port that still accepts while its process dies does not hide the death."""
+    """A port that still accepts while its process dies does not hide the crash."""
     world = World(2)
     world.run(SETTLED_MS)
     address = address_of(1)
-    # The links end first, the listener lives a moment longer and drops what it accepts.
+    # The links end first; the listener exists a moment longer and drops accepted connections.
     world.crash(1)
     world.network.listen(1, address, lambda stream: stream.close())
     world.clock.call_later(5_000_000, lambda: world.network.stop_listening(address))
@@ -186,7 +188,7 @@ def test_links_crash_of_a_dying_listener_is_found_by_quick_redials() -> None:
 
 
 def test_links_crash_of_a_listener_that_resets_is_found_by_quick_redials() -> None:
-    """A dial may wait in the queue of a process that dies: it is reset, and not refused."""
+    """A dial may wait in the queue of a dying process: it is reset, and not refused."""
     world = World(2)
     world.run(SETTLED_MS)
     address = address_of(1)
@@ -198,7 +200,7 @@ def test_links_crash_of_a_listener_that_resets_is_found_by_quick_redials() -> No
 
 
 def test_links_reset_with_both_alive_is_a_new_session() -> None:
-    """A reset link is dialled again at once: down without refusal, then up."""
+    """A reset link is redialled at once: down without refusal, then up."""
     world = World(2)
     world.run(SETTLED_MS)
     world.network.reset(1, 2)
@@ -208,7 +210,7 @@ def test_links_reset_with_both_alive_is_a_new_session() -> None:
 
 
 def test_links_unstable_link_backs_off() -> None:
-    """Links that keep breaking young are not dialled in a tight loop."""
+    """Links that repeatedly break early are not redialled in a tight loop."""
     world = World(2)
     for _ in range(2_000):
         world.run(1)
@@ -220,7 +222,7 @@ def test_links_unstable_link_backs_off() -> None:
 
 
 def test_links_power_cut_reports_silence_without_refusal() -> None:
-    """Nobody answers: the link closes after the silence bound, nothing proves a death."""
+    """There is no answer: the link closes after the silence bound, and nothing proves a crash."""
     world = World(2)
     world.run(SETTLED_MS)
     world.power_off(1)
@@ -235,7 +237,7 @@ def test_links_power_cut_reports_silence_without_refusal() -> None:
 
 
 def test_links_refusal_after_silence_is_reported_once() -> None:
-    """A machine that comes back without its server proves the death late."""
+    """A machine that returns without its server proves the crash late."""
     world = World(2)
     world.run(SETTLED_MS)
     world.power_off(1)
@@ -248,7 +250,7 @@ def test_links_refusal_after_silence_is_reported_once() -> None:
 
 
 def test_links_one_way_cut_closes_the_link_at_both_ends() -> None:
-    """Who hears nothing closes; the other end then cannot keep it."""
+    """The end that receives nothing closes; the other end then cannot keep the link."""
     world = World(2)
     world.run(SETTLED_MS)
     world.network.cut(1, 2)
@@ -262,7 +264,7 @@ def test_links_one_way_cut_closes_the_link_at_both_ends() -> None:
 
 
 def test_links_short_cut_keeps_the_link() -> None:
-    """TCP's retransmission bridges a cut shorter than the silence bound."""
+    """TCP's retransmission bridges an interruption shorter than the silence bound."""
     world = World(2)
     world.run(SETTLED_MS)
     for source, target in ((1, 2), (2, 1)):
@@ -276,7 +278,7 @@ def test_links_short_cut_keeps_the_link() -> None:
 
 
 def test_links_idle_link_stays_up_by_pings() -> None:
-    """Without any traffic of the host, pings prove life and measure the round trip."""
+    """Without any traffic of the host, pings prove liveness and measure the round trip."""
     world = World(2, delay_ms=3.0)
     world.run(20_000)
     assert world[1].handler.events == [("up", 2)]
@@ -286,7 +288,7 @@ def test_links_idle_link_stays_up_by_pings() -> None:
 
 
 def test_links_own_pause_closes_nothing() -> None:
-    """Time in which our own process stood still says nothing about others."""
+    """Time in which our own process was paused is no evidence about others."""
     world = World(3)
     world.run(SETTLED_MS)
     world.pause(2)
@@ -297,7 +299,7 @@ def test_links_own_pause_closes_nothing() -> None:
 
 
 def test_links_long_pause_of_a_peer_is_silence_then_a_new_session() -> None:
-    """A stopped process keeps its port: no refusal; afterwards it is linked again."""
+    """A stopped process keeps its port: no refusal; when it continues it is linked again."""
     world = World(2)
     world.run(SETTLED_MS)
     world.pause(1)
@@ -326,7 +328,7 @@ def test_links_restart_is_a_new_session_with_the_new_incarnation() -> None:
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: int) -> None:
-    """It runs in a copy of the directory; the link of the first one is not touched."""
+    """It runs in a copy of the directory; the first one's link is unaffected."""
     world = World(2)
     world.run(SETTLED_MS)
     other = 3 - server_id
@@ -343,8 +345,9 @@ def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: in
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: int) -> None:
-    """Its machine lost power, and its link lasts: the next one has its place within the time that a
-    suspected link is given."""
+    """Its machine lost power, and its link remains: the next process replaces it within the time
+    granted to a suspected link.
+    """
     world = World(2)
     world.run(SETTLED_MS)
     other = 3 - server_id
@@ -357,7 +360,7 @@ def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: in
 
 
 def test_links_do_not_believe_a_dialer_that_this_is_a_second_process() -> None:
-    """Only who was dialled may say so: anybody may dial."""
+    """Only the dialled server may report it: any process may dial."""
     world = World(2)
     world.run(SETTLED_MS)
     link = world[2].links._peers[1].link
@@ -374,7 +377,7 @@ def test_links_do_not_believe_a_dialer_that_this_is_a_second_process() -> None:
 
 
 def test_links_close_tells_peers_that_we_stop() -> None:
-    """A planned stop is as good a proof as a refused redial, and faster."""
+    """A planned stop proves as much as a refused redial, and is faster."""
     world = World(2)
     world.run(SETTLED_MS)
     world[1].links.close()
@@ -385,7 +388,7 @@ def test_links_close_tells_peers_that_we_stop() -> None:
 
 
 def test_links_wrong_cluster_is_refused_with_its_reason() -> None:
-    """Two clusters never exchange a frame, and say why."""
+    """Two clusters never exchange a frame, and report the reason."""
     world = World(2, hellos={2: hello_of(2, cluster_id="another")})
     world.run(3_000)
     for me, peer in ((1, 2), (2, 1)):
@@ -393,12 +396,12 @@ def test_links_wrong_cluster_is_refused_with_its_reason() -> None:
         assert handler.up == set()
         assert {reject[1] for reject in handler.rejects} == {RejectReason.WRONG_CLUSTER}
         assert {reject[0] for reject in handler.rejects} == {peer}
-        # Lasting reasons wait the longest back-off: a handful of attempts in 3 s.
+        # Permanent reasons wait the longest back-off: a handful of attempts in 3 s.
         assert len(handler.rejects) < 20
 
 
 def test_links_wrong_server_at_the_address_is_refused() -> None:
-    """A dial that reaches another server than it was meant for makes no link."""
+    """A dial that reaches another server than intended makes no link."""
     world = World(3)
     world.run(SETTLED_MS)
     world[1].links.set_peer(9, address_of(2))
@@ -408,7 +411,7 @@ def test_links_wrong_server_at_the_address_is_refused() -> None:
 
 
 def test_links_unadmitted_directory_gets_no_link() -> None:
-    """The host decides about directories; both ends learn of the refusal."""
+    """The host decides about directories; both ends receive the refusal."""
     world = World(2)
     world[2].handler.denied = {1}
     world.run(500)
@@ -446,7 +449,7 @@ def test_links_adopting_a_cluster_makes_new_links() -> None:
 
 
 def test_links_unknown_server_may_link_but_is_not_dialled() -> None:
-    """A newcomer that knows us is linked; when it goes, nothing is dialled."""
+    """A new server that knows us is linked; when it leaves, it is not redialled."""
     world = World(2)
     world[1].links.remove_peer(2)
     world.run(SETTLED_MS)
@@ -470,8 +473,9 @@ def test_links_removed_peer_goes_down() -> None:
 
 
 def test_links_in_flight_bound_refuses_and_recovers() -> None:
-    """At the bound nothing more is taken from bulk senders, control frames still pass; what was
-    taken arrives."""
+    """At the bound no more bulk is accepted, control frames still pass, and accepted frames
+    arrive.
+    """
     limits = PeerLimits(in_flight_bytes_max=8 << 20)
     world = World(2, options=LinkOptions(limits=limits))
     world.run(100)
@@ -491,7 +495,7 @@ def test_links_in_flight_bound_refuses_and_recovers() -> None:
 
 
 class Stranger:
-    """Reads what comes and says nothing. Why its stream ended goes to `ended`."""
+    """Reads without ever sending. The reason for its stream's end goes to `ended`."""
 
     def __init__(self, ended: list[str]) -> None:
         self._ended = ended
@@ -506,7 +510,7 @@ class Stranger:
 
 
 def test_links_inbound_streams_that_say_nothing_are_bounded_and_closed() -> None:
-    """Strangers can hold `inbound_max` streams for a second, not more."""
+    """Strangers hold at most `inbound_max` streams, for a second."""
     world = World(1, options=LinkOptions(inbound_max=3))
     ended: list[str] = []
     for _ in range(4):
@@ -520,7 +524,7 @@ def test_links_inbound_streams_that_say_nothing_are_bounded_and_closed() -> None
 
 
 def test_links_strangers_that_say_nothing_do_not_keep_a_server_out() -> None:
-    """A restarted server is linked while others fill the port again and again."""
+    """A restarted server is linked while others repeatedly fill the port."""
     world = World(1, options=LinkOptions(inbound_max=3))
     ended: list[str] = []
     for _ in range(3):
@@ -551,7 +555,7 @@ def test_links_garbage_on_the_port_is_closed() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_links_random_faults_then_quiet_every_pair_is_linked(seed: int) -> None:
-    """After any storm of crashes, cuts, resets and pauses, all pairs agree on one link."""
+    """After any sequence of crashes, cuts, resets and pauses, all pairs agree on one link."""
     rng = random.Random(seed)
     world = World(4, seed=seed, jitter_ms=rng.choice([0.0, 2.0, 30.0]))
     ids = list(world.servers)
@@ -613,7 +617,7 @@ def test_links_random_faults_then_quiet_every_pair_is_linked(seed: int) -> None:
 
 
 def test_links_same_seed_same_history() -> None:
-    """The whole is a function of clock, network and seeds."""
+    """The whole history is a function of clock, network and seeds."""
 
     def history(seed: int) -> list[object]:
         world = World(4, seed=seed, jitter_ms=5.0)
@@ -626,7 +630,7 @@ def test_links_same_seed_same_history() -> None:
 
 
 def test_links_confirm_a_live_peer_within_a_round_trip() -> None:
-    """It answers a ping that was sent after the question."""
+    """It answers a ping that was sent after the request."""
     world = World(2)
     world.run(SETTLED_MS)
     asked: list[bool] = []
@@ -637,7 +641,7 @@ def test_links_confirm_a_live_peer_within_a_round_trip() -> None:
 
 
 def test_links_confirm_a_peer_that_just_died_after_its_loss_is_told() -> None:
-    """Whoever asks in the moment of the death hears of it, not of yesterday's link."""
+    """A caller at the moment of the crash learns of it, not of the previous link."""
     world = World(2)
     world.run(SETTLED_MS)
     world.network.crash(2)
@@ -648,7 +652,7 @@ def test_links_confirm_a_peer_that_just_died_after_its_loss_is_told() -> None:
 
 
 def test_links_confirm_a_silent_peer_is_bounded() -> None:
-    """A peer that neither answers nor is lost holds nobody up for long."""
+    """A peer that neither answers nor is lost delays no caller for long."""
     world = World(2)
     world.run(SETTLED_MS)
     world.network.cut(2, 1)

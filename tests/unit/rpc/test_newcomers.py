@@ -1,4 +1,4 @@
-"""Which connection has to go for one more."""
+"""Choice of the connection to close in favour of a new one."""
 
 from __future__ import annotations
 

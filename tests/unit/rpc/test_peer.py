@@ -44,7 +44,7 @@ TWO = Hello(2, b"2" * 16, 22, "cluster", b"digest", b"other info")
 
 
 def move(source: PeerEngine, target: PeerEngine, *, step: int = 1 << 20) -> list[Event]:
-    """Everything `source` has to say, received by `target` at most `step` bytes at a time."""
+    """Move all pending bytes of `source` to `target`, at most `step` bytes at a time."""
     events: list[Event] = []
     while source.unsent_bytes:
         data = b"".join(source.gather())[:step]
@@ -56,7 +56,7 @@ def move(source: PeerEngine, target: PeerEngine, *, step: int = 1 << 20) -> list
 def linked(
     one: Hello = ONE, two: Hello = TWO, *, limits: PeerLimits | None = None, step: int = 1 << 20
 ) -> tuple[PeerEngine, PeerEngine]:
-    """An open link, the dialer first."""
+    """Return an open link, the dialer first."""
     limits = limits or PeerLimits()
     dialer = PeerEngine(one, Role.DIALER, expected=two.server_id, limits=limits)
     acceptor = PeerEngine(two, Role.ACCEPTOR, limits=limits)
@@ -95,7 +95,7 @@ def test_peer_hello_every_field_travels() -> None:
 
 
 def test_peer_hello_cut_anywhere_is_malformed() -> None:
-    """Every truncation of HELLO is noticed, but for one: what earlier builds leave out."""
+    """Every truncation of HELLO is detected, except at the fields that earlier builds omit."""
     encoded = encode_hello(ONE)
     earlier = len(encoded) - len(ONE.addresses) - 2
     for end in range(len(encoded)):
@@ -124,7 +124,7 @@ def test_peer_hello_cut_anywhere_is_malformed() -> None:
 def test_peer_mismatch_is_refused_with_its_reason_at_both_ends(
     one: Hello, two: Hello, expected: int, reason: RejectReason
 ) -> None:
-    """Wrong cluster, wrong server and unknown version: REJECT, and both ends know why."""
+    """Wrong cluster, wrong server and unknown version: REJECT, and both ends know the reason."""
     dialer = PeerEngine(one, Role.DIALER, expected=expected)
     acceptor = PeerEngine(two, Role.ACCEPTOR)
     (here,) = move(dialer, acceptor)
@@ -138,7 +138,7 @@ def test_peer_mismatch_is_refused_with_its_reason_at_both_ends(
 
 
 def test_peer_answer_of_another_server_is_refused_by_the_dialer() -> None:
-    """The dialer insists on the server it dialled, also when the acceptor does not care."""
+    """The dialer insists on the server that it dialled, also when the acceptor does not check."""
     dialer = PeerEngine(ONE, Role.DIALER, expected=3)
     impostor = PeerEngine(replace(TWO, server_id=3), Role.ACCEPTOR)
     move(dialer, impostor)
@@ -150,12 +150,12 @@ def test_peer_answer_of_another_server_is_refused_by_the_dialer() -> None:
 
 
 def test_peer_newer_version_that_still_speaks_ours_is_accepted() -> None:
-    """Versions overlap: the link opens."""
+    """The version ranges overlap: the link opens."""
     linked(replace(ONE, version=PROTOCOL_VERSION + 3))
 
 
 def test_peer_frames_before_hello_end_the_link() -> None:
-    """Nothing travels before HELLO."""
+    """No frame precedes HELLO."""
     dialer, _ = linked()
     dialer.send(FrameType.RAFT, [b"raft"])
     stranger = PeerEngine(TWO, Role.ACCEPTOR)
@@ -174,7 +174,7 @@ def test_peer_frames_behind_an_undecided_hello_end_the_link() -> None:
 
 
 def test_peer_second_hello_ends_the_link() -> None:
-    """An identity is stated once."""
+    """The identity is sent once."""
     _, acceptor = linked()
     again = PeerEngine(ONE, Role.DIALER)
     with pytest.raises(UnexpectedFrame):
@@ -182,7 +182,7 @@ def test_peer_second_hello_ends_the_link() -> None:
 
 
 def test_peer_send_before_open_and_after_close_is_refused() -> None:
-    """No link, no frame."""
+    """Frames need an open link."""
     engine = PeerEngine(ONE, Role.DIALER)
     before = engine.unsent_bytes
     assert not engine.send(FrameType.RAFT, [b"x"])
@@ -194,7 +194,7 @@ def test_peer_send_before_open_and_after_close_is_refused() -> None:
 
 @pytest.mark.parametrize(("one", "two"), [("", ""), ("", "cluster"), ("cluster", "")])
 def test_peer_unborn_link_carries_only_questions(one: str, two: str) -> None:
-    """A server without a cluster may only ask."""
+    """A server without a cluster may only send requests."""
     dialer, acceptor = linked(replace(ONE, cluster_id=one), replace(TWO, cluster_id=two))
     assert not dialer.born
     for frame_type in (FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS, FrameType.PROPOSE):
@@ -215,7 +215,7 @@ def test_peer_raft_on_an_unborn_link_is_an_error() -> None:
 
 
 def test_peer_engine_frames_are_not_for_the_host() -> None:
-    """HELLO, REJECT, PING and PONG are the engine's own."""
+    """HELLO, REJECT, PING and PONG are handled by the engine."""
     dialer, _ = linked()
     for frame_type in (FrameType.HELLO, FrameType.REJECT, FrameType.PING, FrameType.PONG):
         with pytest.raises(ValueError, match=frame_type.name):
@@ -223,7 +223,7 @@ def test_peer_engine_frames_are_not_for_the_host() -> None:
 
 
 def test_peer_bound_is_exact() -> None:
-    """In flight up to the limit, one byte more is refused and nothing of it is queued."""
+    """In flight up to the limit; one byte more is refused and none of it is queued."""
     limits = PeerLimits(in_flight_bytes_max=1_000, control_reserve_bytes=100)
     dialer, acceptor = linked(limits=limits)
     assert dialer.send(FrameType.RAFT, [bytes(500 - HEAD_BYTES)])
@@ -240,9 +240,10 @@ def test_peer_bound_is_exact() -> None:
 
 
 def test_peer_frame_larger_than_the_bound_is_in_no_others_way() -> None:
-    """A batch larger than the in-flight bound gets through, one at a time, also where something is
-    queued. The bound stands for all others, behind it as before it, and while it is being
-    written."""
+    """A batch larger than the in-flight bound is sent, one at a time, also while others are queued.
+
+    The bound holds for all other frames: behind it, before it, and while it is written.
+    """
     limits = PeerLimits(in_flight_bytes_max=1_000, control_reserve_bytes=0)
     dialer, acceptor = linked(limits=limits)
     assert dialer.send(FrameType.RAFT, [bytes(500)])
@@ -260,7 +261,7 @@ def test_peer_frame_larger_than_the_bound_is_in_no_others_way() -> None:
 
 
 def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
-    """At the frame limit it passes, one more raises at the sender."""
+    """A frame at the limit passes; one byte more raises at the sender."""
     limits = PeerLimits(frame_bytes_max=2_000)
     dialer, acceptor = linked(limits=limits)
     assert dialer.send(FrameType.RAFT, [bytes(2_000)])
@@ -271,7 +272,9 @@ def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
 
 @pytest.mark.parametrize("version", [VERSION_OF_LARGE_FRAMES - 1, VERSION_OF_LARGE_FRAMES])
 def test_peer_of_before_is_sent_no_frame_that_it_ends_the_link_for(version: int) -> None:
-    """It gets what it always took, and whoever sends more hears that it did not go."""
+    """It gets the frames that it accepts; the sender of others is notified that they were not
+    sent.
+    """
     dialer, _ = linked(two=replace(TWO, version=version))
     frame = memoryview(bytes(OLD_FRAME_BYTES_MAX + 1))
     assert dialer.send(FrameType.RAFT, [frame]) is (version >= VERSION_OF_LARGE_FRAMES)
@@ -280,7 +283,7 @@ def test_peer_of_before_is_sent_no_frame_that_it_ends_the_link_for(version: int)
 
 
 def test_peer_before_hello_little_is_accepted() -> None:
-    """A stranger's frame is bounded before it has said who it is."""
+    """A peer's frame is bounded before it has identified itself."""
     dialer, _ = linked()
     dialer.send(FrameType.RAFT, [bytes(HELLO_FRAME_BYTES_MAX + 1)])
     with pytest.raises(FrameTooLarge):
@@ -288,7 +291,7 @@ def test_peer_before_hello_little_is_accepted() -> None:
 
 
 def test_peer_partial_writes_lose_and_repeat_nothing() -> None:
-    """Whatever prefix the socket takes, the stream is the same."""
+    """Whatever prefix the socket accepts, the stream is the same."""
     dialer, acceptor = linked()
     payloads = [bytes([n]) * (n * 31) for n in range(40)]
     for payload in payloads:
@@ -323,7 +326,7 @@ def test_peer_ping_comes_back_with_its_time() -> None:
 
 
 def test_peer_ping_flood_without_reading_is_bounded() -> None:
-    """Who pings and never reads costs at most the in-flight bound."""
+    """A peer that pings and never reads costs at most the in-flight bound."""
     limits = PeerLimits(in_flight_bytes_max=1_000)
     dialer, acceptor = linked(limits=limits)
     for n in range(500):
@@ -357,7 +360,7 @@ def test_peer_every_corrupt_byte_closes_with_a_clear_error() -> None:
     ],
 )
 def test_peer_malformed_control_frames_end_the_link(spoil: Callable[[PeerEngine], None]) -> None:
-    """A right CRC over a wrong shape is still the peer's fault."""
+    """A valid CRC over a wrong shape is still the peer's fault."""
     dialer, acceptor = linked()
     spoil(dialer)
     with pytest.raises(RemoteError):
@@ -366,7 +369,7 @@ def test_peer_malformed_control_frames_end_the_link(spoil: Callable[[PeerEngine]
 
 
 def test_peer_reject_on_an_open_link_is_an_event() -> None:
-    """A peer that stops says so."""
+    """A peer that stops reports it."""
     dialer, acceptor = linked()
     dialer.send(FrameType.RAFT, [b"last"])
     dialer.reject(RejectReason.STOPPING, "bye")

@@ -1,4 +1,4 @@
-"""Questions on behalf of clients: exact shapes, and nothing but them."""
+"""Frames of requests on behalf of clients: exact shapes, and nothing else."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_reply_comes_back(reply: Reply | None) -> None:
 
 
 def test_question_of_an_unknown_kind_is_no_error() -> None:
-    """A newer server asks what this one cannot answer."""
+    """A newer server sends requests that this one cannot answer."""
     assert decode_query(memoryview(b"\x05" + bytes(7) + b"\x63what?")) == (5, None)
 
 
 @pytest.mark.parametrize("frame", [encode_query(5, AskQuorum(9)), encode_query(5, Elect((1, 2)))])
 def test_query_cut_is_malformed(frame: list[Buffer]) -> None:
-    """Or a shorter question, where a whole group is cut off."""
+    """Or a shorter request, where a whole group is cut off."""
     whole = joined(frame)
     for end in range(len(whole)):
         if end < 9 or (end - 9) % 8 or whole[8] != 1:

@@ -1,4 +1,4 @@
-"""The birth question: small frames, exact shapes."""
+"""Frames of the birth request, by which a new server looks for its cluster: small, exact shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def joined(buffers: list[Buffer]) -> memoryview:
 
 @pytest.mark.parametrize("number", [0, 7])
 def test_answer_record_and_number_come_back(number: int) -> None:
-    """A record with the asker's catalog replica."""
+    """A cluster record, with the requester's catalog replica."""
     assert encode_ask() == []
     answer = encode_answer(b"the birth record", catalog_replica=number)
     assert decode_answer(joined(answer)) == (b"the birth record", number)
@@ -30,6 +30,6 @@ def test_answer_empty_comes_back() -> None:
     "payload", [b"", b"\x00more", b"\x01", b"\x01\0\0\0\0", b"\x02\0\0\0\0record"]
 )
 def test_answer_of_another_shape_is_malformed(payload: bytes) -> None:
-    """An answer says "empty" or carries a record."""
+    """An answer is "empty" or carries a record."""
     with pytest.raises(MalformedFrame):
         decode_answer(memoryview(payload))

@@ -1,4 +1,4 @@
-"""Ranges, entries and conditions: small frames, exact shapes."""
+"""Frames of ranges, entries and conditions: small, exact shapes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_range_cut_is_malformed() -> None:
 
 @VERSIONS
 def test_entries_come_back_whole(version: int) -> None:
-    """With their terms, places and payloads; payloads leave as they lie in memory."""
+    """With their terms, offsets and payloads; payloads are sent from their memory."""
     buffers = encode_answer(RangeAnswer(5, 3, 9, ENTRIES), version)
     assert any(buffer is ENTRIES[2].data for buffer in buffers)
     found = decode_answer(joined(buffers), version)
@@ -67,7 +67,7 @@ def test_entries_come_back_whole(version: int) -> None:
 
 @VERSIONS
 def test_a_state_comes_back_whole(version: int) -> None:
-    """In place of entries that were cut off."""
+    """It replaces entries that were trimmed."""
     state = Snapshot(20, 4, ConfState(voters=(1, 2, 3)), 77, b"what the entries did")
     found = decode_answer(
         joined(encode_answer(RangeAnswer(5, 21, 9, state=state), version)), version
@@ -79,7 +79,7 @@ def test_a_state_comes_back_whole(version: int) -> None:
 
 @VERSIONS
 def test_regrets_come_back(version: int) -> None:
-    """Nobody can always help."""
+    """A replica may be unable to help."""
     assert decode_answer(joined(encode_answer(RangeAnswer(5, 3), version)), version) == RangeAnswer(
         5, 3
     )
@@ -87,7 +87,7 @@ def test_regrets_come_back(version: int) -> None:
 
 @VERSIONS
 def test_entries_cut_are_malformed(version: int) -> None:
-    """But for a cut right behind the numbers, which is a regret."""
+    """Except for a cut right behind the numbers, which is a regret."""
     head = 16 if version < VERSION_OF_COMPACTED_COPIES else 24
     frame = joined(encode_answer(RangeAnswer(5, 3, 9, ENTRIES), version))
     for end in [*range(head), *range(head + 1, len(frame), 97)]:
@@ -99,7 +99,7 @@ def test_entries_cut_are_malformed(version: int) -> None:
 @pytest.mark.parametrize("unavailable", [True, False])
 @pytest.mark.parametrize("stalled", [True, False])
 def test_condition_comes_back(full: bool, unavailable: bool, stalled: bool) -> None:
-    """Flags of later versions are not looked at."""
+    """Flags of later versions are ignored."""
     condition = Condition(disk_full=full, unavailable=unavailable, stalled=stalled)
     frame = joined(encode_condition(condition))
     assert decode_condition(frame) == condition
@@ -125,7 +125,7 @@ def test_groups_with_damage_come_back(
 
 
 def test_more_groups_than_can_be_named_are_those_with_less_damage() -> None:
-    """One past the limit is not sent, and would not be taken."""
+    """The one past the limit is not sent, and would not be accepted."""
     many = tuple(range(GROUPS_MAX))
     condition = decode_condition(joined(encode_condition(Condition(incomplete=many, damaged=(9,)))))
     assert condition == Condition(incomplete=many)
@@ -141,7 +141,7 @@ def test_condition_of_another_shape_is_malformed(payload: bytes) -> None:
 
 
 def test_range_of_a_compacted_log_says_how_far() -> None:
-    """Others are as they were before there was compaction, for peers that know none."""
+    """Other ranges are as before compaction existed, for peers without it."""
     asked = RangeRequest(5, 1, 7, 10, compacted=(9, 4))
     assert decode_range(joined(encode_range(asked))) == asked
     plain = joined(encode_range(RangeRequest(5, 1, 7, 10)))
@@ -152,7 +152,7 @@ def test_range_of_a_compacted_log_says_how_far() -> None:
 
 @VERSIONS
 def test_how_far_copies_are_compacted_is_told_to_who_understands(version: int) -> None:
-    """Others get the frame that they know."""
+    """Other peers get the frame that they know."""
     found = decode_answer(
         joined(encode_answer(RangeAnswer(5, 3, 9, ENTRIES, compacted_upto=8), version)), version
     )

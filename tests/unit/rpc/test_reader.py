@@ -1,4 +1,4 @@
-"""Frames out of a byte stream: whole, byte by byte, damaged, large."""
+"""Frames from a byte stream: complete, byte by byte, damaged, large."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def payload_of(size: int) -> bytes:
 
 
 def feed(reader: FrameReader, data: bytes, *, step: int) -> list[tuple[int, memoryview]]:
-    """All frames of `data`, received at most `step` bytes at a time."""
+    """Return all frames of `data`, received at most `step` bytes at a time."""
     frames: list[tuple[int, memoryview]] = []
     at = 0
     while at < len(data):
@@ -47,7 +47,7 @@ def feed(reader: FrameReader, data: bytes, *, step: int) -> list[tuple[int, memo
 
 @pytest.mark.parametrize("step", [1, 13, 4_096, 65_536, 1 << 20])
 def test_reader_any_cut_of_the_stream_gives_the_same_frames(step: int) -> None:
-    """Where the stream is cut does not matter, and no view changes after it was given out."""
+    """The split points of the stream do not matter, and no view changes after it was returned."""
     rng = random.Random(1)
     sizes = [size for size in SIZES if step > 1 or size < 20_000] * 3
     rng.shuffle(sizes)
@@ -60,7 +60,7 @@ def test_reader_any_cut_of_the_stream_gives_the_same_frames(step: int) -> None:
 
 
 def test_reader_memory_of_a_large_frame_is_used_again_once_nobody_holds_it() -> None:
-    """As many as wanted may be held; what is held is not written to."""
+    """Any number may be held; held memory is not written to."""
     reader = FrameReader(frame_bytes_max=4 << 20)
     payloads = [payload_of(size) for size in (300_000, 1 << 20, 299_999, 1_000_000, 2 << 20)] * 4
     held: list[tuple[bytes, memoryview]] = []
@@ -86,7 +86,9 @@ def test_reader_memory_of_a_large_frame_is_used_again_once_nobody_holds_it() -> 
 
 
 def test_reader_large_frame_is_received_into_its_own_buffer() -> None:
-    """Of a large payload only what came with its head is copied; the rest is read in place."""
+    """Only the bytes of a large payload that arrived with its head are copied; the rest is read in
+    place.
+    """
     payload = payload_of(1 << 20)
     data = frame(7, payload)
     reader = FrameReader(frame_bytes_max=1 << 20)
@@ -117,7 +119,7 @@ def test_reader_damaged_head_is_noticed_before_its_length_is_believed(at: int) -
 
 @pytest.mark.parametrize("size", [1, 1_000, 100_000])
 def test_reader_damaged_payload_is_noticed(size: int) -> None:
-    """Any flipped bit in the payload, records included, is found."""
+    """Any flipped bit in the payload, records included, is detected."""
     rng = random.Random(size)
     for _ in range(20):
         data = bytearray(frame(7, payload_of(size)))
@@ -142,7 +144,7 @@ def test_reader_length_at_the_limit_passes_one_more_is_refused() -> None:
 
 
 def test_reader_flags_of_a_future_version_are_refused() -> None:
-    """Flags mean nothing yet: a frame that has some is not understood."""
+    """Flags have no meaning yet: a frame with flags is refused."""
     head = bytearray(frame(1, b""))
     head[5] = 1
     head[12:16] = crc32c(bytes(head[:12]), 0x56444C31).to_bytes(4, "little")
@@ -151,7 +153,7 @@ def test_reader_flags_of_a_future_version_are_refused() -> None:
 
 
 def test_reader_random_bytes_raise_only_remote_errors() -> None:
-    """Nothing a stranger sends raises anything but RemoteError."""
+    """Bytes from a stranger raise RemoteError and nothing else."""
     for seed in range(300):
         with pytest.raises(RemoteError):
             feed(FrameReader(frame_bytes_max=1 << 16), random.Random(seed).randbytes(64), step=9)
@@ -163,7 +165,7 @@ def piece(payload: bytes, flags: int, frame_type: int = 7) -> bytes:
 
 @pytest.mark.parametrize("step", [13, 4_096, 1 << 20])
 def test_reader_joins_pieces_and_passes_whole_frames_between_them(step: int) -> None:
-    """A large frame may come in pieces; what comes between them is not held back."""
+    """A large frame may come in pieces; frames between them are not delayed."""
     parts = [payload_of(PIECE_BYTES_MIN), payload_of(100_000), payload_of(17)]
     stream = piece(parts[0], PIECE) + frame(8, b"urgent") + piece(parts[1], PIECE)
     stream += frame(9, b"") + piece(parts[2], LAST_PIECE) + frame(7, b"next")
@@ -192,7 +194,7 @@ def test_reader_refuses_pieces_that_cost_more_than_they_hold(
 
 
 def test_reader_takes_pieces_up_to_the_bound() -> None:
-    """The bound is of the frame, not of its pieces."""
+    """The bound is on the frame, not on its pieces."""
     stream = piece(payload_of(20_000), PIECE) + piece(payload_of(20_000), LAST_PIECE)
     ((_, payload),) = feed(FrameReader(frame_bytes_max=40_000), stream * 1, step=1 << 16)
     assert payload == payload_of(20_000) * 2

@@ -1,4 +1,4 @@
-"""Names looked up behind the back of who dials: late, changed, missing, too many."""
+"""Name resolution in the background of dials: late, changed, missing, too many."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from rpc.transport import DialTroubles, SocketTransport
 from tests.unit.rpc.test_transport import LOOPBACK, until
 from tests.unit.rpc.world import MS, Recorder, VirtualClock, hello_of
 
-# An attempt is over long before a lookup that a test holds.
+# An attempt is over long before a lookup that a test delays.
 OPTIONS = LinkOptions(stable_ms=0, attempt_ms_max=20, backoff_max_ms=20)
 
 Trouble = tuple[int, Address, str]
 
 
 class Names:
-    """`socket.getaddrinfo` for names that end in `.test`: what they mean, and who must wait."""
+    """`socket.getaddrinfo` for names that end in `.test`: their addresses, and which lookups
+    wait.
+    """
 
     def __init__(self) -> None:
         self.addresses: dict[str, str | tuple[str, ...]] = {}
         self.lookups: dict[str, int] = {}
         self.free = 1_000
-        """So many lookups of each name return at once; the others wait for `let_one_go`."""
+        """Number of lookups of each name that return at once; the others wait for `let_one_go`."""
         self.under_way_most = 0
         self._under_way: dict[str, int] = {}
         self._held = threading.Condition()
@@ -57,7 +59,7 @@ class Names:
         return [info for one in found for info in self._real(one, port, **kwargs)]
 
     def let_go(self, free: int) -> None:
-        """The first `free` lookups of each name return, the others hang."""
+        """Let the first `free` lookups of each name return; the others hang."""
         with self._held:
             self.free = free
             self._held.notify_all()
@@ -101,8 +103,9 @@ def failures(one: SocketTransport) -> int:
 
 
 def test_transport_name_that_takes_longer_than_an_attempt_is_linked_to(names: Names) -> None:
-    """One lookup a name is under way however often it is dialled, and what it finds is used by a
-    dial that began after it. Only the first one ever returns."""
+    """One lookup per name is under way however often it is dialled, and a dial that began after it
+    uses its result. Only the first lookup ever returns.
+    """
 
     async def scenario() -> None:
         names.addresses = {"one.test": "127.0.0.1", "two.test": "127.0.0.1"}
@@ -124,7 +127,7 @@ def test_transport_name_that_takes_longer_than_an_attempt_is_linked_to(names: Na
 
 
 def test_transport_lost_link_to_a_known_name_does_not_wait_for_its_lookup(names: Names) -> None:
-    """The name server died meanwhile: what it said last is dialled."""
+    """The name server failed meanwhile: its last result is dialled."""
 
     async def scenario() -> None:
         names.addresses = {"two.test": "127.0.0.1"}
@@ -145,7 +148,7 @@ def test_transport_lost_link_to_a_known_name_does_not_wait_for_its_lookup(names:
 
 
 def test_transport_name_that_moved_is_found_again(names: Names) -> None:
-    """The address known refuses; behind that the name has been looked up again."""
+    """The known address refuses; the name is resolved again in the background."""
 
     async def scenario() -> None:
         names.addresses = {"two.test": "127.0.0.1"}
@@ -167,14 +170,16 @@ def test_transport_name_that_moved_is_found_again(names: Names) -> None:
 def test_transport_address_that_never_answers_does_not_keep_a_name_from_its_others(
     names: Names,
 ) -> None:
-    """As with an IPv6 address that is in the name server and leads nowhere. An attempt is over
-    before the first address has been silent for long enough."""
+    """As with an unreachable IPv6 address in the name server.
+
+    An attempt is over before the first address has been silent for long enough.
+    """
 
     async def scenario() -> None:
         names.addresses = {"two.test": ("127.0.0.3", "127.0.0.2")}
         with contextlib.ExitStack() as opened:
             two = opened.enter_context(contextlib.closing(transport(2, ("127.0.0.2", 0))))
-            # A backlog that is full answers nothing.
+            # A full backlog does not answer.
             silent = opened.enter_context(socket.socket())
             silent.bind(("127.0.0.3", two.port))
             silent.listen(0)
@@ -190,7 +195,7 @@ def test_transport_address_that_never_answers_does_not_keep_a_name_from_its_othe
 
 
 def test_resolver_tries_silent_addresses_last_and_longest_silent_first(names: Names) -> None:
-    """All of them in turn, when all are silent; and what a name no longer has is forgotten."""
+    """All of them in turn when all are silent; addresses that a name no longer has are removed."""
 
     async def scenario() -> None:
         resolver = Resolver(asyncio.get_running_loop().call_soon_threadsafe)
@@ -200,7 +205,7 @@ def test_resolver_tries_silent_addresses_last_and_longest_silent_first(names: Na
             resolver.ask(("many.test", 7), answers.append)
             await until(lambda: bool(answers))
             assert isinstance(answers[0], list)
-            # The lookup behind it, so that the next one asked knows what this one found.
+            # Wait for the background lookup, so that the next attempt uses its result.
             await until(lambda: not resolver._hosts["many.test"].is_under_way)
             return [target[0] for _, target in answers[0]]
 
@@ -226,7 +231,7 @@ def test_resolver_tries_silent_addresses_last_and_longest_silent_first(names: Na
 
 
 def test_transport_name_that_means_nothing_is_told_once(names: Names) -> None:
-    """However often it is dialled."""
+    """Once, however often it is dialled."""
 
     async def scenario() -> None:
         troubles: list[Trouble] = []
@@ -240,7 +245,7 @@ def test_transport_name_that_means_nothing_is_told_once(names: Names) -> None:
 
 
 def test_names_that_cannot_be_looked_up_are_answered() -> None:
-    """The system refuses some before it asks anybody, in its own way."""
+    """The system refuses some names before any lookup, in its own way."""
     for name in ("a" * 64 + ".test", "two..test"):
         answer = resolve((name, 1))
         assert isinstance(answer, str)
@@ -248,7 +253,7 @@ def test_names_that_cannot_be_looked_up_are_answered() -> None:
 
 
 def test_resolver_bounds_hosts_under_way_and_forgets_idle_ones(names: Names) -> None:
-    """One past the limit is told so; those that have their answer make room, the oldest first."""
+    """One past the limit gets an error; finished hosts make room, the oldest first."""
 
     async def scenario() -> None:
         resolver = Resolver(asyncio.get_running_loop().call_soon_threadsafe)
@@ -278,7 +283,7 @@ def test_resolver_bounds_hosts_under_way_and_forgets_idle_ones(names: Names) -> 
 
 
 def test_resolver_forgets_who_gave_up() -> None:
-    """A name that hangs for hours is dialled every second: nothing may pile up behind it."""
+    """A name that hangs for hours is dialled every second: no requests may accumulate."""
     posted: list[Callable[[], None]] = []
     resolver = Resolver(posted.append)
     resolver._begin = lambda _name: None  # type: ignore[method-assign]
@@ -297,7 +302,9 @@ def test_resolver_forgets_who_gave_up() -> None:
 
 
 def test_dial_troubles_are_told_when_they_are_news() -> None:
-    """Not again while it goes on, another cause yes but not at once, the same one after a rest."""
+    """They are logged again for another cause, though not at once, and for the same cause after a
+    pause.
+    """
     clock = VirtualClock()
     told: list[tuple[int, str]] = []  # (second, cause)
     troubles = DialTroubles(

@@ -1,4 +1,6 @@
-"""Revoked certificates: which lists are taken, and who is out: peers, clients, administrators."""
+"""Certificate revocation: lists that are accepted, and refused peers, clients and
+administrators.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,14 @@ DAY = datetime.timedelta(days=1)
 
 
 class Lists:
-    """The lists of one file, which begins with nobody."""
+    """The lists of one file, initially empty."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "lists.pem"
         self.add()
 
     def add(self, *names: str) -> None:
-        """Revoke more."""
+        """Revoke more certificates."""
         ours = authority()
         numbers = [serial_of(ours.directory, ours.authority, name) for name in names]
         made, _ = revoke(ours.directory, ours.authority, numbers)
@@ -61,7 +63,7 @@ class Lists:
         self.file.write_bytes(text)
 
     def raw(self, *, ends: datetime.datetime, issuer: str = "ours", key: Any = None) -> bytes:
-        """A list as nobody would make it."""
+        """Return a list that no authority would issue."""
         theirs = authority(issuer).authority
         builder = x509.CertificateRevocationListBuilder().issuer_name(theirs.certificate.subject)
         builder = builder.last_update(NOW - 30 * DAY).next_update(ends)
@@ -84,7 +86,7 @@ def options(lists: Lists, auth: ClientAuth = ClientAuth.REQUIRED) -> TlsOptions:
 def test_list_that_cannot_be_used_is_refused_with_its_reason(
     lists: Lists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start; and later the one that there is stays."""
+    """At the start it is an error; later the current list stays."""
     context = TlsContext(options(lists), server_side=True)
     good, current = lists.file.read_bytes(), context.current
     certificate = (authority("theirs").directory / "ca.pem").read_bytes()
@@ -113,7 +115,7 @@ def test_list_that_cannot_be_used_is_refused_with_its_reason(
 
 
 def test_of_two_lists_of_an_authority_the_later_one_counts(lists: Lists) -> None:
-    """While one replaces the other both may be there."""
+    """While one replaces the other both may be present."""
     newer = lists.file.read_bytes()
     lists.file.write_bytes(newer + lists.raw(ends=NOW - DAY))
     found = TlsContext(options(lists), server_side=True).revocations
@@ -126,8 +128,9 @@ def test_of_two_lists_of_an_authority_the_later_one_counts(lists: Lists) -> None
 def test_client_that_is_revoked_is_out(
     lists: Lists, version: ssl.TLSVersion, by_name: bool
 ) -> None:
-    """Its open connection and each new one, also of a session that it resumes or by another
-    certificate of the server; who is not in the list goes on."""
+    """Its open connection and each new one are refused, also with a resumed session or another
+    certificate of the server; clients that are not in the list continue.
+    """
 
     async def steps() -> None:
         edge = Edge(auth=ClientAuth.REQUIRED)
@@ -165,7 +168,7 @@ def test_client_that_is_revoked_is_out(
 
 
 def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) -> None:
-    """It began before the list was known, and is done afterwards."""
+    """It began before the list was known, and completes afterwards."""
 
     async def steps() -> None:
         edge = Edge(auth=ClientAuth.REQUIRED)
@@ -196,12 +199,12 @@ def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) ->
 def test_everybody_is_refused_whose_authority_has_no_list(
     lists: Lists, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with OpenSSL: a list that ended meanwhile, and none of this authority. The log says it."""
+    """As with OpenSSL: a list that expired meanwhile, or none of this authority. It is logged."""
     if what == "ended":
         lists.file.write_bytes(lists.raw(ends=NOW - DAY))
         monkeypatch.setattr(revocations.Revocations, "ends", NOW + DAY)
     else:
-        # With a name of its own: both are called the same.
+        # A name of its own: otherwise both would have the same one.
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "else")])
         builder = x509.CertificateRevocationListBuilder().issuer_name(name)
@@ -222,7 +225,7 @@ def test_everybody_is_refused_whose_authority_has_no_list(
 
 
 def test_peer_that_is_revoked_is_out_and_others_are_linked(lists: Lists) -> None:
-    """The open link ends, whoever dialled, and there is no other one."""
+    """The open link ends, whichever server dialled, and no other one is made."""
 
     async def steps() -> None:
         loop = asyncio.get_running_loop()
@@ -267,7 +270,7 @@ def test_peer_that_is_revoked_is_out_and_others_are_linked(lists: Lists) -> None
 
 
 def test_administrator_that_is_revoked_is_refused_call_by_call(lists: Lists) -> None:
-    """gRPC shakes hands, and knows no lists."""
+    """gRPC completes the handshake without lists."""
     files = replace(authority().server(1), crl=lists.file)
     admin = authority().admin()
 
@@ -317,7 +320,10 @@ def test_server_follows_the_file_and_says_when_a_list_ends_soon(lists: Lists) ->
 
 
 def test_command_revokes_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, or by a number; once more is not twice; a list of somebody else is not added to."""
+    """By name, or by a number.
+
+    Repeating it adds nothing; another authority's list is not changed.
+    """
     folder = tmp_path / "tls"
     out = ["--out", str(folder)]
     assert run_app(["cert", "revoke", "server-1", *out]) == 1
@@ -350,7 +356,7 @@ def test_command_revokes_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_other_ends_of_a_client_context_are_checked_too(lists: Lists) -> None:
-    """Who dials a server whose certificate was revoked does not believe it."""
+    """A client refuses a server whose certificate was revoked."""
     lists.add("server-2")
     files = replace(authority().server(1), crl=lists.file).between_servers()
     dialing = TlsContext(files, server_side=False).new_engine()

@@ -24,7 +24,7 @@ from tests.unit.security_files import authority
 from vdl.commands.certificates import write_server
 
 DAMAGED_SHARE = 0.5
-"""Of the client's messages."""
+"""Share of the client's messages that are damaged."""
 
 
 def engines(
@@ -33,7 +33,7 @@ def engines(
     own: KeyPair | None = None,
     version: str = "TLSv1.2",
 ) -> tuple[TlsEngine, TlsEngine]:
-    """(server, client), neither of which has begun."""
+    """Return (server, client), neither of which has begun."""
     files = authority().server(1)
     server = TlsContext(
         TlsOptions(own=files.own, ca=files.ca, client_auth=client_auth, version_min=version),
@@ -47,7 +47,7 @@ def engines(
 
 
 def shake_hands(server: TlsEngine, client: TlsEngine, step: int = 1 << 20) -> None:
-    """Pass on what each says, in pieces, until both are done."""
+    """Exchange their output, in pieces, until both are done."""
     for _ in range(10):
         if not client.is_open:
             client.handshake()
@@ -102,7 +102,7 @@ def test_engine_joins_small_buffers_into_one_record() -> None:
 
 
 def test_engine_writes_no_more_than_asked_and_says_how_much() -> None:
-    """The rest stays with the caller, from the middle of a buffer if need be."""
+    """The caller keeps the rest, from the middle of a buffer if need be."""
     server, client = engines()
     shake_hands(server, client)
     buffers = [bytes([index]) * 30_000 for index in range(10)]
@@ -125,7 +125,7 @@ def test_engine_notices_the_end_that_is_said() -> None:
 
 
 def test_engine_refuses_what_was_changed_on_the_way() -> None:
-    """A flipped bit of a record ends the connection; nothing of it is given out."""
+    """A flipped bit of a record ends the connection; none of the record is returned."""
     server, client = engines()
     shake_hands(server, client)
     server.write([b"secret"], 100)
@@ -161,8 +161,10 @@ def test_engine_bounds_what_arrives_before_the_handshake_is_done() -> None:
 
 
 def test_engine_damaged_handshakes_raise_nothing_else() -> None:
-    """Whatever is changed in whichever message: TlsFailed or waiting, never another exception.
-    `TLS_FUZZ` is how many of them; by hand, a million."""
+    """Any change to any message leads to TlsFailed or waiting, never to another exception.
+
+    `TLS_FUZZ` is the number of attempts; by hand, a million.
+    """
     rng = random.Random(7)
     refused = 0
     for _ in range(int(os.environ.get("TLS_FUZZ", "150"))):
@@ -197,7 +199,7 @@ def test_engine_damaged_handshakes_raise_nothing_else() -> None:
 def test_engine_asks_for_certificates_as_it_is_told(
     auth: ClientAuth, shown: str, accepted: bool
 ) -> None:
-    """One that a stranger signed is worse than none."""
+    """A certificate signed by a stranger is worse than none."""
     own = authority(shown).client("alice") if shown else None
     server, client = engines(client_auth=auth, own=own)
     if not accepted:
@@ -219,7 +221,7 @@ def test_context_has_nothing_resumed_or_renegotiated() -> None:
 
 
 def test_context_shows_the_certificate_that_was_asked_for() -> None:
-    """SNI: by name, whatever its case; the first one for names that nobody has."""
+    """SNI: by name, ignoring case; the first certificate for unknown names."""
     ours = authority()
     folder = ours.directory / "sni"
     folder.mkdir(exist_ok=True)
@@ -243,7 +245,7 @@ def test_context_shows_the_certificate_that_was_asked_for() -> None:
 
 
 def test_context_follows_its_files_and_survives_a_half_made_change(tmp_path) -> None:
-    """A key without its certificate changes nothing; both do, for connections from then on."""
+    """A key without its certificate changes nothing; both take effect for later connections."""
     ours = authority()
     files = ours.server(1)
     assert files.own is not None

@@ -1,4 +1,4 @@
-"""Links over TLS: who is a server of the set gets one, and nobody else gets a frame in."""
+"""Links over TLS: only servers of the set are linked and may deliver frames."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_links_over_tls_carry_frames_both_ways(size: int) -> None:
     "intruder", ["stranger", "client", "admin", "other set", "other id", "plain"]
 )
 def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
-    """It dials, and it is dialled: neither makes a link, and the server goes on taking others."""
+    """It dials and is dialled: neither makes a link, and the server keeps accepting others."""
 
     async def scenario() -> None:
         ours = authority()
@@ -110,7 +110,7 @@ def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
             two = transport(2, handler, files)
             two.set_peer(1, ("127.0.0.1", one.port))
             one.set_peer(2, ("127.0.0.1", two.port))
-            while not one.refused and not handler_one.frames:  # one that is taken is refused never
+            while not one.refused and not handler_one.frames:  # an accepted one is never refused
                 two.send(1, FrameType.RAFT, [b"forged"])
                 await asyncio.sleep(0.01)
             assert handler_one.frames == []
@@ -128,8 +128,9 @@ def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
 
 
 def test_intruder_with_frames_in_its_handshake_is_not_read() -> None:
-    """Bytes behind the client's last message reach nobody before its certificate is known: a client
-    that is signed by the same authority sends HELLO and a frame at once."""
+    """Bytes behind the client's last message are not delivered before its certificate is known: a
+    client signed by the same authority sends HELLO and a frame at once.
+    """
 
     async def scenario() -> None:
         async with server_one() as (one, handler_one):
@@ -149,7 +150,7 @@ def test_intruder_with_frames_in_its_handshake_is_not_read() -> None:
 
 
 def test_peer_of_another_cluster_id_is_refused_with_the_right_certificate() -> None:
-    """The certificate is only who it is; HELLO says where it belongs."""
+    """The certificate only identifies the server; HELLO names its cluster."""
 
     async def scenario() -> None:
         async with server_one() as (one, handler_one):
@@ -218,7 +219,7 @@ def test_every_two_that_meet_while_a_set_goes_over_are_linked(
 
 
 def test_who_shows_a_wrong_certificate_is_refused_though_none_is_needed() -> None:
-    """To take links without encryption is no reason to take a certificate of another server."""
+    """Accepting unencrypted links is no reason to accept another server's certificate."""
 
     async def scenario() -> None:
         handler_one, handler_two = Recorder(), Recorder()
@@ -235,7 +236,7 @@ def test_who_shows_a_wrong_certificate_is_refused_though_none_is_needed() -> Non
 
 
 class Scripted:
-    """The stream below, and whoever reads the one above."""
+    """The stream below, and the reader of the one above."""
 
     identity: int | None = None
 
@@ -275,7 +276,7 @@ class Scripted:
 @pytest.mark.parametrize("piece", range(1, FIRST_BYTES + 3))
 @pytest.mark.parametrize("data", [b"\x16\x03\x00\x00plain", b"\x16\x03\x01\x02handshake"])
 def test_first_bytes_tell_in_pieces_of_any_size_and_none_is_lost(data: bytes, piece: int) -> None:
-    """A HELLO of 790 bytes begins as a handshake does, but for the third byte."""
+    """A HELLO of 790 bytes begins as a handshake does, except for the third byte."""
     above, secured = Scripted(), []
 
     def secure(stream: Stream) -> Stream:
@@ -296,7 +297,7 @@ def test_first_bytes_tell_in_pieces_of_any_size_and_none_is_lost(data: bytes, pi
 
 
 class Narrow(Scripted):
-    """A stream that takes as much as it may hold, and sends nothing."""
+    """A stream that accepts as much as it may hold, and sends nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +316,7 @@ class Narrow(Scripted):
 
 
 class Clear:
-    """The engine of a handshake that is done: it encrypts nothing."""
+    """Engine of a completed handshake; it encrypts nothing."""
 
     is_open, is_closed = True, False
 
@@ -332,7 +333,7 @@ class Clear:
 
 
 class Clearing:
-    """Makes such engines, and knows of nobody who was revoked."""
+    """Factory of such engines, without revocations."""
 
     new_engine = Clear
 
@@ -341,7 +342,7 @@ class Clearing:
 
 
 class Reading(Clear):
-    """The same, for what comes in."""
+    """The same, for incoming data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +359,7 @@ class Reading(Clear):
 
 
 class Gate(Scripted):
-    """A stream that knows whether it is read."""
+    """A stream that knows if it is being read."""
 
     is_read = True
 
@@ -394,8 +395,9 @@ def test_what_is_decrypted_waits_while_nobody_reads_and_comes_before_the_rest() 
 
 @pytest.mark.parametrize("bytes_max", [64 << 10, 75_000, 1 << 20, 16 << 20])
 def test_what_waits_over_tls_is_no_more_than_without(bytes_max: int) -> None:
-    """Ciphertext that the socket has not taken waits too, and heartbeats wait behind both: a server
-    whose links were full was elected away from."""
+    """Ciphertext that the socket has not accepted waits too, and heartbeats wait behind both: a
+    server whose links were full lost its leadership.
+    """
     inner, maker = Narrow(), Clearing()
     stream = TlsStream(inner, security(authority().server(1)), cast(EngineMaker, maker))
     stream.limit_unsent(bytes_max)

@@ -27,8 +27,9 @@ from tests.unit.rpc.world import Recorder, hello_of
 LOOPBACK = ("127.0.0.1", 0)
 ROOT = Path(__file__).parents[3]
 SILENT_MS_MAX = int(HANG_SECONDS * 1_000)
-"""A link that ends loses its frames: none ends because the machine was slow."""
-# A link counts as stable at once, so that a loss is dialled again at once.
+"""Silence bound: a link that ends loses its frames, and none may end because the machine was slow.
+"""
+# A link counts as stable at once, so that a lost one is redialled at once.
 OPTIONS = LinkOptions(stable_ms=0, silent_ms_max=SILENT_MS_MAX)
 
 
@@ -54,7 +55,7 @@ def transport(server_id: int, handler: Recorder, options: LinkOptions = OPTIONS)
 async def pair(
     options: LinkOptions = OPTIONS,
 ) -> AsyncIterator[tuple[SocketTransport, Recorder, SocketTransport, Recorder]]:
-    """Two linked servers."""
+    """Yield two linked servers."""
     handlers = Recorder(), Recorder()
     one = transport(1, handlers[0], options)
     two = transport(2, handlers[1], options)
@@ -70,7 +71,7 @@ async def pair(
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks() -> Iterator[None]:
-    """Every socket is closed by its owner, not by the collector."""
+    """Check that every socket is closed by its owner, not by the garbage collector."""
     gc.collect()
     before = set(Path("/proc/self/fd").iterdir())
     yield
@@ -99,7 +100,7 @@ def test_transport_frames_of_every_size_arrive_in_order() -> None:
 
 
 def test_transport_frames_that_wait_for_other_turns_arrive_in_order() -> None:
-    """Of every size, and whether more of them lie in the socket or in the buffer."""
+    """Of every size, and whether or not more of them are in the socket or in the buffer."""
 
     async def scenario() -> None:
         async with pair(replace(OPTIONS, turn_messages_max=2)) as (one, _, _, handler_two):
@@ -121,7 +122,7 @@ def test_transport_full_socket_bounds_what_is_queued() -> None:
         limits = PeerLimits(in_flight_bytes_max=8 << 20)
         async with pair(replace(OPTIONS, limits=limits)) as (one, _, _, handler_two):
             sent = 0
-            # Nothing is read while this loop does not return to the event loop.
+            # Nothing is read while this code does not return to the event loop.
             while one.send(2, FrameType.RAFT, [bytes(1 << 20)]):
                 sent += 1
             assert sent >= 7
@@ -150,14 +151,16 @@ asyncio.run(serve())
 
 
 def test_transport_dial_in_the_queue_of_a_dying_listener_is_reset() -> None:
-    """The kernel took the connection, and the process ends before it does: nobody was refused."""
+    """The kernel accepted the connection, and the process ends before it does: no dial was
+    refused.
+    """
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         listener = socket.create_server(LOOPBACK)
         results: list[Stream | DialFailed] = []
         SocketDialer(loop).dial(listener.getsockname(), results.append)
-        # The dial sets out in this turn of the loop, and looks at what came of it in the next.
+        # The dial starts in this turn of the loop, and checks its result in the next.
         loop.call_soon(listener.close)
         await until(lambda: bool(results))
         (result,) = results
@@ -169,7 +172,9 @@ def test_transport_dial_in_the_queue_of_a_dying_listener_is_reset() -> None:
 
 @pytest.mark.parametrize("with_traffic", [False, True])
 def test_transport_killed_process_is_refused_within_milliseconds(with_traffic: bool) -> None:
-    """kill -9: the link ends, nobody listens; that is proof, long before any timeout."""
+    """kill -9: the link ends and the port is closed, which proves the crash long before any
+    timeout.
+    """
 
     async def scenario() -> None:
         handler = Recorder()
@@ -201,14 +206,14 @@ def test_transport_killed_process_is_refused_within_milliseconds(with_traffic: b
 
 
 def test_transport_reset_with_the_peer_alive_links_again() -> None:
-    """A reset alone is no proof of anything."""
+    """A reset alone proves nothing."""
 
     async def scenario() -> None:
         async with pair() as (one, handler_one, _, handler_two):
             (connection,) = one._open.values()
             stream = connection.stream
             assert isinstance(stream, SocketStream)
-            # Shut down under the transport, as a middlebox would.
+            # Shut down below the transport, as a middlebox would.
             stream._socket.shutdown(socket.SHUT_RDWR)
             expected = [("up", 2), ("down", 2, False), ("up", 2)]
             await until(lambda: handler_one.events == expected)
@@ -218,7 +223,7 @@ def test_transport_reset_with_the_peer_alive_links_again() -> None:
 
 
 def test_transport_corrupt_bytes_on_the_wire_end_the_link() -> None:
-    """A byte that changed under TCP is noticed; the session is replaced."""
+    """A byte changed below TCP is detected; the session is replaced."""
 
     async def scenario() -> None:
         async with pair() as (one, handler_one, _, handler_two):
@@ -234,7 +239,7 @@ def test_transport_corrupt_bytes_on_the_wire_end_the_link() -> None:
 
 
 def test_transport_stop_is_told() -> None:
-    """`close` says STOPPING: the peer knows at once, by word."""
+    """`close` sends STOPPING: the peer knows at once."""
 
     async def scenario() -> None:
         async with pair() as (_, handler_one, two, handler_two):
@@ -272,8 +277,9 @@ async def dial(host: str, port: int) -> Stream | DialFailed:
 
 @pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.ENETUNREACH, errno.EMFILE])
 def test_transport_stream_that_cannot_be_accepted_costs_no_other(code: int) -> None:
-    """Linux reports by `accept` what has become of the stream that was next in line, a firewall
-    what it forbids. An exception in the loop would end the server."""
+    """On Linux `accept` reports errors of the stream next in line, and connections that a firewall
+    forbids. An exception in the loop would end the server.
+    """
 
     async def run() -> None:
         failed: list[object] = []
@@ -302,7 +308,7 @@ def test_transport_stream_that_cannot_be_accepted_costs_no_other(code: int) -> N
 
 
 def test_transport_dial_to_a_closed_port_is_refused() -> None:
-    """A refusal is told apart from silence."""
+    """A refusal is distinguished from silence."""
 
     async def scenario() -> None:
         with socket.socket() as probe:
@@ -333,7 +339,7 @@ def test_transport_dial_by_name() -> None:
 
 
 def test_transport_cancelled_dial_has_no_result() -> None:
-    """After `cancel` nothing is called back."""
+    """After `cancel` no callback runs."""
 
     async def scenario() -> None:
         results: list[Stream | DialFailed] = []
@@ -341,7 +347,7 @@ def test_transport_cancelled_dial_has_no_result() -> None:
         dialer = SocketDialer(asyncio.get_running_loop())
         for host in ("127.0.0.1", "localhost"):
             dialer.dial((host, 1), results.append).cancel()
-            # One that goes the same way behind it says when the first would have been answered.
+            # A later dial to the same address shows when the first would have been answered.
             dialer.dial((host, 1), later.append)
         await until(lambda: len(later) == 2)
         assert results == []
@@ -350,10 +356,10 @@ def test_transport_cancelled_dial_has_no_result() -> None:
 
 
 def test_transport_connection_to_itself_is_a_refusal() -> None:
-    """A port of our own ephemeral range may connect to itself; that is nobody."""
+    """A port of our own ephemeral range may connect to itself, without any listener."""
 
     async def scenario() -> None:
-        # Binding the dialling socket to the port it dials makes the self-connection certain.
+        # Binding the dialling socket to the port that it dials forces the self-connection.
         with socket.socket() as probe:
             probe.bind(LOOPBACK)
             port = probe.getsockname()[1]
@@ -371,7 +377,7 @@ def test_transport_connection_to_itself_is_a_refusal() -> None:
             socket.socket = real  # type: ignore[misc]
         assert isinstance(result, DialFailed)
         assert result.refused
-        # And the port is free again.
+        # The port is free again.
         with socket.socket() as again:
             again.bind(("127.0.0.1", port))
 
@@ -379,7 +385,9 @@ def test_transport_connection_to_itself_is_a_refusal() -> None:
 
 
 def test_stream_holds_no_more_unsent_than_it_is_told() -> None:
-    """What the kernel has taken cannot be overtaken: it takes little, and tells when half left."""
+    """Data that the kernel has accepted cannot be overtaken: it accepts little, and notifies when
+    half is left.
+    """
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -394,7 +402,7 @@ def test_stream_holds_no_more_unsent_than_it_is_told() -> None:
         limit = 128 << 10
         stream.limit_unsent(limit)
         taken = 0
-        # Whoever reads is asleep: its buffer fills, then ours.
+        # The reader is paused: its buffer fills, then ours.
         while count := stream.write([bytes(4 << 20)]):
             taken += count
             await asyncio.sleep(0)
@@ -416,7 +424,7 @@ def test_stream_holds_no_more_unsent_than_it_is_told() -> None:
 
 
 class Ended:
-    """Owns a stream and reads nothing of use."""
+    """Owns a stream and ignores what it reads."""
 
     def __init__(self) -> None:
         self.writables = 0
@@ -426,7 +434,7 @@ class Ended:
         return memoryview(bytearray(1 << 16))
 
     def buffer_updated(self, received: int) -> None:
-        """Nobody writes."""
+        """Never called: the other end does not write."""
 
     def writable(self) -> None:
         self.writables += 1

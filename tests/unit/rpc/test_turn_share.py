@@ -1,4 +1,4 @@
-"""How much of a turn one link has, and for how long things lie unread on it."""
+"""A link's share of a turn, and the time for which its input stays unread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rpc.turn_share import TurnShare
 
 
 def test_share_that_was_passed_is_taken_from_the_next() -> None:
-    """A frame is handled whole, however many messages it holds."""
+    """A frame is handled completely, however many messages it holds."""
     share = TurnShare(100)
     share.left -= 250
     lefts = []
@@ -21,7 +21,7 @@ def test_share_that_was_passed_is_taken_from_the_next() -> None:
 
 @pytest.mark.parametrize("unread", [0, 1_000])
 def test_link_that_uses_up_its_part_in_each_turn_is_not_behind_if_it_keeps_up(unread: int) -> None:
-    """Each time something came while the turn before was on: nothing grows old."""
+    """Input arrived during each previous turn: nothing stays unread for long."""
     share = TurnShare(100)
     oldest = 0
     for turn in range(1_000):

@@ -20,7 +20,7 @@ CLUSTER = "cluster-1"
 
 @dataclass(slots=True)
 class VirtualTimer:
-    """A scheduled call; ordered by time, then by when it was made."""
+    """A scheduled call; ordered by time, then by creation."""
 
     due_ns: int
     order: int
@@ -35,7 +35,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Time that moves from one timer to the next."""
+    """Clock that advances from one timer to the next."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -53,7 +53,7 @@ class VirtualClock:
         return timer
 
     def run(self, duration_ms: float) -> None:
-        """Everything due in the next `duration_ms`."""
+        """Run everything due in the next `duration_ms`."""
         end_ns = self._now_ns + int(duration_ms * MS)
         while self._timers and self._timers[0].due_ns <= end_ns:
             timer = heapq.heappop(self._timers)
@@ -64,7 +64,7 @@ class VirtualClock:
 
 
 class ProcessClock:
-    """The clock of one process: dies with it, stands still while it is paused."""
+    """Clock of one process: it dies with the process and stops while it is paused."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -96,7 +96,7 @@ class ProcessClock:
 
 @dataclass
 class Recorder:
-    """A PeerHandler that remembers, and checks that ups and downs alternate."""
+    """A PeerHandler that records events, and checks that ups and downs alternate."""
 
     up: set[int] = field(default_factory=set)
     hellos: dict[int, Hello] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def address_of(server_id: int) -> Address:
 
 
 class Server:
-    """One process: its links, and what they told their handler."""
+    """One process: its links, and the events that their handler received."""
 
     def __init__(
         self, world: World, hello: Hello, options: LinkOptions, *, listens: bool = True
@@ -166,7 +166,7 @@ class Server:
 
 
 class World:
-    """Servers 1..n that all know each other, and everything that can happen to them."""
+    """Servers 1..n that all know each other, and the faults that can be applied to them."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class World:
         return self.servers[server_id]
 
     def introduce(self, server_id: int) -> None:
-        """Tell a server of all others."""
+        """Introduce a server to all others."""
         for other in self.servers:
             if other != server_id:
                 self.servers[server_id].links.set_peer(other, address_of(other))
@@ -206,7 +206,7 @@ class World:
         self.clock.run(duration_ms)
 
     def crash(self, server_id: int) -> None:
-        """kill -9"""
+        """Kill the process, as kill -9."""
         self.servers[server_id].clock.is_alive = False
         self.network.crash(server_id)
 
@@ -221,7 +221,7 @@ class World:
         self.introduce(server_id)
 
     def second_process(self, server_id: int) -> Server:
-        """Another process in a copy of a server's directory, that can be dialled by nobody."""
+        """Return another process in a copy of a server's directory, which cannot be dialled."""
         hello = self.servers[server_id].hello
         second = Server(
             self, replace(hello, incarnation=hello.incarnation + 1), self.options, listens=False
@@ -236,7 +236,7 @@ class World:
         self.network.pause(server_id)
 
     def resume(self, server_id: int) -> None:
-        # What the kernel has comes first, then the timers that became due.
+        # Data in the kernel comes first, then the timers that became due.
         self.network.resume(server_id)
         self.servers[server_id].clock.resume()
 
