@@ -1,4 +1,4 @@
-"""What a server tells of itself, against stand-ins: in bounded parts, while groups come and go."""
+"""The server's status report, against test doubles: in bounded parts, while groups come and go."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -13,11 +13,11 @@ from vdl.server.server import InSyncCounts, ServerState
 
 GROUPS = 3_000
 FIRST_PARTITION = 9
-"""Behind the catalog and eight coordinators."""
+"""First group id behind the catalog and eight coordinators."""
 
 
 class Host:
-    """As much of a host as a status reads; counts the groups that were looked at."""
+    """The part of a host that a status reads; counts the groups that were examined."""
 
     def __init__(self, count: int) -> None:
         self.cluster_id = "cluster"
@@ -90,7 +90,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
 
 @pytest.mark.parametrize("wanted", [(), (17,)])
 def test_administration_status_looks_at_a_bounded_number_of_groups_at_a_time(wanted):
-    """However many partitions a server has, a part of its status is the work of a few."""
+    """However many partitions a server has, each part of its status examines only a few."""
     host = Host(GROUPS)
     looked_at, found = [], []
     for part in administration_of(host).status(wanted):
@@ -103,7 +103,7 @@ def test_administration_status_looks_at_a_bounded_number_of_groups_at_a_time(wan
 
 
 def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
-    """Of all groups, also when only some were asked for."""
+    """For all groups, also when only some were requested."""
     host = Host(12)
     host.lost_groups = [11, 40]
     del host.groups[11]
@@ -127,7 +127,7 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
 
 
 def test_administration_status_while_groups_come_and_go():
-    """A topic is deleted between two parts, another made: who is gone is not told of."""
+    """A topic is deleted between two parts, another created: a deleted group is omitted."""
     host = Host(GROUPS)
     parts = administration_of(host).status(())
     next(parts)
@@ -141,7 +141,7 @@ def test_administration_status_while_groups_come_and_go():
 
 
 def test_administration_status_before_birth_has_no_groups():
-    """A server that waits for its cluster says so."""
+    """A server that waits for its cluster reports it."""
     (only,) = administration_of(None).status(())
     assert (only.cluster_id, only.groups) == ("", [])
     assert only.problems == [
@@ -151,7 +151,7 @@ def test_administration_status_before_birth_has_no_groups():
 
 
 def test_administration_status_says_that_the_server_is_overloaded():
-    """First of what is wrong with it, because the rest may come of that."""
+    """It comes first among the server's problems, because the others may follow from it."""
     host = Host(1)
     (first, *_) = administration_of(host).status(())
     unreachable = "peer_unreachable: servers 1 and 2 are not linked"

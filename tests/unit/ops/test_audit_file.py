@@ -1,4 +1,4 @@
-"""Files of the audit log: readable by their owner alone, rotated by size, losses told."""
+"""Files of the audit log: readable by their owner alone, rotated by size, losses reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditF
 
 
 def test_lines_are_appended_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
-    """Also behind those of a life before."""
+    """Also behind lines of an earlier process."""
     path = tmp_path / "audit.log"
     for life in (b"one\n", b"two\n"):
         file = opened(path)
@@ -34,7 +34,7 @@ def test_lines_are_appended_and_only_their_owner_may_read_them(tmp_path: Path) -
 
 
 def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
-    """What is kept is bounded, in whole lines, in their order."""
+    """The retained size is bounded; whole lines remain, in order."""
     path = tmp_path / "audit.log"
     for number in range(60):
         file = opened(path, bytes_max=100, files_max=2)
@@ -48,8 +48,9 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
-    """A disk that does not keep up: the loop goes on, and the next line says how many. No act is
-    lost: whoever would act is to wait."""
+    """The disk does not keep up: the loop goes on, and the next line holds the number of lost
+    lines. No audited action is lost: its requester has to wait.
+    """
     path = tmp_path / "audit.log"
     os.mkfifo(path)
     reader: list[bytes] = []
@@ -90,8 +91,10 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
 
 
 def test_acts_of_one_do_not_make_others_wait(tmp_path: Path) -> None:
-    """A disk that refuses lines: who has half of the room waits, and others may act on. Once the
-    lines are written nobody has any."""
+    """A disk refuses lines: a principal that uses half of the space waits, and others may act.
+
+    Once the lines are written no principal holds any.
+    """
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses, bytes_max=1 << 40)
@@ -116,7 +119,7 @@ def test_acts_of_one_do_not_make_others_wait(tmp_path: Path) -> None:
 
 
 def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
-    """In the server's own log at once, and in the file when it takes lines again."""
+    """In the server's own log at once, and in the file when it accepts lines again."""
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses)
@@ -133,7 +136,7 @@ def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
 
 
 def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_path: Path) -> None:
-    """In their order, and what was lost beside them is counted."""
+    """In order, together with the number of lost lines."""
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses)
@@ -153,7 +156,9 @@ def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_pa
 
 
 def test_thread_outlives_an_error_that_no_disk_makes(tmp_path: Path) -> None:
-    """Want of memory, or the server's own log that fails: acts would wait for ever, in silence."""
+    """Lack of memory, or a failing server log: actions would otherwise wait for ever, without a
+    report.
+    """
     path = tmp_path / "audit.log"
     losses: list[str] = []
 
@@ -180,8 +185,10 @@ def test_thread_outlives_an_error_that_no_disk_makes(tmp_path: Path) -> None:
 
 
 def test_line_that_a_full_disk_took_half_of_is_taken_back(tmp_path: Path) -> None:
-    """The next line begins a line: nobody's words are lost behind the stump of another's. The disk
-    is full in truth: a limit on the size of files, in a process of its own."""
+    """The next line begins on a line of its own and is not appended to an incomplete one.
+
+    The disk is really full: a limit on the size of files, in a separate process.
+    """
     path = tmp_path / "audit.log"
     program = f"""
 import resource, signal
@@ -208,8 +215,9 @@ file.close()
 
 
 def test_older_files_stay_while_there_is_no_room_for_a_new_one(tmp_path: Path) -> None:
-    """A disk without room for another file: what was noted before does not go one file after the
-    other, for nothing, and the lines that find no room are counted."""
+    """There is no space for another file: existing files are not removed one by one without effect,
+    and lines without space are counted.
+    """
     path = tmp_path / "audit.log"
     older = {path.with_name(f"audit.log.{n}"): b"older %d\n" % n for n in (1, 2, 3)}
     for name, text in older.items():
@@ -219,7 +227,7 @@ def test_older_files_stay_while_there_is_no_room_for_a_new_one(tmp_path: Path) -
     file.write(b"present present\n")
     while file._size != 16:
         pass
-    # The name that the new file would have: as good as a disk that has no room for it.
+    # Occupy the new file's name, which has the same effect as a disk without space for it.
     obstacle = path.with_name("audit.log.new")
     (obstacle / "in the way").mkdir(parents=True)
     for count in range(1, 6):

@@ -1,4 +1,4 @@
-"""A server says that a certificate of it ends, before it does."""
+"""A server reports the coming expiry of its certificates."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_certificate_that_ends_within_a_week_is_told_of_each_port_that_shows_it(
 
 
 def test_certificate_that_is_renewed_is_told_no_more(tmp_path):
-    """Its new file is taken up while the server runs."""
+    """The new file is loaded while the server runs."""
     tls = server_with(tmp_path, 0)
     assert tls.ending()
     write_server(tmp_path, open_authority(tmp_path, "c"), "c", 1, (), 30)

@@ -1,4 +1,6 @@
-"""`vdl status`: what servers say of themselves becomes one picture, even when some are silent."""
+"""`vdl status`: the reports of several servers are merged into one picture, even when some are
+silent.
+"""
 
 import pytest
 
@@ -51,7 +53,7 @@ def test_admin_address_in_advertised_listeners_is_found(text, address):
 
 
 def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
-    """In records by the replica's own words, in entries by what its leader knows to be durable."""
+    """In records by the replica's own report, in entries by what its leader knows to be durable."""
     by_server = {
         1: replica(1, Role.LEADER, match={1: 50, 2: 48, 3: 20}),
         2: replica(2, Role.FOLLOWER, end=96),
@@ -74,8 +76,9 @@ def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
     ids=["all know it", "caught up", "a follower has not heard", "it has not heard itself"],
 )
 def test_replica_is_a_learner_until_all_know_that_it_votes(voters, roles):
-    """Whoever takes a server down counts on the others: a majority that does not know the new
-    voter cannot be one with it."""
+    """An operator who stops a server relies on the others: a majority that does not know the new
+    voter cannot be formed with it.
+    """
     shown = (Role.LEADER, Role.FOLLOWER, Role.FOLLOWER)
     by_server = {
         number: replica(number, shown[number - 1], voters=voters[number - 1])
@@ -86,7 +89,7 @@ def test_replica_is_a_learner_until_all_know_that_it_votes(voters, roles):
 
 
 def test_group_whose_leader_is_not_known_to_all_has_a_leader():
-    """What a replica knows that is no member any more, or not yet a voter, is beside the point."""
+    """Reports of a replica that is no longer a member, or not yet a voter, do not count."""
     by_server = {
         1: replica(1, Role.LEADER, voters=(1, 2)),
         2: replica(2, Role.FOLLOWER, voters=(1, 2)),
@@ -97,19 +100,19 @@ def test_group_whose_leader_is_not_known_to_all_has_a_leader():
 
 
 def test_group_with_two_leaders_believes_the_newer_term():
-    """A deposed leader that has not heard of it yet is not shown as the leader."""
+    """A deposed leader that does not know it yet is not shown as the leader."""
     by_server = {1: replica(1, Role.LEADER, term=3), 2: replica(2, Role.LEADER, term=4)}
     assert fill_group(Group("orders-0"), [1, 2], by_server).leader == 2
 
 
 def test_follower_that_answered_later_has_no_negative_lag():
-    """Servers are asked one after another; a follower may meanwhile have more."""
+    """Servers are queried one after another; a follower may have more by then."""
     by_server = {1: replica(1, Role.LEADER), 2: replica(2, Role.FOLLOWER, end=105)}
     assert fill_group(Group("orders-0"), [1, 2], by_server).replicas[1].lag == 0
 
 
 def test_replica_is_in_sync_as_clients_are_told():
-    """Status, Metadata and metrics say the same of a replica."""
+    """Status, Metadata and metrics agree on a replica."""
     row = MetadataResponsePartition(0, 0, 1, 3, [1, 2, 3], [1, 3], [])
     topic = MetadataResponseTopic(name="orders", partitions=[row])
     status = ClusterStatus("c")
@@ -120,7 +123,7 @@ def test_replica_is_in_sync_as_clients_are_told():
 
 
 def test_internal_topic_is_no_topic_of_its_own():
-    """Its partitions are the coordinators, each of which is told as a group."""
+    """Its partitions are the coordinators, each of which is reported as a group."""
     row = MetadataResponsePartition(0, 0, 1, 3, [1, 2, 3], [1, 3], [])
     topic = MetadataResponseTopic(name="__consumer_offsets", is_internal=True, partitions=[row])
     status = ClusterStatus("c")
@@ -129,7 +132,7 @@ def test_internal_topic_is_no_topic_of_its_own():
 
 
 def test_cluster_health_needs_every_server_and_every_leader():
-    """The exit code of `vdl status`: one silent server or one group without a leader is enough."""
+    """Exit code of `vdl status`: one silent server or one group without a leader makes it fail."""
     healthy = ClusterStatus("c", [Server(1, "a:1")], groups=[Group("catalog", leader=1)])
     assert healthy.is_healthy
     silent = ClusterStatus("c", [Server(1, "a:1", problem="is down")], groups=healthy.groups)

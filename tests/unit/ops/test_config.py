@@ -1,4 +1,4 @@
-"""The configuration file: every key checked, every error names file, key and expectation."""
+"""The configuration file: every key is checked, every error names file, key and expectation."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def problem_of(text):
 
 
 def test_config_empty_file_is_a_single_complete_server():
-    """With nothing said a server is a cluster of its own on loopback."""
+    """Without any setting a server is a cluster of its own on loopback."""
     config = parse("")
     assert config.seeds == {}
     assert config.peer is None
@@ -37,7 +37,7 @@ def test_config_empty_file_is_a_single_complete_server():
 
 
 def test_config_three_hosts_reads_every_section():
-    """Seeds, listeners, endpoints and options of every layer end where they belong."""
+    """Seeds, listeners, endpoints and options of every layer are set."""
     config = parse("""
         [server]
         id = 2
@@ -163,7 +163,7 @@ def test_config_peer_without_section_listens_at_its_seed_address():
     ],
 )  # fmt: skip
 def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
-    """A mistake is refused with everything needed to correct it."""
+    """A mistake is refused with all information needed to correct it."""
     error = problem_of(text)
     assert error.key == key
     assert words in error.problem
@@ -171,7 +171,7 @@ def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
 
 
 def test_config_port_of_the_system_s_choice_may_be_bound_where_another_is_told():
-    """Behind a forwarder nobody has to know the port; and nobody is told of that of the metrics."""
+    """Behind a forwarder the port need not be known; the metrics port is not advertised."""
     config = parse("""
         [[listeners]]
         listen = "127.0.0.1:0"
@@ -196,12 +196,12 @@ def test_config_file_relative_data_dir_is_beside_it(tmp_path):
 
 
 def test_config_every_option_of_every_layer_has_a_key():
-    """A limit that exists in code can be set: no option class has a field without a key."""
+    """Every limit in code can be set: no option class has a field without a key."""
     assert unreachable_options() == []
 
 
 def test_config_keys_have_distinct_targets():
-    """No two keys may fight over one field."""
+    """No two keys set the same field."""
     targets = [key.target for key in KEYS.values()]
     assert len(set(targets)) == len(targets)
 
@@ -210,7 +210,7 @@ def test_config_keys_have_distinct_targets():
     ("raw", "size"), [(0, 0), (17, 17), ("17", 17), ("1KB", 1000), ("1 KiB", 1024), ("2GiB", 2**31)]
 )
 def test_size_with_unit_is_bytes(raw, size):
-    """Decimal and binary units both mean what they say."""
+    """Decimal and binary units have their usual meaning."""
     assert parse_size(raw) == size
 
 
@@ -225,7 +225,7 @@ def test_size_without_meaning_is_refused(raw):
     ("raw", "duration_ms"), [("1ms", 1), ("1.5s", 1500), ("2 m", 120_000), ("1h", 3_600_000)]
 )
 def test_duration_with_unit_is_milliseconds(raw, duration_ms):
-    """A duration always says its unit."""
+    """A duration always has a unit."""
     assert parse_duration_ms(raw) == duration_ms
 
 
@@ -248,7 +248,7 @@ def test_duration_without_unit_is_refused(raw):
     ],
 )
 def test_address_round_trip_is_the_same_text(text):
-    """What is parsed prints as it was written."""
+    """A parsed address is printed as it was written."""
     assert str(parse_address(text)) == text
 
 
@@ -285,15 +285,16 @@ CERTIFIED = '[tls]\ncertificate = "s.pem"\nkey = "s.key"\nca = "ca.pem"\n'
 
 
 def test_config_links_are_all_encrypted_unless_the_file_says_otherwise():
-    """Off by default: to take links without encryption is a step that an operator takes."""
+    """Off by default: accepting links without encryption is an operator's decision."""
     assert parse(CERTIFIED).tls.links is LinkEncryption.REQUIRED
     for links in LinkEncryption:
         assert parse(f'{CERTIFIED}links = "{links.value}"').tls.links is links
 
 
 def test_config_links_without_encryption_need_a_certificate_and_open_listeners():
-    """Without one there is nothing to go over to; and where clients have to say who they are,
-    nobody comes in by the peer port without."""
+    """Without a certificate there is nothing to migrate to; and where clients have to authenticate,
+    the peer port must not be open without one.
+    """
     problem = problem_of('[tls]\nlinks = "accepted"')
     assert (problem.key, "tls.ca" in str(problem)) == ("tls.links", True)
     listener = '[[listeners]]\nname = "SSL"\nlisten = "127.0.0.1:9092"\n'
@@ -304,7 +305,7 @@ def test_config_links_without_encryption_need_a_certificate_and_open_listeners()
 
 
 def test_lists_of_revoked_certificates_are_those_of_the_server_or_of_the_listener() -> None:
-    """A listener that asks for no certificates has none; "off" leaves out the server's."""
+    """A listener that requests no certificates has none; "off" omits the server's."""
     lists = CERTIFIED + 'crl = "crl.pem"\n'
     config = parse(lists)
     assert config.tls.crl is not None

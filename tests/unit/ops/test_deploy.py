@@ -1,4 +1,4 @@
-"""What is deployed can be used: every shipped configuration parses, and tells the truth."""
+"""Deployment files work: every shipped configuration parses, and documented values are true."""
 
 import re
 from dataclasses import replace
@@ -17,14 +17,14 @@ SHIPPED = sorted((ROOT / "deploy").rglob("*.toml"))
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_deploy_configuration_shipped_is_accepted(path):
-    """A file we tell people to copy is one that `vdl serve --check` accepts."""
+    """A file that users are advised to copy is accepted by `vdl serve --check`."""
     config = load_config(path)
     assert sorted(config.seeds) == [1, 2, 3]
     assert config.peer is not None
 
 
 def commented_defaults():
-    """(table, line) of each commented-out setting of the annotated file."""
+    """Return (table, line) of each commented-out setting of the annotated file."""
     table = ""
     for line in (ROOT / "deploy" / "vdl.toml").read_text().splitlines():
         heading = re.fullmatch(r"(?:# )?\[([a-z.]+)\]", line)
@@ -46,7 +46,7 @@ def test_deploy_annotated_defaults_are_the_real_defaults():
 
 
 def test_deploy_annotated_file_names_only_known_keys():
-    """And it names enough of them to be worth reading."""
+    """It names enough of them to be useful."""
     named = {
         f"{table}.{setting.partition(' =')[0]}".replace('"', "")
         for table, setting in commented_defaults()
@@ -55,20 +55,20 @@ def test_deploy_annotated_file_names_only_known_keys():
 
 
 def documented_keys():
-    """{key: default as it would stand in a file, empty where there is none to write}."""
-    text = (ROOT / "docs" / "configure.md").read_text()
+    """Return {key: default as written in a file, empty where there is none}."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \| (?:`([^`|]+)`)?[^|]*\| [^|]*\|$", text, re.MULTILINE)
     assert len(rows) == len(dict(rows)), "a key stands there twice"
     return dict(rows)
 
 
 def test_documented_keys_are_all_there_are():
-    """None is missing, none was made up."""
+    """None is missing, none is invented."""
     assert set(documented_keys()) == set(KEYS) | LISTENERS | {"cluster.seeds"}
 
 
 def test_documented_defaults_are_the_real_defaults():
-    """Writing every default into a file gives the server that no file gives."""
+    """Writing every default into a file gives the same server as no file."""
     documented = {key: default for key, default in documented_keys().items() if default}
     listener = {key: documented.pop(key) for key in LISTENERS & set(documented)}
     lines = []
@@ -92,7 +92,7 @@ def test_documented_defaults_are_the_real_defaults():
 
 @pytest.mark.parametrize("transfer_stop", ["0s", "1200ms", "2s", "10s", "60s"])
 def test_stop_is_not_given_up_before_its_leaderships_may_have_moved(transfer_stop):
-    """Whatever the file allows for that, a second is left to close the store."""
+    """Whatever timeout the file sets for that, a second is left to close the store."""
     text = f'[raft]\ntransfer_stop = "{transfer_stop}"\n'
     config = parse_config(text, source="test", folder=Path.cwd())
     waited_seconds = config.host.transfer_stop_ms / 1_000
@@ -106,7 +106,7 @@ def test_deploy_containers_have_no_right_that_they_do_not_need():
 
 
 def test_deploy_supervisors_wait_until_a_stop_is_given_up():
-    """A server is killed only when it has failed to end itself."""
+    """A server is killed only when it has failed to stop by itself."""
     unit = next((ROOT / "deploy" / "systemd").glob("*.service")).read_text()
     compose = (ROOT / "deploy" / "compose.yaml").read_text()
     patience = [

@@ -1,4 +1,6 @@
-"""The images of `deploy/` have in their context what they copy, and copy what they install."""
+"""The images of `deploy/`: their build context holds what they copy, and they copy what they
+install.
+"""
 
 import re
 import subprocess
@@ -15,7 +17,9 @@ DOCKERFILES = sorted((ROOT / "deploy").rglob("Dockerfile"))
 
 
 def copied(dockerfile):
-    """The paths that an image takes from the context, not from another stage of its build."""
+    """Return the paths that an image copies from the context, not from another stage of its
+    build.
+    """
     rows = re.findall(r"^COPY +((?:--\S+ +)*)(.+)$", dockerfile.read_text(), re.MULTILINE)
     return [
         source
@@ -26,8 +30,9 @@ def copied(dockerfile):
 
 
 def is_admitted(path):
-    """Whether .dockerignore leaves a path in the context: the last rule that names the path, or a
-    folder that it is in, decides."""
+    """Return True if .dockerignore leaves a path in the context: the last rule that matches the
+    path, or a folder above it, decides.
+    """
     places = [path, *(str(folder) for folder in Path(path).parents)]
     admitted = True
     for line in (ROOT / ".dockerignore").read_text().splitlines():
@@ -41,7 +46,7 @@ def is_admitted(path):
 
 
 def tracked(path):
-    """The files of the repository there."""
+    """Return the files of the repository there."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", path], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -50,7 +55,7 @@ def tracked(path):
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_image_context_has_every_file_that_is_copied(dockerfile):
-    """A build ends at the first COPY of something that .dockerignore keeps out."""
+    """A build fails at the first COPY of a file that .dockerignore excludes."""
     for source in copied(dockerfile):
         files = tracked(source)
         assert files, f"{source} is not in the repository"
@@ -67,7 +72,7 @@ def test_image_copies_all_that_is_installed(dockerfile):
 
 
 def test_images_begin_with_what_a_digest_names():
-    """Whoever can change a tag cannot change what is built; all begin with the same."""
+    """A changed tag cannot change the build; all images begin with the same digest."""
     bases = {
         base
         for dockerfile in DOCKERFILES
@@ -78,7 +83,7 @@ def test_images_begin_with_what_a_digest_names():
 
 
 def test_what_is_locked_is_what_is_asked_for():
-    """`make lock` was run since a dependency changed; pip takes no file without a hash."""
+    """`make lock` was run since a dependency changed; pip accepts no file without a hash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for name, asked in (
         ("requirements.lock", project["project"]["dependencies"]),
@@ -96,7 +101,7 @@ def test_what_is_locked_is_what_is_asked_for():
 
 
 def test_image_context_has_nothing_that_is_not_copied():
-    """Data, environments and the history stay where they are."""
+    """Data, environments and the history stay out of it."""
     wanted = {source for dockerfile in DOCKERFILES for source in copied(dockerfile)}
     places = {path for path in tracked(".") if is_admitted(path)}
     assert [path for path in places if not wanted & {path, path.partition("/")[0]}] == []

@@ -1,4 +1,4 @@
-"""Kafka's settings here: which are honoured, without effect, shown, refused; and with which values.
+"""Kafka's settings in this server: honoured, without effect, shown, refused; and with which values.
 
 `python -m tests.unit.ops.test_kafka_settings` writes `docs/kafka-settings.md` anew.
 """
@@ -41,7 +41,7 @@ What each setting of Kafka 4.3.1 does here. A test keeps this page true.
 """
 
 Row = tuple[str, str, str]
-"""Name, what it does here, how or why."""
+"""Name, effect here, explanation."""
 
 
 def rows_of_servers() -> Iterator[Row]:
@@ -102,13 +102,13 @@ def _table(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def test_page_of_kafkas_settings_is_true() -> None:
-    """Each of them is in it, counted by what becomes of it."""
+    """Each of them is in it, counted by category."""
     assert len(TYPES) == 340
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_what_stands_in_the_file_under_kafkas_name_is_shown() -> None:
-    """All but who may do everything, our own bound, and what Kafka calls internal."""
+    """All except super users, our own bound, and settings that Kafka calls internal."""
     shown = {*file_settings(Config()), *KNOWN_OF_SERVERS}
     of_kafka = {key.removeprefix("kafka.") for key in KEYS if key.startswith("kafka.")}
     hidden = of_kafka - shown
@@ -177,14 +177,16 @@ replica.lag.time.max.ms = "10s"
     ],
 )
 def test_server_is_described_by_what_its_file_says(name: str, value: str, source: Source) -> None:
-    """Under Kafka's name, also where the file has another; clients' addresses are clients' only."""
+    """Under Kafka's name, also where the file uses another; client addresses are those for clients
+    only.
+    """
     config = parse_config(CONFIG, source="vdl.toml", folder=Path("/where"))
     layer = file_settings(config)[name]
     assert (layer.value, layer.source) == (value, source)
 
 
 def test_server_without_an_admin_service_shows_none() -> None:
-    """Then `vdl status` says that it has none."""
+    """Then `vdl status` reports that it has none."""
     config = parse_config('[admin]\nlisten = "off"', source="vdl.toml", folder=Path("/where"))
     assert ADMIN_SETTING not in file_settings(config)
 

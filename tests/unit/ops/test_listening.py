@@ -1,4 +1,4 @@
-"""The sockets servers listen on, for every way to write an address."""
+"""Listening sockets of servers, for every way to write an address."""
 
 import socket
 from pathlib import Path
@@ -14,7 +14,7 @@ needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there i
 
 
 def link_local():
-    """An address of this machine that means nothing without its zone; empty if there is none."""
+    """Return an address of this machine that needs a zone; empty if there is none."""
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         digits, *_, name = line.split()
@@ -33,7 +33,7 @@ def link_local():
     ],
 )
 def test_name_is_listened_on_where_it_has_an_address(known, family, monkeypatch):
-    """One that has both kinds stands for IPv4, wherever that is in the answer."""
+    """A name with both kinds stands for IPv4, at any position in the answer."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
     with listening_socket("vdl-1", 0, 1) as listening:
         assert listening.family == family

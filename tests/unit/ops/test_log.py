@@ -1,4 +1,4 @@
-"""The server's log: one structured line per event, bounded in number, safe against its values."""
+"""The server's log: one structured line per event, rate-limited, safe against its values."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def record_of(
 
 
 def test_log_line_logfmt_has_time_level_event_and_fields():
-    """One line: when, how serious, what, and the values apart from the words."""
+    """One line: time, level and event, with the values separate from the text."""
     line = LineFormatter("logfmt").format(record_of("link up", peer=2, rtt_ms=0.25, born=True))
     assert line == (
         'ts=2026-03-01T12:00:00.250Z level=info event="link up" peer=2 rtt_ms=0.25 born=true'
@@ -36,7 +36,7 @@ def test_log_line_logfmt_has_time_level_event_and_fields():
 
 
 def test_log_line_json_is_one_object():
-    """The same fields, for machines."""
+    """The same fields, as JSON."""
     line = LineFormatter("json").format(record_of("link up", peer=2, reason=None))
     assert json.loads(line) == {
         "ts": "2026-03-01T12:00:00.250Z",
@@ -61,7 +61,7 @@ def test_log_value_from_outside_cannot_break_out_of_its_field(style, value):
 
 
 def test_log_line_of_an_exception_carries_its_traceback():
-    """What went wrong is part of the same line."""
+    """The traceback is part of the same line."""
     try:
         raise LookupError("gone")
     except LookupError:
@@ -72,7 +72,7 @@ def test_log_line_of_an_exception_carries_its_traceback():
 
 
 def test_log_rate_at_the_limit_passes_and_one_more_is_counted():
-    """A storm of warnings becomes a number on the next line that leaves."""
+    """A burst of warnings becomes a number on the next line that is written."""
     gate = RateLimit(3)
     assert [gate.filter(record_of(created=7.1)) for _ in range(5)] == [
         True,
@@ -87,7 +87,7 @@ def test_log_rate_at_the_limit_passes_and_one_more_is_counted():
 
 
 def test_log_rate_errors_always_pass():
-    """An error is never the line that was dropped."""
+    """An error is never dropped."""
     gate = RateLimit(1)
     assert gate.filter(record_of(created=7.1))
     assert not gate.filter(record_of(level=logging.WARNING, created=7.2))
@@ -95,7 +95,7 @@ def test_log_rate_errors_always_pass():
 
 
 def test_log_rate_holds_for_errors_of_libraries():
-    """What a stranger can make a library log, it logs again and again: 500 become 3 lines."""
+    """A stranger can make a library log repeatedly: 500 become 3 lines."""
     gate = RateLimit(3)
     storm = [
         record_of("decoding failed", logging.ERROR, created=7.1, logger="grpc._cython.cygrpc")
@@ -108,7 +108,7 @@ def test_log_rate_holds_for_errors_of_libraries():
 
 
 def test_log_event_fields_may_have_any_name():
-    """A field called as an attribute of `logging`'s records is still only a field."""
+    """A field named like an attribute of `logging`'s records is still only a field."""
     logger = logging.Logger("vdl")
     lines = []
     handler = logging.Handler()
@@ -126,8 +126,10 @@ def test_log_line_that_cannot_be_written_is_lost_quietly():
 
 
 def test_log_line_of_a_library_that_comes_again_is_one_a_minute_with_its_count():
-    """Such as asyncio's about each write to a connection that is gone. Our own are told where they
-    arise."""
+    """For example asyncio's line for each write to a closed connection.
+
+    Our own repeated events are limited at their source.
+    """
     now_ns = 0
     passing = RepeatFilter(lambda: now_ns)
     lines = []
@@ -145,7 +147,7 @@ def test_log_line_of_a_library_that_comes_again_is_one_a_minute_with_its_count()
 
 
 def test_log_repeats_are_bounded_and_apart():
-    """What was told longest ago is forgotten, and told anew."""
+    """The least recent one is removed, and logged again."""
     repeats = Repeats()
     told = [repeats.count(number, number) for number in range(REPEATS_MAX + 1)]
     assert told == [1] * len(told)

@@ -1,4 +1,4 @@
-"""The loop's turns, and threads that ring."""
+"""The loop's turns, and threads that wake it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 
 
 def run(scenario: Callable[[TurnLoop], None], done: Callable[[], bool]) -> None:
-    """Call `scenario`, then let the loop turn until `done()`, and some turns more: what should not
-    come has its chance to."""
+    """Call `scenario`, then run turns of the loop until `done()`, and some more, so that unexpected
+    calls can happen.
+    """
     loop = TurnLoop()
     more = iter(range(10))
 
@@ -36,12 +37,14 @@ def run(scenario: Callable[[TurnLoop], None], done: Callable[[], bool]) -> None:
 
 
 def ready_file() -> int:
-    """A file that is readable until it is read."""
+    """Return a file descriptor that is readable until it is read."""
     return os.eventfd(1, os.EFD_NONBLOCK)
 
 
 def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
-    """What two sockets' callbacks ask for runs once both were called, in the same round."""
+    """Work requested by the callbacks of two sockets runs once both were called, in the same
+    round.
+    """
     seen: list[str] = []
     files = [ready_file(), ready_file()]
 
@@ -64,7 +67,7 @@ def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
 
 
 def test_turn_end_may_ask_for_more_but_not_for_ever() -> None:
-    """Work that makes work stays in its turn for a few rounds; then sockets are looked at."""
+    """Work that creates work stays in its turn for a few rounds; then sockets are polled."""
     seen: list[str] = []
     file = ready_file()
     other = os.eventfd(0, os.EFD_NONBLOCK)
@@ -109,7 +112,7 @@ def test_call_soon_between_turns_runs_soon() -> None:
 
 
 def test_turn_goes_on_after_a_callback_failed() -> None:
-    """The failure reaches the loop's handler; what else was asked for is still done."""
+    """The failure reaches the loop's handler; other requested work is still done."""
     seen: list[str] = []
     failures: list[object] = []
     file = ready_file()
@@ -135,7 +138,7 @@ def test_turn_goes_on_after_a_callback_failed() -> None:
 
 
 def test_doorbell_runs_calls_of_threads_in_order() -> None:
-    """Nothing is lost or turned round, however threads and loop meet."""
+    """Nothing is lost or reordered, however threads and loop interleave."""
     seen: dict[int, list[int]] = {0: [], 1: []}
     count = 2_000
 
@@ -166,8 +169,11 @@ def test_doorbell_runs_calls_of_threads_in_order() -> None:
 
 
 def test_files_are_called_for_until_nobody_wants_to_be() -> None:
-    """Reading and writing come and go each for itself; who is removed in a turn is not called in
-    it, though its file was ready; what is not there cannot be removed."""
+    """Readers and writers are added and removed independently.
+
+    A file removed in a turn is not called in it, though it was ready; removing an unknown file
+    returns False.
+    """
     seen: list[str] = []
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -201,14 +207,14 @@ def test_files_are_called_for_until_nobody_wants_to_be() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it."""
+    """Wait for the condition."""
     async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110 - any condition at all, on a loop of its own
             await asyncio.sleep(0)
 
 
 def test_files_of_transports_share_the_turn() -> None:
-    """The end comes behind asyncio's own callbacks, which come behind those of watched files."""
+    """The turn's end runs after asyncio's own callbacks, which run after those of watched files."""
     seen: list[str] = []
     file = ready_file()
 
@@ -244,8 +250,9 @@ def test_files_of_transports_share_the_turn() -> None:
 
 
 def test_files_that_asyncio_watches_itself_are_its_own() -> None:
-    """`sock_connect` and its like register a file in asyncio's way, and take it back by the loop's
-    public methods."""
+    """`sock_connect` and similar calls register a file through asyncio, and remove it by the loop's
+    public methods.
+    """
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -263,7 +270,7 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
         await asyncio.sleep(0)
         await loop.sock_sendall(ours, b"x")
         assert await heard == b"x"
-        # It belongs to nobody now, and can be watched.
+        # It is unregistered now, and can be watched.
         told = loop.create_future()
         loop.add_reader(theirs, told.set_result, None)
         await loop.sock_sendall(ours, b"y")
@@ -278,7 +285,9 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
 
 
 def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
-    """asyncio would take an event of the registration before for the sign to remove the new one."""
+    """asyncio would take an event of the previous registration as a reason to remove the new
+    one.
+    """
     file = os.eventfd(0, os.EFD_NONBLOCK)
     got: list[bytes] = []
 
@@ -315,7 +324,7 @@ def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
 
 
 def test_doorbell_goes_on_behind_a_call_that_failed() -> None:
-    """The failure reaches the loop's handler, and those behind it are called."""
+    """The failure reaches the loop's handler, and later calls run."""
     seen: list[int] = []
     failures: list[object] = []
 

@@ -1,4 +1,4 @@
-"""How many arenas the C library's allocator has, which decides what threads keep in pieces."""
+"""Number of arenas of the C library's allocator, which bounds the fragmentation by threads."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ starts = (int(fields[0].partition("-")[0], 16) for fields in maps if len(fields)
 print(sum(start % (64 << 20) == 0 for start in starts))
 done.set()
 """
-"""Prints how many arenas there are beside the first: each begins at a multiple of 64 MiB."""
+"""Script that prints the number of arenas beside the first: each begins at a multiple of 64 MiB."""
 
 
 def arenas(how: str, **environment: str) -> int:

@@ -1,4 +1,4 @@
-"""Users that an operator adds in a data directory: taken once, and from nobody else."""
+"""Users that an operator adds in a data directory: accepted once, and only from the operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def left(directory: Path, text: str = USERS, mode: int = 0o600) -> Path:
 
 
 def test_users_that_were_added_count_once(tmp_path: Path) -> None:
-    """What is changed or removed later does not come back with a start."""
+    """Users changed or removed later do not return with a start."""
     path = left(tmp_path)
     assert {one.user for one in take_added_users(tmp_path, time.time())} == {"admin"}
     assert not path.exists()
@@ -32,7 +32,7 @@ def test_users_that_were_added_count_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
 def test_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """And stays where it is, for whoever looks at it. Nothing of it is said."""
+    """It stays in place for inspection, and its contents are not logged."""
     path = left(tmp_path, mode=mode)
     with pytest.raises(ConfigError) as caught:
         take_added_users(tmp_path, time.time())
@@ -49,7 +49,7 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_file_of_long_ago_is_refused(tmp_path: Path) -> None:
-    """It came with a copy of the directory: whoever removed the user since is not overruled."""
+    """It came with a copy of the directory: users removed since do not return."""
     written = left(tmp_path).stat().st_mtime
     with pytest.raises(ConfigError, match="day"):
         take_added_users(tmp_path, written + 86_401)
@@ -57,7 +57,7 @@ def test_file_of_long_ago_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A link to another file, a pipe that nobody writes into, and what is no list of users."""
+    """A symbolic link, a pipe without a writer, and a file that is no list of users."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text(USERS)
     elsewhere.chmod(0o600)

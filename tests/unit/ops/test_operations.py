@@ -47,7 +47,7 @@ def routes_with(*sources, serving=True):
 
 
 def test_metrics_numbers_are_read_at_each_scrape():
-    """Nothing is pushed: a scrape shows the counters as they are at that moment."""
+    """A scrape shows the counters as they are at that moment."""
     counts = {"turns_total": 1, "groups": 9}
     routes = routes_with(Source("host", lambda: counts))
     assert "vdl_host_turns_total 1.0\n" in get(routes)[2]
@@ -60,7 +60,7 @@ def test_metrics_numbers_are_read_at_each_scrape():
 
 
 def test_metrics_samples_of_one_key_share_a_family():
-    """Many of a kind are told apart by labels, as Prometheus wants it."""
+    """Samples of a family differ in labels, as Prometheus requires."""
     samples = [
         Sample("requests_total", (("api", "Produce"),), 7),
         Sample("errors_total", (("api", "Produce"),), 0),
@@ -73,7 +73,7 @@ def test_metrics_samples_of_one_key_share_a_family():
 
 
 def test_metrics_of_apis_and_peers_are_labelled():
-    """One family for all APIs, one for all peers; an API nobody used is not listed."""
+    """One family for all APIs, one for all peers; an unused API is not listed."""
     used, unused = ApiStats(), ApiStats()
     used.requests, used.total_ns = 3, 1_500_000_000
     link = LinkStatus(2, True, True, 10, -1, 20_000_000, 0)
@@ -105,7 +105,7 @@ def test_metrics_of_clients_are_told_apart():
 
 
 def test_metrics_of_a_peer_that_is_down_count_its_silence():
-    """An alert on silence fires when the link is gone, and for a peer that never came at all."""
+    """An alert on silence fires when the link is gone, and for a peer that never connected."""
     world = World(2)
     world[1].links.set_peer(3, address_of(3))
     world.run(4_000)
@@ -125,7 +125,7 @@ def test_metrics_of_a_peer_that_is_down_count_its_silence():
 
 
 def test_metrics_of_a_store_have_counters_named_as_such():
-    """What only grows ends in _total, whatever the store calls it."""
+    """A monotonic counter ends in _total, whatever the store calls it."""
     assert store_numbers({"journal_blocks": 7, "segments": 2}) == {
         "journal_blocks_total": 7,
         "segments": 2,
@@ -133,14 +133,14 @@ def test_metrics_of_a_store_have_counters_named_as_such():
 
 
 def test_metrics_process_numbers_are_always_there():
-    """CPU and memory of the process come with every scrape."""
+    """CPU and memory of the process are in every scrape."""
     body = get(routes_with())[2]
     assert "vdl_process_cpu_seconds_total" in body
     assert "vdl_process_resident_bytes" in body
 
 
 def test_metrics_library_is_not_loaded_before_a_scrape():
-    """A server that nobody scrapes does not carry the Prometheus library."""
+    """A server without scrapes does not load the Prometheus library."""
     code = "import sys, vdl.server.metrics; sys.exit('prometheus_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -155,7 +155,7 @@ def test_metrics_library_is_not_loaded_before_a_scrape():
     ],
 )
 def test_health_is_of_who_answers_and_ready_is_who_serves(path, serving, status):
-    """A server that starts must not be restarted, and gets no traffic. People read the facts."""
+    """A starting server must not be restarted, and gets no traffic. The body is for people."""
     answered, _, body = get(routes_with(serving=serving), path)
     assert answered == status
     assert json.loads(body) == {"server_id": 3}
@@ -172,7 +172,7 @@ def test_metrics_have_each_kind_of_problem():
     [("GET", "/", 404), ("POST", "/metrics", 405), ("GET", "/health?x=1", 200)],
 )
 def test_http_other_requests_get_the_right_status(method, target, status):
-    """Unknown paths and methods are refused by name; a query is ignored."""
+    """Unknown paths and methods are refused with their status; a query is ignored."""
     assert get(routes_with(), target, method)[0] == status
 
 
@@ -186,7 +186,10 @@ def test_http_other_requests_get_the_right_status(method, target, status):
     ],
 )  # fmt: skip
 def test_http_page_of_another_name_reads_nothing_on_loopback(host, status):
-    """A browser was told that its name stands for 127.0.0.1. Elsewhere names are usual."""
+    """A browser may have been made to resolve a foreign name to 127.0.0.1.
+
+    On other addresses names are usual.
+    """
     head = f"GET /x HTTP/1.1\r\nhost: {host}".encode()
     routes = {"/x": lambda: Response(200, "text/plain", b"hello")}
     assert answer(head, routes, LOG, is_local=True).split(b" ")[1] == status
@@ -194,7 +197,7 @@ def test_http_page_of_another_name_reads_nothing_on_loopback(host, status):
 
 
 def test_http_head_has_no_body():
-    """HEAD tells the length and sends nothing."""
+    """HEAD returns the length without a body."""
     _, head, body = get(routes_with(), "/health", "HEAD")
     assert "Content-Length: " in head
     assert body == ""
@@ -202,12 +205,12 @@ def test_http_head_has_no_body():
 
 @pytest.mark.parametrize("head", [b"", b"GET", b"\x16\x03\x01", b"GET / SPDY/1"])
 def test_http_garbage_is_a_bad_request(head):
-    """What is not HTTP is told so."""
+    """Requests that are not HTTP get status 400."""
     assert answer(head, {}, LOG).startswith(b"HTTP/1.1 400 ")
 
 
 def test_http_route_that_raises_is_a_500(caplog):
-    """A scrape that fails is logged and answered; the server lives."""
+    """A failing scrape is logged and answered; the server continues."""
 
     def broken():
         raise LookupError("gone")
@@ -240,7 +243,7 @@ def test_http_server_answers_and_closes():
 
 
 def test_http_server_answers_in_the_turn_in_which_it_is_asked():
-    """A turn of an overloaded server's loop takes long, and who looks after it does not wait."""
+    """A turn of an overloaded server's loop takes long, and a monitor must not wait for several."""
 
     async def run():
         server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
@@ -248,7 +251,7 @@ def test_http_server_answers_in_the_turn_in_which_it_is_asked():
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"GET /x HTTP/1.1\r\n\r\n")
             client.setblocking(False)
-            for _ in range(2):  # this turn's look at the files was before
+            for _ in range(2):  # this turn's poll was earlier
                 await asyncio.sleep(0)
             received = client.recv(1000)
         server.close()
@@ -258,7 +261,7 @@ def test_http_server_answers_in_the_turn_in_which_it_is_asked():
 
 
 def test_http_server_sends_what_does_not_fit_into_the_socket():
-    """Metrics may be long, and who reads them slow."""
+    """Metrics may be long, and their reader slow."""
     body = b"x" * (8 << 20)
 
     async def run():
@@ -278,7 +281,7 @@ def test_http_server_sends_what_does_not_fit_into_the_socket():
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
 def test_http_server_on_every_address_takes_both_kinds():
-    """`[::]` is all there is, as it is for a listener of Kafka clients."""
+    """`[::]` covers all addresses, as for a listener of Kafka clients."""
 
     async def run():
         server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
@@ -297,7 +300,7 @@ def test_http_server_on_every_address_takes_both_kinds():
 
 
 def test_http_server_accepts_few_in_one_go(monkeypatch):
-    """Each takes a descriptor until it is turned away: a flood must not take them all."""
+    """Each takes a descriptor until it is refused: a flood must not take them all."""
     accepted = []
     connection = http._Connection
     monkeypatch.setattr(
@@ -366,7 +369,7 @@ def test_http_endless_request_is_cut_off():
 
 
 def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
-    """Who watches is told why it is slow; that is no reason to take it out."""
+    """A monitor sees why the server is slow; overload is no reason to remove it from service."""
     host = SimpleNamespace(
         cluster_id="cluster",
         groups={},
@@ -386,10 +389,10 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
 
 
 def test_http_server_without_descriptors_answers_from_its_spare_one():
-    """Who has run out of them must be able to say so."""
+    """A server without free descriptors must be able to report it."""
 
     class Starved:
-        """A listening socket of a process that has no descriptor but the spare one."""
+        """A listening socket of a process that has only the spare descriptor."""
 
         def __init__(self, server):
             self.server, self.real = server, server._listening

@@ -1,4 +1,4 @@
-"""Regular expressions over what clients say: RE2's language, refused beyond their budget."""
+"""Regular expressions over client-supplied text: RE2's language, refused beyond their budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from vdl.patterns import (
 def test_pattern_matches_the_whole_text(
     pattern: str, matching: list[str], others: list[str]
 ) -> None:
-    """As `re.fullmatch` says, too."""
+    """The same as `re.fullmatch`."""
     compiled = compile_pattern(pattern)
     for text in (*matching, *others):
         assert compiled.matches(text) is (text in matching), text
@@ -117,7 +117,7 @@ PATTERNS = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(pattern=PATTERNS, text=st.text("abc", min_size=1, max_size=6))
 def test_pattern_matches_what_python_matches(pattern: str, text: str) -> None:
-    """In what both languages have."""
+    """For the subset common to both languages."""
     assert compile_pattern(pattern).matches(text) is bool(re.fullmatch(pattern, text))
 
 
@@ -133,7 +133,7 @@ def test_pattern_matches_what_python_matches(pattern: str, text: str) -> None:
     ],
 )  # fmt: skip
 def test_pattern_that_is_none_or_too_large_is_refused(pattern: str) -> None:
-    """When it is set, not when a client comes."""
+    """When it is set, not when a client connects."""
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
 
@@ -166,8 +166,11 @@ REFUSED_BY_RE2J = [
         "(?'n'a)", "a{1,}{2}", "[a--]", r"\p{Letter}", "(?-)", "(?:", "(?<", "(?<!a)", "a{2,1}",
         "{1}",
 ]  # fmt: skip
-"""By RE2/J 1.8, which Kafka 4.3 has. Not among them: `\\é`, which it takes and RE2 does not, and
-names of groups that come twice, which it alone refuses."""
+"""Patterns refused by RE2/J 1.8, which Kafka 4.3 uses.
+
+Not among them: `\\é`, which it accepts and RE2 does not, and repeated group names, which it alone
+refuses.
+"""
 
 
 @pytest.mark.parametrize("pattern", TAKEN_BY_RE2J)
@@ -198,7 +201,7 @@ HOSTILE = {
 def test_pattern_beyond_its_budget_is_refused(
     pattern: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As one that is none; RE2 writes nothing to standard error for it."""
+    """It is refused like an invalid one; RE2 writes nothing to standard error for it."""
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
     assert capfd.readouterr() == ("", "")
@@ -219,8 +222,10 @@ LARGE = {
 def test_large_pattern_within_its_budget_is_taken(
     pattern: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its cost is known: its size bounds the steps that a byte of a name takes. `re` would
-    need longer than the universe is old for some."""
+    """Its cost is known: its size bounds the steps per byte of a name.
+
+    Some of them would take `re` exponential time.
+    """
     compiled = compile_pattern(pattern)
     assert compiled.size * 8 <= MEMORY_MAX
     compiled.matches("a" * 248 + "!")
@@ -228,7 +233,7 @@ def test_large_pattern_within_its_budget_is_taken(
 
 
 def test_compiled_patterns_are_not_kept_behind_the_back() -> None:
-    """The package would keep 128 of them, each of any size."""
+    """The package would cache 128 of them, each of any size."""
     kept: list[weakref.ref[Pattern]] = []
     for number in range(5):
         compiled = compile_pattern(f"a{number}")

@@ -1,4 +1,4 @@
-"""What a start says while it reads: nothing when it is quick, a line a second when it is not."""
+"""Progress log of a start's recovery: silent when it is quick, otherwise a line a second."""
 
 from vdl.server.recovery_progress import RecoveryProgress
 

@@ -1,4 +1,4 @@
-"""The runbook has a page for each thing that a server can say at night, and no other."""
+"""The runbook has a page for each event that a server can log as a problem, and no other."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def pages():
 
 @cache
 def events():
-    """Warnings and errors in the code of servers: event → file."""
+    """Return the warnings and errors in the code of servers: event -> file."""
     found = {}
     for path in chain.from_iterable((ROOT / source).rglob("*.py") for source in SOURCES):
         if NOT_SERVERS & set(path.parts):
@@ -46,7 +46,7 @@ def events():
 
 
 def words_seen():
-    """Word → pages whose first part has it, which says what is seen."""
+    """Return word -> pages whose first part, which describes the symptoms, has it."""
     found = {}
     for name, text in pages().items():
         seen = text.partition("* **It means**")[0]

@@ -1,4 +1,4 @@
-"""Which secrets everybody on the machine may read."""
+"""Detection of secrets that other users of the machine may read."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_what_its_owner_and_group_may_read_is_secret(mode: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o666])
 def test_what_others_may_read_is_told_of(mode: int, tmp_path: Path) -> None:
-    """Certificates are for everybody."""
+    """Certificates are public."""
     assert exposed(tmp_path, mode) == SECRETS
 
 

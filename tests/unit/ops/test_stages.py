@@ -1,8 +1,9 @@
-"""How the stages of `make test` are run: what they start ends with them, and nothing else does.
+"""Execution of the stages of `make test`: processes that they start end with them, and no others
+do.
 
 Each test has a small project of its own, whose stages are targets of its Makefile. Some leave a
 process that detached itself, as the servers of `vdl up --detach` do: it holds a named pipe open, so
-that the test sees its end without knowing its number.
+that the test detects its end without knowing its process id.
 """
 
 import os
@@ -45,14 +46,16 @@ def test_tea_without_kettle_is_skipped(case):
 
 @pytest.fixture(autouse=True)
 def _hang_ups_count():
-    """What runs the tests may ignore SIGHUP (nohup), and so would all that they start."""
+    """Restore SIGHUP: the tests may be run with it ignored (nohup), which children would
+    inherit.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 class Project:
-    """Stages in a folder of their own."""
+    """Stages in a directory of their own."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -91,11 +94,11 @@ class Project:
         )
 
     def run(self, **variables):
-        """(exit code, what was printed)"""
+        """Run the stages; return (exit code, output)."""
         return ended(self.start(**variables))
 
     def next_of_detached(self):
-        """Wait for the detached process: what it wrote, or nothing when it has ended."""
+        """Wait for the detached process; return what it wrote, or nothing when it has ended."""
         poll = select.poll()
         poll.register(self._held, select.POLLIN)
         assert poll.poll(HANG_SECONDS * 1_000), "it neither came nor went"
@@ -117,7 +120,7 @@ def project(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("more", ["", "beside = true"], ids=["alone", "beside"])
 def test_stages_that_are_ended_leave_no_process(project, number, more):
-    """^C, a stopped service, a closed terminal, and a kill that nothing can be done about."""
+    """^C, a stopped service, a closed terminal, and SIGKILL."""
     process = project.stage("stays", more=f'make = "stays"\n{more}').start()
     assert project.next_of_detached() == b"here\n"
     process.send_signal(number)
@@ -136,7 +139,10 @@ def test_stage_over_its_budget_leaves_no_process(project):
 
 @pytest.mark.parametrize(("target", "expected"), [("leaves", 0), ("is-killed", 1)])
 def test_stage_that_ends_leaves_no_process(project, target, expected):
-    """By itself or by SIGKILL, after which no fixture stops anything. What was left is named."""
+    """By itself or by SIGKILL, after which no fixture stops anything.
+
+    Remaining processes are named.
+    """
     code, text = project.stage(target, more=f'make = "{target}"').run()
     assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")
     assert code == expected
@@ -144,7 +150,7 @@ def test_stage_that_ends_leaves_no_process(project, target, expected):
 
 
 def test_stages_end_only_what_they_started(project):
-    """A server that somebody started elsewhere, with the same command line."""
+    """A server with the same command line that was started elsewhere continues."""
     with subprocess.Popen(["sleep", "3600"], start_new_session=True) as bystander:
         code, _ = project.stage("leaves", more='make = "leaves"').run()
         assert code == 0
@@ -153,14 +159,14 @@ def test_stages_end_only_what_they_started(project):
 
 
 def test_stage_over_its_budget_outside_ci_is_slow_and_no_failure(project):
-    """How fast the machine is says nothing about the code."""
+    """The machine's speed says nothing about the code."""
     code, text = project.stage("slow", seconds=0, more='make = "passes"').run()
     assert code == 0
     assert "slower than CI allows: slow\n" in text
 
 
 def test_stage_whose_set_up_fails_does_not_run(project):
-    """It would say of its tests what is true of the set-up; others run."""
+    """Its tests would report the set-up's failure; other stages run."""
     project.stage("lame", setup="broken", more='make = "leaves"')
     code, text = project.stage("sound", more='make = "passes"').run()
     assert code == 1
@@ -169,7 +175,7 @@ def test_stage_whose_set_up_fails_does_not_run(project):
 
 
 def test_stages_say_at_the_end_what_was_skipped(project):
-    """One line a reason, where it is seen; it says how to get what is missing."""
+    """One line a reason, at the end of the output; it explains how to get what is missing."""
     (project.folder / "test_kettle.py").write_text(TEST_SKIPPED)
     code, text = project.stage("tea", more='pytest = ["test_kettle.py"]').run()
     assert code == 0

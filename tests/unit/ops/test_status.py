@@ -1,4 +1,4 @@
-"""What `vdl status` makes of bad addresses, and how it shows good ones."""
+"""`vdl status`: errors for bad addresses, display of good ones."""
 
 import socket
 
@@ -22,20 +22,20 @@ from vdl.kafka.client import KafkaClient, Unreachable
     ],
 )
 def test_bootstrap_that_leads_nowhere_is_an_error_in_words(bootstrap, code, words, capsys):
-    """Neither a traceback nor silence."""
+    """The error is a readable message, not a traceback."""
     assert run_app(["status", "--bootstrap", bootstrap]) == code
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_server_whose_address_is_no_host_name_is_unreachable(host):
-    """A cluster may tell of such a server; Python cannot even ask for it."""
+    """A cluster may advertise such a server; Python cannot even resolve it."""
     with pytest.raises(Unreachable, match="is no host name"), KafkaClient(host, 1):
         pass
 
 
 def test_server_on_an_ipv6_address_is_shown(capsys):
-    """Brackets are part of it, not of a table's markup."""
+    """Brackets are part of the address, not markup of a table."""
     servers = [Server(1, "[::1]:9092", rack="[b]"), Server(2, "[::2]:9092", problem="[x] closed")]
     print_tables(ClusterStatus("c[lust]er", servers), Shown())
     shown = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_server_on_an_ipv6_address_is_shown(capsys):
 
 
 def cluster_of(count, *, ill=(), notes=()):
-    """A cluster with one topic of so many partitions; those of `ill` have no leader."""
+    """Return a cluster with one topic of `count` partitions; those in `ill` have no leader."""
     partitions = [
         Partition(f"orders-{index}", -1 if index in ill else 1, partition=index)
         for index in range(count)
@@ -83,7 +83,7 @@ def test_of_many_partitions_those_are_shown_that_are_not_well(count, shown, expe
 def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
     note, state, line, is_healthy, capsys
 ):
-    """A server is up although partitions that it knows of are not well."""
+    """A server is up although partitions that it knows of have problems."""
     cluster = cluster_of(1, notes=[note, note])
     print_tables(cluster, Shown())
     lines = capsys.readouterr().out.splitlines()
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
 
 
 def test_server_that_is_cut_off_does_not_make_partitions_leaderless(capsys):
-    """It knows of no leaders; another server says that it leads."""
+    """It knows of no leaders; another server reports that it leads."""
     cluster = cluster_of(2, notes=["no_leader: orders-0 has no leader"])
     cluster.topics[0].partitions[0].replicas = [Replica(2, "leader"), Replica(1, "follower")]
     print_tables(cluster, Shown())
@@ -109,10 +109,10 @@ def test_of_many_problems_of_a_kind_the_first_are_shown(capsys):
 
 
 def test_status_of_servers_that_are_all_down_names_each_once(capsys):
-    """With the same cause: once, behind their addresses."""
+    """Servers with the same cause are listed once, with their addresses."""
     with socket.socket() as one, socket.socket() as other:
         for free in (one, other):
-            free.bind(("127.0.0.1", 0))  # and does not listen
+            free.bind(("127.0.0.1", 0))  # reserved, but not listening
         places = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, other)]
         assert run_app(["status", "--bootstrap", ",".join(places)]) == 1
     down = f"no server answers: {', '.join(sorted(places))}: Connection refused"
@@ -120,7 +120,7 @@ def test_status_of_servers_that_are_all_down_names_each_once(capsys):
 
 
 def test_status_with_a_file_that_is_no_clients_properties_is_refused(tmp_path, capsys):
-    """It would be taken for one without encryption."""
+    """It would be read as one without encryption."""
     file = tmp_path / "vdl.toml"
     file.write_text("# a server\n[server]\nid = 1\n")
     assert run_app(["status", "--bootstrap", "127.0.0.1:1", "--config", str(file)]) == 2
