@@ -21,7 +21,7 @@ OPTIONS = StoreOptions(
 
 
 class Bench:
-    """One data directory and the store on it."""
+    """One data directory and its store."""
 
     def __init__(self, path):
         self.path = path
@@ -43,7 +43,7 @@ class Bench:
         return made
 
     def append(self, log, count=1, *, size=100, term=1, commit=True):
-        """`count` entries in one block each."""
+        """Append `count` entries in one block each."""
         for _ in range(count):
             index = log.last_index + 1
             data = bytes([index & 0xFF]) * size
@@ -66,12 +66,12 @@ class Bench:
         return self.open()
 
     def journals(self):
-        """Journal files that were written to, oldest first."""
+        """Return the journal files that were written to, oldest first."""
         files = sorted((self.path / "journal").glob("*.journal"))
         return [file for file in files if file.read_bytes()[:8] == b"VDLJRNL2"]
 
     def blocks(self, file):
-        """Positions of the blocks in a journal file."""
+        """Return the positions of the blocks in a journal file."""
         data = file.read_bytes()
         salt = data[24:32]
         return [

@@ -1,4 +1,4 @@
-"""A directory that went back in time, or was copied, is told by the starts that it lists."""
+"""Detection of a directory that went back in time, or was copied, by the boots that it lists."""
 
 import pytest
 
@@ -19,12 +19,12 @@ BOOTS = [Boot(4, 40, 900), Boot(5, 50, 1500), Boot(6, 60)]
     [
         (JournalMark(6, 60, 10**9), False),  # of this very process
         (JournalMark(5, 50, 1500), False),
-        (JournalMark(5, 50, 1501), True),  # the journal ended before
+        (JournalMark(5, 50, 1501), True),  # the journal ended before it
         (JournalMark(4, 40, 900), False),
-        (JournalMark(5, 51, 0), True),  # a boot of that number that was another one
+        (JournalMark(5, 51, 0), True),  # another boot with that number
         (JournalMark(6, 61, 0), True),  # another process from a copy
         (JournalMark(7, 70, 0), True),  # a later boot
-        (JournalMark(3, 30, 10**9), False),  # too long ago to tell
+        (JournalMark(3, 30, 10**9), False),  # too long ago to decide
     ],
 )
 def test_mark_is_looked_up_among_the_boots(mark, behind):
@@ -33,12 +33,12 @@ def test_mark_is_looked_up_among_the_boots(mark, behind):
 
 
 def test_directory_without_boots_is_behind_any_mark():
-    """It is of a version that knew none, and so from before the mark."""
+    """It was written by a version without boots, and so before the mark."""
     assert is_behind([], JournalMark(1, 1))
 
 
 def test_boots_follow_each_other_and_are_bounded():
-    """Each start ends the boot before; the oldest ones go."""
+    """Each start ends the previous boot; the oldest ones are dropped."""
     boots: list[Boot] = []
     for n in range(BOOTS_MAX + 3):
         boots = next_boot(boots, end_lsn=100 * n, boot_id=n)
@@ -49,7 +49,7 @@ def test_boots_follow_each_other_and_are_bounded():
 
 
 def test_start_that_could_not_be_noted_ends_the_boot_before_once():
-    """What the journal holds by the next start was not told to anybody."""
+    """Records in the journal up to the next start were not sent to any peer."""
     boots = ended(BOOTS, end_lsn=2000)
     assert boots[-1] == Boot(6, 60, 2000)
     assert ended(boots, end_lsn=3000) == boots

@@ -29,7 +29,7 @@ def stage(log, count, size, batch=None):
 
 
 def test_chunks_grow_with_their_log():
-    """A quiet log costs 4 KiB, a busy one works in mebibytes."""
+    """A quiet log costs 4 KiB, a busy one uses chunks of mebibytes."""
     log = make_log()
     stage(log, 1, 100)
     assert [chunk.capacity for chunk in log.tail.chunks] == [CHUNK_BYTES_MIN]
@@ -63,7 +63,7 @@ def test_slice_at_its_byte_limit_and_one_past():
 
 
 def test_evicted_are_only_chunks_that_segments_hold():
-    """Oldest first, never what is not flushed, never what has grown since it was."""
+    """Oldest first; never unflushed ones, nor ones that have grown since their flush."""
     log = make_log(budget=0)
     cache = log.tail.cache
     stage(log, 50, 100)
@@ -83,7 +83,7 @@ def test_evicted_are_only_chunks_that_segments_hold():
 
 
 def test_memory_of_a_chunk_is_reused_only_without_views():
-    """Memory that was handed out as a view is never written again while the view lives."""
+    """Memory exported as a view is never written again while the view exists."""
     log = make_log(budget=0)
     cache = log.tail.cache
     stage(log, 3, CHUNK_BYTES_MAX - 1000)
@@ -101,7 +101,9 @@ def test_memory_of_a_chunk_is_reused_only_without_views():
 
 
 def test_full_cache_grows_on_the_memory_of_its_oldest_chunk():
-    """At the budget nothing more is taken, as long as segments hold what is oldest."""
+    """At the budget no more memory is taken, as long as segments hold the oldest chunk's
+    entries.
+    """
     log = make_log(budget=5 * CHUNK_BYTES_MAX)
     cache = log.tail.cache
     stage(log, 4, CHUNK_BYTES_MAX - 1000)
@@ -118,7 +120,7 @@ def test_full_cache_grows_on_the_memory_of_its_oldest_chunk():
 
 
 def test_hits_and_misses_are_counted():
-    """Reads that the cache answered, and those that needed the disk."""
+    """Reads that the cache served, and those that needed the disk."""
     log = make_log()
     stage(log, 5, 100)
     log.hard.commit = 5
@@ -128,7 +130,7 @@ def test_hits_and_misses_are_counted():
 
 
 def test_term_runs_answer_as_a_list_would():
-    """Model: a plain list of terms."""
+    """Reference model: a plain list of terms."""
     rng = random.Random(4)
     runs, plain, first = TermRuns(0, 0), [0], 0
     for _ in range(3000):
@@ -154,7 +156,7 @@ def test_term_runs_answer_as_a_list_would():
 
 
 def test_journal_runs_name_the_oldest_file_needed():
-    """What a truncation or a flush made superfluous holds no file."""
+    """Runs made superfluous by a truncation or a flush hold no file."""
     log = make_log()
     stage(log, 20, 10)
     log.note_journaled(1, 1, 8)
@@ -171,7 +173,9 @@ def test_journal_runs_name_the_oldest_file_needed():
 
 
 def test_chunk_cut_to_what_segments_hold_may_go():
-    """Else it stays for ever, and no later chunk of its log can go either: memory without bound."""
+    """Otherwise it stays for ever, and no later chunk of its log can be evicted either: unbounded
+    memory.
+    """
     log = make_log(budget=0)
     cache = log.tail.cache
     stage(log, 20, 100)
@@ -186,7 +190,7 @@ def test_chunk_cut_to_what_segments_hold_may_go():
 
 
 def test_nothing_of_a_dropped_tail_is_kept():
-    """Its log was deleted or begun anew; the budget says nothing of it, so nothing may be there."""
+    """Its log was deleted or reset; the budget no longer counts it, so nothing may remain."""
     log = make_log()
     cache = log.tail.cache
     stage(log, 300, 10_000)
@@ -197,7 +201,7 @@ def test_nothing_of_a_dropped_tail_is_kept():
 
 
 def test_suffixes_that_are_cut_one_after_the_other_are_counted_once():
-    """What waits for a flush holds producers back: it must be what is there."""
+    """The unflushed bytes throttle producers, so they must be exact."""
     log = make_log()
     for _ in range(4):
         first = log.last + 1
@@ -210,7 +214,7 @@ def test_suffixes_that_are_cut_one_after_the_other_are_counted_once():
 
 
 def test_charge_after_a_cut_and_a_flush_is_for_the_memory_that_stays():
-    """A chunk that was cut keeps all of its memory; behind a flush its entries count, too."""
+    """A truncated chunk keeps all of its memory; after a flush its entries count, too."""
     log = make_log()
     cache = log.tail.cache
     stage(log, 20, 100)
@@ -233,8 +237,9 @@ def test_charge_after_a_cut_and_a_flush_is_for_the_memory_that_stays():
 
 
 def test_cache_keeps_its_books_whatever_happens():
-    """Random appends, cuts, flushes and drops of several tails: what is charged, what may go and
-    what is not flushed are what a count finds."""
+    """Random appends, truncations, flushes and drops of several tails: the charged, evictable and
+    unflushed bytes equal a recount.
+    """
     rng = random.Random(11)
     cache = TailCache(200_000)
     logs = []

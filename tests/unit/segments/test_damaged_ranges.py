@@ -1,4 +1,4 @@
-"""Damaged ranges: the same as a set of entries, and found by search."""
+"""Damaged ranges: equivalent to a set of entries, and searched in logarithmic time."""
 
 import random
 from itertools import pairwise
@@ -7,7 +7,7 @@ from segments.log.damaged_ranges import DamagedRanges
 
 
 class Counted(int):
-    """An index that counts how often it is compared."""
+    """An index that counts its comparisons."""
 
     __slots__ = ()
     compared = 0
@@ -24,7 +24,7 @@ class Counted(int):
 
 
 def test_ranges_are_what_a_set_of_entries_would_be():
-    """Whatever is added, repaired and trimmed."""
+    """After any additions, repairs and trims."""
     rng = random.Random(5)
     for _ in range(200):
         ranges, entries, trimmed = DamagedRanges(), set(), 1

@@ -1,4 +1,4 @@
-"""How a flush writes: in paced steps, and counted only when all of it is on disk."""
+"""A flush is written in rate-limited steps, and counts only when all of it is on disk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.unit.segments.conftest import Bench
 
 MIB = 1 << 20
 Call = tuple[str, str, int, int]
-"""What was done to which file, from where to where."""
+"""Operation, file, start, end."""
 
 
 class WatchedFile(RealFile):
-    """A file that notes what is done to it."""
+    """A file that records the operations on it."""
 
     __slots__ = ("calls", "name")
     calls: list[Call]
@@ -57,7 +57,7 @@ class WatchedFileSystem(RealFileSystem):
 
 
 def test_large_flush_is_written_back_step_by_step_and_synced_once(tmp_path: Path) -> None:
-    """Each sync makes the file system commit its own journal; one at the end says as much."""
+    """Each sync makes the file system commit its own journal; one at the end is sufficient."""
     fs = WatchedFileSystem()
     size = 300_000
     entries = [StoredEntry(1, index, 1, b"", index, 1, 0) for index in range(1, 21)]
@@ -88,7 +88,7 @@ def test_large_flush_is_written_back_step_by_step_and_synced_once(tmp_path: Path
 
 
 def test_file_is_lengthened_once_for_all_that_a_flush_writes(tmp_path: Path) -> None:
-    """And in steps: the next small flush finds room."""
+    """In large steps: the next small flush finds space."""
     fs = WatchedFileSystem()
     size = 300_000
     entries = [StoredEntry(1, index, 1, b"", index, 1, 0) for index in range(1, 22)]
@@ -112,7 +112,9 @@ def test_file_is_lengthened_once_for_all_that_a_flush_writes(tmp_path: Path) -> 
 
 
 def test_what_waits_for_old_files_to_go_counts_as_to_be_flushed(bench: Bench) -> None:
-    """Who bounds what a replica that catches up may hold would otherwise take all there is."""
+    """Otherwise the limit on what a catching-up replica may hold would allow all the space there
+    is.
+    """
     (log,) = bench.create()
     store = bench.store
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Bytes on disk, held fast: a change here is a change of format and needs a new version."""
+"""Bytes on disk, fixed: a change here is a change of format and needs a new version."""
 
 import struct
 from dataclasses import replace
@@ -58,7 +58,7 @@ IDENTITY_1 = (
 
 
 def staged():
-    """One entry, staged into a batch: (log, batch)."""
+    """Return (log, batch) with one entry staged into the batch."""
     files = LogFiles(None, "nowhere", 4, 9, 64)
     log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
     batch = Batch(1)
@@ -88,7 +88,7 @@ def test_frame_with_any_bit_flipped_is_refused():
 
 
 def test_block_with_any_bit_of_header_or_table_flipped_is_refused():
-    """The block's CRC covers header and table, chained from the block before."""
+    """The block's CRC covers header and table, chained from the previous block."""
     log, batch = staged()
     log.stage_hard(HardState(3, 1 << 40, 7), batch)
     head, crc = block.encode_block(
@@ -114,7 +114,7 @@ def test_file_header_round_trips_and_refuses_damage():
     data = block.encode_file_header(header)
     assert len(data) == block.file_header_bytes(2) == 8192
     assert data[:8] == b"VDLJRNL2"
-    assert data[:4096] == data[4096:]  # of one page the parity is a copy
+    assert data[:4096] == data[4096:]  # with one page the parity is a copy
     old = b"VDLJRNL1" + data[8:4096]
     assert block.decode_file_header(old).bytes == 4096
     found = block.decode_file_header(data)
@@ -149,7 +149,7 @@ def test_idx_place_is_arithmetic():
 
 
 def test_segment_header_round_trips_and_refuses_damage():
-    """64 bytes, its own CRC, and the log it belongs to."""
+    """64 bytes, its own CRC, and its log."""
     data = segment_header.encode_segment_header(SegmentInfo(3, 500, 9000), 4, 9)
     assert data.hex() == SEGMENT
     assert segment_header.decode_segment_header(data, 4) == SegmentInfo(3, 500, 9000)
@@ -190,7 +190,7 @@ def test_identity_round_trips_and_refuses_damage():
 
 @pytest.mark.parametrize("halves", [1, 2])
 def test_identity_of_the_forms_before_is_read(halves):
-    """They name no server and no boots; the second one's magic says what a flag says now."""
+    """They name no server and no boots; the second one's magic has the meaning of a flag now."""
     half = bytes.fromhex(IDENTITY_1)
     data = half if halves == 1 else 2 * (half + bytes(4096 - len(half)))
     found = identity.decode(data)
@@ -200,7 +200,7 @@ def test_identity_of_the_forms_before_is_read(halves):
 
 
 def test_identity_that_is_begun_says_so():
-    """Until the first start has made everything else."""
+    """Until the first start has created everything else."""
     data = identity.encode(identity.Identity(bytes(16), is_whole=False))
     assert data[44:48] == bytes((1, 0, 0, 0))
     assert not identity.decode(data).is_whole
@@ -208,7 +208,7 @@ def test_identity_that_is_begun_says_so():
 
 @pytest.mark.parametrize("count", [0, 1, 45, 46, 200])
 def test_file_header_follows_from_its_other_pages(count):
-    """Any one page may be wrong, also the one that says how many there are; not two."""
+    """Any one page may be wrong, also the one with the number of pages; not two."""
     log, _ = staged()
     marks = [replace(log.mark(), log_id=n, commit=n * 7919) for n in range(count)]
     header = block.FileHeader(5, 77, 1 << 33, 4, 99, marks, replaced=512)
@@ -238,7 +238,7 @@ STATE_RECORD = "04000000020000000800000002000000090000000000000035000000d8f6e5ff
 
 
 def test_install_record_and_frame_are_as_documented():
-    """The reset's number, its next offset and its state are in one frame; STATE repeats it."""
+    """The reset's index, its next offset and its state are in one frame; STATE repeats it."""
     log, batch = staged()
     batch.records.clear()
     batch.buffers.clear()
@@ -278,7 +278,7 @@ class Kept:
         return sorted(item for item in self.items.items() if item[0].startswith(prefix))
 
     def sync(self):
-        """It is in memory, whatever it is."""
+        """Do nothing: the contents are in memory."""
 
     def commit(self, puts):
         self.items |= dict(puts)
@@ -291,7 +291,7 @@ class Kept:
 
 
 def test_meta_items_are_as_documented():
-    """Version, applied index with count and digest, the reset that is covered, sealed items."""
+    """Version, applied index with count and digest, the covered reset, sealed items."""
     kept = Kept()
     meta = Meta(kept, "meta", 1)
     log, batch = staged()
@@ -310,7 +310,7 @@ PLACED_RECORD = "04000000020000000b00000003000000070000000000000035000000938f8d7
 
 
 def test_records_of_a_placed_entry_are_as_documented():
-    """Where it lies, what its Idx needs, and its checksum; no frame."""
+    """Its position, the fields of its Idx, and its checksum; no frame."""
     files = LogFiles(None, "nowhere", 4, 9, 64)
     log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
     log.has_scrap = False

@@ -1,5 +1,7 @@
-"""Which segments are joined: by their sizes alone, so that few small ones are left and no entry is
-written again very often."""
+"""Choice of the segments to join: by their sizes alone.
+
+Few small segments remain, and no entry is rewritten very often.
+"""
 
 import random
 
@@ -34,12 +36,12 @@ def sizes(*found: int) -> list[Size]:
 def test_neighbours_are_joined_once_the_newer_is_half_of_the_older(
     found: tuple[int, ...], joined: list[tuple[int, int]]
 ) -> None:
-    """And never beyond the size of a segment."""
+    """The result never exceeds the size of a segment."""
     assert groups(sizes(*found), LIMIT) == [Group(*one) for one in joined]
 
 
 def test_long_run_of_nothing_is_joined_with_its_like_only() -> None:
-    """Readers pass over such a segment as a whole."""
+    """Readers skip such a segment as a whole."""
     count = EMPTIED_BYTES_MAX // FRAME_BYTES + 1
     empty = Size(SEGMENT_HEADER_BYTES + FRAME_BYTES * count, count)
     few = Size(SEGMENT_HEADER_BYTES + FRAME_BYTES * 10, 10)
@@ -50,7 +52,9 @@ def test_long_run_of_nothing_is_joined_with_its_like_only() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_log_that_grows_has_few_segments_and_is_seldom_written_again(seed: int) -> None:
-    """Some tens of segments of a thousand, each byte written about as often as they double."""
+    """Some tens of segments out of a thousand; each byte is written about as often as they
+    double.
+    """
     rng = random.Random(seed)
     have: list[Size] = []
     written = added = 0
@@ -77,7 +81,7 @@ def test_log_that_grows_has_few_segments_and_is_seldom_written_again(seed: int) 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_largest_timestamps_of_joined_segments_are_those_of_all(seed: int) -> None:
-    """As a list says it, whatever came and went before."""
+    """As computed from a list, whatever was added and removed before."""
     rng = random.Random(seed)
     values = [rng.randrange(100) for _ in range(rng.randint(1, 40))]
     maxima = LargestTimestamps(values)

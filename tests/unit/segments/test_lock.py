@@ -1,4 +1,4 @@
-"""A directory is let go only when nothing of the store is at its files any more."""
+"""A directory's lock is released only when no operation of the store uses its files any more."""
 
 import random
 import threading
@@ -33,7 +33,7 @@ def test_lock_is_held_until_the_last_job_of_a_closed_store_has_ended(bench):
     """The next file is still being made when the closing block is durable."""
     bench.workers.pump()
     (log,) = bench.create()
-    bench.append(log, 55, size=4000)  # a file is full: the next but one is to be made
+    bench.append(log, 55, size=4000)  # a file is full: the one after the next is to be made
     while not bench.workers.pool_jobs:
         bench.append(log, 1, size=4000)
         bench.store._journal.allocation.prepared.clear()
@@ -50,7 +50,7 @@ def test_lock_is_held_until_the_last_job_of_a_closed_store_has_ended(bench):
 
 
 def test_lock_is_held_when_its_file_is_removed(bench):
-    """By somebody who takes it for one that a dead process left."""
+    """By a user who takes it for one that a dead process left."""
     (bench.path / "lock").unlink()
     assert other_is_refused(bench)
     bench.store.abandon()
@@ -61,7 +61,7 @@ def test_lock_is_held_when_its_file_is_removed(bench):
 
 
 def test_lock_is_held_while_a_read_is_under_way(bench):
-    """A cold read writes, too: an index that it finds damaged."""
+    """A cold read may also write: it rebuilds a damaged index."""
     (log,) = bench.create()
     bench.append(log, 200, size=500)
     bench.checkpoint()
@@ -77,7 +77,7 @@ def test_lock_is_held_while_a_read_is_under_way(bench):
 
 
 def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
-    """As in a killed process: one that makes a journal file would put it over the next life's."""
+    """As in a killed process: a job that makes a journal file would replace the next process's."""
     (log,) = bench.create()
     bench.append(log, 10)
     bench.store._journal.allocation.prepared.clear()
@@ -92,7 +92,7 @@ def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
 
 
 def test_job_of_a_start_that_failed_does_not_begin(bench, monkeypatch):
-    """It has begun its journal by then, and asked for the next file."""
+    """It has begun its journal by then, and requested the next file."""
     bench.store.abandon()
     workers = InlineWorkers()
 
@@ -112,7 +112,7 @@ def test_job_of_a_start_that_failed_does_not_begin(bench, monkeypatch):
 
 
 def test_lock_follows_a_job_that_a_thread_is_in_the_middle_of():
-    """What has begun cannot be taken back: it is waited for, and nobody is told of it."""
+    """A running job cannot be cancelled: it is awaited, and its result is dropped."""
     rung, released, told = [], [], []
     begun, go_on, has_rung = threading.Event(), threading.Event(), threading.Event()
 
@@ -142,7 +142,7 @@ def test_lock_follows_a_job_that_a_thread_is_in_the_middle_of():
 
 
 def test_journal_file_is_never_made_over_another(bench):
-    """A rename would put it away without a word."""
+    """A rename would silently replace the existing file."""
     files = JournalFiles(RealFileSystem(), f"{bench.directory}/journal", OPTIONS)
     existing = bench.journals()[0]
     before = existing.read_bytes()

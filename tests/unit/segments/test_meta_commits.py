@@ -1,4 +1,4 @@
-"""State of many logs is committed, and forgotten, in few transactions."""
+"""State of many logs is committed and deleted in few transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def meta(tmp_path: Path) -> Meta:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each time that the file's headers were checked, as each transaction does first."""
+    """Record one element for each check of the file's headers, which each transaction does
+    first.
+    """
     found: list[int] = []
     check_headers = meta_pages.check_headers
 
@@ -77,8 +79,9 @@ def test_logs_are_forgotten_whole_and_together(meta: Meta, monkeypatch: pytest.M
 
 @pytest.fixture
 def full(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A disk that has no room for a new file, and keeps what a refused request got of it, while
-    this has an item."""
+    """Simulate a disk that has no space for a new file, while the list is not empty; it keeps what
+    a refused request allocated.
+    """
     made, real = [1], os.posix_fallocate
 
     def refuse(fd: int, start: int, length: int) -> None:
@@ -110,11 +113,14 @@ def test_refused_new_file_leaves_nothing_open_and_no_room_taken(
 def test_logs_are_forgotten_in_a_file_that_waits_for_a_new_one(
     meta: Meta, full: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be read, and not be written to. As for commits: a full disk refuses, and then both."""
+    """The file can be read, and not be written to.
+
+    As with commits, a full disk refuses both operations.
+    """
     good = dict(meta._file.scan(b""))
 
     def damaged(fd: int, checks: fs.MetaChecks) -> dict[bytes, bytes] | None:
-        """Only the file that is there now."""
+        """Report damage only in the current file."""
         return good if os.fstat(fd).st_ino == inode else None
 
     inode = (tmp_path / "meta" / "data.mdb").stat().st_ino

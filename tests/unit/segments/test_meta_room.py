@@ -1,4 +1,6 @@
-"""What LMDB can be refused, and what it cannot: room is had before a transaction, not within it."""
+"""Space for LMDB is reserved before a transaction, because a transaction cannot be refused
+within.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def near_half_a_page(rng: random.Random) -> bytes:
 def test_transaction_adds_no_more_pages_than_were_reserved(
     make: Callable[[random.Random], bytes], is_ordered: bool, tmp_path: Path
 ) -> None:
-    """Of few items and many, new ones, changed ones and deleted ones, in order and not."""
+    """Of few items and many; new, changed and deleted ones; in order and not."""
     rng = random.Random(f"{make.__name__} {is_ordered}")
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     environment = file._environment
@@ -73,7 +75,7 @@ def test_transaction_adds_no_more_pages_than_were_reserved(
 
 
 def test_reserve_of_a_steady_meta_does_not_grow(tmp_path: Path) -> None:
-    """Pages are used again: what is reserved stays within a small multiple of what is stored."""
+    """Pages are reused: the reserve stays within a small multiple of the stored size."""
     rng = random.Random(1)
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     sizes = []
@@ -81,14 +83,14 @@ def test_reserve_of_a_steady_meta_does_not_grow(tmp_path: Path) -> None:
         file.commit([(b"%04d" % rng.randrange(500), rng.randbytes(100)) for _ in range(50)])
         sizes.append((tmp_path / "meta" / "data.mdb").stat().st_size)
     assert len(set(sizes[30:])) <= 8
-    assert sizes[-1] <= 13 * 500 * 120  # with one more transaction than there is
+    assert sizes[-1] <= 13 * 500 * 120  # with one transaction more than needed
     file.close()
 
 
 def test_refused_reserve_is_a_full_disk_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was written: what was there is there, and the same transaction is tried again."""
+    """Nothing was written: the stored state remains, and the same transaction is retried."""
     file = RealFileSystem().open_meta(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     file.commit([(b"a", b"1")])
 
@@ -110,8 +112,10 @@ def test_refused_reserve_is_a_full_disk_that_ends(
 def test_full_disk_takes_one_more_transaction_as_large_as_any_before(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may say what was deleted: files go, and make room, only when it is durable. Also in the
-    life of a process that began on the full disk."""
+    """It may record deletions, after which files are removed and space is freed.
+
+    Also in a process that started on the full disk.
+    """
     rng = random.Random(seed)
     path = str(tmp_path / "meta")
     file = LmdbFile(path, MAP_BYTES, meta_pages)
@@ -146,7 +150,7 @@ def fill(file: MetaFile, count: int, first: int = 0) -> None:
 
 
 def test_map_grows_with_what_is_stored(tmp_path: Path) -> None:
-    """Also in the next life, which maps as much as there is, whatever it asks for."""
+    """Also in the next process, which maps the whole file, whatever size it requests."""
     path = str(tmp_path / "meta")
     file = RealFileSystem().open_meta(path, SMALL_MAP, meta_pages)
     assert file.usage.map_bytes == SMALL_MAP
@@ -199,7 +203,7 @@ def test_map_does_not_grow_where_the_disk_is_full(
 def test_map_that_the_address_space_has_no_place_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB would be left without any."""
+    """LMDB would be left without any map."""
     file = RealFileSystem().open_meta(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
     file.commit([(b"a", b"1")])
 
@@ -219,7 +223,7 @@ def test_map_that_the_address_space_has_no_place_for_is_refused(
 def test_map_that_was_too_small_after_all_is_refused_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction is given up before it is written, and fits the next time."""
+    """The transaction is aborted before it is written, and fits on the next attempt."""
     file = LmdbFile(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
     file.commit([(b"a", b"1")])
     monkeypatch.setattr(fs, "_pages_added", lambda tree, sizes: 1)
@@ -273,7 +277,7 @@ def test_want_of_memory_before_a_commit_is_refused(
 
 
 class Refusing:
-    """An environment whose transactions fail when they commit."""
+    """An environment whose transactions fail at commit."""
 
     def __init__(self, environment: lmdb.Environment, error: lmdb.Error) -> None:
         self._environment = environment
@@ -290,8 +294,10 @@ class Refusing:
 def test_commit_that_fails_is_a_failed_sync_whatever_for(
     error: type[lmdb.Error], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was room: pages that had been accepted are lost. To try again would succeed over them
-    (RELIABILITY 1.5.11)."""
+    """There was space: pages that had been accepted are lost.
+
+    A retry would succeed without them (RELIABILITY 1.5.11).
+    """
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     monkeypatch.setattr(file, "_environment", Refusing(file._environment, error("refused")))
     with pytest.raises(SyncFailed) as caught:
@@ -304,8 +310,9 @@ def test_commit_that_fails_is_a_failed_sync_whatever_for(
 def test_reserve_for_one_more_leaves_a_nearly_full_disk_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may keep what it found of a request that it refuses: no more is asked for than
-    there is."""
+    """A file system may keep what it allocated for a request that it refuses: no more is requested
+    than there is.
+    """
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     file.commit(items(0, 10))
     free = 1 << 20

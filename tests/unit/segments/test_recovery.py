@@ -1,4 +1,4 @@
-"""What recovery makes of torn and damaged journals and segments."""
+"""Recovery from torn and damaged journals and segments."""
 
 from functools import partial
 from random import Random
@@ -18,7 +18,7 @@ from vdl.sim.workers import SimWorkers
 
 
 def contents(bench, log):
-    """All entries of a log, from disk where need be."""
+    """Return all entries of a log, from disk where necessary."""
     found, index = [], log.first_index
     while index <= log.last_index:
         answers = []
@@ -35,7 +35,7 @@ def contents(bench, log):
 
 
 def test_torn_tail_of_any_length_is_cut(bench):
-    """A block that nothing proves durable and that does not match is a torn tail: cut."""
+    """A mismatching block that nothing proves durable is a torn tail: it is cut."""
     (log,) = bench.create()
     bench.append(log, 5, size=6000)
     bench.store.abandon()
@@ -59,7 +59,7 @@ def test_torn_tail_of_any_length_is_cut(bench):
 
 
 def test_journal_goes_on_after_a_cut(bench):
-    """Recovery opens a new file that records the cut; old bytes behind it never come back."""
+    """Recovery opens a new file that records the cut; old bytes behind it never return."""
     (log,) = bench.create()
     bench.append(log, 3)
     file = bench.journals()[-1]
@@ -71,7 +71,7 @@ def test_journal_goes_on_after_a_cut(bench):
     assert log.last_index == 2
     bench.append(log, 1, term=2, size=50)
     store.abandon()
-    # As if the device brought the torn block back.
+    # As if the device restored the torn block.
     file.write_bytes(saved)
     log = bench.open().logs[1]
     assert (log.last_index, log.term(3)) == (3, 2)
@@ -80,8 +80,9 @@ def test_journal_goes_on_after_a_cut(bench):
 
 @pytest.mark.parametrize("where", ["frame", "table", "header", "chain"])
 def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, where):
-    """A bad block with a good one behind it had been durable: what it held may have been
-    acknowledged, so its replica never votes or serves again."""
+    """A bad block followed by a good one had been durable: its records may have been acknowledged,
+    so the replica never votes or serves again.
+    """
     first, second = bench.create(2)
     bench.append(first, 3)
     bench.append(second, 3)
@@ -93,7 +94,7 @@ def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, where):
     flip_bit(file, victim + at)
     store = bench.reopen()
     assert store.logs[1].lost
-    # The second log's records after the damage show that it lost none.
+    # Records of the second log after the damage show that it lost none.
     assert not store.logs[2].lost
     assert store.logs[2].last_index == 3
     assert store.stats()["recovered_damaged_blocks"] == 1
@@ -103,7 +104,7 @@ def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, where):
 
 
 def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench):
-    """The identity file remembers it."""
+    """The identity file records it."""
     first, second = bench.create(2)
     bench.append(first, 3)
     bench.append(second, 3)
@@ -121,7 +122,9 @@ def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench):
 
 
 def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench):
-    """After a quiet spell an empty block is written, so that damage to the last one shows."""
+    """After an idle period an empty block is written, so that damage to the last one is
+    detectable.
+    """
     (log,) = bench.create()
     bench.append(log, 3)
     file = bench.journals()[-1]
@@ -133,7 +136,7 @@ def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench):
 
 
 def test_idle_server_writes_one_idle_block(bench):
-    """Idle blocks are not written for ever."""
+    """No further idle blocks follow."""
     (log,) = bench.create()
     bench.append(log, 1)
     bench.idle()
@@ -155,7 +158,7 @@ def test_recovery_repeated_without_writes_keeps_everything(bench):
 
 
 def test_index_files_missing_short_or_wrong_are_rebuilt(bench):
-    """An index holds nothing that its log segments do not."""
+    """An index holds nothing that its log segments do not hold."""
     (log,) = bench.create()
     bench.append(log, 150, size=300)
     bench.checkpoint()
@@ -187,7 +190,7 @@ def test_damaged_frame_in_a_segment_is_never_returned(bench):
 
 
 def test_segment_missing_marks_the_replica_lost(bench):
-    """What the journal says is in segments, and is not, is lost."""
+    """Entries that should be in segments by the journal, and are not, are lost."""
     (log,) = bench.create()
     bench.append(log, 100, size=300)
     bench.checkpoint()
@@ -204,7 +207,7 @@ def test_directory_held_by_another_is_refused(bench):
 
 
 def test_identity_damaged_in_both_halves_is_refused(bench):
-    """Who this directory is cannot be guessed."""
+    """The directory's identity cannot be guessed."""
     bench.create()
     bench.store.abandon()
     flip_bit(bench.path / "identity", 20)
@@ -216,7 +219,7 @@ def test_identity_damaged_in_both_halves_is_refused(bench):
 
 
 def test_meta_value_damaged_is_refused_not_defaulted(bench):
-    """A value that cannot be trusted costs a snapshot, never a default."""
+    """A damaged value costs a snapshot; it is never replaced by a default."""
     (log,) = bench.create()
     bench.append(log, 3)
     batch = MetaBatch(log.log_id, 3, [(b"key%d" % n, b"value") for n in range(9)])
@@ -236,12 +239,12 @@ def test_meta_value_damaged_is_refused_not_defaulted(bench):
 
 
 def test_deleted_log_whose_files_remain_is_finished_at_start(bench):
-    """A crash between the identity and the files resurrects nothing."""
+    """A crash between the identity and the files does not restore the log."""
     first, _ = bench.create(2)
     bench.append(first, 60, size=300)
     bench.checkpoint()
     bench.store.delete_log(1)
-    # Only the identity is written; the process dies before the files go.
+    # Only the identity is written; the process dies before the files are removed.
     bench.workers.advance(0)
     bench.workers.pool_jobs.clear()
     store = bench.reopen()
@@ -263,7 +266,7 @@ def test_journal_files_are_recycled_not_added(bench):
 
 
 def test_quiet_log_is_carried_at_the_journals_head(bench):
-    """An uncommitted entry, or a tail too small for a flush, does not keep the journal growing."""
+    """An uncommitted entry, or a tail too small for a flush, does not let the journal grow."""
     quiet, uncommitted, busy = bench.create(3)
     bench.append(quiet, 2)
     bench.append(uncommitted, 2, commit=False)
@@ -291,8 +294,9 @@ def test_vote_survives_the_release_of_its_file(bench):
 
 
 def test_sync_failure_is_fatal_and_nothing_is_acknowledged_after(bench):
-    """A failed journal write: on_fatal once, no token after (a retry would report success over lost
-    pages)."""
+    """A failed journal write: on_fatal once, no token afterwards (a retry would report success over
+    lost pages).
+    """
     (log,) = bench.create()
     bench.append(log, 1)
     fatal, durable = [], []
@@ -318,8 +322,11 @@ def test_sync_failure_is_fatal_and_nothing_is_acknowledged_after(bench):
 
 @pytest.mark.parametrize("arrived", [0, 1, 64, 200, 600])
 def test_start_that_is_cut_in_its_first_write_loses_nothing(bench, arrived):
-    """The last block is proved by nothing, so a start carries it over. Its new file's header may
-    reach the disk without the block, or with a part of it: the block is still where it was."""
+    """The last block is proved by nothing, so a start carries it over.
+
+    Its new file's header may reach the disk without the block, or with a part of it: the block is
+    still where it was.
+    """
     (log,) = bench.create()
     bench.append(log, 1)
     index = log.last_index + 1
@@ -328,7 +335,7 @@ def test_start_that_is_cut_in_its_first_write_loses_nothing(bench, arrived):
     bench.store.submit()
     bench.workers.pump()
     bench.store.abandon()
-    for _ in range(2):  # two starts in a row meet the same end
+    for _ in range(2):  # two consecutive starts end in the same way
         bench.open().abandon()
         file = bench.journals()[-1]
         data = file.read_bytes()
@@ -347,11 +354,12 @@ def test_start_that_is_cut_in_its_first_write_loses_nothing(bench, arrived):
 @pytest.mark.parametrize("damaged", ["", "table", "frame"])
 @pytest.mark.parametrize("arrived", [0, 64, 200])
 def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived, damaged):
-    """A power cut in the first write of a file, and rot in the last block before it: that block was
-    acknowledged, so it is no torn tail."""
+    """A power cut in the first write of a file, and damage in the last block before it: that block
+    was acknowledged, so it is no torn tail.
+    """
     (log,) = bench.create()
     while len(bench.journals()) < 2:
-        bench.append(log, 1, size=6000, commit=False)  # nothing is flushed, no file let go
+        bench.append(log, 1, size=6000, commit=False)  # nothing is flushed, no file released
     bench.store.abandon()
     before, newest = bench.journals()
     data = newest.read_bytes()
@@ -360,7 +368,7 @@ def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived,
     last = bench.blocks(before)[-1]
     if damaged:
         flip_bit(before, last + {"table": 70, "frame": 3000}[damaged], 3)
-    for _ in range(2):  # the second start finds what the first has noted
+    for _ in range(2):  # the second start finds the notes of the first
         store = bench.open()
         assert store.logs[1].lost == bool(damaged)
         store.abandon()
@@ -369,8 +377,10 @@ def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived,
 
 
 def test_meta_is_durable_before_a_start_vouches_for_it():
-    """A process killed in its commit leaves pages that can be read and are not on the disk. The
-    next one tells the journal what it read: a power cut must not take it back."""
+    """A process killed in its commit leaves pages that can be read and are not on the disk.
+
+    The next one records in the journal what it read: a power cut must not revert it.
+    """
     kept = 0
     for seed in range(20):
         disk = SimDisk(Random(seed), DiskProfile())

@@ -1,5 +1,7 @@
-"""No descriptor or no memory to spare is no fault of the disk: reads are to be asked again, what
-runs in the background is done later, and nobody's process ends."""
+"""Lack of descriptors or memory is no disk fault.
+
+Reads can be retried, background work is done later, and no process ends.
+"""
 
 import errno
 
@@ -13,7 +15,7 @@ CODES = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR]
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Call to have every further `open` refused with a code; with 0 it works again."""
+    """Return a callable that makes every further `open` fail with a code; with 0 it works again."""
     real = RealFileSystem.open
 
     def begin(code):
@@ -29,7 +31,7 @@ def refuse(monkeypatch):
 
 @pytest.mark.parametrize("code", CODES)
 def test_read_that_finds_no_descriptor_is_to_be_asked_again(bench, refuse, code):
-    """It is counted and told; the entries are there as soon as there is one."""
+    """It is counted and logged; the entries are available as soon as there is a descriptor."""
     (log,) = bench.create()
     fatal, told, answers = [], [], []
     bench.store.on_fatal, bench.store.on_read_refused = fatal.append, told.append
@@ -49,7 +51,7 @@ def test_read_that_finds_no_descriptor_is_to_be_asked_again(bench, refuse, code)
 
 
 def test_background_work_that_finds_no_descriptor_is_done_later(bench, refuse):
-    """Flush, identity and the files to come: the disk counts as full meanwhile."""
+    """Flush, identity and next files: the disk counts as full meanwhile."""
     (log,) = bench.create()
     fatal = []
     bench.store.on_fatal = fatal.append
@@ -70,7 +72,7 @@ def test_background_work_that_finds_no_descriptor_is_done_later(bench, refuse):
 
 
 def test_read_that_fails_for_another_reason_ends_the_process(bench, refuse):
-    """Nobody knows what it means."""
+    """Its meaning is unknown."""
     (log,) = bench.create()
     fatal = []
     bench.store.on_fatal = fatal.append
@@ -83,6 +85,6 @@ def test_read_that_fails_for_another_reason_ends_the_process(bench, refuse):
 
 
 def test_failed_sync_is_no_want_of_memory():
-    """Whatever it was for, the data is gone."""
+    """Whatever its error code, the data is gone."""
     assert is_passing(OSError(errno.ENOMEM, "no memory"))
     assert not is_passing(SyncFailed(OSError(errno.ENOMEM, "no memory")))

@@ -1,11 +1,12 @@
-"""Reads behind the tail that meet others: each is given what it asked for."""
+"""Reads behind the tail that share a disk read: each gets what it requested."""
 
 from segments.api import HardState, StoredEntry
 
 
 def test_reader_that_joins_a_read_which_ends_earlier_is_given_what_lies_behind(bench):
-    """The first one may read no further than to what is stable, and nothing is left up to there.
-    Told that there is nothing, the other would wait, with records there."""
+    """The first one may read no further than the stable entries, and up to there only emptied ones
+    remain. An empty result would make the other one wait although there are records.
+    """
     (log,) = bench.create()
     for n in range(1, 21):
         data = bytes([n]) * 2_000 if n > 10 else b""

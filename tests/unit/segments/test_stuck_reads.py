@@ -1,4 +1,4 @@
-"""Reads that hang hold up nothing but reads."""
+"""Hanging reads delay only other reads."""
 
 import asyncio
 import random
@@ -13,11 +13,14 @@ from tests.hangs import HANG_SECONDS
 from tests.unit.segments.conftest import OPTIONS
 
 POOL_THREADS = 3
-"""A run that hangs is ended by it; one that does not takes a fraction of a second."""
+"""Threads of the pool.
+
+A hanging run fails by its time limit; others take a fraction of a second.
+"""
 
 
 class StuckFile(RealFile):
-    """Reads a segment only when it is let."""
+    """Reads a segment only when it is permitted."""
 
     __slots__ = ("go_on", "is_read", "stuck")
 
@@ -29,7 +32,7 @@ class StuckFile(RealFile):
 
 
 class StuckFileSystem(RealFileSystem):
-    """As a disk with bad sectors is, which tries again and again."""
+    """Behaves like a disk with bad sectors, which retries."""
 
     def __init__(self):
         self.stuck, self.go_on = threading.Event(), threading.Event()
@@ -85,8 +88,9 @@ class Bench:
 
 
 def test_reads_that_hang_stop_neither_new_logs_nor_the_journal_nor_flushes(tmp_path):
-    """All threads that read are stuck: a log is born nevertheless, the journal has its next files,
-    and what is committed reaches segments; then the reads end."""
+    """All threads that read are stuck: a log is still created, the journal has its next files, and
+    committed entries reach segments; then the reads end.
+    """
     fs = StuckFileSystem()
 
     async def run():
@@ -110,7 +114,7 @@ def test_reads_that_hang_stop_neither_new_logs_nor_the_journal_nor_flushes(tmp_p
             assert more > files + 3
             await bench.append(log, 50, 500)
             while (other.flushed_index, log.flushed_index) != (300, 250):
-                await bench.checkpoint()  # one that was under way may have begun before
+                await bench.checkpoint()  # a checkpoint under way may have begun before
             assert not any(read.done() for read in reads)
             fs.go_on.set()
             assert all(isinstance(answer, list) for answer in await asyncio.gather(*reads))

@@ -1,4 +1,4 @@
-"""A failed sync is never a full disk, whatever error the system gives for it."""
+"""A failed sync is never a full disk, whatever error the system returns for it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def test_write_that_finds_no_room_is_a_full_disk(
 def test_system_that_cannot_write_back_syncs(
     *, offered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some sandboxes' kernels do not know the call, some C libraries do not offer it. Where nobody
-    waits for it, the sync that follows does it all."""
+    """Some sandboxes' kernels lack the call, some C libraries do not offer it.
+
+    Where nothing waits for it, the sync that follows does all the work.
+    """
     synced: list[int] = []
 
     def unknown(*arguments: Any) -> int:

@@ -26,7 +26,7 @@ def look(path):
 
 
 def test_dump_names_every_log_and_its_state(bench):
-    """Offline, from identity and journal."""
+    """From identity and journal, without a server."""
     filled(bench)
     with look(bench.path) as directory:
         first, second = dump(directory)
@@ -38,13 +38,13 @@ def test_dump_names_every_log_and_its_state(bench):
 
 
 def test_dump_of_a_directory_in_use_is_refused(bench):
-    """No server may hold it."""
+    """A server holds it."""
     with pytest.raises(DirectoryInUse):
         look(bench.path)
 
 
 def test_verify_names_the_copy_that_is_wrong(bench, tmp_path):
-    """Three directories: the first entry that differs, and which copy."""
+    """Three directories: the first differing entry, and the wrong copy."""
     filled(bench)
     copies = [bench.path]
     for name in ("two", "three"):
@@ -76,7 +76,7 @@ def test_verify_names_the_copy_that_is_wrong(bench, tmp_path):
 
 
 def test_verify_names_the_longest_committed_copy_and_not_the_majority(bench, tmp_path, capsys):
-    """Two that an old copy has led astray, and the one that has what was acknowledged."""
+    """Two copies follow an outdated one; the third has the acknowledged entries."""
     (log,) = bench.create(1)
     bench.append(log, 10, size=300)
     bench.checkpoint()
@@ -114,7 +114,7 @@ def test_verify_names_the_longest_committed_copy_and_not_the_majority(bench, tmp
     ],
 )
 def test_verify_misses_what_is_in_no_file_any_more(bench, tmp_path, lost, says):
-    """A file that is gone takes along the CRC that would be wrong."""
+    """A removed file takes along the CRC that would mismatch."""
     filled(bench)
     copies = [bench.path, tmp_path / "two", tmp_path / "three"]
     for copy in copies[1:]:
@@ -137,7 +137,7 @@ def test_verify_misses_what_is_in_no_file_any_more(bench, tmp_path, lost, says):
 
 
 def test_verify_does_not_miss_what_was_trimmed(bench):
-    """A log begins where its prefix was cut, whatever else its first segment holds."""
+    """A log begins where its prefix was trimmed, whatever else its first segment holds."""
     filled(bench)
     log = bench.open().logs[1]
     bench.store.trim_log(log, first_index=37)
@@ -151,7 +151,7 @@ def test_verify_does_not_miss_what_was_trimmed(bench):
 
 
 def test_command_names_the_first_offset_and_the_wrong_copy(bench, tmp_path, capsys):
-    """`vdl log verify DIR...`: 0 when all is well, else 1, in words and as JSON."""
+    """`vdl log verify DIR...`: 0 when all copies agree, else 1, as text and as JSON."""
     filled(bench)
     copies = [bench.path, tmp_path / "two", tmp_path / "three"]
     for copy in copies[1:]:
@@ -173,7 +173,7 @@ def test_command_names_the_first_offset_and_the_wrong_copy(bench, tmp_path, caps
 
 
 def test_command_verifies_what_only_the_journal_holds(bench, capsys):
-    """Small logs are in no segment: their entries count all the same."""
+    """Small logs are in no segment: their entries are verified all the same."""
     (log,) = bench.create()
     bench.append(log, 7)
     bench.idle()
@@ -186,7 +186,7 @@ def test_command_verifies_what_only_the_journal_holds(bench, capsys):
 
 
 def test_copies_without_a_majority_are_not_judged(bench, tmp_path, capsys):
-    """Two that differ and are both whole: which is wrong cannot be said."""
+    """Two intact copies that differ: which one is wrong is unknown."""
     (log,) = bench.create()
     bench.append(log, 3)
     bench.reopen()
@@ -204,7 +204,7 @@ def test_copies_without_a_majority_are_not_judged(bench, tmp_path, capsys):
 
 
 def test_command_rebuilds_indexes_and_refuses_what_is_in_use(bench, capsys):
-    """`vdl log index DIR`; a server's directory is left alone."""
+    """`vdl log index DIR`; a running server's directory is left alone."""
     filled(bench)
     for path in (bench.path / "logs" / "00000001").glob("*.index"):
         path.unlink()
