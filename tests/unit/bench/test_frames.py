@@ -1,4 +1,4 @@
-"""Whole requests out, whole answers in, however the bytes come."""
+"""Complete requests are sent and complete answers received, however the bytes arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vdl.kafka.wire import produce
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Connection, socket.socket]]:
-    """A connection, and the server's end of it."""
+    """Yield a connection and the server's end of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = Connection(listener.getsockname())
         server, _ = listener.accept()
@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[Connection, socket.socket]]:
 
 
 def test_answers_that_come_in_pieces_are_whole(ends: tuple[Connection, socket.socket]) -> None:
-    """What is not complete waits for the rest."""
+    """An incomplete answer waits for the rest."""
     connection, server = ends
     server.sendall(b"\0\0\0\2ab\0\0\0\3c")
     assert connection.answers() == [b"ab"]
@@ -36,7 +36,7 @@ def test_answers_that_come_in_pieces_are_whole(ends: tuple[Connection, socket.so
 def test_answers_of_closed_connection_are_no_answers(
     ends: tuple[Connection, socket.socket],
 ) -> None:
-    """A measurement must not go on without its server."""
+    """A measurement must not continue without its server."""
     connection, server = ends
     server.close()
     with pytest.raises(AssertionError, match="closed"):
@@ -44,7 +44,7 @@ def test_answers_of_closed_connection_are_no_answers(
 
 
 def test_produce_frame_of_batch_is_its_request() -> None:
-    """Length, header, and a request that asks for all acknowledgements."""
+    """Length, header, and a request for acknowledgement by all replicas."""
     made = produce_frame("topic", 7, memoryview(b"batch"))
     assert int.from_bytes(made[:4], "big") == len(made) - 4
     empty = produce.ProduceRequest()

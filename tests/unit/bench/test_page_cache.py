@@ -1,4 +1,4 @@
-"""Which files are dropped from the page cache, and that those in use are found at all."""
+"""Choice of the files to drop from the page cache, also of files in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.page_cache import forget
 def test_forget_of_changed_files_leaves_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What earlier rows wrote keeps its pages: the memory would become free."""
+    """Data written by earlier rows keeps its pages: the memory would become free."""
     (tmp_path / "folder").mkdir()
     for name, changed in (("old", 1_000.0), ("folder/new", 3_000.0)):
         (tmp_path / name).write_bytes(b"x")

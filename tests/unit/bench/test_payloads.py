@@ -1,4 +1,4 @@
-"""What records hold: of the size, the spread and the compressibility that the rows say."""
+"""Contents of records: the size, distribution and compressibility that the rows state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.bench.payloads import LOG_LINE_LISTS, incompressible, log_lines
 
 @pytest.mark.parametrize("partitions", [1, 30, 1_000])
 def test_incompressible_over_partitions_spreads_evenly(partitions: int) -> None:
-    """Round robin: each list has as many for every partition."""
+    """Round robin: each list has the same number for every partition."""
     (messages,) = incompressible(100, partitions)
     counts = Counter(message["partition"] for message in messages)
     assert sorted(counts) == list(range(partitions))
@@ -21,8 +21,9 @@ def test_incompressible_over_partitions_spreads_evenly(partitions: int) -> None:
 
 
 def test_log_lines_of_a_batch_shrink_as_told() -> None:
-    """A megabyte, which is a batch at most, becomes four to five times smaller; no line is twice
-    in it."""
+    """A megabyte, the maximum of a batch, is compressed four to five times; no line occurs twice in
+    it.
+    """
     lists = log_lines(1_000)
     assert len(lists) == LOG_LINE_LISTS
     values = [message["value"] for message in lists[0]]

@@ -1,4 +1,4 @@
-"""Measurements: what is run when, and what is made of its figures."""
+"""Measurements: the order of runs, and the evaluation of their figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.bench.targets import SARAMA, WORKLOADS, Kind, Target
 
 
 def test_rounds_with_several_runs_alternate_their_order() -> None:
-    """A machine that slows down meanwhile must not favour whoever comes first."""
+    """A machine that slows down meanwhile must not favour the first one."""
     ran: list[str] = []
 
     def run(name: str) -> Figures:
@@ -36,7 +36,7 @@ def test_rounds_with_several_runs_alternate_their_order() -> None:
 
 
 def test_table_with_baseline_divides_each_median_by_its() -> None:
-    """A figure that only one run has stands alone."""
+    """A figure that only one run has is shown alone."""
     rounds = {"one": [{"mb": 2.0}], "two": [{"mb": 1.0, "only": 7.0}]}
     head, *lines = table(rounds, "one")
     assert head.split() == ["one", "two", "two/one"]
@@ -47,7 +47,7 @@ def test_table_with_baseline_divides_each_median_by_its() -> None:
 
 
 def test_table_of_single_run_has_its_extremes() -> None:
-    """A limit is held by the worst round, not by the median."""
+    """A limit is checked against the worst round, not the median."""
     head, line = table({"vdl": [{"s": 1.0}, {"s": 5.0}, {"s": 2.0}]}, "")
     assert head.split() == ["vdl", "least", "most"]
     assert line.split() == ["s", "2.00", "1.00", "5.00"]
@@ -65,7 +65,7 @@ def test_rounds_of_two_passes_tell_both_and_compare_the_second() -> None:
 
 
 def test_table_with_targets_says_which_are_met() -> None:
-    """Limits hold for the side that is measured, ratios for how it stands to the other."""
+    """Limits apply to the measured side, ratios to its relation to the other."""
     rounds = {"vdl": [{"mb": 6.0, "ms": 9.0}], "peer": [{"mb": 2.0, "ms": 1.0}]}
     targets = {
         "mb": (Target(Kind.RATIO_AT_LEAST, 3.0),),
@@ -78,14 +78,14 @@ def test_table_with_targets_says_which_are_met() -> None:
 
 
 def test_table_without_baseline_leaves_ratios_open() -> None:
-    """Nobody beside: what is a matter of ratio is neither met nor missed."""
+    """Without a peer, ratios are neither met nor missed."""
     targets = {"mb": (Target(Kind.RATIO_AT_LEAST, 3.0), Target(Kind.AT_LEAST, 5.0))}
     _, line = table({"vdl": [{"mb": 6.0}]}, "", targets)
     assert line.endswith("≥3× -, ≥5 met")
 
 
 def test_figures_of_baseline_alone_can_be_kept() -> None:
-    """`scale --partitions 1 --json FILE`: nothing to compare with is no reason to lose them."""
+    """`scale --partitions 1 --json FILE`: figures are saved also without a comparison."""
     comparison = Comparison({"1": lambda: {"mb": 1.0}}, "1")
     kept = as_json("scale", comparison, alternate(comparison, 1))
     assert kept["medians"] == {"1": {"mb": 1.0}}
@@ -93,7 +93,7 @@ def test_figures_of_baseline_alone_can_be_kept() -> None:
 
 
 def test_rounds_before_each_run_prepare_the_machine() -> None:
-    """Every run meets the same state, not only the first."""
+    """Every run starts from the same state, not only the first."""
     done: list[str] = []
 
     def run() -> Figures:
@@ -112,7 +112,7 @@ def test_percentiles_of_even_times_are_their_places() -> None:
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_measurement_by_name_has_options_and_rounds(name: str) -> None:
-    """Every name that is told leads to a measurement that can be run."""
+    """Every listed name leads to a measurement that can be run."""
     found, measurement, options = parse([name, "--json", "figures.json"])
     assert found == name
     assert options.rounds >= 1
@@ -128,7 +128,7 @@ def test_measurement_without_name_is_throughput_and_latency() -> None:
 def test_measurement_beside_peer_has_several_rounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`make bench PEER=kafka` alone makes the table that is told."""
+    """`make bench PEER=kafka` alone makes the published table."""
     program = tmp_path / "peer"
     program.touch(mode=0o755)
     monkeypatch.setenv("PEER", "kafka")
@@ -144,7 +144,7 @@ def test_measurement_beside_peer_has_several_rounds(
 def test_measurement_beside_unknown_peer_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before anything is started."""
+    """The error comes before anything is started."""
     monkeypatch.setenv("PEER", "other")
     monkeypatch.delenv("PEER_COMMAND", raising=False)
     with pytest.raises(SystemExit, match="PEER=other needs PEER_COMMAND"):
@@ -155,7 +155,7 @@ def test_measurement_beside_unknown_peer_says_what_it_needs(
 
 
 def test_targets_name_figures_of_rows() -> None:
-    """A target of a figure that no row has would never be missed."""
+    """A target for a figure that no row has would never be missed."""
     of_the_run = ("start_seconds", "rss_idle_mb", "rss_after_mb")
     for figure in WORKLOADS:
         assert figure in of_the_run or any(figure.startswith(f"{row}_") for row in ROWS)

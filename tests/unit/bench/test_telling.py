@@ -1,4 +1,4 @@
-"""What is made of a kept measurement: the table of the documentation, and pictures."""
+"""Output of a saved measurement: the table of the documentation, and plots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURES = {
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """A measurement beside a peer that is half as good, and has no cold start time."""
+    """Return a measurement beside a peer that is half as good, and has no cold start time."""
     peer = {name: value * (0.5 if "_mb_" in name else 2) for name, value in FIGURES.items()}
     cold = {name: value for name, value in FIGURES.items() if name != "start_seconds"}
     medians = {"vdl": FIGURES, "kafka": peer, "vdl_cold": cold, "kafka_cold": cold}
@@ -42,7 +42,7 @@ def kept(tmp_path: Path) -> Path:
 def test_markdown_of_measurement_has_percentiles_in_one_line(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """p50 and p99 together, what is told elsewhere left out, and no figure lost."""
+    """p50 and p99 are combined, figures shown elsewhere are omitted, and no figure is lost."""
     assert markdown.main([str(kept)]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         "| start, s | 2.00 | 4.00 | 0.500 | - | - |  |",
@@ -55,7 +55,7 @@ def test_markdown_of_measurement_has_percentiles_in_one_line(
 
 
 def test_plots_of_measurement_are_drawn_alike_twice(kept: Path, tmp_path: Path) -> None:
-    """The same figures make the same files, so that a picture changes with what it shows."""
+    """The same figures make the same files, so that a plot changes only with its data."""
     pytest.importorskip("matplotlib")
     from tests.bench import plots
 

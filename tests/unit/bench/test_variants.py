@@ -1,4 +1,4 @@
-"""Servers with a part left out: that part, and nothing else, is missing on disk."""
+"""Server variants with a part removed: that part, and nothing else, is missing on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def payload(index: int) -> bytes:
 
 
 def run(directory: Path) -> DiskStore:
-    """A store that has taken a hundred entries, one after the other acknowledged."""
+    """Return a store to which a hundred entries were appended, each after the previous
+    acknowledgement.
+    """
     workers = InlineWorkers()
     store = DiskStore.open(RealFileSystem(), str(directory), workers, OPTIONS, random.Random(1))
     logs: list[Log] = []
@@ -45,7 +47,7 @@ def run(directory: Path) -> DiskStore:
 
 
 def held(directory: Path, pattern: str) -> int:
-    """Entries whose bytes are in some file of the pattern."""
+    """Return the number of entries whose bytes are in some file of the pattern."""
     data = b"".join(path.read_bytes() for path in sorted(directory.glob(pattern)))
     return sum(payload(index) in data for index in range(1, COUNT + 1))
 
@@ -61,14 +63,14 @@ def test_store_of_variant_writes_what_it_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It acknowledges everything, flushes on paper, and its bytes lie where they should."""
+    """It acknowledges everything, records flushes, and its bytes are where they should be."""
     for change in VARIANTS[variant]:
         monkeypatch.setattr(change.owner, change.name, change.value)
     store = run(tmp_path)
     assert store.stats()["checkpoints"] >= 2
     assert store.unflushed_bytes == 0
     store.abandon()
-    # Files of the journal that nothing needs are used again: some are overwritten.
+    # Unneeded journal files are recycled: some are overwritten.
     assert bool(held(tmp_path, "journal/*")) is in_journal
     assert held(tmp_path, "logs/*/*.log") == (COUNT if in_segments else 0)
 
@@ -76,7 +78,7 @@ def test_store_of_variant_writes_what_it_says(
 def test_store_of_timed_variant_says_what_opening_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line that the measurement of recovery looks for, and a store that works."""
+    """The line that the recovery measurement parses, and a working store."""
     for change in VARIANTS["timed"]:
         monkeypatch.setattr(change.owner, change.name, change.value)
     run(tmp_path).abandon()
