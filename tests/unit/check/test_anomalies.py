@@ -14,7 +14,7 @@ S = 1_000_000_000
 
 
 class Script:
-    """Builds a history: one operation after another on one clock, a millisecond each."""
+    """Builder of a history: sequential operations on one clock, a millisecond each."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -44,7 +44,7 @@ class Script:
 
 
 def test_clean_history_has_no_anomaly() -> None:
-    """What a correct log shows passes every check."""
+    """The history of a correct log passes every check."""
     h = Script()
     h.op("c", "assign", keys=["t-0"])
     h.list(LATEST, 0)
@@ -149,7 +149,7 @@ def test_later_send_at_a_lower_offset_is_nonmonotonic() -> None:
 def test_consumer_that_jumps_is_found(
     first: list[tuple[int, int]], then: list[tuple[int, int]], name: str
 ) -> None:
-    """Positions move one record at a time unless the consumer was told to move."""
+    """Positions advance one record at a time unless the consumer seeks."""
     h = Script()
     for value in (1, 2, 3):
         h.send(value, value - 1)
@@ -157,14 +157,14 @@ def test_consumer_that_jumps_is_found(
     h.poll(*first)
     h.poll(*then)
     assert name in h.names()
-    # Told to move, the same reads are legal.
+    # After a seek the same reads are legal.
     if then:
         h.ops.insert(-1, Op(99, "c", "seek", "ok", 0, h.ops[-2].t1, marks=[Mark("t-0", 2)]))
         assert name not in h.names()
 
 
 def test_offset_known_to_be_taken_cannot_be_given_again() -> None:
-    """realtime-offset: what returned before a write began lies before it."""
+    """realtime-offset: offsets returned before a write began are below its offset."""
     h = Script()
     h.send(1, 5)
     h.send(2, 4, proc="q")
@@ -190,7 +190,7 @@ def test_empty_poll_long_after_the_acknowledgement_is_stale() -> None:
 
 
 def test_record_read_and_gone_is_a_truncated_read() -> None:
-    """truncated-read: the final read has a hole where a consumer saw something."""
+    """truncated-read: the final read lacks a record that a consumer saw."""
     h = Script()
     h.send(1, 0)
     h.send(2, kind="info")
@@ -211,7 +211,7 @@ def test_high_watermark_that_falls_within_an_epoch_regressed() -> None:
 
 
 def test_leader_epoch_that_falls_along_the_log_regressed() -> None:
-    """epoch-regress: batches carry the epoch they were appended in."""
+    """epoch-regress: batches carry the epoch in which they were appended."""
     h = Script()
     h.send(1, 0)
     h.send(2, 1)
@@ -220,7 +220,7 @@ def test_leader_epoch_that_falls_along_the_log_regressed() -> None:
 
 
 def test_two_servers_acknowledging_in_one_epoch_are_two_leaders() -> None:
-    """Election safety (Raft §5.2), as clients can see it."""
+    """Election safety (Raft §5.2), as visible to clients."""
     h = Script()
     h.send(1, 0, node="n1")
     h.send(2, 1, node="n2")
@@ -232,7 +232,9 @@ def test_two_servers_acknowledging_in_one_epoch_are_two_leaders() -> None:
     ("timestamp", "offset"), [(LATEST, 1), (EARLIEST, 1), (105, -1), (110, 0), (100, 1)]
 )
 def test_listed_offset_that_hides_records_is_found(timestamp: int, offset: int) -> None:
-    """list-offsets: latest beyond every acknowledgement, earliest the first, time the least."""
+    """list-offsets: latest is beyond every acknowledgement, earliest is the first, a time gives the
+    lowest.
+    """
     h = Script()
     h.send(1, 0)
     h.send(2, 1)

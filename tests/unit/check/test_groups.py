@@ -50,8 +50,9 @@ def test_two_owners_in_one_generation_are_found() -> None:
 
 
 def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
-    """own-overlap: between two heartbeats that were accepted and named the partition, both times a
-    member owned it."""
+    """own-overlap: between two accepted heartbeats that both named the partition, a member owned
+    it.
+    """
 
     def owns(i: int, member: str, gen: int, *keys: str) -> Op:
         return op(i, "owns", proc=member, member=member, gen=gen, keys=list(keys))
@@ -65,12 +66,14 @@ def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
     assert not names(*handed_over, gets(5, "m2", 2, "t-0"), owns(6, "m2", 2, "t-0"))
     twice = [gets(3, "m2", 2, "t-0"), owns(4, "m1", 1, "t-0"), owns(5, "m2", 2, "t-0")]
     assert names(*handed_over[:2], *twice) == {"own-overlap"}
-    # One that was expelled, and does not know it yet, owns nothing.
+    # An expelled member that does not know it yet owns nothing.
     assert not names(*handed_over[:2], gets(3, "m2", 2, "t-0"), owns(5, "m2", 2, "t-0"))
 
 
 def test_epochs_are_each_member_s_own() -> None:
-    """A commit of an epoch that only others have left is no zombie; one of its own past is."""
+    """A commit with an epoch that only other members have left is no zombie; one of its own past
+    is.
+    """
     one, two = own(1, "m1", 1, "t-0"), own(2, "m2", 2, "t-1")
     again = own(4, "m1", 3, "t-0")
     for made in (one, two, again):
@@ -81,29 +84,29 @@ def test_epochs_are_each_member_s_own() -> None:
 
 
 def test_commit_from_an_old_generation_is_a_zombie() -> None:
-    """zombie-commit: the generation was over before the commit was sent."""
+    """zombie-commit: the generation had ended before the commit was sent."""
     assert names(own(1, "m1", 2, "t-0"), commit(2, 1, gen=1)) == {"zombie-commit"}
 
 
 def test_fetch_of_less_than_was_committed_is_a_lost_commit() -> None:
-    """lost-commit: a value nobody committed, or none."""
+    """lost-commit: a value that was never committed, or none."""
     assert names(commit(1, 5), committed(2, -1)) == {"lost-commit"}
     assert names(commit(1, 5), committed(2, 4)) == {"lost-commit"}
 
 
 def test_fetch_of_a_superseded_commit_regressed() -> None:
-    """commit-regress: an older commit came back."""
+    """commit-regress: an older commit was returned."""
     assert names(commit(1, 4), commit(2, 5), committed(3, 4)) == {"commit-regress"}
 
 
 def test_commit_of_unknown_outcome_may_or_may_not_be_read() -> None:
-    """info: both answers are legal."""
+    """info: both results are legal."""
     for offset in (4, 5):
         assert not names(commit(1, 4), commit(2, 5, kind="info"), committed(3, offset))
 
 
 def test_commit_past_an_undelivered_record_skipped_it() -> None:
-    """skip-commit: no member of the group was given offset 1."""
+    """skip-commit: offset 1 was delivered to no member of the group."""
     assert "skip-commit" in names(
         op(0, "send", sends=[Send("t-0", 0, 7), Send("t-0", 1, 8), Send("t-0", 2, 9)]),
         op(1, "poll", polls=[("t-0", [Record(0, 7), Record(2, 9)])]),

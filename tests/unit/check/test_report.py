@@ -21,7 +21,7 @@ def an_op() -> Op:
 
 
 def test_operation_survives_the_round_trip_through_its_line() -> None:
-    """What is written is what is read."""
+    """Reading returns what was written."""
     assert history.decode(history.encode(an_op())) == an_op()
     for f in ("commit", "committed", "seek"):
         op = Op(1, "c", f, "ok", 5, 6, marks=[Mark("t-0", 3)])

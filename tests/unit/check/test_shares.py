@@ -1,4 +1,4 @@
-"""Planted anomalies of share groups are found, and what may happen is none."""
+"""Planted anomalies of share groups are found; legal histories pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_anomalies_of_share_groups_are_found(more: list[Op], name: str) -> None:
 
 @pytest.mark.parametrize(("limit", "names"), [(10, {"share-lost"}), (3, set())])
 def test_a_record_that_nobody_was_given_is_lost(limit: int, names: set[str]) -> None:
-    """Where deliveries are many: with few, all of them may have been lost on their way."""
+    """With many deliveries; with few, all of them may have been lost on their way."""
     records = [Record(offset, 100 + offset) for offset in range(6)]
     polled = op(5, "poll", polls=[(KEY, records)], final=True, group="")
     sent = op(0, "send", sends=[])

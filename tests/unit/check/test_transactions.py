@@ -1,4 +1,4 @@
-"""Each anomaly of transactions, planted once, is found; what a correct log shows passes."""
+"""Each anomaly of transactions, planted once, is found; correct histories pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vdl.check.transactions import READ_COMMITTED
 
 
 def transaction(h: Script, *pairs: tuple[int, int], kind: str = "ok", **more: Any) -> Op:
-    """(value, offset) of each record; those of odd values are in a second partition."""
+    """Record a transaction of (value, offset) pairs; odd values are in a second partition."""
     sends = [Send(f"t-{value % 2}", offset, value) for value, offset in pairs]
     more.setdefault("end", h.now + 5)
     return h.op("tx", "txn", kind=kind, took=10, sends=sends, **more)
@@ -42,7 +42,7 @@ def test_record_of_a_failed_transaction_is_an_aborted_read() -> None:
 
 
 def test_record_that_is_read_before_its_commit_was_asked_for_is_a_dirty_read() -> None:
-    """Who reads all records may see it."""
+    """A reader of all records may see it."""
     for iso, expected in (("", set()), (READ_COMMITTED, {"dirty-read"})):
         h = Script()
         h.poll((0, 2), iso=iso)
@@ -51,7 +51,7 @@ def test_record_that_is_read_before_its_commit_was_asked_for_is_a_dirty_read() -
 
 
 def test_part_of_a_transaction_is_a_torn_one() -> None:
-    """Also of one whose outcome nobody knows."""
+    """Also for a transaction of unknown outcome."""
     h = Script()
     transaction(h, (2, 0), (3, 0), kind="info")
     h.op("d", "poll", polls=[("t-0", [Record(0, 2)]), ("t-1", [])], final=True)
@@ -59,7 +59,7 @@ def test_part_of_a_transaction_is_a_torn_one() -> None:
 
 
 def test_last_stable_offset_that_falls_regressed() -> None:
-    """Also under a later leader. An earlier one, that does not know, may tell less."""
+    """Also under a later leader. An earlier one, which does not know, may report less."""
     h = Script()
     read(h, lso={"t-0": (2, 5)})
     read(h, lso={"t-0": (1, 4)})
