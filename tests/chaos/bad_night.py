@@ -1,12 +1,13 @@
-"""A bad night: each fault once, on real servers, and what they say of it.
+"""Bad-night run: makes each fault once on real servers, and checks how they report it.
 
-    python -m tests.chaos.bad_night [--only NAME,NAME] [--record]
+python -m tests.chaos.bad_night [--only NAME,NAME] [--record]
 
-For each fault: `vdl status` and its exit code, `/health`, `/ready`, the metric and the log. Then
-what the runbook says is done, and all must be well. Exits with 1 where a fault says less than it
-must, or the cure does not help. `--record` puts the table into deploy/runbook.md. `make bad-night`.
+For each fault it collects `vdl status` and its exit code, `/health`, `/ready`, the metric and the
+log. Then it applies the runbook's cure, after which all servers must be well. Exits with 1 where a
+fault is reported incompletely, or the cure does not help. `--record` writes the table into
+deploy/runbook.md. `make bad-night`.
 
-Must not know: how servers find out.
+Does not depend on how servers detect faults.
 """
 
 from __future__ import annotations
@@ -58,28 +59,28 @@ RECORD_BYTES = 100_000
 INTRUDER_PORT_STEP = 45
 
 Steps = Generator[bool, None, None]
-"""Yields PREPARED before the fault and MADE behind it; then follows the cure."""
+"""Generator that yields PREPARED before the fault and MADE after it; the cure follows."""
 PREPARED, MADE = False, True
 Make = Callable[[ReplicaSet], Steps]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and what must be said of it."""
+    """One fault, and the reports that it must cause."""
 
     name: str
     title: str
     make: Make
     kind: str
-    """Which set it happens to."""
+    """Kind of replica set on which the fault is made."""
     problems: frozenset[str]
-    """Kinds that `vdl status` must name."""
+    """Kinds of problems that `vdl status` must name."""
     events: frozenset[str]
-    """That the servers' logs must have, together."""
+    """Events that the servers' logs must contain, taken together."""
     metrics: frozenset[str]
-    """Kinds that some server's metric must have."""
+    """Problem kinds that some server's metric must have."""
     states: Mapping[int, str]
-    """What the table of servers must say of some."""
+    """By server: its state in the table of `vdl status`."""
     not_ready: Collection[int]
     """Servers that must not be ready."""
     seconds_max: float
@@ -373,7 +374,7 @@ def from_the_past(servers: ReplicaSet) -> Steps:
     servers.wipe(3)
     copy.rename(store_of(servers, 3))
     servers.start(3)
-    yield MADE  # it is replaced by itself
+    yield MADE  # it is replaced automatically
 
 
 @fault(
@@ -381,7 +382,7 @@ def from_the_past(servers: ReplicaSet) -> Steps:
     events=["replica_lost"],
 )
 def damaged_journal(servers: ReplicaSet) -> Steps:
-    marks = [b"mark-%08d" % n for n in range(300)]  # each a block, that no segment has yet
+    marks = [b"mark-%08d" % n for n in range(300)]  # each in a block that is in no segment yet
     producer = producer_of(servers, 30_000)
     for n, mark in enumerate(marks):
         producer.produce(TOPIC, mark, partition=n % PARTITIONS)
@@ -389,7 +390,7 @@ def damaged_journal(servers: ReplicaSet) -> Steps:
     servers.kill(3)
     flip_in_journal(store_of(servers, 3), marks[-100])
     servers.start(3)
-    yield MADE  # what was lost is replaced by itself
+    yield MADE  # the lost replica is replaced automatically
 
 
 @fault(
@@ -400,18 +401,18 @@ def damaged_journal(servers: ReplicaSet) -> Steps:
 def damaged_segment(servers: ReplicaSet) -> Steps:
     create_topic(servers, DAMAGED, first_on=3)
     produce(servers, 60, topic=DAMAGED)
-    time.sleep(3)  # a checkpoint
+    time.sleep(3)  # wait for a checkpoint
     stop(servers, 3)
     flip(max(store_of(servers, 3).glob("logs/*/*.log"), key=written_bytes), at=0.1)
     restart(servers, 3)
     wait_well(servers)
     yield PREPARED
     deadline = time.monotonic() + GIVE_UP_SECONDS
-    while leader(servers, DAMAGED) != 3:  # it is read from the leader, and returns there by itself
+    while leader(servers, DAMAGED) != 3:  # it repairs from the leader, then leads again
         assert time.monotonic() < deadline
         time.sleep(0.5)
     read_all(servers, DAMAGED)
-    yield MADE  # it is repaired by itself
+    yield MADE  # it is repaired automatically
     AdminClient({"bootstrap.servers": servers.bootstrap, **QUIET}).delete_topics([DAMAGED])
 
 
@@ -433,7 +434,7 @@ def meta_missing(servers: ReplicaSet) -> Steps:
     servers.start(3)
 
 
-# --- a machine that is not as it should be --------------------------------------------------------
+# --- a machine with a problem ---------------------------------------------------------------------
 @fault(
     "a server's clock is an hour off",
     problems=["clock_wrong"],
@@ -507,7 +508,7 @@ def contradiction(servers: ReplicaSet) -> Steps:
     speak(servers.base_port + PEER_PORT_STEP, hello, group.group_id, lie)
     servers.start(3)
     yield MADE
-    servers.kill(1)  # what it remembers for ten minutes
+    servers.kill(1)  # clears its memory of the last ten minutes
     servers.start(1)
 
 
@@ -651,7 +652,7 @@ def replaced(text: str, before: str, after: str) -> str:
 
 
 def without_seeds(text: str) -> str:
-    """Of a server that founds a cluster by itself."""
+    """Return the configuration of a server that bootstraps a cluster by itself."""
     kept, _, rest = text.partition("[cluster.seeds]")
     _, _, rest = rest.partition("\n\n")
     assert rest or kept != text, text
@@ -687,7 +688,7 @@ def taken(port: int) -> Iterator[None]:
             try:
                 listening.bind(("127.0.0.1", port))
                 break
-            except OSError:  # who had it was just killed
+            except OSError:  # the port's owner was just killed
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         listening.listen()
@@ -695,7 +696,7 @@ def taken(port: int) -> Iterator[None]:
 
 
 def append_to_log(servers: ReplicaSet, server_id: int, text: str) -> None:
-    """What a process of that server said that has no log file."""
+    """Append the output of a process of that server that has no log file."""
     with servers.server(server_id).log_file.open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -712,7 +713,7 @@ def written_bytes(path: Path) -> int:
 
 
 def flip(path: Path, at: float) -> None:
-    """One bit somewhere in what is written."""
+    """Flip one bit somewhere in the written data."""
     flip_at(path, int(written_bytes(path) * at))
 
 
@@ -725,7 +726,7 @@ def flip_at(path: Path, position: int) -> None:
 
 
 def end_certificate(servers: ReplicaSet, server_id: int) -> None:
-    """Give a server one that ends now."""
+    """Give a server a certificate that expires now."""
     folder, cluster = servers.directory / "tls", servers.server(server_id).config().tls.cluster
     authority = open_authority(folder, cluster)
     write_server(folder, authority, cluster, server_id, ["127.0.0.1"], days=0)
@@ -733,7 +734,7 @@ def end_certificate(servers: ReplicaSet, server_id: int) -> None:
 
 
 def flip_in_journal(store: Path, mark: bytes) -> None:
-    """One bit of a record."""
+    """Flip one bit of a record."""
     for path in store.glob("journal/*"):
         position = path.read_bytes().find(mark)
         if position >= 0:
@@ -764,12 +765,12 @@ if held:
 
     threading.Thread(target=hold, daemon=True).start()
 """
-"""Run by a server's interpreter before anything else."""
+"""Code that a server's interpreter runs before anything else."""
 
 
 @contextmanager
 def spoiled(servers: ReplicaSet, **environment: str) -> Iterator[None]:
-    """Servers started within have this environment, and `SPOIL`."""
+    """Start servers within this block with `SPOIL` and these environment variables."""
     folder = servers.directory / "spoil"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(SPOIL, encoding="utf-8")
@@ -787,7 +788,7 @@ def spoiled(servers: ReplicaSet, **environment: str) -> Iterator[None]:
 
 
 def held_up(servers: ReplicaSet, held: float, free: float) -> Steps:
-    """The third server's interpreter is held up, again and again."""
+    """Repeatedly block the third server's interpreter."""
     while_file = servers.directory / "hold"
     stop(servers, 3)
     with spoiled(servers, VDL_TEST_HOLD=f"{held},{free}", VDL_TEST_HOLD_WHILE=str(while_file)):
@@ -803,7 +804,7 @@ def held_up(servers: ReplicaSet, held: float, free: float) -> Steps:
 
 
 def filled(servers: ReplicaSet, full: list[int]) -> Steps:
-    """Another program's file takes what room there is, and a producer the rest."""
+    """Fill the disk with another program's file, and the rest with a producer."""
     files = []
     for server_id in full:
         room = shutil.disk_usage(store_of(servers, server_id))
@@ -827,8 +828,9 @@ def producer_of(servers: ReplicaSet, give_up_ms: int) -> Producer:
 
 
 def produce(servers: ReplicaSet, count: int, topic: str = "") -> None:
-    """So many large records, each acknowledged: to all partitions of the first topic in turn, or to
-    the one of another."""
+    """Produce `count` large records, each acknowledged: round robin over the partitions of the
+    first topic, or to the only partition of another one.
+    """
     producer = producer_of(servers, 30_000)
     failed: list[object] = []
     for n in range(count):
@@ -842,7 +844,7 @@ def produce(servers: ReplicaSet, count: int, topic: str = "") -> None:
 
 
 def try_to_produce(servers: ReplicaSet, count: int) -> None:
-    """Whatever comes of it."""
+    """Produce without checking the result."""
     producer = producer_of(servers, 5_000)
     for n in range(count):
         producer.produce(TOPIC, os.urandom(RECORD_BYTES), partition=n % PARTITIONS)
@@ -851,7 +853,7 @@ def try_to_produce(servers: ReplicaSet, count: int) -> None:
 
 
 def read_all(servers: ReplicaSet, topic: str) -> None:
-    """From the first partition."""
+    """Read all records of the first partition."""
     consumer = Consumer({"bootstrap.servers": servers.bootstrap, "group.id": "unused", **QUIET})
     consumer.assign([TopicPartition(topic, 0, 0)])
     quiet = 0
@@ -869,7 +871,7 @@ def server_status(servers: ReplicaSet, server_id: int):  # type: ignore[no-untyp
 
 
 def speak(port: int, hello: Hello, group_id: int, message: MsgAppResp) -> None:
-    """Be a server for a moment, and say this about a group."""
+    """Act as a server for a moment, and send this message for a group."""
     engine = PeerEngine(hello, Role.DIALER, expected=1)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(0.2)
@@ -891,10 +893,10 @@ def speak(port: int, hello: Hello, group_id: int, message: MsgAppResp) -> None:
     assert is_said, "not admitted"
 
 
-# --- the night ------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 @contextmanager
 def servers_of(kind: str) -> Iterator[ReplicaSet]:
-    """A set that serves and has a topic."""
+    """Yield a replica set that serves clients and has a topic."""
     with ExitStack() as stack:
         if kind == "disks":
             servers: ReplicaSet = DiskSet(
@@ -927,7 +929,7 @@ def is_well(seen: Seen) -> bool:
 
 
 def lacks(fault: Fault, seen: Seen) -> list[str]:
-    """What is not said and must be."""
+    """Return the required reports that are missing."""
     found = [f"status does not say {kind}" for kind in fault.problems - set(seen.kinds)]
     found += [f"no log says {event}" for event in fault.events - seen.events]
     if fault.problems:
@@ -945,7 +947,7 @@ def lacks(fault: Fault, seen: Seen) -> list[str]:
 
 
 def live(fault: Fault, servers: ReplicaSet) -> tuple[Seen, list[str]]:
-    """Make the fault, look, cure it; what was seen, and what is not as it must be."""
+    """Make the fault, collect reports, cure it; return the reports and a list of deviations."""
     watch = Watch(servers)
     steps = fault.make(servers)
     while not next(steps):
@@ -960,7 +962,7 @@ def live(fault: Fault, servers: ReplicaSet) -> tuple[Seen, list[str]]:
 
 
 def by_value(found: Mapping[int, str]) -> str:
-    """Servers with equal answers together: "1, 2: 200 wrong; 3: no answer"."""
+    """Group servers with equal answers: "1, 2: 200 wrong; 3: no answer"."""
     together: dict[str, list[int]] = {}
     for server_id, value in found.items():
         together.setdefault(value, []).append(server_id)
@@ -983,7 +985,7 @@ def row_of(fault: Fault, seen: Seen) -> str:
 
 
 def record(rows: Mapping[str, str]) -> None:
-    """Put rows into the runbook; those of faults that were not made now stay."""
+    """Write rows into the runbook; those of faults that were not made now stay."""
     text = RUNBOOK.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)
@@ -1025,15 +1027,17 @@ def main() -> int:
 def night(
     kind: str, faults: list[Fault], rows: dict[str, str], failed: list[str], *, is_recorded: bool
 ) -> list[Fault]:
-    """Make faults on one set; those that are left, for another one, after one that could not be
-    made."""
+    """Make faults on one set.
+
+    Return the remaining ones, for another set, after one that could not be made.
+    """
     with servers_of(kind) as servers:
         assert is_well(wait_well(servers)), "not well before the night"
         for number, one in enumerate(faults):
             began = time.monotonic()
             try:
                 seen, wrong = live(one, servers)
-            except Exception:  # noqa: BLE001 - whatever it is, the other faults are made
+            except Exception:  # noqa: BLE001 - continue with the other faults, whatever the error
                 traceback.print_exc()
                 failed.append(one.name)
                 return faults[number + 1 :]

@@ -1,4 +1,4 @@
-"""Replica sets of real processes, and the figures that came out of mistreating them."""
+"""Fixtures: replica sets of real processes, and the figures measured under faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _failed = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Remember on the item whether its test failed, for fixtures that keep data then."""
+    """Store on the item that its test failed, for fixtures that then keep data."""
     report = yield
     if report.failed:
         item.stash[_failed] = True
@@ -33,7 +33,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def replica_set(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
-    """Three servers that serve, on data of their own."""
+    """Yield three servers that serve clients, on data of their own."""
     servers = ReplicaSet(3)
     try:
         servers.up()
@@ -45,7 +45,7 @@ def replica_set(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
 
 @pytest.fixture(scope="session")
 def disks() -> Iterator[Disks]:
-    """Real file systems that can fail; skips where there can be none."""
+    """Yield real file systems that can fail; skip where they cannot be made."""
     missing = Disks.missing()
     if missing:
         pytest.skip(missing)
@@ -54,12 +54,12 @@ def disks() -> Iterator[Disks]:
 
 
 MakeDiskSet = Callable[..., DiskSet]
-"""Makes a stopped replica set on disks of its own; the arguments are those of `DiskSet`."""
+"""Makes a stopped replica set on disks of its own; takes the arguments of `DiskSet`."""
 
 
 @pytest.fixture
 def make_disk_set(request: pytest.FixtureRequest, disks: Disks) -> Iterator[MakeDiskSet]:
-    """What was made is stopped and gone at the end of the test."""
+    """Yield a factory; stop and remove its replica sets at the end of the test."""
     made: list[DiskSet] = []
 
     def make(nodes: int = 3, **settings: Any) -> DiskSet:
@@ -76,7 +76,9 @@ def make_disk_set(request: pytest.FixtureRequest, disks: Disks) -> Iterator[Make
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest, record_property: Figure) -> Figure:
-    """Figures go to the test's report, the end of the output and build/figures/chaos.json."""
+    """Yield a function that records figures in the test's report, the end of the output and
+    build/figures/chaos.json.
+    """
 
     def record(name: str, value: object) -> None:
         _figures[f"{request.node.name}: {name}"] = value

@@ -1,11 +1,11 @@
-"""Bits of one server's files change, while it runs and while it is stopped.
+"""Bit flips in one server's files, while it runs and while it is stopped.
 
-Whatever file it is, nobody is given a byte that was not written, nothing acknowledged is lost, and
-the server needs no operator: what is damaged is read again from the others, or the replica is given
-up and replaced. The server struck leads the topic, so that it is the one that clients read from.
+In any file: no client receives a byte that was not written, nothing acknowledged is lost, and the
+server needs no operator. Damaged data is read again from the others, or the replica is removed and
+replaced. The server under test leads the topic, so that clients read from it.
 
-FLIPS sets how many bits: 12 without it, 300 for the full form (`make chaos FLIPS=300`). KINDS, such
-as "journal,segment", looks at some files only. The draw comes from SEED, which is printed.
+FLIPS sets the number of bits: 12 by default, 300 for the full form (`make chaos FLIPS=300`). KINDS,
+such as "journal,segment", selects some files only. The draw depends on SEED, which is printed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,30 @@ FLIPS = int(os.environ.get("FLIPS", "12"))
 SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
 STRUCK = os.environ.get("KINDS", ",".join(KINDS)).split(",")
 FLIPS_A_TOPIC = 12
-"""After so many the next topic begins, so that reading all of one back stays cheap."""
+"""Number of flips after which the next topic begins, so that reading all of one back stays cheap.
+"""
 VICTIM = 1
 FLIPS_NOTICED = 100
-"""Among so many, some lie where they are met."""
+"""With this number of flips, some are in data that is read."""
 FIRST_ACKS = 400
-"""Enough for sealed segments, which bits can flip in."""
+"""Acknowledgements that make sealed segments, in which bits can flip."""
 ACKS_BETWEEN = 60
 HEALED_SECONDS_MAX = 30.0
 START_SECONDS_MAX = 20.0
 PASSES_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.1
 NOTICED = ("entries_damaged", "entries_repaired", "index_damaged", "replica_lost")
-"""What the server logs when it meets damage. How often is chance: a flip may lie where nothing is
-read any more."""
+"""Events that the server logs when it finds damage.
+
+Their number is random: a flip may be in data that is no longer read.
+"""
 SETTINGS = {**SMALL_FILES, "storage.cache_bytes": "8MiB"}
 
 
 def strike(servers: DiskSet, load: Load, kind: str, *, is_live: bool, rng: random.Random) -> float:
-    """Flip one bit, and see that nothing comes of it; the seconds until all copies were good."""
+    """Flip one bit, and check that it has no effect; return the seconds until all copies were
+    good.
+    """
     load.wait_acknowledged(rng.randint(1, ACKS_BETWEEN))
     store = servers.stores[VICTIM - 1]
     if not is_live:
@@ -55,14 +60,15 @@ def strike(servers: DiskSet, load: Load, kind: str, *, is_live: bool, rng: rando
     if not is_live:
         servers.start(VICTIM)
         servers.wait_serving(VICTIM, seconds_max=START_SECONDS_MAX)
-    # Everything is read, from the victim when it leads: what is damaged is met here.
+    # Everything is read, from the victim when it leads: damage is found here.
     audit(load.acks[:], read_back(servers.bootstrap, load.topic))
     return wait_healed(servers)
 
 
 def wait_healed(servers: DiskSet) -> float:
-    """Return when no replica is lost and no damaged range is known on the victim; the seconds. A
-    process that has ended is started again, as whatever runs servers does."""
+    """Wait until no replica is lost and no damaged range is known on the victim; return the
+    seconds. A process that has ended is restarted, as a supervisor does.
+    """
     began = time.monotonic()
     while True:
         if VICTIM not in servers.running():
@@ -82,10 +88,10 @@ def wait_healed(servers: DiskSet) -> float:
 
 
 def wait_scrubbed(servers: DiskSet) -> None:
-    """Return when the victim has read all its segments once more, from beginning to end."""
+    """Wait until the victim has read all its segments once more, from beginning to end."""
     name = "vdl_store_scrub_passes_total"
     deadline = time.monotonic() + PASSES_SECONDS_MAX
-    # The pass that runs may be past what was struck last.
+    # The running pass may already be past the last flip.
     wanted = numbers(servers, VICTIM).get(name, 0.0) + 2
     while numbers(servers, VICTIM).get(name, 0.0) < wanted:
         assert time.monotonic() < deadline, "the scrubber does not get round"
@@ -96,7 +102,8 @@ def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:
     """Journal, segments, index and meta, live and at rest: 0 acknowledged records lost, 0 corrupt
-    bytes given to a client, healed within 30 s, and at the end all copies are equal."""
+    bytes delivered, healed within 30 s, and at the end all copies are equal.
+    """
     print(f"SEED={SEED} FLIPS={FLIPS}")
     rng = random.Random(SEED)
     servers = make_disk_set(settings=SETTINGS)
@@ -121,7 +128,7 @@ def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
             load.stop()
         assert load.failures == {}
         assert len(load.acks) == load.sent
-    # What lies in no cache any more is read from the victim's disk, all of it.
+    # Data in no cache is read from the victim's disk, completely.
     servers.end(VICTIM)
     servers.start(VICTIM)
     servers.wait_serving(VICTIM)
@@ -148,7 +155,7 @@ def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
 
 
 def wait_led_by_victim(servers: DiskSet, topic: str) -> None:
-    """Leadership returns to the first replica, one group a second."""
+    """Wait until leadership returns to the first replica, one group a second."""
     deadline = time.monotonic() + HEALED_SECONDS_MAX
     while leader(servers, topic) != VICTIM:
         assert time.monotonic() < deadline, f"{topic} does not return to its first replica"

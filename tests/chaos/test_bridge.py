@@ -1,10 +1,10 @@
-"""A bridge: two servers that do not hear each other, and a third that hears both.
+"""Bridge partition: two servers that do not hear each other, and a third that hears both.
 
-The third does not hear the leader for about as long as an election takes, and elects the other one.
-When it hears the leader again, that has links to a majority and none to its successor. Its
+The third is cut off from the leader for about an election timeout, and elects the other one. When
+it is connected to the old leader again, that has links to a majority and none to its successor. Its
 consumers must get an error soon, or they would wait for records that are written elsewhere.
 
-BRIDGES sets how often: twice without it, ten times for the full form.
+BRIDGES sets the number of repetitions: two by default, ten for the full form.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ BRIDGES = int(os.environ.get("BRIDGES", "2"))
 BOUND_MS = 2 * HostOptions().election_ticks * TICK_NS // 1_000_000
 """vdl/logstream/README.md: a deposed leader serves for at most two election timeouts."""
 LENIENCE = 4
-"""Beside whatever else the machine does. Without the bound it would be as long as the bridge."""
+"""Factor for other load on the machine. Without the bound the time would be that of the bridge."""
 SILENT_SECONDS = (0.7, 1.9)
 NEAR, MIDDLE, FAR = 1, 2, 3
 BRIDGE = ((NEAR, FAR), (FAR, NEAR))
 ELECTION_SECONDS = 1.0
-"""An election that has begun is over by then, and the deposed leader heard again."""
+"""Time after which an election is over, and the deposed leader connected again."""
 GIVE_UP_SECONDS = 60.0
 TRIES_MAX = 5
-"""So many bridges for each in which the far server is elected, and not the one in the middle."""
+"""Attempts per bridge until the far server is elected, and not the one in the middle."""
 ASK_SECONDS = 0.01
 
 
 class Asker(threading.Thread):
-    """Fetches from one server, again and again, and notes when each partition was served."""
+    """Client that repeatedly fetches from one server, and records when each partition was
+    served.
+    """
 
     def __init__(self, replica_set: ReplicaSet, server_id: int) -> None:
         super().__init__(daemon=True)
@@ -50,11 +52,11 @@ class Asker(threading.Thread):
         self._client = AnyApiClient(listener.host, listener.port, timeout_seconds=30.0)
         self._ends = threading.Event()
         self.first: dict[int, float] = {}
-        """When a partition was served, since it last was not."""
+        """Start of the current period in which a partition was served."""
         self.last: dict[int, float] = {}
-        """When it was asked for last with success."""
+        """Time of the last successful request."""
         self.refused: dict[int, float] = {}
-        """When it was refused, since it last was not."""
+        """Start of the current period in which it was refused."""
 
     def run(self) -> None:
         with self._client as client:
@@ -88,7 +90,7 @@ class Asker(threading.Thread):
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
-    """Whether it came true in time."""
+    """Return True if the condition became true in time."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -98,8 +100,9 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def bridged_ms(replica_set: ReplicaSet, wires: Wires, rng: random.Random) -> list[int]:
-    """For how long each partition of which the far server became the leader was served by the near
-    one as well, in milliseconds; what is served on to the end counts to there."""
+    """Return, for each partition whose leader the far server became, the milliseconds for which the
+    near one served it as well; if it serves to the end, up to there.
+    """
     near, far = Asker(replica_set, NEAR), Asker(replica_set, FAR)
     near.start()
     far.start()

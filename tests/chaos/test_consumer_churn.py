@@ -1,6 +1,7 @@
-"""Members of a KIP-848 group come and go while the server that coordinates it is killed.
+"""Members of a KIP-848 group join and leave while the server that coordinates it is killed.
 
-CHURN says for how many seconds, with a hundred members; without it a dozen do so for a few.
+CHURN sets the duration in seconds, with a hundred members; by default a dozen run for a few
+seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TOPIC, GROUP = "churn", "many"
 
 
 def coordinator(replica_set: ReplicaSet) -> int:
-    """The server that coordinates the group."""
+    """Return the server that coordinates the group."""
     host, _, port = replica_set.bootstrap.split(",")[0].rpartition(":")
     deadline = time.monotonic() + 20
     while True:
@@ -41,7 +42,9 @@ def coordinator(replica_set: ReplicaSet) -> int:
 
 
 def settled(members: list[ConsumerThread]) -> bool:
-    """Every partition belongs to one member, and no member has more than its share."""
+    """Return True if every partition belongs to one member, and no member has more than its
+    share.
+    """
     owned = [partition for member in members for partition in set(member.owned)]
     share = -(-PARTITIONS // len(members))
     return (
@@ -51,7 +54,7 @@ def settled(members: list[ConsumerThread]) -> bool:
 
 
 def wait_settled(members: list[ConsumerThread]) -> float:
-    """How long it took."""
+    """Wait until the group is settled; return the seconds."""
     began = time.monotonic()
     while not settled(members):
         seconds = time.monotonic() - began
@@ -64,8 +67,9 @@ def wait_settled(members: list[ConsumerThread]) -> float:
 def test_churn_over_a_leader_kill_gives_no_partition_to_two(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """No partition is owned twice in an epoch, no committed offset goes back, and when the coming
-    and going ends, everybody has a share within seconds."""
+    """No partition is owned twice in an epoch, no committed offset goes back, and when the churn
+    ends every member has a share within seconds.
+    """
     rng = random.Random(848)
     create_topic(replica_set, TOPIC, partitions=PARTITIONS)
     sightings = Sightings()

@@ -1,7 +1,7 @@
 """Disks that are really full: small file systems, and a producer that does not stop.
 
-A full disk is a state that ends by itself. Nothing acknowledged is lost in it, no process dies,
-consumers read on, leaders are elected; and when a topic is deleted, writes go on.
+A full disk is a temporary state. Nothing acknowledged is lost in it, no process dies, consumers
+continue to read, leaders are elected; and when a topic is deleted, writes continue.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ TOPIC, FILLER, PROBE = "kept", "filler", "probe"
 FILLER_VALUE_BYTES = 100_000
 FILL_SECONDS_MAX = 60.0
 GIVES_UP_MS = 5_000
-"""After this long without an acknowledgement the producer that fills the disks is refused."""
+"""Time without an acknowledgement after which the producer that fills the disks counts as refused.
+"""
 READ_SECONDS_MAX = 60.0
 FULL_SECONDS = 5.0
-"""Several election timeouts, and several tries for room."""
+"""Several election timeouts, and several probes for space."""
 RESUME_SECONDS_MAX = 30.0
 NEVER_GIVES_UP = {"message.timeout.ms": 300_000}
 SETTLED_ACKS = 100
 
 
 class Filler:
-    """Large values nobody can compress, as many as there is room for, round robin over partitions.
-    What was acknowledged: (partition, offset) → checksum of the value."""
+    """Producer of large incompressible values, as many as there is space for, round robin over
+    partitions. Keeps (partition, offset) -> checksum of each acknowledged value.
+    """
 
     def __init__(self, bootstrap: str, *, partitions: int = 1) -> None:
         self._bootstrap = bootstrap
@@ -62,7 +64,7 @@ class Filler:
         self.errors: set[str] = set()
 
     def fill(self) -> None:
-        """Produce until the servers do not take any more."""
+        """Produce until the servers refuse more."""
         producer = Producer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -92,7 +94,7 @@ class Filler:
             self.acknowledged[place_of(message)] = crc32(message.value())  # type: ignore[attr-defined]
 
     def assert_kept(self) -> None:
-        """Every acknowledged value can be read, also while the disks are full."""
+        """Check that every acknowledged value can be read, also while the disks are full."""
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "unused", **QUIET})
         found: dict[tuple[int, int], int] = {}
         deadline = time.monotonic() + READ_SECONDS_MAX
@@ -112,12 +114,12 @@ class Filler:
 
 
 def place_of(message: object) -> tuple[int, int]:
-    """(partition, offset)."""
+    """Return (partition, offset)."""
     return message.partition(), message.offset()  # type: ignore[attr-defined]
 
 
 def answer_to_produce(servers: DiskSet) -> int:
-    """The error with which the leader answers one record."""
+    """Return the error with which the leader answers one record."""
     host, port = servers.address(leader(servers, PROBE)).split(":")
     connection = RawConnection((host, int(port)))
     try:
@@ -133,7 +135,7 @@ def answer_to_produce(servers: DiskSet) -> int:
 
 @contextmanager
 def loaded(servers: DiskSet) -> Iterator[Load]:
-    """A producer that never gives up, whatever the disks say."""
+    """Yield a producer that never stops retrying, whatever the disks do."""
     load = Load(servers.bootstrap, TOPIC, IDEMPOTENT, **NEVER_GIVES_UP)
     load.start()
     try:
@@ -143,7 +145,7 @@ def loaded(servers: DiskSet) -> Iterator[Load]:
 
 
 def wait_quiet(load: Load) -> None:
-    """Return when nothing has been acknowledged for a second."""
+    """Wait until nothing has been acknowledged for a second."""
     before = -1
     deadline = time.monotonic() + FILL_SECONDS_MAX
     while before != len(load.acks):
@@ -155,8 +157,11 @@ def wait_quiet(load: Load) -> None:
 def test_full_disks_refuse_writes_and_do_all_else(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:
-    """Filled to the brim: refused with an error that can be retried, readable, alive; a new leader
-    is elected when the old one is killed; a deleted topic makes room, and writes go on."""
+    """Filled completely: writes get a retriable error, reads work, servers stay up.
+
+    A new leader is elected when the old one is killed; a deleted topic frees space, and writes
+    continue.
+    """
     servers = make_disk_set(disk_bytes=DISK_BYTES, settings=SMALL)
     servers.up()
     create_topic(servers, TOPIC)
@@ -174,12 +179,12 @@ def test_full_disks_refuse_writes_and_do_all_else(
         figure("answer_to_produce", ErrorCode(code).name)
         assert code == ErrorCode.KAFKA_STORAGE_ERROR
 
-        # Reading goes on, and nothing acknowledged is lost.
+        # Reads continue, and nothing acknowledged is lost.
         filler.assert_kept()
         audit(load.acks[:], read_back(servers.bootstrap, TOPIC))
         assert {number: servers.pid(number) for number in servers.server_ids} == pids
 
-        # Votes are written, and the one that was killed comes back to its full disk.
+        # Votes are written, and the killed server returns to its full disk.
         before = leader(servers, TOPIC)
         servers.kill(before)
         after = leader(servers, TOPIC)
@@ -190,7 +195,7 @@ def test_full_disks_refuse_writes_and_do_all_else(
         time.sleep(FULL_SECONDS)
         assert servers.running() == list(servers.server_ids)
 
-        # Room is made by deleting, and nobody has to say so.
+        # Deleting a topic frees space without any further action.
         admin = AdminClient({"bootstrap.servers": servers.bootstrap, **QUIET})
         began = time.monotonic()
         admin.delete_topics([FILLER])[FILLER].result(timeout=RESUME_SECONDS_MAX)
@@ -210,9 +215,10 @@ def test_full_disks_refuse_writes_and_do_all_else(
 def test_deleted_records_make_room(
     make_disk_set: MakeDiskSet, figure: Figure, partitions: int
 ) -> None:
-    """The deletion is an entry of the log that the refused records were for, and what a full
-    follower did not take any more stands before it. Of many partitions each has but one segment,
-    which nothing follows on a full disk."""
+    """The deletion is an entry of the log for which records were refused, and entries that a full
+    follower did not accept are before it. Each of many partitions has only one segment, which no
+    other follows on a full disk.
+    """
     servers = make_disk_set(disk_bytes=DISK_BYTES, settings=SMALL)
     servers.up()
     create_topic(servers, TOPIC)

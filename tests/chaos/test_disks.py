@@ -1,4 +1,4 @@
-"""The disks of the tests really lose, fail and fill up; and nothing of them is left behind."""
+"""The tests' disks really lose data, fail and fill up; and nothing of them remains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_power_cut_loses_exactly_what_was_not_synced(disks: Disks) -> None:
 
 
 def test_failed_disk_refuses_and_keeps_what_was_synced(disks: Disks) -> None:
-    """Every sync fails; plugged in again, the disk has what it had."""
+    """Every sync fails; reconnected, the disk has its earlier contents."""
     disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
     path = disk.mount_point / "data"
     write(path, b"kept" * 1_000, sync=True)
@@ -72,8 +72,10 @@ def test_failed_disk_refuses_and_keeps_what_was_synced(disks: Disks) -> None:
 
 
 def test_disk_without_new_blocks_accepts_writes_and_fails_their_sync(disks: Disks) -> None:
-    """Writes succeed, the first sync does not, the next one does: what it says is not true. What
-    was synced before is all there, once the disk is repaired and checked as at boot."""
+    """Writes succeed, the first sync fails, the next one succeeds wrongly.
+
+    Data synced before is all there, once the disk is repaired and checked as at boot.
+    """
     disk = disks.make(disks.make_folder() / "disk", DISK_BYTES)
     path = disk.mount_point / "data"
     data = bytes(range(256)) * 16_384
@@ -97,7 +99,7 @@ def test_disk_without_new_blocks_accepts_writes_and_fails_their_sync(disks: Disk
 
 
 def test_killed_session_leaves_no_process_mount_or_file(disks: Disks) -> None:
-    """SIGKILL of a session, beside which this one goes on."""
+    """SIGKILL of a session, beside which this one continues."""
     with subprocess.Popen(
         [sys.executable, "-c", SESSION], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as session:
@@ -115,7 +117,7 @@ def test_killed_session_leaves_no_process_mount_or_file(disks: Disks) -> None:
 
 
 def test_next_session_sweeps_what_an_abandoned_one_left(disks: Disks) -> None:
-    """Also where nobody was left to sweep; and what belongs to somebody who lives stays."""
+    """Also where no sweeper was left; files of a live session stay."""
     abandoned = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     point = abandoned / "disk"
     point.mkdir()
@@ -128,5 +130,5 @@ def test_next_session_sweeps_what_an_abandoned_one_left(disks: Disks) -> None:
 
 
 def is_mounted(folder: Path) -> bool:
-    """Whether anything is mounted below the folder."""
+    """Return True if anything is mounted below the folder."""
     return f" {folder}/" in Path("/proc/self/mounts").read_text(encoding="utf-8")

@@ -1,13 +1,13 @@
-"""A disk fails under load, and the server that syncs to it must not believe a second sync.
+"""Disk failures under load: a server must not rely on a second sync after a failed one.
 
-After a failed sync the system forgets what it could not write: the next sync succeeds, and the data
-is gone. So the server ends at once and reads its disk again when it is started.
+After a failed sync the system drops the data that it could not write: the next sync succeeds, and
+the data is gone. So the server ends at once and reads its disk again when it is started.
 
-The server struck is the leader. Beside the topic that all three have, a topic has its only replica
-there: whatever that one acknowledges, nobody else could have kept.
+The server under test is the leader. Beside the topic on all three, another topic has its only
+replica there: no other server could have kept what that one acknowledges.
 
-SYNCS sets how many disks fail, for real and by injection each: two without it, twenty for the full
-form (`make chaos SYNCS=20`), which holds the bounds on time, on a machine that does nothing else.
+SYNCS sets the number of disks that fail, for real and by injection each: two by default, twenty for
+the full form (`make chaos SYNCS=20`), which checks the time limits, on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,23 @@ LENIENCE = 1 if SYNCS >= 20 else 5
 END_SECONDS_MAX = 1.0 * LENIENCE
 GAP_MS_MAX = 3_000 * LENIENCE
 FAILS_SECONDS_MAX = 180.0
-"""Until a disk that cannot store new blocks is given one."""
+"""Time until a disk that cannot store new blocks has to write one."""
 SETTLED_ACKS = 100
 DISK_BYTES = 128 * MIB
-"""One group of blocks: the smaller the file system, the sooner new blocks are wanted."""
+"""One block group: the smaller the file system, the sooner new blocks are needed."""
 INJECTED = (("pwritev2", 40, ("EIO",)), ("fdatasync", 3, ("EIO", "ENOSPC")))
-"""Calls, which of them at most, the errors. `pwritev2` are the journal's writes, which are durable
-when they return, and those to segments, which are not: for these a full disk is a state."""
+"""Calls, the maximum number to let pass, the errors.
+
+`pwritev2` are the journal's writes, which are durable on return, and those to segments, which are
+not: for these a full disk is a state.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One disk that failed: how long the server lived on, and how long nothing was acknowledged,
-    and the server's own last words."""
+    """One failed disk: how long the server continued, how long nothing was acknowledged, and the
+    server's last log lines.
+    """
 
     end_seconds: float
     gap_ms: float
@@ -60,12 +64,13 @@ class Outcome:
 
 
 Fault = Callable[[DiskSet, int], float]
-"""Makes the disk of a server fail and waits until the server has ended; the seconds between the
-first failure and its end."""
+"""Makes the disk of a server fail and waits until the server has ended; returns the seconds between
+the first failure and its end.
+"""
 
 
 def fail_device(servers: DiskSet, server_id: int) -> float:
-    """Every access to the disk fails from one moment on."""
+    """Make every access to the disk fail from one moment on."""
     servers.disks[server_id].fail()
     failed = time.monotonic()
     servers.wait_stopped(server_id, seconds_max=FAILS_SECONDS_MAX)
@@ -73,7 +78,7 @@ def fail_device(servers: DiskSet, server_id: int) -> float:
 
 
 def fail_new_blocks(servers: DiskSet, server_id: int) -> float:
-    """Blocks the disk has never stored cannot be written, although the file system has room."""
+    """Make writes to blocks that were never stored fail, although the file system has space."""
     disk = servers.disks[server_id]
     with DeviceErrors(disk.loop_device) as errors:
         disk.fail_new_blocks()
@@ -84,7 +89,7 @@ def fail_new_blocks(servers: DiskSet, server_id: int) -> float:
 
 
 def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
-    """One disk fails; it is repaired, and the server is started again."""
+    """Fail one disk, repair it, and restart the server."""
     wait_healthy(servers)
     victim = leader(servers, TOPIC)
     create_topic(servers, f"alone-{number}", alone_on=victim)
@@ -101,7 +106,7 @@ def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
         acknowledged = alone.acks[:]
         load.wait_acknowledged(SETTLED_ACKS)
         gap_ms = load.longest_gap_ms(began_ns, time.monotonic_ns())
-        # What the system has in memory must not hide what the disk has not.
+        # Data in the system's memory must not hide what is missing on the disk.
         servers.remount(victim, check=True)
         servers.start(victim)
         alone.wait_acknowledged(SETTLED_ACKS)
@@ -117,7 +122,9 @@ def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
 def strike_again_and_again(
     servers: DiskSet, faults: list[Fault], figure: Figure, *, end_seconds_max: float
 ) -> None:
-    """Strike leaders; then everything acknowledged is there, and the copies are equal."""
+    """Fail leaders repeatedly; then check that everything acknowledged is there, and the copies are
+    equal.
+    """
     create_topic(servers, TOPIC)
     load = Load(servers.bootstrap, TOPIC, IDEMPOTENT, **BATCHES_THAT_FIT)
     load.start()
@@ -146,8 +153,11 @@ def strike_again_and_again(
 def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
     make_disk_set: MakeDiskSet, fault: Fault, figure: Figure
 ) -> None:
-    """The disk fails for real; the server says so and ends, the others go on, and started on the
-    repaired disk it has all it had acknowledged and becomes equal to the others."""
+    """The disk really fails; the server logs it and ends, the others continue.
+
+    Restarted on the repaired disk it has all that it had acknowledged, and becomes equal to the
+    others.
+    """
     if fault is fail_new_blocks and (missing := DeviceErrors.missing()):
         pytest.skip(missing)
     servers = make_disk_set(disk_bytes=DISK_BYTES)
@@ -160,7 +170,9 @@ def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
 
 
 def inject(call: str, n: int, error: str, trace: Path) -> Fault:
-    """The n-th `call` of any thread from now on fails, and all later ones."""
+    """Return a fault that makes the n-th `call` of any thread from now on fail, and all later
+    ones.
+    """
 
     def fault(servers: DiskSet, server_id: int) -> float:
         command = [
@@ -174,7 +186,7 @@ def inject(call: str, n: int, error: str, trace: Path) -> Fault:
                 servers.wait_stopped(server_id, seconds_max=FAILS_SECONDS_MAX)
                 ended = time.time()
             finally:
-                # strace may wait for ever for a thread that ended while it was attached to.
+                # strace may wait for ever for a thread that ended while it was being attached.
                 strace.kill()
         failed = re.search(r"^\d+ +([\d.]+) .*\(INJECTED\)", trace.read_text(), re.MULTILINE)
         assert failed, f"no {call} failed: {trace.read_text()[-500:]}"
@@ -184,7 +196,7 @@ def inject(call: str, n: int, error: str, trace: Path) -> Fault:
 
 
 def strace_missing() -> str:
-    """Why no call can be made to fail here; empty when one can."""
+    """Return the reason why calls cannot be made to fail here; empty if they can."""
     if shutil.which("strace") is None:
         return "needs strace"
     with subprocess.Popen(["sleep", "60"]) as sleeper:
@@ -203,8 +215,9 @@ def strace_missing() -> str:
 def test_injected_failure_of_a_sync_ends_the_server_and_nothing_is_lost(
     make_disk_set: MakeDiskSet, figure: Figure, tmp_path: Path
 ) -> None:
-    """The n-th durable journal write fails, or the n-th fdatasync of a thread, which may well say
-    that there is no space: it is no full disk then, where a refused write can be tried again."""
+    """The n-th durable journal write fails, or the n-th fdatasync of a thread, which may well
+    return ENOSPC: that is no full disk, where a refused write can be retried.
+    """
     if missing := strace_missing():
         pytest.skip(missing)
     print(f"SEED={SEED}")

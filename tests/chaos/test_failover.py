@@ -1,11 +1,11 @@
-"""The leader of a partition goes away in every manner, while values are written to it.
+"""Failures of a partition's leader in every way, while values are written to it.
 
-Nothing acknowledged may be lost, moved or reordered, ever; and the bounds are on what an unmodified
+Nothing acknowledged may be lost, moved or reordered. The limits apply to what an unmodified
 librdkafka producer sees: the longest time without an acknowledgement around each fault.
 
-FAILOVERS sets how many leaders are struck: three without it, ten for the full form. The full form
-holds the bounds themselves, on a machine that does nothing else; the short one runs beside whatever
-a build machine is doing and only notices when failover has stopped being fast at all.
+FAILOVERS sets the number of leader failures: three by default, ten for the full form. The full form
+checks the limits themselves, on an otherwise idle machine; the short one runs beside other load and
+only detects that failover is no longer fast at all.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ KILL_GAP_MS_MEDIAN, KILL_GAP_MS_MAX = 1_000 * LENIENCE, 3_000 * LENIENCE
 PAUSE_GAP_MS_MAX = 3_500 * LENIENCE
 STOP_GAP_MS_MAX = 300 * LENIENCE
 IMPATIENT = {"socket.timeout.ms": 1_000, "request.timeout.ms": 1_000}
-"""A server that is paused keeps its connections open. When a client leaves it is the client's own
-decision; by default librdkafka waits a minute, whoever the servers are."""
+"""A paused server keeps its connections open.
+
+The client decides when to leave; by default librdkafka waits a minute, with any server.
+"""
 
 
 def record_gaps(figure: Figure, gaps: list[float], load: Load) -> None:
@@ -56,8 +58,9 @@ def assert_all_kept(replica_set: ReplicaSet, load: Load) -> None:
 def test_killed_leader_loses_nothing_and_is_replaced_in_time(
     replica_set: ReplicaSet, variant: Variant, figure: Figure
 ) -> None:
-    """kill -9 of the leader, again and again, each restarted: 0 lost, 0 moved, order kept; the gap
-    at most 1 s in the median, 3 s at worst."""
+    """kill -9 of the leader, repeatedly, each restarted: 0 lost, 0 moved, order kept; the gap at
+    most 1 s in the median, 3 s at worst.
+    """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, variant)
     gaps = strike_leader(replica_set, load, replica_set.kill, replica_set.start, count=FAILOVERS)
@@ -70,7 +73,7 @@ def test_killed_leader_loses_nothing_and_is_replaced_in_time(
 def test_paused_leader_loses_nothing_and_is_replaced_in_time(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """SIGSTOP: the connections stay up and say nothing. It comes back and is not believed."""
+    """SIGSTOP: the connections stay up and silent. When it continues it is no longer the leader."""
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT, **IMPATIENT)
     gaps = strike_leader(replica_set, load, replica_set.pause, replica_set.resume, count=FAILOVERS)

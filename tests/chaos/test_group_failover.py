@@ -1,4 +1,6 @@
-"""A consumer group reads on while the servers that lead its partitions and coordinate it die."""
+"""A consumer group continues to read while the servers that lead its partitions and coordinate it
+die.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ DRAIN_SECONDS_MAX = 60.0
 
 
 def committed(replica_set: ReplicaSet) -> int:
-    """What the group has committed for partition 0, asked by a client that is no member."""
+    """Return the group's committed offset of partition 0, queried by a client that is no member."""
     consumer = Consumer({"bootstrap.servers": replica_set.bootstrap, "group.id": GROUP, **QUIET})
     try:
         offset: int = consumer.committed([TopicPartition(TOPIC, 0)], timeout=20)[0].offset
@@ -31,7 +33,8 @@ def test_group_misses_no_record_and_no_commit_goes_back(
     replica_set: ReplicaSet, fault: str, figure: Figure
 ) -> None:
     """Every acknowledged record is delivered at least once, and the group's committed offset never
-    falls: its coordinator, wherever it is, loses neither members' progress nor the group."""
+    falls: its coordinator, on any server, loses neither members' progress nor the group.
+    """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
     members = Members(replica_set.bootstrap, TOPIC, GROUP, count=2)

@@ -1,9 +1,10 @@
-"""Forty clients of one user, and forty who are nobody, beside those who work on the same servers.
+"""Forty clients of one user, and forty unauthenticated ones, beside regular clients of the same
+servers.
 
-HOSTILE_SECONDS sets how long each phase is: 4 s without it, 300 for the full form (`make hostile`),
-which is for a machine that does nothing else, and bounds what others notice. Calm phases
-lie between those with hostile clients, so that both are measured on the same machine. HOSTILE_KINDS
-has them do only some of what they can (`harness/hostile.py`).
+HOSTILE_SECONDS sets the length of each phase: 4 s by default, 300 for the full form (`make
+hostile`), which is for an otherwise idle machine, and limits the effect on others. Calm phases
+alternate with those with hostile clients, so that both are measured on the same machine.
+HOSTILE_KINDS restricts the hostile clients' requests (`harness/hostile.py`).
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ ACT_SECONDS = 0.25
 PASSWORD = "a-password-of-users-7c1f"
 CALL_SECONDS = 60.0
 RSS_MORE_MAX = 512 << 20
-"""What budgets allow together: requests, answers, batches to be checked, and what waits to be
-decoded (docs/configure.md)."""
+"""Sum of the budgets: requests, answers, batches to be checked, and data to be decoded
+(docs/operations.md).
+"""
 
 
 @dataclass
 class Seen:
-    """What those who work saw in one phase; seconds."""
+    """Observations of the regular clients in one phase; in seconds."""
 
     produced: list[float] = field(default_factory=list)
     consumed: list[float] = field(default_factory=list)
@@ -86,11 +88,11 @@ class Seen:
 
 
 class Users:
-    """A producer, a consumer group and an administrator, who work until `stop`."""
+    """A producer, a consumer group and an administrator, which run until `stop`."""
 
     def __init__(self, alice: dict[str, Any], admin: dict[str, Any]) -> None:
         self.seen = Seen()
-        """Of the phase that is now."""
+        """Observations of the current phase."""
         self.assignments = 0
         self.acts = 0
         self._over = threading.Event()
@@ -159,7 +161,7 @@ class Users:
             done = self._admin.incremental_alter_configs([resource], request_timeout=CALL_SECONDS)
             try:
                 done[resource].result(CALL_SECONDS)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:  # noqa: BLE001 - any error is recorded
                 self.seen.failed.append(f"act: {error}")
             self.acts += 1
             self.seen.acts.append(time.monotonic() - began)
@@ -180,7 +182,7 @@ def servers() -> Iterator[ReplicaSet]:
 
 
 def configure(servers: ReplicaSet) -> None:
-    """Logins, a port that asks nobody, an audit log, and tokens."""
+    """Configure logins, a port without authentication, an audit log, and tokens."""
     made = make_replica_set(servers.directory, count=3, base_port=servers.base_port, is_secure=True)
     secure_replica_set(made)
     write_configs(made)
@@ -195,7 +197,7 @@ def configure(servers: ReplicaSet) -> None:
 
 
 def prepare(admin: AdminClient) -> None:
-    """The topic of those who work, two users, and what they may do."""
+    """Create the regular clients' topic, two users, and their permissions."""
     admin.create_topics([NewTopic(TOPIC, 3, 3)])[TOPIC].result(CALL_SECONDS)
     for name in ("alice", "mallory"):
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4_096)
@@ -220,14 +222,14 @@ def prepare(admin: AdminClient) -> None:
 
 
 def terms(servers: ReplicaSet, settings: ClientSettings) -> dict[str, tuple[int, int]]:
-    """Leader and term of each group."""
+    """Return leader and term of each group."""
     found = collect([parse_address(one) for one in servers.bootstrap.split(",")], settings)
     rows = [*found.groups, *(one for topic in found.topics for one in topic.partitions)]
     return {row.name: (row.leader, row.term) for row in rows}
 
 
 def noted(servers: ReplicaSet) -> int:
-    """How many acts of the administrator the audit logs have."""
+    """Return the number of the administrator's actions in the audit logs."""
     count = 0
     for server_id in servers.server_ids:
         for path in sorted(servers.server(server_id).directory.glob("audit.log*")):
@@ -240,8 +242,9 @@ def noted(servers: ReplicaSet) -> int:
 
 @pytest.mark.parametrize("who", ["mallory", "nobody"])
 def test_hostile_clients_stop_nobody(who: str, servers: ReplicaSet, figure: Figure) -> None:
-    """Nothing of others fails or is refused, nobody is elected, no member of their group is put
-    out, memory stays within its budgets, and each act of the administrator is noted."""
+    """No operation of others fails or is refused, no election happens, no member of their group is
+    expelled, memory stays within its budgets, and each action of the administrator is audited.
+    """
     own = read_client_settings(servers.directory / "client.properties")
 
     def settings(user: str, password: str) -> dict[str, Any]:

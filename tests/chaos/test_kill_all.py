@@ -1,4 +1,4 @@
-"""All servers end at once, in the middle of everything."""
+"""All servers are killed at once, under load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_killed_replica_set_has_every_acknowledged_record_after_restart(
     replica_set: ReplicaSet, variant: Variant, figure: Figure
 ) -> None:
     """kill -9 of all three under load: after the restart each acknowledged record is there,
-    identical, at its offset; and the producer goes on where it was."""
+    identical, at its offset; and the producer continues.
+    """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, variant)
     load.start()
@@ -38,7 +39,7 @@ def test_killed_replica_set_has_every_acknowledged_record_after_restart(
 
 
 def test_killed_while_idle_replica_set_starts_by_itself(replica_set: ReplicaSet) -> None:
-    """Also with nobody there who would send anything: a restart needs no operator."""
+    """Also without any client: a restart needs no operator."""
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
     load.start()

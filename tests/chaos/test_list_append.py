@@ -1,8 +1,9 @@
-"""Transactions append to lists while servers and their own producers are mistreated: `vdl check`
-finds nothing in what everybody did and saw, and finds whatever is planted into it.
+"""Transactions append to lists while servers and their own producers fail.
 
-LISTS says for how many seconds, TRANSACTIONS how many there are to be at least, however long that
-takes; without LISTS a few producers do so for a few seconds.
+`vdl check` finds no anomaly in the recorded history, and finds every planted one.
+
+LISTS sets the duration in seconds, TRANSACTIONS the minimum number of transactions, however long
+that takes; without LISTS a few producers run for a few seconds.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ LISTS_SECONDS = float(os.environ.get("LISTS", "0"))
 IS_FULL = LISTS_SECONDS > 0
 SECONDS = LISTS_SECONDS if IS_FULL else 12.0
 PROCESSES, PRODUCERS = (4, 24) if IS_FULL else (2, 4)
-"""Producers of each process."""
+"""Processes, and producers in each process."""
 READERS = 2
 TOPIC, PARTITIONS = "lists", 8
 TRANSACTIONS_MIN = int(os.environ.get("TRANSACTIONS", "50"))
 SERVING_SECONDS_MAX = 120.0
-"""Of a server that reads its logs while all others work, on two processors."""
+"""Limit for a server that reads its logs while all others work, on two processors."""
 FAULT_SECONDS, CALM_SECONDS = (1.0, 4.0), (2.0, 5.0) if IS_FULL else (1.0, 2.0)
 AT_ONCE_SECONDS = (0.3, 1.2)
-"""Between two kills of a server that runs again at once: both within the time for which a leader
-still answers what the first process sent."""
+"""Time between two kills of a server that is restarted at once: both within the period for which a
+leader still answers requests of the first process.
+"""
 SHOWN = 10
 
 
 class Workload:
-    """The processes, and what is done to them."""
+    """The processes, and the operations on them."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self._bootstrap, self._folder = bootstrap, folder
@@ -59,7 +61,7 @@ class Workload:
         return AppendProcess(role, self._bootstrap, TOPIC, PARTITIONS, file, number, *rest)
 
     def _succeed(self, place: int) -> AppendProcess:
-        """Other producers have the transactional ids now; whose they were."""
+        """Start producers that take over the transactional ids; return their previous owner."""
         before = self.appending[place]
         self.appending[place] = self._start("append", place * PRODUCERS, PRODUCERS)
         return before
@@ -69,7 +71,7 @@ class Workload:
         self._others.append(self._succeed(place))
 
     def replace(self, place: int, seconds: float) -> None:
-        """Its producers do not know that they are fenced."""
+        """Replace a paused process; its producers do not know that they are fenced."""
         self.appending[place].pause()
         before = self._succeed(place)
         self._others.append(before)
@@ -78,14 +80,14 @@ class Workload:
         self.retired += 1
 
     def committed(self) -> int:
-        """How many transactions did until now."""
+        """Return the number of transactions committed so far."""
         return sum(
             path.read_bytes().count(b'"f":"txn","type":"ok"')
             for path in self._folder.glob("*.jsonl")
         )
 
     def end(self) -> int:
-        """How many did not end by themselves."""
+        """End all processes; return the number of those that did not end by themselves."""
         everybody = self.appending + self._others
         for process in everybody:
             process.end()
@@ -99,7 +101,7 @@ class Workload:
 def strike(
     fault: str, replica_set: ReplicaSet, wires: Wires, workload: Workload, rng: random.Random
 ) -> None:
-    """One fault, and its end."""
+    """Make one fault, and heal it."""
     server_id = rng.choice(replica_set.server_ids)
     place = rng.randrange(PROCESSES)
     seconds = rng.uniform(*FAULT_SECONDS)
@@ -109,7 +111,7 @@ def strike(
         replica_set.start(server_id)
         replica_set.wait_serving(server_id, seconds_max=SERVING_SECONDS_MAX)
     elif fault == "restart a server twice":
-        # What it sent last waits for the one that stands still, and is answered to its successors.
+        # Requests that it sent last wait for the paused server, and are answered to its successors.
         held_up = rng.choice([other for other in replica_set.server_ids if other != server_id])
         replica_set.pause(held_up)
         for _ in range(2):
@@ -148,9 +150,10 @@ FAULTS = (
 
 
 def test_lists_of_transactions_show_no_anomaly_under_faults(tmp_path: Path, figure: Figure) -> None:
-    """Servers are killed, started again at once, paused and cut off one way; producers are killed,
-    and others succeed them while they stand still. Every kind of anomaly that is planted into the
-    history is found."""
+    """Servers are killed, restarted at once, paused and cut off in one direction; producers are
+    killed, or replaced while they are paused. Every kind of anomaly that is planted into the
+    history is found.
+    """
     seed = int(os.environ.get("SEED", str(random.randrange(1 << 32))))
     print(f"SEED={seed}")
     rng = random.Random(seed)

@@ -1,6 +1,6 @@
-"""A coordinator with many committed offsets: they are all there, whichever server has it.
+"""A coordinator with many committed offsets: all of them are there, on whichever server it is.
 
-POSITIONS=1000000 has it as full as it may be; then it takes some minutes.
+POSITIONS=1000000 fills it to its limit; then it takes some minutes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ PARTITIONS = 100
 GROUPS = POSITIONS // PARTITIONS
 METADATA, COMMIT, FETCH, FIND, VERSIONS = 3, 8, 9, 10, 18
 TOO_EARLY = {14, 15, 16}
-"""Errors that clients try again: the coordinator is loading, not available, elsewhere."""
+"""Errors that clients retry: the coordinator is loading, not available, elsewhere."""
 SETTINGS = {"cluster.coordinators": 1, "raft.command_entries_kept": 50}
 CHECKPOINT_SECONDS = 15.0
-"""Behind a checkpoint, which is made as often, logs are cut: who lacks more needs a snapshot."""
+"""Interval of checkpoints, behind which logs are trimmed: a replica that lacks more needs a
+snapshot.
+"""
 SECONDS_MAX = 120.0
 
 
@@ -44,7 +46,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
 
 
 class Asker:
-    """A client that asks whoever is the coordinator, and tries again what may be."""
+    """Client that queries the current coordinator, and retries what may be retried."""
 
     def __init__(self, servers: ReplicaSet) -> None:
         self._servers = servers
@@ -79,7 +81,7 @@ class Asker:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Forget who is the coordinator."""
+        """Forget the current coordinator."""
         if self._client is not None:
             self._client.__exit__(None, None, None)
             self._client = None
@@ -98,7 +100,7 @@ def codes(answer: object) -> set[int]:
 
 
 def commit_all(asker: Asker, topic_id: bytes, first: int) -> None:
-    """Each group's offset in partition p: `first` + group + p."""
+    """Commit each group's offset in partition p: `first` + group + p."""
     for start in range(0, GROUPS, 10):
         requests: list[object] = []
         for group in range(start, min(GROUPS, start + 10)):
@@ -124,7 +126,7 @@ def check_all(asker: Asker, first: int, *, step: int = 1) -> None:
 
 
 class Pinger:
-    """Asks each server for its versions all the time: the longest wait is that of its loop."""
+    """Requests each server's API versions continuously: the longest wait is that of its loop."""
 
     def __init__(self, servers: ReplicaSet) -> None:
         self._is_over = threading.Event()
@@ -150,7 +152,7 @@ class Pinger:
                 self._is_over.wait(0.05)
 
     def take(self) -> dict[int, int]:
-        """The longest waits since the last call, in milliseconds."""
+        """Return the longest waits since the last call, in milliseconds."""
         taken = {one: round(1_000 * seconds) for one, seconds in self.longest.items()}
         self.longest = dict.fromkeys(self.longest, 0.0)
         return taken
@@ -164,8 +166,9 @@ class Pinger:
 def test_coordinator_with_many_positions_moves_and_starts_with_all_of_them(
     servers: ReplicaSet, figure: Figure
 ) -> None:
-    """One server is away while they are committed, and gets them as a snapshot; then the leader is
-    killed, then all of them."""
+    """One server is away during the commits, and gets them in a snapshot; then the leader is
+    killed, then all servers.
+    """
     host, port = servers.address(1).split(":")
     create_topic(servers, TOPIC, partitions=PARTITIONS)
     with AnyApiClient(host, int(port), timeout_seconds=60) as client:

@@ -1,5 +1,6 @@
-"""Partitions move among four servers under load: servers die meanwhile, an operator sets a limit,
-and takes some of it back."""
+"""Partitions move among four servers under load, while servers die, a throttle is set, and some
+moves are cancelled.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +40,21 @@ RNG_SEED = 7
 FILLED_BYTES = 16_000
 FILLED_BATCHES = 40
 RATE = 2_000_000
-"""Bytes a second that server 4 may get for what moves."""
+"""Bytes a second of moving partitions that server 4 may receive."""
 CANCELLED = range(0, PARTITIONS, 3)
 RETRIED = {6, 7, 41}
-"""Of a request whose catalog leader has just died."""
+"""Errors of a request whose catalog leader has just died."""
 
 
 @pytest.fixture
 def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
-    """Four servers that serve: one more than a partition needs."""
+    """Yield four servers: one more than a partition needs."""
     with serving(4, request.node.name) as servers:
         yield servers
 
 
 def ask(servers: ReplicaSet, key: int, request: object) -> object:
-    """The answer of some server that runs."""
+    """Return the answer of some running server."""
     for server_id in servers.server_ids:
         host, _, port = servers.address(server_id).rpartition(":")
         try:
@@ -89,14 +90,14 @@ def move(servers: ReplicaSet, targets: Mapping[int, list[int] | None]) -> None:
 
 
 def moving(servers: ReplicaSet) -> int:
-    """How many partitions move."""
+    """Return the number of partitions that are moving."""
     answer = ask(servers, 46, listing.ListPartitionReassignmentsRequest(5_000, None))
     assert isinstance(answer, listing.ListPartitionReassignmentsResponse)
     return sum(len(topic.partitions) for topic in answer.topics)
 
 
 def wait_moved(servers: ReplicaSet) -> float:
-    """Seconds until nothing moves."""
+    """Wait until nothing moves; return the seconds."""
     began = time.monotonic()
     while moving(servers):
         assert time.monotonic() - began < SECONDS_MAX, "replicas do not get on"
@@ -113,8 +114,9 @@ def replicas(servers: ReplicaSet) -> dict[int, list[int]]:
 def test_partitions_that_move_under_load_lose_nothing(
     four_servers: ReplicaSet, figure: Figure
 ) -> None:
-    """All partitions get other servers again and again; in every other round one is killed at some
-    point, and started again. Whatever was acknowledged is there, at its offset."""
+    """All partitions are repeatedly reassigned; in every other round one server is killed at some
+    point, and restarted. Acknowledged records are there, at their offsets.
+    """
     rng = random.Random(RNG_SEED)
     create(four_servers)
     load = Load(four_servers.bootstrap, TOPIC, IDEMPOTENT)
@@ -146,8 +148,9 @@ def test_partitions_that_move_under_load_lose_nothing(
 
 
 def set_limits(servers: ReplicaSet, rate: int | None, listed: dict[int, list[int]]) -> None:
-    """As `kafka-reassign-partitions --throttle` does; without a rate as `--verify` does at the
-    end. `listed`: by partition, which replicas are leaders that feed it."""
+    """Set the throttles as `kafka-reassign-partitions --throttle` does; without a rate, remove them
+    as `--verify` does at the end. `listed`: by partition, the leader replicas that feed it.
+    """
     operation = 0 if rate is not None else 1  # SET, DELETE
     leaders = ",".join(f"{p}:{server}" for p, of in listed.items() for server in of)
     followers = ",".join(f"{p}:4" for p in listed)
@@ -156,7 +159,7 @@ def set_limits(servers: ReplicaSet, rate: int | None, listed: dict[int, list[int
         "leader.replication.throttled.replicas": leaders,
         "follower.replication.throttled.replicas": followers,
     }
-    # The same rate for all, as the tool has it; each server is told of its own.
+    # The same rate for all, as the tool sets it; each server has its own config resource.
     for server in range(1, 5):
         told = [AlterableConfig(name, operation, str(rate)) for name in rates]
         alter_configs(servers, AlterConfigsResource(4, str(server), told), server=server)
@@ -172,11 +175,11 @@ def alter_configs(servers: ReplicaSet, resource: AlterConfigsResource, *, server
 
 
 def fill(servers: ReplicaSet) -> None:
-    """What there is to be moved: it does not compress."""
+    """Produce incompressible data that is to be moved."""
     rng = random.Random(RNG_SEED)
     producer = Producer({"bootstrap.servers": servers.bootstrap, "linger.ms": 0, "log_level": 0})
     for _ in range(FILLED_BATCHES):
-        for partition in range(1, PARTITIONS):  # the load has the first
+        for partition in range(1, PARTITIONS):  # the first has the load
             producer.produce(TOPIC, rng.randbytes(FILLED_BYTES), partition=partition)
         assert not producer.flush(SECONDS_MAX)
 
@@ -184,8 +187,9 @@ def fill(servers: ReplicaSet) -> None:
 def test_moves_keep_to_a_limit_and_can_be_cancelled(
     four_servers: ReplicaSet, figure: Figure
 ) -> None:
-    """Thirty partitions get a replica on server 4, at 2 MB/s in all; a third of them is taken back
-    midway. Producers notice nothing, and nothing is lost."""
+    """Thirty partitions get a replica on server 4, at 2 MB/s in all; a third of them is cancelled
+    midway. Producers are not affected, and nothing is lost.
+    """
     create(four_servers)
     fill(four_servers)
     before = replicas(four_servers)
@@ -206,7 +210,8 @@ def test_moves_keep_to_a_limit_and_can_be_cancelled(
         moved_bytes = len(set(kept) - {0}) * FILLED_BATCHES * FILLED_BYTES
         figure("moved_mb", round(moved_bytes / 1e6, 1))
         figure("seconds", round(seconds, 1))
-        # What each misses when it takes part, and what the load adds, is little beside this.
+        # The data that each lacks when it becomes a member, and the load's data, are small beside
+        # this.
         assert moved_bytes / seconds < 1.1 * RATE
         after = replicas(four_servers)
         assert {index: after[index] for index in kept} == {index: targets[index] for index in kept}

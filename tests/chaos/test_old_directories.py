@@ -1,6 +1,8 @@
-"""Data directories that are not what their peers remember: restored from an old copy as a whole or
-in part, swapped, and copied for a second process. Each is told in words. Nothing acknowledged is
-lost while a majority is sound."""
+"""Data directories that contradict what their peers know: restored from an old copy as a whole or
+in part, swapped, or copied for a second process.
+
+Each is reported. Nothing acknowledged is lost while a majority is intact.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ TOLD_SECONDS = 20.0
 POLL_SECONDS = 0.02
 PAST = "directory_from_the_past"
 MADE_GOOD = ("logs", "meta")
-"""Parts that say nothing about votes, and of which the journal has all that the copy lacks, if it
-was not released meanwhile; then the replicas are lost."""
+"""Parts without information about votes, whose missing contents the journal has, if they were not
+released meanwhile; otherwise the replicas are lost.
+"""
 LOCAL = ("data_missing", "replica_lost", "cannot_start", "foreign_file")
 
 Figure = Callable[[str, object], None]
@@ -42,7 +45,7 @@ def stop(replica_set: ReplicaSet, server_id: int) -> None:
 
 
 def keep_copy(replica_set: ReplicaSet, server_id: int) -> Path:
-    """A copy of a server's directory, made while it was stopped, as a backup would be."""
+    """Return a copy of a stopped server's directory, as a backup makes it."""
     stop(replica_set, server_id)
     copy = replica_set.directory / f"copy-{server_id}"
     shutil.copytree(store_of(replica_set, server_id), copy)
@@ -64,7 +67,7 @@ def put_back(copy: Path, store: Path, part: str) -> None:
 
 
 def wait_told(replica_set: ReplicaSet, server_id: int, *events: str) -> tuple[str, float]:
-    """(the first of the events that is in the server's log, the seconds it took)."""
+    """Return (the first of the events that is in the server's log, the seconds it took)."""
     began = time.monotonic()
     while True:
         log = replica_set.log(server_id)
@@ -87,8 +90,10 @@ def written(replica_set: ReplicaSet) -> Load:
 def test_part_of_a_directory_from_an_old_copy_is_found_out(
     replica_set: ReplicaSet, part: str, figure: Figure
 ) -> None:
-    """By its peers, or by itself where the parts do not fit each other, or it is made good from the
-    journal. What was acknowledged is there, and the server takes part again in the end."""
+    """It is detected by its peers, or by itself where the parts contradict each other, or it is
+    repaired from the journal. Acknowledged records are there, and the server is a member again in
+    the end.
+    """
     load = written(replica_set)
     victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
     copy = keep_copy(replica_set, victim)
@@ -112,7 +117,7 @@ def test_part_of_a_directory_from_an_old_copy_is_found_out(
 
 
 def test_old_copy_is_found_out_when_all_servers_were_restarted(replica_set: ReplicaSet) -> None:
-    """What the others remember is on their disks, too."""
+    """The others' records of it are on their disks, too."""
     load = written(replica_set)
     victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
     copy = keep_copy(replica_set, victim)
@@ -129,8 +134,9 @@ def test_old_copy_is_found_out_when_all_servers_were_restarted(replica_set: Repl
 
 
 def test_two_of_three_old_copies_do_not_overrule_the_third(replica_set: ReplicaSet) -> None:
-    """Both are told, and nobody leads the partition: no client is answered by a log that lacks what
-    was acknowledged."""
+    """Both are reported, and the partition has no leader: no client is answered from a log that
+    lacks acknowledged records.
+    """
     load = written(replica_set)
     leads = leader(replica_set, TOPIC)
     victims = [s for s in replica_set.server_ids if s != leads]
@@ -149,7 +155,7 @@ def test_two_of_three_old_copies_do_not_overrule_the_third(replica_set: ReplicaS
 
 
 def serves(replica_set: ReplicaSet, server_id: int) -> bool:
-    """Whether this server, asked alone, says that it leads the topic's partition."""
+    """Return True if this server's own metadata names it as the leader of the topic's partition."""
     admin = AdminClient({"bootstrap.servers": replica_set.address(server_id), **QUIET})
     try:
         found = admin.list_topics(timeout=1.0).topics.get(TOPIC)
@@ -159,7 +165,7 @@ def serves(replica_set: ReplicaSet, server_id: int) -> bool:
 
 
 def test_swapped_directories_are_refused(replica_set: ReplicaSet) -> None:
-    """Before a port is opened; put right, both serve."""
+    """Refused before a port is opened; swapped back, both serve."""
     load = written(replica_set)
     load.stop()
     for server_id in (2, 3):
@@ -187,7 +193,7 @@ def swap(one: Path, other: Path) -> None:
 
 
 def test_second_process_in_a_copy_ends_and_says_why(replica_set: ReplicaSet) -> None:
-    """The first one goes on, and nothing that was acknowledged depends on the second."""
+    """The first one continues, and no acknowledgement depends on the second."""
     load = written(replica_set)
     victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
     copy = keep_copy(replica_set, victim)
@@ -212,8 +218,9 @@ def test_second_process_in_a_copy_ends_and_says_why(replica_set: ReplicaSet) -> 
 
 
 def moved(config: str) -> str:
-    """The configuration of a second process: ports of its own, the same peers; its data lies beside
-    it, as that of the first."""
+    """Return the configuration of a second process: its own ports, the same peers; its data is
+    beside it, as the first one's is.
+    """
     lines = config.splitlines()
     for n, line in enumerate(lines):
         if line.startswith("listen = "):

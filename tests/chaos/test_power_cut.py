@@ -1,10 +1,10 @@
-"""Servers lose power under load: what they had not synced is gone from their disks, for real.
+"""Power cuts under load: unsynced data is really gone from the servers' disks.
 
 Each server has an ext4 of its own, which is shut down without flushing its log before the process
 is killed, and mounted again. One, two or all three servers lose power at a time, some a second time
-while they start. The draw comes from SEED, which is printed.
+while they start. The draw depends on SEED, which is printed.
 
-CUTS sets how many cuts there are: 20 without it, 200 for the full form (`make chaos CUTS=200`).
+CUTS sets the number of cuts: 20 by default, 200 for the full form (`make chaos CUTS=200`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from tests.chaos.harness.load import IDEMPOTENT, PLAIN, Load, assert_kept, audit
 CUTS = int(os.environ.get("CUTS", "20"))
 SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
 CUTS_A_TOPIC = 10
-"""After so many the next topic begins, so that reading all of one back stays cheap."""
+"""Number of cuts after which the next topic begins, so that reading all of one back stays cheap."""
 SIZES = (1, 1, 2, 2, 3)
-"""How many servers lose power at once, drawn evenly from these."""
+"""Number of servers that lose power at once, drawn evenly from these."""
 AGAIN_PROBABILITY = 0.25
 AGAIN_SECONDS_MAX = 1.5
-"""A start takes about a second: the second cut comes while the servers read what they have."""
+"""A start takes about a second: the second cut comes while the servers read their data."""
 ACKS_BETWEEN = 60
 RESTART_SECONDS_MAX = 30.0
 
 
 def cut(servers: DiskSet, load: Load, rng: random.Random) -> float:
-    """One cut at a moment nobody chose, and the restart: the seconds until all is well again."""
+    """Cut the power at a random moment, and restart; return the seconds until all servers are
+    healthy again.
+    """
     struck = rng.sample(list(servers.server_ids), rng.choice(SIZES))
     load.wait_acknowledged(rng.randint(1, ACKS_BETWEEN))
     servers.power_cut(*struck)
@@ -50,7 +52,7 @@ def cut(servers: DiskSet, load: Load, rng: random.Random) -> float:
     load.wait_acknowledged(1)
     wait_healthy(servers)
     seconds = time.monotonic() - began
-    # What is in flight now is not judged yet; what was acknowledged by now must be there.
+    # Values in flight are not judged yet; those acknowledged by now must be there.
     audit(load.acks[:], read_back(servers.bootstrap, load.topic))
     return seconds
 
@@ -60,7 +62,8 @@ def test_power_cuts_of_one_two_or_all_servers_lose_nothing(
 ) -> None:
     """After each cut the servers start by themselves, and every acknowledged record is at its
     offset, identical; at the end order was kept and the three copies are equal. No replica was
-    given up: what it had acknowledged was on its disk."""
+    replaced: what it had acknowledged was on its disk.
+    """
     print(f"SEED={SEED} CUTS={CUTS}")
     rng = random.Random(SEED)
     servers = make_disk_set()

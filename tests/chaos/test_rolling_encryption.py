@@ -1,7 +1,7 @@
 """Links between servers become encrypted one server at a time, while values are written.
 
-Three rounds over all servers (deploy/runbook.md): take both, dial both, refuse what is plain. A
-producer goes on through all of it and notices no more than a restart.
+Three rounds over all servers (deploy/runbook.md): accept both, dial encrypted, refuse plain. A
+producer continues through all of it, with no more effect than a restart has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SETTLED_ACKS = 50
 
 
 def wait_in_sync(replica_set: ReplicaSet) -> None:
-    """Return when every server has a replica of the topic that is in sync."""
+    """Wait until every server has a replica of the topic that is in sync."""
     deadline = time.monotonic() + HEALTHY_SECONDS_MAX
     while True:
         admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
@@ -35,7 +35,7 @@ def wait_in_sync(replica_set: ReplicaSet) -> None:
 
 
 def secured(plain: str, server_id: int, links: str) -> str:
-    """A server's file, with its certificate and `tls.links`."""
+    """Return a server's configuration with its certificate and `tls.links`."""
     rows = [
         "[tls]",
         f'certificate = "../tls/server-{server_id}.pem"',
@@ -49,8 +49,10 @@ def secured(plain: str, server_id: int, links: str) -> str:
 def test_links_become_encrypted_without_a_failed_send(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """Nine restarts, 0 failed sends, 0 records lost or moved. In the end a server without
-    encryption is refused by both others, and they go on without it."""
+    """Nine restarts, 0 failed sends, 0 records lost or moved.
+
+    In the end both others refuse a server without encryption, and continue without it.
+    """
     folder = replica_set.directory / "tls"
     authority = open_authority(folder, CLUSTER)
     files = {one: replica_set.server(one).config_file for one in replica_set.server_ids}

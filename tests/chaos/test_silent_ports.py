@@ -1,8 +1,8 @@
-"""Strangers fill every port of a secured set in turn with connections that say nothing.
+"""Strangers fill each port of a secured set in turn with silent connections.
 
-SILENT sets how many there are on each port: 3,000 without it, 10,000 for the full form
-(`make hostile`). In the short form the servers may open `FILES` descriptors, fewer than there are
-strangers: what the store needs must not be among those that these take.
+SILENT sets their number on each port: 3,000 by default, 10,000 for the full form (`make hostile`).
+In the short form the servers may open `FILES` descriptors, fewer than there are strangers: the
+descriptors that the store needs must not be among those that the strangers take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FULL = 10_000
 FILES = 0 if SILENT >= FULL else 1_200
 """0: as many as the system allows."""
 STRUCK = 1
-"""The server whose ports are filled."""
+"""Server whose ports are filled."""
 PORTS = {
     "logins": 0,
     "plain": PLAIN_STEP,
@@ -67,7 +67,7 @@ def servers() -> Iterator[ReplicaSet]:
 
 
 class Client:
-    """Somebody who connects anew for each thing."""
+    """Client that connects anew for each operation."""
 
     def __init__(self, servers: ReplicaSet) -> None:
         self._servers = servers
@@ -86,7 +86,7 @@ class Client:
         self._ways = secured, {"bootstrap.servers": plain}
 
     def produce(self) -> None:
-        """Some records, by each way in."""
+        """Produce some records by each listener."""
         for way in self._ways:
             failed: list[KafkaError] = []
 
@@ -103,7 +103,7 @@ class Client:
             assert failed == []
 
     def consume(self) -> None:
-        """As many, by each way in."""
+        """Consume the same number by each listener."""
         for way in self._ways:
             consumer = Consumer(
                 {
@@ -121,16 +121,16 @@ class Client:
             consumer.close()
 
     def health(self) -> None:
-        """Of the server that is struck."""
+        """Check the health of the server under attack."""
         port = self._servers.base_port + STRUCK - 1 + HTTP_PORT_STEP
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
             assert answer.status == 200
             told = json.loads(answer.read())
-        # A machine that is busy with other tests is no fault of the strangers'.
+        # Load from other tests on the machine is not the strangers' fault.
         assert {one["kind"] for one in told["problems"]} <= {"overloaded"}, told
 
     def status(self) -> None:
-        """As an administrator asks for it."""
+        """Check the status as an administrator queries it."""
         done = subprocess.run(
             [sys.executable, "-m", "vdl.cli", "status", "--json", "--config", str(self._file),
              "--bootstrap", self._servers.bootstrap],
@@ -142,7 +142,7 @@ class Client:
 
 
 def descriptors(pid: int) -> dict[str, int]:
-    """How many of a process are sockets, and how many are not."""
+    """Return the numbers of a process's descriptors that are sockets, and that are not."""
     found = {"sockets": 0, "others": 0}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -157,8 +157,9 @@ def log_lines(servers: ReplicaSet) -> int:
 
 @pytest.mark.parametrize("port", PORTS)
 def test_silent_connections_keep_nobody_out(port: str, servers: ReplicaSet, figure: Figure) -> None:
-    """Clients that log in and others, an administrator and who watches the server are served, and
-    another server that was restarted takes part again; what the strangers took is given back."""
+    """Clients with and without logins, an administrator and a monitor are served, and another
+    server that was restarted becomes a member again; the strangers' descriptors are freed.
+    """
     client, pid = Client(servers), servers.pid(STRUCK)
     lines, before = log_lines(servers), descriptors(pid)
     limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
@@ -189,7 +190,7 @@ def test_silent_connections_keep_nobody_out(port: str, servers: ReplicaSet, figu
 
 
 def wait_linked(servers: ReplicaSet) -> None:
-    """Until server 2 is linked with the struck one."""
+    """Wait until server 2 is linked with the one under attack."""
     port = servers.base_port + STRUCK - 1 + HTTP_PORT_STEP
     deadline = time.monotonic() + SECONDS_MAX
     while True:
@@ -203,7 +204,7 @@ def wait_linked(servers: ReplicaSet) -> None:
 
 
 def assert_gone(pid: int, before: dict[str, int]) -> None:
-    """The sockets of the strangers are closed, but for those of the clients meanwhile."""
+    """Check that the strangers' sockets are closed, except those of the clients meanwhile."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         now = descriptors(pid)

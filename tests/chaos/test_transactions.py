@@ -1,4 +1,4 @@
-"""Transactions over servers that are killed: each is there whole, or not at all."""
+"""Transactions while servers are killed: each is complete, or absent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
 def test_transactions_are_all_or_nothing_while_servers_die(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """Whichever server dies leads coordinators, partitions, or both, in the middle of transactions
-    at every step; the others finish what was decided and abort the rest."""
+    """The server that dies leads coordinators, partitions, or both, in the middle of transactions
+    at every step; the others complete decided ones and abort the rest.
+    """
     create_topic(replica_set, TOPIC, partitions=PARTITIONS)
     transactors = [
         Transactor(replica_set.bootstrap, TOPIC, PARTITIONS, number)

@@ -1,4 +1,4 @@
-"""`vdl up` and `vdl down` as a newcomer uses them: real processes, real disk, real clients."""
+"""`vdl up` and `vdl down` as a new user runs them: real processes, real disk, real clients."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 LENIENCE = 4
-"""What a test holds beside whatever else the machine does; `make bench` measures."""
+"""Factor for other load on the machine; `make bench` measures the real limits."""
 
 START_SECONDS_MAX = 3.0 * LENIENCE
 STOP_SECONDS_MAX = 2.0 * LENIENCE
@@ -33,7 +33,7 @@ def vdl(*arguments, check=True):
 
 
 def produce(topic, value):
-    """Send one record with acks=all; its offset, once acknowledged."""
+    """Send one record with acks=all; return its offset once acknowledged."""
     offsets = []
     producer = Producer({**CLIENT, "acks": "all"})
     producer.produce(
@@ -72,7 +72,8 @@ def pids(data):
 
 def test_up_detached_serves_within_seconds_and_down_keeps_everything(folder):
     """Start to first acknowledged record ≤ 3 s, RSS ≤ 100 MB a server, clean stop ≤ 2 s, and the
-    record is there, at its offset, when the set is started again."""
+    record is there, at its offset, when the set is started again.
+    """
     started = time.monotonic()
     up = vdl("up", "--data", folder, "--base-port", BASE_PORT, "--detach")
     offset = produce("first", b"acknowledged")
@@ -105,7 +106,7 @@ def test_up_detached_serves_within_seconds_and_down_keeps_everything(folder):
 
 
 def test_up_in_the_foreground_reports_a_killed_server_and_stops_on_interrupt(folder):
-    """A server that is killed is named, another `vdl up` brings it back, ^C stops all in 2 s."""
+    """A killed server is named, another `vdl up` restarts it, ^C stops all in 2 s."""
     command = [*VDL, "up", "--data", folder, "--base-port", str(BASE_PORT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         try:

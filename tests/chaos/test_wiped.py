@@ -1,5 +1,8 @@
-"""A server that lost its data directory: it must not make others believe it never had any, and gets
-its replicas back from those who can know."""
+"""A server that lost its data directory.
+
+It must not make others believe that it never had any, and gets its replicas back from the other
+servers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def write(replica_set: ReplicaSet) -> Load:
 
 
 def cluster_id(address: str) -> str:
-    """Empty when the server does not answer as a member of a cluster."""
+    """Return the cluster id; empty when the server does not answer as a member of a cluster."""
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     try:
         found: str | None = admin.list_topics(timeout=1.0).cluster_id
@@ -38,7 +41,7 @@ def cluster_id(address: str) -> str:
 
 
 def serves_topic(replica_set: ReplicaSet, server_id: int) -> bool:
-    """Whether this one server, asked alone, says it leads the topic's partition."""
+    """Return True if this server's own metadata names it as the leader of the topic's partition."""
     admin = AdminClient({"bootstrap.servers": replica_set.address(server_id), **QUIET})
     try:
         metadata = admin.list_topics(timeout=1.0)
@@ -51,8 +54,11 @@ def serves_topic(replica_set: ReplicaSet, server_id: int) -> bool:
 
 
 def test_wiped_server_is_replaced(replica_set: ReplicaSet) -> None:
-    """One of three starts empty. The two others go on, nobody helps, and it takes part again as
-    somebody new: with either of the others down it is the second of two that have every record."""
+    """One of three starts empty.
+
+    The two others continue, no operator acts, and it becomes a member again under a new identity:
+    with either of the others down it is the second of two that have every record.
+    """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
     load.start()
@@ -78,8 +84,9 @@ def test_wiped_server_is_replaced(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
-    """With one of the two others down it would be the majority's second voice: it must not be, for
-    it may once have voted or acknowledged otherwise. Nothing is served until the other is back."""
+    """With one of the two others down its vote would complete a majority: it must not vote, as it
+    may have voted or acknowledged differently before. Nothing is served until the other returns.
+    """
     load = write(replica_set)
     wait_healthy(replica_set)
     last = leader(replica_set, TOPIC)
@@ -97,7 +104,9 @@ def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_alone_waits_and_founds_no_cluster(replica_set: ReplicaSet) -> None:
-    """With both others down there is nobody to ask, so it waits; when they come it is taken in."""
+    """With both others down no server can be queried, so it waits; when they return it is
+    admitted.
+    """
     load = write(replica_set)
     wait_healthy(replica_set)
     before = cluster_id(replica_set.bootstrap)

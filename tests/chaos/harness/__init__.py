@@ -1,1 +1,1 @@
-"""Real servers for tests: start them, take them away in every manner, and see what is left."""
+"""Real servers for tests: starting them, failing them in every way, and checking what remains."""

@@ -1,18 +1,18 @@
-"""A process that appends to lists by transactions, or reads them, and writes down what it did.
+"""Process that appends to lists by transactions, or reads them, and records its operations.
 
 A list is a partition. A transaction appends one to four values to lists, perhaps with a position of
-a group, and commits or aborts. What happens is a line of a history each (`vdl/check/history.py`),
-written in one call, so that a process that is killed leaves whole lines. A transaction that is to
-commit has a line before that is asked for, and another one once its outcome is known.
+a group, and commits or aborts. Each operation is a line of a history (`vdl/check/history.py`),
+written in one call, so that a killed process leaves complete lines. A transaction that is to commit
+has a line before the commit is requested, and another one once its outcome is known.
 
-    append_process append BOOTSTRAP TOPIC PARTITIONS FILE NUMBER FIRST COUNT
-    append_process read   BOOTSTRAP TOPIC PARTITIONS FILE NUMBER
+append_process append BOOTSTRAP TOPIC PARTITIONS FILE NUMBER FIRST COUNT append_process read
+BOOTSTRAP TOPIC PARTITIONS FILE NUMBER
 
-NUMBER is the process's own and makes its values unique. COUNT producers have transactional ids from
-FIRST on, which a process that was there before may have had: then it is fenced. Ends, and
-finishes what it began, when its standard input ends.
+NUMBER identifies the process and makes its values unique. COUNT producers have transactional ids
+from FIRST on, which an earlier process may have used: then that one is fenced. The process ends
+when its standard input ends, after completing what it began.
 
-Must not know: what happens to the servers, or to the process.
+Does not depend on the faults of servers or of the process.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ ABORT_SHARE = 0.1
 POSITION_SHARE = 0.05
 SENDS_MAX = 4
 LISTS = (1, 1, 1, 2, 2, 3)
-"""How many lists a transaction appends to: one of these."""
+"""Number of lists that a transaction appends to, drawn from these."""
 COMMIT_TRIES = 5
 READ_BACK_EVERY = 20
-"""Transactions after which a producer asks for the position it committed last."""
+"""Number of transactions after which a producer fetches the position that it committed last."""
 OPS_PER_PROCESS = 1_000_000_000
 OPS_PER_THREAD = 2_000_000
-"""So many that neither producers nor processes come into what others have."""
+"""Size of the range of operation numbers, which neither producers nor processes exceed."""
 VALUES_PER_OP = 10
 POLLS_PER_CONSUMER = 200
 STEPS_BACK_MAX = 2_000
 GROUP, PLACES = "places", "places"
-"""The group that has positions, and the topic it has them in: a partition for each producer."""
+"""Group that has positions, and its topic, with one partition for each producer."""
 IMPATIENT = {"socket.timeout.ms": 3_000, **QUIET}
-"""A server that is paused keeps its connections open."""
+"""A paused server keeps its connections open."""
 
 
 class Lines:
-    """The file of one process."""
+    """Output file of one process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -64,7 +64,7 @@ class Lines:
 
 
 def now_ns() -> int:
-    """One clock for all processes of the machine."""
+    """Return the time of a clock common to all processes of the machine."""
     return time.monotonic_ns()
 
 
@@ -92,7 +92,7 @@ class Appender:
         )
 
     def run(self, ends: threading.Event) -> None:
-        """Until `ends`; a producer that cannot go on is followed by another one."""
+        """Run until `ends` is set; a producer that cannot continue is replaced."""
         producer: Producer | None = None
         while not ends.is_set():
             try:
@@ -111,7 +111,7 @@ class Appender:
                     producer = None
                     ends.wait(0.1)
             except SystemError:
-                # What confluent-kafka makes of acknowledgements that it serves while it raises.
+                # Raised by confluent-kafka for acknowledgements that it serves while it raises.
                 producer = None
         self._reader.close()
 
@@ -135,7 +135,7 @@ class Appender:
         at.group = GROUP
         if self._rng.random() < POSITION_SHARE:
             at.marks = [Mark(f"{PLACES}-{self._place}", at.i)]
-        # Whatever goes wrong before the end is asked for, it never commits.
+        # On any error before the commit is requested, the transaction never commits.
         op.type = at.type = "fail"
         try:
             producer.begin_transaction()
@@ -211,8 +211,9 @@ def _delivered(send: Send, error: KafkaError | None, message: Any) -> None:
 
 
 class Reader:
-    """Reads committed records of all lists, by one consumer after the other: each goes back a
-    little, and on from there."""
+    """Reader of the committed records of all lists, by successive consumers: each goes back a
+    little and continues from there.
+    """
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, lines: Lines, number: int
@@ -258,8 +259,10 @@ class Reader:
 
 
 def committed_consumer(bootstrap: str, **settings: object) -> Consumer:
-    """A client that begins afresh; where an offset is said to be out of range, it goes back to the
-    beginning, which is seen."""
+    """Return a new consumer.
+
+    On an out-of-range offset it goes back to the beginning, which is detected.
+    """
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -275,7 +278,7 @@ def committed_consumer(bootstrap: str, **settings: object) -> Consumer:
 
 
 def polls(topic: str, messages: list[Any]) -> list[tuple[str, list[Record]]]:
-    """What came, by list, as an operation has it."""
+    """Return the received records by list, in the form used by an operation."""
     found: dict[str, list[Record]] = {}
     for message in messages:
         if message.error() is None:
@@ -287,7 +290,7 @@ def polls(topic: str, messages: list[Any]) -> list[tuple[str, list[Record]]]:
 
 
 def main(arguments: list[str]) -> None:
-    """See the module."""
+    """Run the process; see the module."""
     role, bootstrap, topic, partitions, path, number, *rest = arguments
     lines = Lines(Path(path))
     ends = threading.Event()

@@ -1,6 +1,6 @@
-"""Lists that processes append to by transactions: the processes, and the history of them all.
+"""Processes that append to lists by transactions, and their combined history.
 
-Must not know: what happens to the servers.
+Does not depend on the faults of servers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FINAL_SECONDS_MAX = 120.0
 READ_COMMITTED_LEVEL = 1
 WATCH_SECONDS = 0.02
 WATCHER, FINAL = 8_000, 9_000
-"""Numbers of what is no process, for its operations."""
+"""Process numbers for operations that belong to no process."""
 
 
 class AppendProcess:
@@ -51,7 +51,7 @@ class AppendProcess:
         )
 
     def kill(self) -> None:
-        """In the middle of its transactions."""
+        """Kill the process in the middle of its transactions."""
         self._process.kill()
         self._process.wait()
         self._close_input()
@@ -60,18 +60,21 @@ class AppendProcess:
         self._process.send_signal(signal.SIGSTOP)
 
     def retire(self) -> None:
-        """One that was paused goes on, and is to end when what it had begun is over."""
+        """Continue a paused process, and have it end once its operations are complete."""
         self._close_input()
         self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """It is to finish what it began."""
+        """Have the process end after completing what it began."""
         self._close_input()
 
     def wait(self) -> bool:
-        """Whether it ended by itself. All calls of its clients have time limits; librdkafka's
-        send_offsets_to_transaction sometimes does not return all the same, when a coordinator
-        moves: then it is killed, and what it did until then counts."""
+        """Return True if the process ended by itself.
+
+        All calls of its clients have time limits, but librdkafka's send_offsets_to_transaction
+        sometimes does not return when a coordinator moves: then the process is killed, and its
+        operations up to then count.
+        """
         try:
             assert self._process.wait(END_SECONDS_MAX) in (0, -signal.SIGKILL), self.arguments
         except subprocess.TimeoutExpired:
@@ -80,7 +83,7 @@ class AppendProcess:
         return True
 
     def abandon(self) -> None:
-        """Whatever it does."""
+        """Kill the process in any state."""
         if self._process.poll() is None:
             self.kill()
 
@@ -91,7 +94,7 @@ class AppendProcess:
 
 
 class StableWatch:
-    """A thread that asks each leader again and again how far its list is stable."""
+    """Thread that repeatedly queries each leader for the stable end of its list."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._addresses = [
@@ -121,7 +124,7 @@ class StableWatch:
                 self._ends.wait(WATCH_SECONDS)
 
     def _ask_all(self, address: tuple[str, int]) -> None:
-        """Each leader once, as one server says who they are."""
+        """Query each leader once, as one server's metadata names them."""
         with KafkaClient(*address, timeout_seconds=2.0) as client:
             request = metadata_wire.MetadataRequest(
                 [metadata_wire.MetadataRequestTopic(name=self._topic)]
@@ -170,8 +173,10 @@ class StableWatch:
 
 
 def history(folder: Path) -> list[Op]:
-    """What all processes wrote: of each operation its last line. A line that a kill cut off is
-    left out."""
+    """Return the last line of each operation of all processes.
+
+    A line cut off by a kill is omitted.
+    """
     found: dict[int, Op] = {}
     for path in sorted(folder.glob("*.jsonl")):
         data = path.read_bytes()
@@ -186,7 +191,9 @@ def history(folder: Path) -> list[Op]:
 
 
 def final_reads(bootstrap: str, topic: str, partitions: int) -> Iterator[Op]:
-    """Everything that is committed, once nothing is open any more: an operation for each list."""
+    """Yield one operation for each list, which reads everything committed; no transaction is open
+    any more.
+    """
     plain = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", **IMPATIENT})
     ends = {
         partition: plain.get_watermark_offsets(

@@ -1,7 +1,7 @@
-"""What servers with a fault say of themselves: `vdl status` and its exit code, `/health`, `/ready`,
-the metric and the log. One place to look, for whoever makes faults.
+"""Reports of servers with a fault: `vdl status` and its exit code, `/health`, `/ready`, the metric
+and the log.
 
-Must not know: which faults there are.
+Does not depend on which faults there are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_ANSWER = "no answer"
 
 @dataclass(slots=True)
 class Seen:
-    """All that was said at one time. Server ids are keys."""
+    """Reports collected at one time. Keys are server ids."""
 
     status: str = ""
     exit_code: int = -1
@@ -49,12 +49,12 @@ class Seen:
 
     @property
     def kinds(self) -> list[str]:
-        """What `vdl status` calls wrong."""
+        """Return the problems listed by `vdl status`."""
         return [kind for kind, _ in _KIND.findall(self.status)]
 
     @property
     def states(self) -> dict[int, str]:
-        """Of the servers that are not "up", as `vdl status` has them."""
+        """Return the states of servers that are not "up", from `vdl status`."""
         lines = self.status.splitlines()
         head = next((n for n, line in enumerate(lines) if line.startswith("server  ")), len(lines))
         found = {}
@@ -77,7 +77,10 @@ class Seen:
 
 
 class Watch:
-    """Looks at one replica set. Made before the fault: of the logs only what follows counts."""
+    """Collector for one replica set.
+
+    Created before the fault: of the logs only later lines count.
+    """
 
     def __init__(self, replica_set: ReplicaSet) -> None:
         self._replica_set = replica_set
@@ -86,7 +89,7 @@ class Watch:
         self._read = {n: len(replica_set.log(n)) for n in replica_set.server_ids}
 
     def look(self) -> Seen:
-        """Ask everybody once, as a user does."""
+        """Query all servers once, as a user does."""
         seen = Seen()
         done = subprocess.run(
             [sys.executable, "-m", "vdl.cli", "status", "--bootstrap", self._replica_set.bootstrap,
@@ -97,7 +100,7 @@ class Watch:
         return self._asked(seen)
 
     def until(self, is_enough: Callable[[Seen], bool], seconds_max: float) -> Seen:
-        """Look until it is said, or for so long; what a user sees then."""
+        """Poll until `is_enough`, or until the time limit; return what a user sees then."""
         deadline = time.monotonic() + seconds_max
         while True:
             if is_enough(self._asked(self._glance())) or time.monotonic() > deadline:
@@ -107,7 +110,7 @@ class Watch:
             time.sleep(POLL_SECONDS)
 
     def _glance(self) -> Seen:
-        """The same, without another interpreter: it is looked often."""
+        """Return the status without starting an interpreter, for frequent polling."""
         out = io.StringIO()
         addresses = map(parse_address, self._replica_set.bootstrap.split(","))
         try:
@@ -119,7 +122,7 @@ class Watch:
         return Seen(out.getvalue(), 0 if cluster.is_healthy else 1)
 
     def _asked(self, seen: Seen) -> Seen:
-        """All but the status."""
+        """Add everything except the status."""
         for server_id in self._replica_set.server_ids:
             code, body = self._get(server_id, "/health")
             seen.health[server_id] = NO_ANSWER
@@ -134,7 +137,7 @@ class Watch:
         return seen
 
     def _get(self, server_id: int, path: str) -> tuple[int, str]:
-        # By the layout: a fault may be in the file.
+        # Computed from the layout, because the fault may be in the file.
         port = self._replica_set.base_port + HTTP_PORT_STEP + server_id - 1
         connection = HTTPConnection("127.0.0.1", port, timeout=HTTP_SECONDS_MAX)
         try:

@@ -1,4 +1,4 @@
-"""What the tests ask of a replica set through its own interfaces: topics, leaders, health."""
+"""Queries of a replica set through its public interfaces: topics, leaders, health."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def create_topic(
     alone_on: int = 0,
     first_on: int = 0,
 ) -> None:
-    """With a replica on every server, the first one, which leads, on `first_on`; or with a single
-    replica, on `alone_on`."""
+    """Create a topic with a replica on every server, led by `first_on`, or with a single replica on
+    `alone_on`.
+    """
     servers = list(replica_set.server_ids)
     placed: dict[str, Any] = {"replication_factor": replica_set.nodes}
     if alone_on:
@@ -48,7 +49,7 @@ def create_topic(
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS and not is_first:
                 return
-            # A leader that moves just then cannot say whether it took effect.
+            # A leader that moves at this moment cannot report the outcome.
             if code != KafkaError.REQUEST_TIMED_OUT or time.monotonic() > deadline:
                 raise
             is_first = False
@@ -57,7 +58,7 @@ def create_topic(
 
 
 def status(replica_set: ReplicaSet) -> ClusterStatus:
-    """Raises Unreachable when no server answers."""
+    """Return the cluster's status. Raises Unreachable when no server answers."""
     return collect([parse_address(address) for address in replica_set.bootstrap.split(",")])
 
 
@@ -66,7 +67,7 @@ def partitions(cluster: ClusterStatus) -> list[Partition]:
 
 
 def numbers(replica_set: ReplicaSet, server_id: int) -> dict[str, float]:
-    """What a server's metrics say, those without labels, by name; empty when it does not answer."""
+    """Return a server's unlabelled metrics by name; empty when it does not answer."""
     http = replica_set.server(server_id).config().http
     assert http is not None
     connection = HTTPConnection(http.host, http.port, timeout=CALL_SECONDS_MAX)
@@ -82,10 +83,10 @@ def numbers(replica_set: ReplicaSet, server_id: int) -> dict[str, float]:
 
 
 def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
-    """The server that leads a partition, as a client is told; waits until somebody does."""
+    """Return the server that leads a partition, by its metadata; wait until there is one."""
     deadline = time.monotonic() + HEALTHY_SECONDS_MAX
     while True:
-        # A client of its own each time: one that lives on may answer from memory.
+        # A new client each time: an existing one may answer from its cache.
         admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
         try:
             found: Any = admin.list_topics(topic, timeout=CALL_SECONDS_MAX).topics[topic]
@@ -99,13 +100,14 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
 
 
 def wait_healthy(replica_set: ReplicaSet) -> float:
-    """Return when every group has a leader and all its replicas take part and have what it has; the
-    seconds."""
+    """Wait until every group has a leader and all its replicas are members and up to date; return
+    the seconds.
+    """
     return _wait(replica_set, is_quiet=False)
 
 
 def wait_equal(replica_set: ReplicaSet) -> float:
-    """As `wait_healthy`, for servers that nobody writes to: no replica lacks a single entry."""
+    """As `wait_healthy`, for servers without writers: no replica lacks a single entry."""
     return _wait(replica_set, is_quiet=True)
 
 
@@ -144,4 +146,4 @@ def _problem(replica_set: ReplicaSet, is_quiet: bool) -> str:
 
 
 LAG_MAX = 20
-"""A tenth of a second's records."""
+"""Records of a tenth of a second."""

@@ -1,8 +1,9 @@
-"""Many members of one KIP-848 group, each a thread that heartbeats and commits, and what they saw.
+"""Many members of one KIP-848 group, each a thread that heartbeats and commits, and their
+observations.
 
-A member reads nothing: it commits, for each partition it owns, the position after the one it found
-committed when it got the partition. So positions count who owned it, one after another, and any two
-owners at a time would collide.
+A member reads nothing. For each partition that it owns it commits the position after the one that
+it found committed when it got the partition. So positions count successive owners, and two
+simultaneous owners would collide.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ Partition = tuple[bytes, int]
 
 
 class Sightings:
-    """What all members together saw, and what is wrong with it."""
+    """Observations of all members together, and the problems in them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.problems: list[str] = []
         self.owners: dict[tuple[Partition, int], str] = {}
-        """(partition, member epoch) → who had it in that epoch."""
+        """(partition, member epoch) -> owner in that epoch."""
         self.committed: dict[Partition, int] = {}
-        """The last position that was acknowledged."""
+        """Last acknowledged position."""
         self.commits = 0
         self.fenced = 0
         self.changed_at = time.monotonic()
-        """When any member's assignment changed last."""
+        """Time of the last change of any member's assignment."""
 
     def assigned(self, member: str, epoch: int, partitions: set[Partition]) -> None:
         with self._lock:
@@ -68,7 +69,7 @@ class Sightings:
             self.changed_at = time.monotonic()
 
     def found(self, partition: Partition, offset: int) -> None:
-        """A member that just got a partition read what is committed in it."""
+        """Record the committed position that a member found in a new partition."""
         with self._lock:
             last = self.committed.get(partition, -1)
             if offset < last:
@@ -88,7 +89,7 @@ class Sightings:
 
 
 class ConsumerThread:
-    """One member; `stop` has it leave the group."""
+    """One member; `stop` makes it leave the group."""
 
     def __init__(
         self, bootstrap: str, group: str, topic: str, sightings: Sightings, number: int
@@ -120,7 +121,9 @@ class ConsumerThread:
 
     # --- the thread ----------------------------------------------------------------------------
     def _run(self) -> None:
-        """Until it has left: one that is gone without a word has its partitions for a session."""
+        """Run until the member has left: one that ends without leaving keeps its partitions for a
+        session.
+        """
         leaves_until = 0.0
         while not self.has_left:
             try:
@@ -144,7 +147,7 @@ class ConsumerThread:
         return found.host, found.port
 
     def _live(self, address: tuple[str, int]) -> None:
-        """With one coordinator, until it is another one's turn, or the member is to go."""
+        """Use one coordinator until another one is responsible, or the member is to leave."""
         with AnyApiClient(*address, timeout_seconds=TIMEOUT_SECONDS) as client:
             while not self.is_stopping.is_set():
                 interval = self._heartbeat(client)
@@ -173,7 +176,7 @@ class ConsumerThread:
         return client.request(HEARTBEAT, request)
 
     def _heartbeat(self, client: KafkaClient) -> float:
-        """Say what it has, do as it is told; how long until the next one."""
+        """Send a heartbeat and follow the answer; return the interval until the next one."""
         answer = self._send(client, self.epoch)
         error = ErrorCode(answer.error_code)
         if error in _AGAIN:
@@ -202,7 +205,7 @@ class ConsumerThread:
         for partition in gone:
             self.positions.pop(partition, None)
         self._find_positions(client, new)
-        # What changed is said at once.
+        # Changes are reported at once.
         return 0.0
 
     def _lose(self) -> None:
@@ -269,7 +272,7 @@ class ConsumerThread:
             for one in topic.partitions:
                 error = ErrorCode(one.error_code)
                 if error in _AGAIN:
-                    # Whether it took effect is not known: what is committed has to be read again.
+                    # The outcome is unknown: the committed position has to be read again.
                     self.positions.clear()
                     raise _TryAgain
                 if error in _FENCED:
@@ -284,4 +287,4 @@ class ConsumerThread:
 
 
 class _TryAgain(Exception):
-    """Another server may coordinate the group now."""
+    """Raised when another server may coordinate the group now."""

@@ -1,9 +1,9 @@
-"""The copies of each group as they lie on the disks of stopped servers, compared entry by entry.
+"""Copies of each group on the disks of stopped servers, compared entry by entry.
 
-What counts is what the server itself would read: entries in log segments up to the durable end, and
-behind it those in the journal, each with its CRC checked.
+A copy consists of what the server itself would read: entries in log segments up to the durable end,
+and behind it those in the journal, each with its CRC checked.
 
-Must not know: how the servers came to stop, clients.
+Does not depend on how the servers came to stop, nor on clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Digest = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Copy:
-    """One replica's log. `problem` says why it cannot be read to its end."""
+    """One replica's log. `problem` is the reason why it cannot be read to its end."""
 
     directory: Path
     group_id: int
@@ -46,13 +46,14 @@ class Copy:
 
 
 def read_copies(stores: Iterable[Path]) -> list[Copy]:
-    """Every log of every data directory. No server may hold one."""
+    """Return every log of every data directory. No server may be using one."""
     return [copy for store in stores for copy in _read_store(store)]
 
 
 def assert_equal(copies: list[Copy], *, replicas: int) -> int:
-    """Each group has `replicas` whole copies, which hold the same entries up to the highest commit
-    index that any of them knows; how many entries were compared."""
+    """Check that each group has `replicas` complete copies with the same entries up to the highest
+    commit index among them; return the number of entries compared.
+    """
     groups: dict[int, list[Copy]] = defaultdict(list)
     for copy in copies:
         groups[copy.group_id].append(copy)
@@ -73,7 +74,7 @@ def _compare(copies: list[Copy]) -> int:
         assert not copy.problem, f"{copy.name}: {copy.problem}"
         last = max(copy.entries, default=0)
         assert last >= commit, f"{copy.name} ends at {last}, before commit {commit}"
-    # Logs of commands are cut behind their checkpoints, each when its server finds it useful.
+    # Logs of commands are trimmed behind their checkpoints, at a time of each server's choice.
     first = max(min(copy.entries, default=commit + 1) for copy in copies)
     for index in range(first, commit + 1):
         digests = {copy.entries.get(index) for copy in copies}
@@ -90,7 +91,9 @@ def _read_store(store: Path) -> list[Copy]:
 
 
 def open_directory(store: Path) -> Directory:
-    """The files of a process that has just been killed are closed a moment after it is gone."""
+    """Open a directory; files of a process that has just been killed are closed a moment after it
+    is gone.
+    """
     deadline = time.monotonic() + CLOSED_SECONDS_MAX
     while True:
         try:
@@ -115,7 +118,7 @@ def _read_log(directory: Directory, known: LogIdentity) -> Copy:
                 copy.problem = f"entries [{found.first}, {found.end}) cannot be read"
                 return copy
             copy.entries[found.index] = (found.term, found.base_offset, crc32c(found.data))
-        # What it does not know to be committed may be so by the word of another.
+        # Entries not known to be committed here may be committed by another copy.
         start = max(replayed.first_index, replayed.flushed_index + 1)
         for index, ref in sorted(replayed.frames.items()):
             if index < start:
@@ -132,6 +135,6 @@ def _read_log(directory: Directory, known: LogIdentity) -> Copy:
             entry = read_frame(view, 0, known.group_id, position)
             copy.entries[entry.index] = (entry.term, entry.base_offset, crc32c(entry.data))
             assert entry.index == index, (entry.index, index)
-    except Exception as error:  # noqa: BLE001 - whatever it is, this copy cannot be read
+    except Exception as error:  # noqa: BLE001 - on any error this copy cannot be read
         copy.problem = f"{type(error).__name__}: {error}"
     return copy

@@ -1,9 +1,9 @@
 """A replica set whose servers each have a disk of their own, which can lose power or fail.
 
 The data directory of server `id` is the root of a file system at `DIR/<id>/store`, where a server
-of `vdl up` has a plain folder; all else is as there.
+of `vdl up` has a plain folder; everything else is as there.
 
-Must not know: Kafka's protocol.
+Does not depend on Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ SMALL_FILES: Mapping[str, object] = {
     "storage.index_segment_entries": 1_024,
 }
 """Settings under which journal files are recycled, segments sealed and checkpoints made every few
-seconds at a few hundred records a second: a cut finds something begun everywhere."""
+seconds at a few hundred records a second, so that a power cut interrupts all of these.
+"""
 
 BATCHES_THAT_FIT = {"batch.size": 32_768}
-"""For producers: what has queued up while the servers were away is sent in batches as large as the
-producer may make them, and `SMALL_FILES` has no room for large ones."""
+"""Producer setting: batches queued while the servers were away are as large as the producer
+permits, and `SMALL_FILES` has no space for large ones.
+"""
 
 
 class DiskSet(ReplicaSet):
-    """Servers 1..nodes, each on its own disk. Built stopped; `up` starts it."""
+    """Servers 1..nodes, each on its own disk. Created stopped; `up` starts it."""
 
     def __init__(
         self,
@@ -54,14 +56,14 @@ class DiskSet(ReplicaSet):
 
     @property
     def stores(self) -> list[Path]:
-        """The data directory of each server."""
+        """Return the data directory of each server."""
         return [self.directory / str(server_id) / "store" for server_id in self.server_ids]
 
     def power_cut(self, *server_ids: int) -> None:
-        """Take the power from some servers: what they had not synced is gone. Their disks are
-        mounted again, with the journal of the file system replayed; the servers are not started.
+        """Cut the power of some servers: their unsynced data is lost. Their disks are mounted
+        again, with the journal of the file system replayed; the servers are not started.
 
-        The disk goes first: a process that is killed lets the system write what it left behind.
+        The disk goes first: the system would write the data that a killed process left behind.
         """
         for server_id in server_ids:
             self.disks[server_id].cut_power()
@@ -70,7 +72,7 @@ class DiskSet(ReplicaSet):
             self.remount(server_id)
 
     def remount(self, server_id: int, *, check: bool = False) -> None:
-        """Unmount and mount the disk of a stopped server: what it finds then is what is on disk."""
+        """Unmount and mount the disk of a stopped server, so that it reads what is on disk."""
         self.disks[server_id].unmount()
         if check:
             self.disks[server_id].check()

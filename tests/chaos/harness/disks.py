@@ -1,30 +1,31 @@
-"""Disks that fail for real: each server's data on an ext4 of its own, over a loop device.
+"""Disks that really fail: each server's data on an ext4 of its own, over a loop device.
 
 A disk is a sparse image on a small tmpfs of its own, formatted with ext4 and mounted through a loop
 device. That gives the real kernel, page cache and file system three ways to fail:
 
-* `cut_power`: EXT4_IOC_SHUTDOWN without flushing the log. What was not synced is gone when the file
-  system is mounted again; what was, is there after ext4 has replayed its journal.
+* `cut_power`: EXT4_IOC_SHUTDOWN without flushing the log. Unsynced data is gone when the file
+  system is mounted again; synced data is there after ext4 has replayed its journal.
 * `fail`: the device shrinks to one block, so that every read and write of it is an I/O error.
-* `fail_new_blocks`: it shrinks to what it has ever stored. The file system still says it has room;
-  writes to new blocks succeed, their sync fails, and after that it succeeds although the data is
-  gone. The file system's own blocks lie at the beginning, so that it goes on.
+* `fail_new_blocks`: it shrinks to what it has ever stored. The file system still reports free
+  space; writes to new blocks succeed, their sync fails, and later syncs succeed although the data
+  is gone. The file system's own blocks are at the beginning, so that it continues to work.
 
-A tmpfs that is full is no such disk: a loop device reports a write that was stored in part as
-done, and a device that lies about what it has is not what anybody promises to survive.
+A full tmpfs cannot be used as such a disk: a loop device reports a partly stored write as done, and
+no store survives a device that misreports its contents.
 
-An image that is small is full soon, in the honest way: writes are refused.
+A small image is soon full, with the regular error: writes are refused.
 
-ext4 is mounted so that it does nothing for programs that forget to sync: no flush at a rename, no
-commit of its journal every few seconds.
+ext4 is mounted so that it compensates for no missing sync: no flush at a rename, no commit of its
+journal every few seconds.
 
-Nothing may be left behind, whatever happens to the tests. Everything lies below one folder a
-session, `vdl-disks-…` among the temporary files, with the servers' own folders. It is swept, that
-is its servers ended, its mounts undone, its files removed, at the end of the session; by `python -m
-tests.chaos.harness.disks FOLDER`, a child that waits for the session's end on a pipe and so
-outlives a SIGKILL of the tests; and by the next session. A lock file tells who lives.
+Nothing remains, whatever happens to the tests. Everything is below one folder a session,
+`vdl-disks-…` among the temporary files, with the servers' own folders. Sweeping it ends its
+servers, undoes its mounts and removes its files. It is swept at the end of the session; by `python
+-m tests.chaos.harness.disks FOLDER`, a child that waits for the session's end on a pipe and so
+outlives a SIGKILL of the tests; and by the next session. A lock file shows which sessions are
+alive.
 
-Must not know: what the servers write.
+Does not depend on what the servers write.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ LOOP_INFO_BYTES, LOOP_SIZE_LIMIT_AT = 232, 32
 FORMAT_OPTIONS = "packed_meta_blocks=1,lazy_itable_init=0,lazy_journal_init=0,nodiscard"
 MOUNT_OPTIONS = "loop,noatime,noauto_da_alloc,commit=300"
 SPARE_BYTES = 8 * MIB
-"""What a tmpfs holds beyond its image, for its own pages."""
+"""Space of a tmpfs beyond its image, for its own pages."""
 BUSY_SECONDS_MAX = 10.0
 COMMAND_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
 ONE_BLOCK = 4096
 FORMATTED_END_BYTES = MIB
-"""At the end of a device a format writes, to wipe what other formats keep there."""
+"""Bytes at the end of a device that a format writes, to wipe data of other formats."""
 INODES = 4096
 
 
 class DiskError(Exception):
-    """A mount, a format or a check did not work; the text has the command's own words."""
+    """Raised when a mount, a format or a check failed; the text is the command's own."""
 
 
 class Disk:
-    """One ext4 and what it stands on. Mounted at `mount_point` as soon as it exists."""
+    """One ext4 and its backing files. Mounted at `mount_point` as soon as it exists."""
 
     def __init__(self, folder: Path, mount_point: Path, image_bytes: int) -> None:
         self.mount_point = mount_point
@@ -93,12 +94,14 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it; ext4 replays its journal if it has to."""
+        """Mount the disk; ext4 replays its journal if necessary."""
         _run("mount", "-t", "ext4", "-o", MOUNT_OPTIONS, str(self._image), str(self.mount_point))
 
     def unmount(self) -> None:
-        """Let go of the file system and of what the system has cached of it. Nobody may use it; a
-        process that was just killed is waited for."""
+        """Unmount the file system and drop the system's cache of it.
+
+        It must be unused; a process that was just killed is waited for.
+        """
         deadline = time.monotonic() + BUSY_SECONDS_MAX
         while True:
             try:
@@ -111,7 +114,9 @@ class Disk:
                 return
 
     def cut_power(self) -> None:
-        """From now on nothing reaches the disk, and what only the system's memory held is lost."""
+        """Cut the power: later writes do not reach the disk, and data only in the system's memory
+        is lost.
+        """
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             how = struct.pack("I", SHUTDOWN_WITHOUT_LOG_FLUSH)
@@ -120,11 +125,11 @@ class Disk:
             os.close(descriptor)
 
     def fail(self) -> None:
-        """From now on nothing can be read or written that the system does not have in memory."""
+        """Fail all later reads and writes of data that the system does not have in memory."""
         self._shrink(ONE_BLOCK)
 
     def fail_new_blocks(self) -> None:
-        """From now on nothing can be stored but where something has been before."""
+        """Fail all later writes except to blocks that have been stored before."""
         end = at = 0
         with self._image.open("rb") as image, contextlib.suppress(OSError):  # no more data
             while at < self._image_bytes - FORMATTED_END_BYTES:
@@ -133,7 +138,7 @@ class Disk:
         self._shrink(end)
 
     def _shrink(self, size: int) -> None:
-        """Let the device end there, until it is mounted again."""
+        """Truncate the device there, until it is mounted again."""
         descriptor = os.open(f"/dev/{self.loop_device}", os.O_RDONLY)
         try:
             info = bytearray(LOOP_INFO_BYTES)
@@ -144,8 +149,9 @@ class Disk:
             os.close(descriptor)
 
     def check(self) -> None:
-        """What a machine does at boot with a file system that noted errors: repair it unasked. It
-        must not be mounted."""
+        """Repair the unmounted file system automatically, as a machine does at boot after
+        errors.
+        """
         done = subprocess.run(
             ["e2fsck", "-p", str(self._image)],
             capture_output=True,
@@ -158,14 +164,14 @@ class Disk:
             raise DiskError(f"e2fsck: {done.stdout}{done.stderr}")
 
     def discard(self) -> None:
-        """Give the disk up, and the memory that it took."""
+        """Remove the disk, and free its memory."""
         for point in (self.mount_point, self._backing):
             if point.is_mount():
                 _unmount_at_last(point)
 
     @property
     def loop_device(self) -> str:
-        """The name of the block device, as the kernel's messages have it."""
+        """Return the name of the block device, as in the kernel's messages."""
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
             source, point, *_ = line.split()
             if point == str(self.mount_point):
@@ -174,7 +180,7 @@ class Disk:
 
 
 class Disks:
-    """All disks of a test session. Use: `with`, or `close`."""
+    """All disks of a test session. Used in `with`, or with `close`."""
 
     def __init__(self) -> None:
         for stale in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
@@ -186,14 +192,14 @@ class Disks:
             [sys.executable, "-m", "tests.chaos.harness.disks", str(self.folder)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
-            # Not with the tests' process group: it is there for when that is killed.
+            # Outside of the tests' process group, because it has to survive its kill.
             start_new_session=True,
         )
         atexit.register(self.close)
 
     @staticmethod
     def missing() -> str:
-        """Why there can be no disks here; empty when there can."""
+        """Return the reason why disks cannot be made here; empty if they can."""
         if os.geteuid() != 0:
             return "needs root, to mount file systems"
         commands = ("mount", "umount", "mkfs.ext4", "e2fsck")
@@ -211,14 +217,14 @@ class Disks:
         return ""
 
     def make_folder(self) -> Path:
-        """An empty folder, for the servers of one test."""
+        """Return an empty folder, for the servers of one test."""
         self._count += 1
         folder = self.folder / f"set-{self._count}"
         folder.mkdir()
         return folder
 
     def make(self, mount_point: Path, image_bytes: int) -> Disk:
-        """A formatted disk, mounted. `mount_point` must lie in a folder of `make_folder`."""
+        """Return a formatted, mounted disk. `mount_point` must be in a folder of `make_folder`."""
         assert mount_point.is_relative_to(self.folder), mount_point
         self._count += 1
         return Disk(self.folder / f"disk-{self._count}", mount_point, image_bytes)
@@ -231,7 +237,7 @@ class Disks:
         finally:
             os.close(self._lock)
             self._lock = -1
-            # What is left now, if anything is, is the sweeper's.
+            # The sweeper removes anything that is left.
             assert self._sweeper.stdin is not None
             self._sweeper.stdin.close()
             self._sweeper.wait(COMMAND_SECONDS_MAX)
@@ -249,17 +255,17 @@ class Disks:
         self.close()
 
 
-# --- leaving nothing behind -----------------------------------------------------------------------
+# --- cleaning up ----------------------------------------------------------------------------------
 
 
 def release(folder: Path) -> None:
-    """End the servers whose files lie in `folder`, and undo all mounts below it."""
+    """End the servers whose files are in `folder`, and undo all mounts below it."""
     pids = []
     for file in folder.rglob("server.pid"):
         text = file.read_text(encoding="ascii").strip()
         if text.isdigit() and is_server_process(int(text), file.parent / "vdl.toml"):
             pids.append(int(text))
-            # A paused one as well: SIGKILL needs no SIGCONT.
+            # A paused process as well: SIGKILL needs no SIGCONT.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text), signal.SIGKILL)
     for point in reversed(_mounts_below(folder)):
@@ -267,14 +273,16 @@ def release(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Leave nothing of a session's folder: no process, no mount, no file."""
+    """Remove a session's folder with its processes, mounts and files."""
     release(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep_if_abandoned(folder: Path, *, is_ending: bool = False) -> None:
-    """Sweep what is left of a session whose process is gone. One that `is_ending` is waited for:
-    a process that dies lets go of its files one after the other."""
+    """Sweep the rest of a session whose process is gone.
+
+    With `is_ending` wait for the process: a dying process closes its files one after the other.
+    """
     try:
         lock = _lock(folder, wait=is_ending)
     except OSError:
@@ -286,8 +294,11 @@ def sweep_if_abandoned(folder: Path, *, is_ending: bool = False) -> None:
 
 
 def _lock(folder: Path, *, wait: bool = False) -> int:
-    """A descriptor that holds the session's lock. Raises OSError when somebody else does, unless
-    told to wait, or when nothing of the session is left."""
+    """Return a descriptor that holds the session's lock.
+
+    Raises OSError when another process holds it and `wait` is false, or when the session's folder
+    is gone.
+    """
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -298,14 +309,14 @@ def _lock(folder: Path, *, wait: bool = False) -> int:
 
 
 def _mounts_below(folder: Path) -> list[Path]:
-    """Mount points below `folder`, in the order in which they were mounted."""
+    """Return the mount points below `folder`, in the order in which they were mounted."""
     lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = [Path(line.split()[1]) for line in lines]
     return [point for point in points if point != folder and point.is_relative_to(folder)]
 
 
 def _unmount_at_last(point: Path) -> None:
-    """Wait for those who still use it; then take it from them."""
+    """Wait for processes that use it; then unmount it by force."""
     deadline = time.monotonic() + BUSY_SECONDS_MAX
     while True:
         try:
@@ -320,7 +331,7 @@ def _unmount_at_last(point: Path) -> None:
 
 
 def _run(*command: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raises DiskError."""
+    """Run a command. Raises DiskError."""
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -334,7 +345,7 @@ def _run(*command: str, environment: Mapping[str, str] = MappingProxyType({})) -
 
 
 def main() -> None:
-    """Wait until the session that started this ends, however it does; then sweep after it."""
+    """Wait until the session that started this process ends in any way; then sweep its folder."""
     folder = Path(sys.argv[1])
     sys.stdin.buffer.read()
     sweep_if_abandoned(folder, is_ending=True)

@@ -1,10 +1,10 @@
-"""One bit of one file of a server changes, as it does on disks that have grown old.
+"""Flips of one bit in a server's file, as on ageing disks.
 
-A flip lands where something is written: zeros that a file still waits to be filled with are
-nobody's data. It is written through the file system, so that a server that runs sees it with its
-next read from the file; what it holds in memory is as it was.
+A flip hits written data: zeros that are not yet overwritten belong to no entry. It is written
+through the file system, so that a running server sees it with its next read from the file; its
+memory is unchanged.
 
-Must not know: what the bytes mean, which of them matter.
+Does not depend on what the bytes mean, or which of them matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Which bit it was."""
+    """Position of the flipped bit."""
 
     path: Path
     position: int
@@ -39,7 +39,9 @@ class Flip:
 
 
 def flip(store: Path, kind: str, rng: random.Random) -> Flip | None:
-    """Flip one bit in one file of the kind, larger files more often; None when there is none."""
+    """Flip one bit in one file of the kind, larger files more often; return None when there is
+    none.
+    """
     paths = sorted(store.glob(_PATTERNS[kind]))
     sizes = [path.stat().st_size for path in paths]
     if not sum(sizes):
@@ -58,7 +60,7 @@ def flip(store: Path, kind: str, rng: random.Random) -> Flip | None:
 
 
 def _written_position(descriptor: int, rng: random.Random) -> int:
-    """Somewhere on a page that is not all zeros, if a few tries find one."""
+    """Return a position on a page that is not all zeros, if a few attempts find one."""
     size = os.fstat(descriptor).st_size
     position = 0
     for _ in range(PAGES_TRIED):
@@ -66,6 +68,6 @@ def _written_position(descriptor: int, rng: random.Random) -> int:
         page = os.pread(descriptor, PAGE_BYTES, position - position % PAGE_BYTES)
         written = [at for at, byte in enumerate(page) if byte]
         if written:
-            # Up to the last byte that is set: zeros between others are data as well.
+            # Up to the last non-zero byte: zeros before it are data as well.
             return position - position % PAGE_BYTES + rng.randrange(written[-1] + 1)
     return position

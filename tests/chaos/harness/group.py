@@ -1,4 +1,4 @@
-"""A consumer group of unmodified clients that reads, commits, and remembers what it was given."""
+"""A consumer group of unmodified clients that reads, commits, and records deliveries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Members:
 
     def __init__(self, bootstrap: str, topic: str, group: str, count: int) -> None:
         self.seen: Counter[int] = Counter()
-        """How often each number was delivered, to any member."""
+        """Number of deliveries of each value's number, to any member."""
         self.problems: list[str] = []
         self._ends = threading.Event()
         self._threads = [
@@ -31,7 +31,7 @@ class Members:
             thread.start()
 
     def wait_seen(self, numbers: set[int], *, seconds_max: float) -> None:
-        """Return when each of `numbers` was delivered to some member."""
+        """Wait until each of `numbers` was delivered to some member."""
         deadline = time.monotonic() + seconds_max
         while missing := numbers - set(self.seen):
             assert time.monotonic() < deadline, f"{len(missing)} not delivered: {min(missing)}..."
@@ -59,7 +59,7 @@ class Members:
         try:
             while not self._ends.is_set():
                 for message in consumer.consume(100, timeout=0.1):
-                    # Errors here are servers that are away; the client goes on by itself.
+                    # An error means that a server is away; the client continues by itself.
                     if message.error() is None:
                         number = number_of(message.value() or b"")
                         if number < 0:

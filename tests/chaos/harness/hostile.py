@@ -1,9 +1,9 @@
-"""Clients who want to stop the others, in a process of their own.
+"""Clients that try to disrupt the others, in a process of their own.
 
-Each client does one thing again and again, on connections of its own: whatever it may send that
-costs a server much. What they send is made once, so that what they take of the machine is little.
+Each client repeats one kind of request that is expensive for a server, on connections of its own.
+Requests are built once, so that they cost the machine little.
 
-Must not know: what others do meanwhile.
+Does not depend on what other clients do meanwhile.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from vdl.kafka.wire import (
 
 CLIENTS = 40
 NAMES = 195_000
-"""As many as a request may have, nearly."""
+"""Almost the maximum number in a request."""
 POSITIONS, POSITION_CHARS = 100, 4_000
 CLIENT_ID_BYTES = 32_000
 OPEN_HALF = 100
 TIMEOUT_SECONDS = 20.0
 PAUSE_SECONDS = 0.05
-"""After a connection that was ended."""
+"""Pause after a connection that was ended."""
 NICENESS = 10
 PREFIX = "m-"
-"""Of what these clients may use."""
+"""Prefix of the resources that these clients may use."""
 
 Sent = tuple[Any, int, bytes, str]
 """Module of the API, version, body, client id."""
@@ -64,22 +64,22 @@ Sent = tuple[Any, int, bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to go, and as whom."""
+    """Servers to attack, and the user to attack as."""
 
     host: str
     ports: tuple[int, ...]
-    """Of each server."""
+    """Port of each server."""
     settings: ClientSettings
     logins: tuple[int, ...]
-    """Ports that ask who one is."""
+    """Ports that require authentication."""
     login_settings: ClientSettings
 
 
 class _Client(KafkaClient):
-    """A client that sends what was made before."""
+    """Client that sends prepared requests."""
 
     def push(self, sent: Sent) -> int:
-        """Send one request and read its answer; the answer's bytes. Raises Unreachable."""
+        """Send one request and read its answer; return the answer's size. Raises Unreachable."""
         module, version, body, client_id = sent
         self._correlation_id += 1
         head = header.encode_request_header(
@@ -101,9 +101,9 @@ def _made(module: Any, message: Any, client_id: str = CLIENT_ID) -> Sent:
 _again = itertools.repeat
 
 
-# --- what they send -------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 def _patterns() -> Iterator[Sent]:
-    """Subscriptions by patterns that are large once compiled, each another one."""
+    """Yield subscriptions by patterns that are large once compiled, all different."""
     for number in itertools.count():
         yield _made(
             consumer_group_heartbeat,
@@ -154,7 +154,7 @@ def _wide_deletions() -> Iterator[Sent]:
 
 
 def _groups() -> Iterator[Sent]:
-    """Members with much to say, each in a group of its own."""
+    """Yield joins of members with large metadata, each in a group of its own."""
     protocols = [join_group.JoinGroupRequestProtocol("range", bytes(100_000))]
     for _ in itertools.count():
         yield _made(
@@ -171,7 +171,7 @@ def _groups() -> Iterator[Sent]:
 
 
 def _positions() -> Iterator[Sent]:
-    """The largest positions there may be, in new groups."""
+    """Yield commits of the largest positions allowed, in new groups."""
     rows = [
         offset_commit.OffsetCommitRequestPartition(0, 1, committed_metadata="x" * POSITION_CHARS)
         for _ in range(POSITIONS)
@@ -193,7 +193,7 @@ def _tokens() -> Iterator[Sent]:
 
 
 def _sessions() -> Iterator[Sent]:
-    """A new fetch session each time, of many partitions."""
+    """Yield fetches that each open a new session, with many partitions."""
     rows = [fetch.FetchPartition(number, partition_max_bytes=1) for number in range(1_000)]
     topics = [fetch.FetchTopic(topic=f"{PREFIX}topic", partitions=rows)]
     request = fetch.FetchRequest(max_bytes=1, session_epoch=0, topics=topics)
@@ -201,7 +201,7 @@ def _sessions() -> Iterator[Sent]:
 
 
 def _client_ids() -> Iterator[Sent]:
-    """Each of another name, as long as it may be."""
+    """Yield requests with different client ids of the maximum length."""
     for number in itertools.count():
         yield _made(
             metadata, metadata.MetadataRequest([]), f"{number}-".ljust(CLIENT_ID_BYTES, "i")
@@ -209,7 +209,7 @@ def _client_ids() -> Iterator[Sent]:
 
 
 def _audit() -> Iterator[Sent]:
-    """Refusals to be noted, each of another thing."""
+    """Yield requests whose refusals are audited, each for another resource."""
     for _ in itertools.count():
         topic = create_topics.CreatableTopic(f"denied-{uuid.uuid4()}", 1, 1)
         yield _made(create_topics, create_topics.CreateTopicsRequest([topic]))
@@ -232,7 +232,7 @@ SENDERS: dict[str, Callable[[], Iterator[Sent]]] = {
 CONNECTORS = ("failed_logins", "half_open")
 
 
-# --- who sends it ---------------------------------------------------------------------------------
+# --- senders --------------------------------------------------------------------------------------
 class _Mob:
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -241,7 +241,7 @@ class _Mob:
         self.stop = threading.Event()
 
     def send(self, kind: str) -> None:
-        """One client, until all are to stop."""
+        """Run one client until all are to stop."""
         rng = random.Random(kind)
         requests = SENDERS[kind]()
         while not self.stop.is_set():
@@ -266,7 +266,7 @@ class _Mob:
             self._open_half()
 
     def _log_in(self) -> None:
-        """As a user there is, and as others, by passwords that are wrong."""
+        """Log in as an existing user, and as others, with wrong passwords."""
         while not self.stop.is_set():
             settings = replace(
                 self.target.login_settings,
@@ -280,7 +280,7 @@ class _Mob:
             self.done["failed_logins"] += 1
 
     def _open_half(self) -> None:
-        """Connections that stop in the middle of a request, or of a handshake."""
+        """Open connections that stop in the middle of a request, or of a handshake."""
         ports = (*self.target.ports, *self.target.logins)
         while not self.stop.is_set():
             half = []
@@ -299,7 +299,7 @@ class _Mob:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the clients did, by kind."""
+    """Numbers of the clients' operations, by kind."""
 
     done: dict[str, int]
     ended: dict[str, int]
@@ -309,7 +309,7 @@ class Told:
 
 @contextlib.contextmanager
 def hostile(target: Target, told: list[Told]) -> Iterator[None]:
-    """Forty of them, from when the block begins; what they did is in `told` when it has ended."""
+    """Run forty of them during the block; `told` has their operations after its end."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_hostile, args=(theirs, target), daemon=True)
@@ -334,7 +334,7 @@ def _be_hostile(pipe: Pipe, target: Target) -> None:
     kinds = os.environ.get("HOSTILE_KINDS", "").split() or [*SENDERS, *CONNECTORS]
     for kind in kinds:
         if kind.startswith("wide"):
-            SENDERS[kind]()  # which takes a while
+            SENDERS[kind]()  # takes a while
     for kind in itertools.islice(itertools.cycle(kinds), CLIENTS):
         act = mob.send if kind in SENDERS else mob.connect
         threading.Thread(target=act, args=(kind,), daemon=True).start()

@@ -1,8 +1,8 @@
-"""When the kernel first reported an error of a block device.
+"""Time at which the kernel first reported an error of a block device.
 
-A write that the system accepted fails later, on its own time; only the kernel's log tells when.
+A write that the system accepted fails later, asynchronously; only the kernel's log shows when.
 
-Must not know: who wrote.
+Does not depend on the process that wrote.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ POLL_SECONDS = 0.05
 
 
 class DeviceErrors:
-    """Watches the kernel's log from `with` on. `first_at` is the monotonic time at which the first
-    error of the device was reported, 0.0 as long as there was none."""
+    """Watch on the kernel's log, active within `with`.
+
+    `first_at` is the monotonic time at which the first error of the device was reported, 0.0 as
+    long as there was none.
+    """
 
     def __init__(self, device: str) -> None:
         self.first_at = 0.0
@@ -37,7 +40,7 @@ class DeviceErrors:
 
     @staticmethod
     def missing() -> str:
-        """Why the kernel's log cannot be read here; empty when it can."""
+        """Return the reason why the kernel's log cannot be read here; empty if it can."""
         try:
             os.close(os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Unique values produced at a steady rate by an unmodified librdkafka, and what became of them.
+"""Unique values produced at a steady rate by an unmodified librdkafka, and their outcomes.
 
-Every value names itself (a number and bytes that follow from it), so that what is read back proves
-which record it was, and that it is whole. Times are of the monotonic clock.
+Every value identifies itself (a number and bytes derived from it), so that a record read back
+proves which one it is, and that it is complete. Times are of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FLUSH_SECONDS_MAX = 60.0
 READ_SECONDS_MAX = 60.0
 NS = 1_000_000_000
 QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda error: None}
-"""Servers are away here; clients that say so say nothing new."""
+"""Client settings without logs: servers are expected to be away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A value that was acknowledged: at which offset, when it was sent and when answered."""
+    """Acknowledged value: its offset, and the times of sending and answer."""
 
     number: int
     offset: int
@@ -38,7 +38,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How the producer is set up. Both keep the order of what they send."""
+    """Configuration of the producer. Both variants keep the order of sending."""
 
     name: str
     settings: dict[str, object]
@@ -51,13 +51,13 @@ PLAIN = Variant("plain", {"max.in.flight": 1}, is_idempotent=False)
 
 
 def value_of(number: int) -> bytes:
-    """The value of a number: 100 to 199 bytes."""
+    """Return the value of a number: 100 to 199 bytes."""
     head = b"%d:" % number
     return head + bytes((number * 31 + i) % 256 for i in range(100 + number % 100 - len(head)))
 
 
 def number_of(value: bytes) -> int:
-    """The number of a value; -1 when it is none of ours, or damaged."""
+    """Return the number of a value; -1 if it is not one of ours, or damaged."""
     digits, _, _ = value.partition(b":")
     number = int(digits) if digits.isdigit() else -1
     return number if number >= 0 and value_of(number) == value else -1
@@ -77,7 +77,7 @@ class Load:
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
                 "linger.ms": 0,
-                # A record is never given up while the servers may come back.
+                # A record is never dropped while the servers may come back.
                 "message.timeout.ms": 120_000,
                 **QUIET,
                 **variant.settings,
@@ -91,7 +91,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send nothing more; return when everything was answered."""
+        """Stop sending; return when everything was answered."""
         self._ends.set()
         self._thread.join(FLUSH_SECONDS_MAX + 5)
         assert not self._thread.is_alive(), "the producer does not end"
@@ -117,11 +117,11 @@ class Load:
             else:
                 self.acks.append(Ack(number, message.offset(), sent_ns, time.monotonic_ns()))
 
-        # How late a value of the queue is answered is part of the gap, so it is never refused.
+        # The delay of queued values is part of the gap, so none is refused.
         self._producer.produce(self.topic, value_of(number), partition=0, on_delivery=delivered)
 
     def wait_acknowledged(self, more: int, *, seconds_max: float = 30.0) -> None:
-        """Return when `more` values were acknowledged from now on."""
+        """Wait until `more` further values were acknowledged."""
         target = len(self.acks) + more
         deadline = time.monotonic() + seconds_max
         while len(self.acks) < target:
@@ -129,7 +129,7 @@ class Load:
             time.sleep(0.01)
 
     def longest_gap_ms(self, start_ns: int, end_ns: int) -> float:
-        """The longest time without any acknowledgement that overlaps [start, end)."""
+        """Return the longest time without any acknowledgement that overlaps [start, end)."""
         times = sorted(ack.returned_ns for ack in self.acks)
         gaps = [
             after - before
@@ -141,7 +141,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One record as it was read back."""
+    """One record as read back."""
 
     offset: int
     value: bytes
@@ -149,7 +149,7 @@ class Stored:
 
 
 def read_back(bootstrap: str, topic: str) -> list[Stored]:
-    """Everything in partition 0, by a client that starts afresh."""
+    """Return everything in partition 0, read by a new client."""
     deadline = time.monotonic() + READ_SECONDS_MAX
     end = _end_offset(bootstrap, topic, deadline)
     consumer = _consumer(bootstrap)
@@ -185,8 +185,11 @@ def _consumer(bootstrap: str) -> Consumer:
 
 
 def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
-    """The high watermark of partition 0, as soon as somebody leads it. Asked by a new client each
-    time: librdkafka remembers that a partition had no leader and does not ask again."""
+    """Return the high watermark of partition 0, as soon as it has a leader.
+
+    A new client is used for each query: librdkafka remembers that a partition had no leader and
+    does not retry.
+    """
     while True:
         consumer = _consumer(bootstrap)
         try:
@@ -201,16 +204,20 @@ def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
 
 
 def audit(acks: list[Ack], stored: list[Stored]) -> None:
-    """Each of `acks` is there, identical, at the offset acknowledged. For the middle of a load:
-    of what is in flight nothing is known."""
+    """Check that each of `acks` is there, identical, at its acknowledged offset.
+
+    Used while a load runs: values in flight are not judged.
+    """
     by_offset = {record.offset: record.value for record in stored}
     wrong = [ack for ack in acks if by_offset.get(ack.offset) != value_of(ack.number)]
     assert not wrong, f"{len(wrong)} acknowledged values lost or moved, first {wrong[0]}"
 
 
 def assert_kept(load: Load, stored: list[Stored]) -> None:
-    """Every acknowledged value is there, identical, at the offset acknowledged; nothing else is but
-    what was sent; the order is that of sending; with idempotence nothing is there twice."""
+    """Check that every acknowledged value is there, identical, at its acknowledged offset; that
+    nothing else is there except sent values; that the order is that of sending; and that with
+    idempotence no value occurs twice.
+    """
     by_offset = {record.offset: record.value for record in stored}
     assert sorted(by_offset) == list(range(len(stored))), "offsets are not dense"
     moved = [ack for ack in load.acks if by_offset.get(ack.offset) != value_of(ack.number)]
@@ -230,7 +237,7 @@ def assert_kept(load: Load, stored: list[Stored]) -> None:
 
 
 def history(load: Load, stored: list[Stored]) -> list[Op]:
-    """What the client did and saw, for the checkers of `vdl check`."""
+    """Return the client's operations and observations, for the checkers of `vdl check`."""
     key = f"{load.topic}-0"
     pid = 1 if load.variant.is_idempotent else -1
     acked = {ack.number: ack for ack in load.acks}
@@ -248,7 +255,7 @@ def history(load: Load, stored: list[Stored]) -> list[Op]:
                 t1=end_ns if ack is None else ack.returned_ns,
                 pid=pid,
                 epoch=0 if load.variant.is_idempotent else -1,
-                # librdkafka does not say which values it sent again.
+                # librdkafka does not report which values it sent again.
                 note=RETRIED,
                 sends=[Send(key, None if ack is None else ack.offset, number)],
             )

@@ -1,9 +1,9 @@
-"""Anomalies planted into a history of transactions that has none: the checker must find each.
+"""Anomalies planted into a correct history of transactions: the checker must find each.
 
-A plant changes a few operations, replaced by copies, and says by which name and which operation it
-is to be found. Plants of one history change different operations.
+A plant changes a few operations, replaced by copies, and names the anomaly and the operation for
+which it is to be found. Plants in one history change different operations.
 
-Must not know: how anomalies are looked for.
+Does not depend on how anomalies are detected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Planting:
         self._used: set[int] = set()
         self.finals = [op for op in ops if op.final]
         self.readers: dict[int, list[Op]] = {}
-        """By value, who polled it."""
+        """By value: the operations that polled it."""
         for op in ops:
             for _, records in op.polls:
                 for record in records:
                     self.readers.setdefault(record.value, []).append(op)
 
     def pick(self, fits: Callable[[Op], bool]) -> Op:
-        """A copy of an operation, to be changed, in its place."""
+        """Replace an operation by a copy, which is to be changed; return the copy."""
         rows = [op for op in self.ops.values() if op.i not in self._used and fits(op)]
         assert rows, "nothing to plant it in"
         return self.change(self._rng.choice(rows))
@@ -46,7 +46,9 @@ class Planting:
         return self.ops[op.i]
 
     def committed(self, sends: int = 1) -> Op:
-        """A committed transaction of so many records, all of which somebody read before the end."""
+        """Return a committed transaction of at least `sends` records, all of which were read before
+        the end.
+        """
         return self.pick(
             lambda op: (
                 op.f == "txn"
@@ -57,7 +59,7 @@ class Planting:
         )
 
     def commits(self) -> tuple[Op, Op]:
-        """Two that followed one another in some place, and nothing came after them."""
+        """Return two consecutive commits of a position that have no successor."""
         by_place: dict[str, list[Op]] = {}
         for op in self.ops.values():
             if op.f == "commit" and op.type != "fail":
@@ -69,7 +71,7 @@ class Planting:
         raise AssertionError("nothing to plant it in")
 
     def add(self, f: str, mark: Mark, at_ns: int) -> Op:
-        """An operation that was not there."""
+        """Add a new operation."""
         op = Op(max(self.ops) + 1, "planted", f, "ok", at_ns, at_ns + 1, marks=[mark])
         op.group = GROUP
         self.ops[op.i] = op
@@ -79,7 +81,7 @@ class Planting:
         return any(not op.final for op in self.readers.get(value, ()))
 
     def forget(self, value: int) -> None:
-        """Nobody read it."""
+        """Remove a value from all reads."""
         for op in self.readers[value]:
             for _, records in self.change(op).polls:
                 records[:] = [record for record in records if record.value != value]
@@ -127,7 +129,7 @@ def duplicate(p: Planting) -> Iterator[tuple[str, int]]:
 
 
 def other_value(p: Planting) -> Iterator[tuple[str, int]]:
-    """Two readers read different values at an offset."""
+    """Make two readers read different values at an offset."""
     op = p.pick(lambda op: op.f == "poll" and not op.final and _longest(op) > 0)
     _, records = op.polls[0]
     records[0].value = p.finals[-1].polls[0][1][0].value
@@ -156,7 +158,7 @@ def stable_again_unstable(p: Planting) -> Iterator[tuple[str, int]]:
 
 
 def less_committed(p: Planting) -> Iterator[tuple[str, int]]:
-    """A high watermark fell."""
+    """Lower a high watermark."""
     rows = sorted((op for op in p.ops.values() if op.hw), key=lambda op: op.t0)
     (name, (epoch, _)), *_ = rows[-1].hw.items()
     other = [op for op in rows if op.hw.get(name, (-1, 0))[0] == epoch]
@@ -172,7 +174,7 @@ def older_leader(p: Planting) -> Iterator[tuple[str, int]]:
 
 
 def position_gone_back(p: Planting) -> Iterator[tuple[str, int]]:
-    """A group is told a position that another one had taken the place of."""
+    """Let a group receive a position that a later one had superseded."""
     before, last = p.commits()
     op = p.add("committed", before.marks[0], last.t1 + 1)
     yield "commit-regress", op.i
@@ -211,7 +213,7 @@ PLANTS = (
 
 
 def planted(ops: list[Op], rng: random.Random) -> tuple[list[Op], set[tuple[str, int]]]:
-    """The history with every anomaly in it, and (name, operation) of each."""
+    """Return the history with every anomaly in it, and (name, operation) of each."""
     planting = Planting(ops, rng)
     expected = {found for plant in PLANTS for found in plant(planting)}
     return list(planting.ops.values()), expected

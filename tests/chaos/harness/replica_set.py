@@ -1,10 +1,10 @@
 """A replica set of real server processes on loopback, started as a user starts it: `vdl up`.
 
-Ports are looked for below the range the system gives to outgoing connections, so that no client's
-own port can be one of ours. Data lies in a folder of its own; a test that fails moves it to
-`.cache/failed`, with the logs, and says so.
+Ports are chosen below the system's range for outgoing connections, so that no client's own port can
+be one of ours. Data is in a folder of its own; a failing test moves it to `.cache/failed`, with the
+logs, and prints the path.
 
-Must not know: Kafka's protocol.
+Does not depend on Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ POLL_SECONDS = 0.005
 
 
 def free_base_port(nodes: int, rng: random.Random) -> int:
-    """A base port whose whole set of ports nobody listens on. It is this process's until it
-    ends or gives it back: tests of two stages run at a time, and servers that are down leave their
-    ports free."""
+    """Return a base port whose whole set of ports is unused.
+
+    This process owns it until it ends or gives it back: tests of two stages run in parallel, and
+    stopped servers leave their ports free.
+    """
     for base in rng.sample(PORTS, len(PORTS)):
         if base in _claims or not _claim(base):
             continue
@@ -54,14 +56,14 @@ def free_base_port(nodes: int, rng: random.Random) -> int:
 
 
 def give_back(base: int) -> None:
-    """Let others have the ports, once."""
+    """Release the ports; later calls do nothing."""
     claim = _claims.pop(base, None)
     if claim is not None:
         claim.close()
 
 
 def _claim(base: int) -> bool:
-    """Bind an abstract name that no two processes can have."""
+    """Bind an abstract socket name, which only one process can have."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0vdl-test-ports-{base}")
@@ -83,10 +85,14 @@ def _is_free(port: int) -> bool:
 
 
 class ReplicaSet:
-    """Servers with ids 1..nodes below one folder. Built stopped; `up` starts it."""
+    """Servers with ids 1..nodes below one folder. Created stopped; `up` starts it."""
 
     def __init__(self, nodes: int = 3, *, directory: Path | None = None, files: int = 0) -> None:
-        """`files`: how many descriptors a server that `up` starts may have; 0: as many as we."""
+        """Create the set.
+
+        `files`: maximum number of descriptors of a server that `up` starts; 0: as many as this
+        process.
+        """
         self.nodes = nodes
         self._files = files
         self._is_temporary = directory is None
@@ -108,7 +114,10 @@ class ReplicaSet:
     # --- the whole set ------------------------------------------------------------------------
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """Before the first `up`: settings beside those that `vdl up` writes, by dotted key."""
+        """Add settings beside those that `vdl up` writes, by dotted key.
+
+        Called before the first `up`.
+        """
         made = make_replica_set(self.directory, count=self.nodes, base_port=self.base_port)
         write_configs(made)
         for server in made.servers:
@@ -116,8 +125,10 @@ class ReplicaSet:
                 file.write(_toml(settings))
 
     def up(self, *options: str) -> float:
-        """Start what does not run; return when all serve, with the seconds that took. `options`:
-        of `vdl up`."""
+        """Start servers that do not run.
+
+        Return when all serve, with the seconds that it took. `options` are those of `vdl up`.
+        """
         began = time.monotonic()
         layout = ("--nodes", str(self.nodes), "--base-port", str(self.base_port))
         self._vdl("up", *layout, "--detach", *options)
@@ -167,7 +178,7 @@ class ReplicaSet:
         return found.servers[server_id - 1]
 
     def running(self) -> list[int]:
-        """The ids of the servers whose process runs."""
+        """Return the ids of the servers whose process runs."""
         return [number for number in self.server_ids if self.server(number).running_pid()]
 
     def pid(self, server_id: int) -> int:
@@ -176,19 +187,19 @@ class ReplicaSet:
         return pid
 
     def rss_bytes(self, server_id: int) -> int:
-        """Resident memory of the server's process."""
+        """Return the resident memory of the server's process."""
         pages = Path(f"/proc/{self.pid(server_id)}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self, server_id: int) -> float:
-        """User and system time the server's process has used."""
+        """Return the user and system time of the server's process."""
         stat = Path(f"/proc/{self.pid(server_id)}/stat").read_text(encoding="ascii")
-        # The name, in parentheses, may hold spaces; utime and stime are fields 14 and 15.
+        # The name, in parentheses, may contain spaces; utime and stime are fields 14 and 15.
         fields = stat.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self, *server_ids: int) -> None:
-        """SIGKILL, all of them as nearly at once as can be; returns when they are gone."""
+        """Send SIGKILL to all of them as nearly at once as possible; return when they are gone."""
         pids = {server_id: self.pid(server_id) for server_id in server_ids}
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
@@ -196,7 +207,7 @@ class ReplicaSet:
             self.wait_stopped(server_id)
 
     def end(self, *server_ids: int) -> None:
-        """SIGKILL to those that still run; returns when all are gone."""
+        """Send SIGKILL to those that still run; return when all are gone."""
         for server_id in server_ids:
             pid = self.server(server_id).running_pid()
             # It may end by itself at any moment: its disk has failed.
@@ -207,7 +218,7 @@ class ReplicaSet:
             self.wait_stopped(server_id)
 
     def terminate(self, server_id: int) -> None:
-        """SIGTERM: one server's planned stop. Does not wait."""
+        """Send SIGTERM: one server's planned stop. Does not wait."""
         os.kill(self.pid(server_id), signal.SIGTERM)
 
     def pause(self, server_id: int) -> None:
@@ -221,9 +232,9 @@ class ReplicaSet:
             os.kill(pid, signal.SIGCONT)
 
     def start(self, server_id: int) -> None:
-        """Start one server; does not wait until it serves."""
+        """Start one server; do not wait until it serves."""
         process = start_server(self.server(server_id))
-        # Ours to reap: a zombie would look like a running process.
+        # Reaped by this process: a zombie would look like a running process.
         _children[process.pid] = process
 
     def wait_stopped(self, server_id: int, *, seconds_max: float = 10.0) -> None:
@@ -234,8 +245,9 @@ class ReplicaSet:
             time.sleep(POLL_SECONDS)
 
     def _threads(self, server_id: int) -> str:
-        """What each thread of the server does in the kernel: one that waits for a disk without an
-        end keeps a process that has exited."""
+        """Return the kernel state of each thread of the server: one that waits for a disk for ever
+        keeps an exited process.
+        """
         found = []
         for task in Path(f"/proc/{self.server(server_id).running_pid()}/task").glob("*"):
             with contextlib.suppress(OSError):
@@ -250,7 +262,7 @@ class ReplicaSet:
         return pid != 0
 
     def wait_serving(self, server_id: int, *, seconds_max: float = 20.0) -> None:
-        """Return when the server accepts clients."""
+        """Wait until the server accepts clients."""
         deadline = time.monotonic() + seconds_max
         host, port = self.address(server_id).split(":")
         while True:
@@ -272,14 +284,14 @@ class ReplicaSet:
 
 
 _claims: dict[int, socket.socket] = {}
-"""Base ports that are this process's."""
+"""Base ports owned by this process."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that were started here and not by `vdl up`."""
 
 
 def _toml(settings: Mapping[str, object]) -> str:
-    """Dotted keys as tables, to be put behind a configuration that has none of them."""
+    """Return dotted keys as tables, to be appended to a configuration without these tables."""
     tables: dict[str, list[str]] = defaultdict(list)
     for name, value in settings.items():
         table, _, key = name.partition(".")
@@ -289,7 +301,7 @@ def _toml(settings: Mapping[str, object]) -> str:
 
 
 def _keep(directory: Path, name: str) -> Path:
-    """Move a copy of a replica set's folder to where failures are kept; drop the oldest."""
+    """Copy a replica set's folder to the folder of failures, and drop the oldest ones."""
     FAILED.mkdir(parents=True, exist_ok=True)
     kept = sorted(FAILED.iterdir(), key=lambda path: path.stat().st_mtime)
     for old in kept[: max(0, len(kept) - FAILED_KEPT_MAX + 1)]:
@@ -301,7 +313,7 @@ def _keep(directory: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def serving(count: int, name: str) -> Iterator[ReplicaSet]:
-    """So many servers that serve; what they leave is kept where the test `name` fails."""
+    """Yield `count` servers that serve clients; their data is kept if the test `name` fails."""
     servers = ReplicaSet(count)
     is_over = False
     try:

@@ -1,10 +1,9 @@
-"""Strangers who open connections to one port and say nothing, in a process of their own.
+"""Strangers that open connections to one port and send nothing, in a process of their own.
 
-They come from addresses of their own, so that a bound of one address is not that of the clients
-beside them. A connection that the server ends is opened again, `AGAIN_PER_SECOND` at the most: who
-wants to fill a port does not give up.
+They use other addresses than the clients, so that a limit per address does not affect these. A
+connection that the server ends is opened again, at most `AGAIN_PER_SECOND`: an attacker retries.
 
-Must not know: what is served on the port.
+Does not depend on what is served on the port.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
 AGAIN_PER_SECOND = 500
 FILES_SPARE = 100
 _UNDER_WAY_MAX = 256
-"""Connections that are being opened at a time."""
+"""Maximum number of connections being opened at a time."""
 _POLL_SECONDS = 0.02
 _BUSY = frozenset({errno.EINPROGRESS, errno.EAGAIN})
 
 
 @dataclass(slots=True)
 class Told:
-    """What the strangers did so far."""
+    """Strangers' operations so far."""
 
     opened: int
     ended: int
-    """By the server."""
+    """Connections that the server ended."""
     open_now: int
 
 
@@ -46,7 +45,7 @@ class Crowd:
         self._pipe = pipe
 
     def told(self) -> Told:
-        """What they did until now."""
+        """Return their operations so far."""
         self._pipe.send(None)
         found: Told = self._pipe.recv()
         return found
@@ -54,7 +53,7 @@ class Crowd:
 
 @contextlib.contextmanager
 def silent(port: int, count: int) -> Iterator[Crowd]:
-    """So many connections have been opened when the block begins, and are kept up until it ends."""
+    """Keep `count` connections open during the block; they are established when it begins."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_stand, args=(theirs, port, count), daemon=True)
@@ -78,10 +77,10 @@ class _Strangers:
     ended: int = 0
 
     def begin(self) -> None:
-        """Open one more."""
+        """Open one more connection."""
         one = socket.socket()
         one.setblocking(False)
-        # The port is chosen when the connection is made: one may be used to many destinations.
+        # The local port is chosen on connect: it may be used for many destinations.
         one.setsockopt(socket.SOL_IP, socket.IP_BIND_ADDRESS_NO_PORT, 1)
         one.bind((HOSTS[(self.opened + len(self.under_way)) % len(HOSTS)], 0))
         code = one.connect_ex(("127.0.0.1", self.port))
@@ -93,7 +92,7 @@ class _Strangers:
         self.poll.register(one, select.EPOLLOUT)
 
     def turn(self) -> None:
-        """See to what has become of them."""
+        """Process the events of all connections."""
         for file, events in self.poll.poll(_POLL_SECONDS):
             one = self.under_way.pop(file, None)
             if one is not None and events == select.EPOLLOUT:

@@ -1,7 +1,8 @@
-"""The leader of a partition is struck again and again while a producer goes on: the gap around each
-strike is the longest time in which nothing was acknowledged.
+"""Repeated faults of a partition's leader under a producer.
 
-Must not know: what a fault is, what gap is too long.
+The gap of each fault is the longest time without any acknowledgement around it.
+
+Does not depend on the kind of fault, nor on limits of the gap.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.chaos.harness.load import Load
 from tests.chaos.harness.replica_set import ReplicaSet
 
 SETTLED_ACKS = 100
-"""So many acknowledgements, half a second's, before and after each fault."""
+"""Acknowledgements to wait for before and after each fault: half a second's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,11 @@ def strike_leader(
     count: int,
     struck: Callable[[Strike], None] = lambda strike: None,
 ) -> list[float]:
-    """Run `load` and strike its leader `count` times; the gap around each in milliseconds.
-    `struck` is told of each before it is healed. Raises AssertionError when the servers do not
-    recover."""
+    """Run `load` and fail its leader `count` times; return the gap of each in milliseconds.
+
+    `struck` is called for each before it is healed. Raises AssertionError when the servers do not
+    recover.
+    """
     strikes: list[Strike] = []
     load.start()
     try:

@@ -1,10 +1,11 @@
-"""Transactional producers that go on while servers die, and what read-committed consumers must see.
+"""Transactional producers that continue while servers die, and the checks of read-committed
+consumers.
 
-Each transaction writes one record to every partition of a topic, in the name of the transaction.
-Its producer knows that it committed, that it aborted, or neither: then all of its records are
-there, or none.
+Each transaction writes one record, with the transaction's name, to every partition of a topic. Its
+producer knows that it committed, that it aborted, or neither: then all of its records are there, or
+none.
 
-Must not know: what happens to the servers.
+Does not depend on the faults of servers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ READ_SECONDS_MAX = 60.0
 
 
 class Fate(Enum):
-    """What a producer knows of its transaction."""
+    """Outcome of a transaction as its producer knows it."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -33,12 +34,12 @@ class Fate(Enum):
 
 
 class Transactor:
-    """One transactional id, used by one producer after the other in a thread of its own."""
+    """One transactional id, used by successive producers in a thread of its own."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, number: int) -> None:
         self.name = f"transactor-{number}"
         self.fates: dict[str, Fate] = {}
-        """Of each transaction that has ended."""
+        """Outcomes of the transactions that have ended."""
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = partitions
@@ -91,7 +92,7 @@ class Transactor:
         name = f"{self.name}/{self._count}"
         producer.begin_transaction()
         commits = self._rng.random() >= ABORT_SHARE
-        # Whatever goes wrong before the end is asked for, it never commits.
+        # On any error before the commit is requested, the transaction never commits.
         self.fates[name] = Fate.ABORTED
         for partition in range(self._partitions):
             producer.produce(self._topic, name, partition=partition)
@@ -117,8 +118,9 @@ class Transactor:
 
 
 def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, list[str]]:
-    """What a read-committed consumer finds in each partition, in order: all that is stable once
-    nothing is open any more."""
+    """Return what a read-committed consumer finds in each partition, in order: everything stable,
+    with no open transaction left.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -155,8 +157,9 @@ def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, lis
 
 
 def problems(fates: dict[str, Fate], found: dict[int, list[str]], partitions: int) -> list[str]:
-    """What must not be: a record of an aborted transaction, one that is lost or there twice, a
-    transaction of which a part is there."""
+    """Return the violations: records of aborted transactions, lost or duplicate records, partial
+    transactions.
+    """
     told: list[str] = []
     counts = [Counter(found[partition]) for partition in range(partitions)]
     for name, fate in fates.items():

@@ -1,11 +1,11 @@
-"""The connections between the servers of a replica set, each way of which can be cut by itself.
+"""Connections between the servers of a replica set; each direction can be cut by itself.
 
-Every server is known to the others by an address of ours, and who connects there is connected to
-it. What is sent the way that is cut stays here until it is healed, as TCP keeps what the network
-loses; a connection that is made meanwhile is made when both ways are whole. Clients are not
-concerned.
+Every server is known to the others by an address of this process, which forwards connections to it.
+Data sent in a direction that is cut is kept until it is healed, as TCP keeps what the network
+loses. A connection attempted meanwhile is completed when both directions are intact. Clients are
+not affected.
 
-Must not know: what servers say to each other, but who they are.
+Does not depend on the servers' protocol, except for their identification.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.commands.replica_set import PEER_PORT_STEP, make_replica_set, write_configs
 
 PORT_STEP = 40
-"""Ours, above those of each server."""
+"""Offset of this process's ports above those of each server."""
 READ_BYTES = 1 << 16
 START_SECONDS_MAX = 10.0
 
 
 class Wires:
-    """Made for a replica set that was never started. Use in a `with`, around its whole life."""
+    """Created for a replica set that was never started. Used in a `with` around all of its use."""
 
     def __init__(self, replica_set: ReplicaSet) -> None:
         self._ids = list(replica_set.server_ids)
@@ -75,19 +75,21 @@ class Wires:
 
     # --- faults ---------------------------------------------------------------------------------
     def silence(self, server_id: int) -> None:
-        """The others hear nothing of this server; it hears them."""
+        """Cut the directions from this server to the others; it still receives from them."""
         self._change({(server_id, other) for other in self._ids if other != server_id})
 
     def deafen(self, server_id: int) -> None:
-        """This server hears nothing of the others; they hear it."""
+        """Cut the directions from the others to this server; they still receive from it."""
         self._change({(other, server_id) for other in self._ids if other != server_id})
 
     def cut(self, *ways: tuple[int, int]) -> None:
-        """These ways and no others: nothing of the first server reaches the second."""
+        """Cut these directions and no others: data from the first server of each pair does not
+        reach the second.
+        """
         self._change(set(ways))
 
     def heal(self) -> None:
-        """What was kept arrives."""
+        """Heal all directions; kept data arrives."""
         self._change(set())
 
     def _change(self, cut: set[tuple[int, int]]) -> None:
@@ -115,7 +117,7 @@ class Wires:
             try:
                 await coroutine
             except OSError:
-                pass  # whoever was connected is gone, and the other end learns it
+                pass  # the accepted connection is closed, and its other end notices
             finally:
                 end()
 
