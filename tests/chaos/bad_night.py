@@ -1,6 +1,6 @@
 """Bad-night run: makes each fault once on real servers, and checks how they report it.
 
-python -m tests.chaos.bad_night [--only NAME,NAME] [--record]
+    python -m tests.chaos.bad_night [--only NAME,NAME] [--record]
 
 For each fault it collects `vdl status` and its exit code, `/health`, `/ready`, the metric and the
 log. Then it applies the runbook's cure, after which all servers must be well. Exits with 1 where a

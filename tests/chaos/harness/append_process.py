@@ -5,8 +5,8 @@ a group, and commits or aborts. Each operation is a line of a history (`vdl/chec
 written in one call, so that a killed process leaves complete lines. A transaction that is to commit
 has a line before the commit is requested, and another one once its outcome is known.
 
-append_process append BOOTSTRAP TOPIC PARTITIONS FILE NUMBER FIRST COUNT append_process read
-BOOTSTRAP TOPIC PARTITIONS FILE NUMBER
+    append_process append BOOTSTRAP TOPIC PARTITIONS FILE NUMBER FIRST COUNT
+    append_process read   BOOTSTRAP TOPIC PARTITIONS FILE NUMBER
 
 NUMBER identifies the process and makes its values unique. COUNT producers have transactional ids
 from FIRST on, which an earlier process may have used: then that one is fenced. The process ends
