@@ -1,8 +1,8 @@
-"""Which clients the suite runs, and how their drivers are built.
+"""Clients that the suite runs, and how their drivers are built.
 
-All are the newest published versions, unmodified: the Python ones come from the `dev` extra, the
-Java, Go and Node ones from Maven Central, the Go module proxy and the npm registry, once, into
-`.cache/clients`.
+All are the newest published versions, unmodified. The Python ones come from the `dev` extra; the
+Java, Go and Node ones are downloaded once from Maven Central, the Go module proxy and the npm
+registry, into `.cache/clients`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tests.clients.go_program import BUILD_SECONDS_MAX, CACHE, digest, go_progra
 
 DRIVERS = Path(__file__).parent / "drivers"
 OLD_REQUIREMENTS = DRIVERS / "old_kafka_python.txt"
-"""What the driver of old protocols needs, pinned."""
+"""Pinned requirements of the driver of old protocols."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client library: its name in test ids, the command of its driver, what it needs."""
+    """A client library: its name in test ids, the command of its driver, its requirements."""
 
     name: str
     command: Callable[[], list[str]]
-    """Builds the driver where there is something to build."""
+    """Returns the driver's command, and builds the driver if necessary."""
     needs: str = ""
-    """The marker of tests that use it: `java`, `go` or none."""
+    """Marker of tests that use it: `java`, `go` or none."""
     sends_null_headers: bool = True
-    """Whether it can produce a header without a value, as the protocol allows."""
+    """True if it can produce a header without a value, as the protocol allows."""
 
 
 def _python(module: str) -> list[str]:
@@ -39,7 +39,7 @@ def _python(module: str) -> list[str]:
 
 
 def java_classes(folder: Path, version: str) -> Path:
-    """The programs of a folder, compiled against the client library of this version."""
+    """Return the programs of a folder, compiled against this version of the client library."""
     libraries = java_libraries(version)
     sources = sorted(folder.rglob("*.java"))
     classes = CACHE / f"java-{version}-{digest(sources)}"
@@ -53,14 +53,14 @@ def java_classes(folder: Path, version: str) -> Path:
 
 def _java(version: str) -> list[str]:
     classes, libraries = java_classes(DRIVERS / "java", version), java_libraries(version)
-    # The serial collector and the first compiler only: these processes live for seconds.
+    # The serial collector and the first compiler only: these processes run for seconds.
     flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
     flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     return ["java", *flags, "-cp", f"{classes}:{libraries}/*", "vdl.ClientDriver"]
 
 
 def java_libraries(version: str) -> Path:
-    """The folder with the client library and what it needs, filled once."""
+    """Return the folder with the client library and its dependencies, filled once."""
     pom = DRIVERS / "java" / "pom.xml"
     folder = CACHE / f"java-{version}-libraries-{digest([pom])}"
     if not folder.exists():
@@ -82,7 +82,7 @@ def _sarama() -> list[str]:
 
 
 def _fresh(folder: Path) -> Path:
-    """An empty folder beside `folder`, to be renamed to it when complete."""
+    """Return an empty folder beside `folder`, to be renamed to it when complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -99,12 +99,12 @@ CLIENTS = (
 
 
 def python_environment(name: str, requirements: Path) -> Path:
-    """The interpreter of an environment with these packages, made once."""
+    """Return the interpreter of an environment with these packages, created once."""
     folder = CACHE / f"{name}-{digest([requirements])}"
     python = folder / "bin" / "python"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        # Not made elsewhere and moved: what is installed has its own path in it.
+        # Not created elsewhere and moved: installed files contain their own path.
         command = [sys.executable, "-m", "venv", "--clear", str(folder)]
         subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
         command = [str(python), "-m", "pip", "install", "--quiet"]
@@ -118,7 +118,7 @@ def python_environment(name: str, requirements: Path) -> Path:
 
 
 def node_program(folder: Path) -> Path:
-    """The folder with a Node program and the packages that its lock file names, filled once."""
+    """Return the folder with a Node program and the packages of its lock file, filled once."""
     sources = sorted(path for path in folder.iterdir() if path.is_file())
     built = CACHE / f"node-{digest(sources)}"
     if not built.exists():
@@ -132,7 +132,9 @@ def node_program(folder: Path) -> Path:
 
 
 def _old_kafka_python(api_version: str) -> list[str]:
-    """The driver in an environment that has the last kafka-python that speaks old protocols."""
+    """Return the command of the driver in an environment with the last kafka-python that supports
+    old protocols.
+    """
     python = python_environment("kafka-python", OLD_REQUIREMENTS)
     return [str(python), "-m", "tests.clients.drivers.old_kafka_python", api_version]
 
@@ -146,10 +148,12 @@ OLD_CLIENTS = (
     Client("sarama-0.8.2", lambda: [*_sarama(), "0.8.2.0"], needs="go"),
     Client("sarama-0.10", lambda: [*_sarama(), "0.10.0.0"], needs="go"),
 )
-"""Clients that speak as those of the version of Kafka in their name did: message formats 0 and 1.
-Java's can no longer be told to."""
+"""Clients that use the protocol of the Kafka version in their name: message formats 0 and 1.
+
+Java's client no longer supports it.
+"""
 
 
 def is_here(client: Client) -> bool:
-    """Whether this machine has what the client needs."""
+    """Return True if this machine has the client's requirements."""
     return not client.needs or shutil.which(client.needs) is not None

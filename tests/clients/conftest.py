@@ -1,6 +1,6 @@
 """One replica set and one pair of driver processes a client, for all tests of this folder.
 
-VDL_TEST_BOOTSTRAP names brokers to use instead of starting servers of our own.
+VDL_TEST_BOOTSTRAP names existing brokers to use instead of starting servers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.clients.driver import Driver
 from tests.clients.topics import Topics
 
 SOON = {"compaction.check_interval": "500ms", "storage.checkpoint_interval": "2s"}
-"""Tests need not wait for what servers do now and then."""
+"""Short intervals of periodic work, so that tests need not wait for it."""
 
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
-    """The servers started for these tests; None where others are used."""
+    """Yield the servers started for these tests; None where existing brokers are used."""
     if os.environ.get("VDL_TEST_BOOTSTRAP"):
         yield None
         return
@@ -37,7 +37,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
 
 @pytest.fixture(scope="session")
 def bootstrap(servers: ReplicaSet | None) -> str:
-    """Where the brokers are."""
+    """Return the brokers' addresses."""
     return os.environ["VDL_TEST_BOOTSTRAP"] if servers is None else servers.bootstrap
 
 
@@ -50,12 +50,12 @@ def topics(bootstrap: str) -> Iterator[Topics]:
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the drivers write what their clients complain about."""
+    """Return the folder for the clients' logs."""
     return tmp_path_factory.mktemp("drivers")
 
 
 class Drivers:
-    """Driver processes by client, started when first wanted: a JVM takes its time."""
+    """Driver processes by client, started when first needed: a JVM starts slowly."""
 
     def __init__(self, bootstrap: str, logs: Path) -> None:
         self._bootstrap = bootstrap
@@ -63,7 +63,7 @@ class Drivers:
         self._started: dict[str, list[Driver]] = {}
 
     def of(self, client: Client, count: int) -> list[Driver]:
-        """`count` drivers of a client, without open consumers."""
+        """Return `count` drivers of a client, without open consumers."""
         started = self._started.setdefault(client.name, [])
         command = client.command() if len(started) < count else []
         while len(started) < count:
@@ -72,8 +72,10 @@ class Drivers:
         return started[:count]
 
     def settle(self, client: Client, *, failed: bool) -> None:
-        """After a scenario: close what it left open. After a failed one the processes go: an
-        answer may still be under way."""
+        """Close what a scenario left open.
+
+        After a failed one its processes are stopped: an answer may still be under way.
+        """
         for driver in self._started.get(client.name, []):
             if failed:
                 driver.stop()
@@ -96,7 +98,7 @@ def drivers(bootstrap: str, logs: Path) -> Iterator[Drivers]:
 
 
 def client_parameters() -> list[object]:
-    """The clients as parameters of a test, marked with the tools they need."""
+    """Return the clients as parameters of a test, marked with the tools that they need."""
     return [
         pytest.param(client, id=client.name, marks=getattr(pytest.mark, client.needs))
         if client.needs
@@ -106,6 +108,6 @@ def client_parameters() -> list[object]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that takes `client` runs with every client."""
+    """Run every test that takes `client` with every client."""
     if "client" in metafunc.fixturenames:
         metafunc.parametrize("client", client_parameters())

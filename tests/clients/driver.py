@@ -1,4 +1,4 @@
-"""A real Kafka client in a process of its own, told what to do line by line.
+"""A real Kafka client in a process of its own, controlled by commands, one a line.
 
 The scenarios are written once, in Python; each client has a thin driver (tests/clients/drivers)
 that reads one JSON command a line and answers with one JSON line. A driver holds at most one
@@ -8,11 +8,11 @@ as hexadecimal, null where the record has none.
 ```
 command                                                 answer
 {"do": "hello"}                                         {"client": NAME, "version": VERSION}
-{"do": "connect"}                                       {"error": TEXT}    empty: it could; else
-                                                         the client's own words why not
+{"do": "connect"}                                       {"error": TEXT}    empty: it connected;
+                                                         else the client's own message
 {"do": "produce", "compression": C, "idempotent": BOOL,
  "batch_bytes": N, "records": [RECORD...]}              {"offsets": [[partition, offset]...]}
-{"do": "init_transactions", "transactional_id": NAME}   {}    a producer, which stays
+{"do": "init_transactions", "transactional_id": NAME}   {}    a producer, which is kept
 {"do": "transact", "records": [RECORD...],
  "positions": BOOL, "end": "commit"|"abort"|""}         {}    one transaction of that producer
 {"do": "end", "commits": BOOL}                          {}    of one that was left open
@@ -33,10 +33,9 @@ command                                                 answer
 {"do": "close"}                                         {}    leaves the group; idempotent
 ```
 RECORD is {"topic", "partition", "key", "value", "timestamp", "headers": [[name, value]...]}, READ
-the same with "offset". `positions`: those of the consumer are committed with the transaction.
-A command that fails is answered {"failed": KIND, "message": TEXT}; KIND is
-"no_offset" when there is no valid position and the policy `none` forbids to choose one, else
-"other".
+the same with "offset". `positions`: the consumer's positions are committed with the transaction.
+A command that fails is answered with {"failed": KIND, "message": TEXT}. KIND is "no_offset" when
+there is no valid position and the policy `none` forbids choosing one, else "other".
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is produced, and, with an offset, what is read back."""
+    """Record to produce, and, with an offset, a record read back."""
 
     topic: str
     partition: int
@@ -93,7 +92,9 @@ class Record:
 
 @dataclass(slots=True)
 class Polled:
-    """One poll: records by (topic, partition), with their offsets, and what the consumer owns."""
+    """Result of one poll: records by (topic, partition), with their offsets, and the consumer's
+    assignment.
+    """
 
     records: list[tuple[int, Record]] = field(default_factory=list)
     owned: frozenset[Partition] = frozenset()
@@ -108,8 +109,11 @@ class DriverFailed(Exception):
 
 
 class Driver:
-    """One driver process. Commands may be sent to several drivers before the answers are read, so
-    that members of a group poll at the same time."""
+    """One driver process.
+
+    Commands may be sent to several drivers before the answers are read, so that members of a group
+    poll at the same time.
+    """
 
     def __init__(
         self,
@@ -119,7 +123,10 @@ class Driver:
         log: Path,
         security: Mapping[str, str] | None = None,
     ) -> None:
-        """`security`: how its clients are secured (tests/clients/drivers/security.py)."""
+        """Start the driver.
+
+        `security`: security settings of its clients (tests/clients/drivers/security.py).
+        """
         self.name = name
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         if security is not None:
@@ -143,7 +150,7 @@ class Driver:
         self._process.stdin.flush()
 
     def answer(self, *, seconds_max: float = ANSWER_SECONDS_MAX) -> dict[str, Any]:
-        """The answer to the oldest unanswered command. Raises DriverFailed."""
+        """Return the answer to the oldest unanswered command. Raises DriverFailed."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + seconds_max
@@ -173,7 +180,7 @@ class Driver:
         idempotent: bool = False,
         batch_bytes: int = 100_000,
     ) -> list[tuple[int, int]]:
-        """Partition and offset of each record, all acknowledged by a majority."""
+        """Produce; return partition and offset of each record, all acknowledged by a majority."""
         answered = self.ask(
             "produce",
             compression=compression,
@@ -186,8 +193,9 @@ class Driver:
     def transact(
         self, records: Sequence[Record], end: str = "", *, positions: bool = False
     ) -> None:
-        """A transaction of the producer that `init_transactions` made; left open without an
-        `end`."""
+        """Run a transaction of the producer that `init_transactions` created; without an `end` it
+        is left open.
+        """
         self.ask(
             "transact",
             records=[record.to_json() for record in records],
@@ -196,7 +204,7 @@ class Driver:
         )
 
     def connect(self) -> str:
-        """Why the client cannot connect, in its own words; empty if it can."""
+        """Return the client's own message why it cannot connect; empty if it can."""
         error: str = self.ask("connect")["error"]
         return error
 
@@ -232,13 +240,16 @@ class Driver:
         return offsets
 
     def delete_offsets(self, group: str, partitions: Sequence[Partition]) -> list[int]:
-        """The error code of each partition; one of the group is that of each."""
+        """Delete offsets; return the error code of each partition.
+
+        A group's error is that of each partition.
+        """
         answered = self.ask("delete_offsets", group=group, partitions=partitions)
         errors: list[int] = answered["errors"]
         return errors
 
     def create_partitions(self, topic: str, count: int) -> int:
-        """The error code of growing a topic to `count` partitions."""
+        """Grow a topic to `count` partitions; return the error code."""
         error: int = self.ask("create_partitions", topic=topic, count=count)["error"]
         return error
 

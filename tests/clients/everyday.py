@@ -1,22 +1,22 @@
-"""What applications do every day with a client, each client's own program doing all of it.
+"""Everyday use of a Kafka client by an application, as one program for each client.
 
-A program is given a plan, as JSON, and prints what it saw, as one line of JSON:
+A program receives a plan, as JSON, and prints its results, as one line of JSON:
 
-1. It makes a topic of two partitions, and asks how many it has (`partitions`).
+1. It creates a topic of two partitions, and queries their number (`partitions`).
 2. It produces the numbers of `first`, compressed: n to partition n % 2, with the key "kn", the
    header number=n and the time `time_ms` + 1000 n (`offsets`: partition and offset of each, where
-   the client tells them).
+   the client reports them).
 3. As a member of the group it reads them (`read`: the numbers by partition, in order), commits and
-   leaves. It looks at each key and header itself.
-4. It produces the numbers of `second`. The next member reads them alone (`read_on`) and commits.
-   `committed`: what stands between the two, by partition; `group_offsets`: what stands afterwards.
-5. It looks which offset of partition 1 was written at `since_ms` or later (`since_offset`), and
-   reads from there (`since`: the first number).
-6. It sets `retention.ms` to an hour and asks for it (`retention_ms`; again for five
-   seconds, while it is told otherwise), looks whether the group is
-   among all groups (`is_listed`), and deletes the topic.
+   leaves. It checks each key and header itself.
+4. It produces the numbers of `second`. The next member reads only these (`read_on`) and commits.
+   `committed`: the committed offsets between the two, by partition; `group_offsets`: afterwards.
+5. It looks up the offset of partition 1 that was written at `since_ms` or later (`since_offset`),
+   and reads from there (`since`: the first number).
+6. It sets `retention.ms` to an hour and queries it (`retention_ms`; repeated for up to five
+   seconds while the value is another one), checks that the group is among all groups
+   (`is_listed`), and deletes the topic.
 
-Must not know: any one client.
+Does not depend on any one client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def by_partition(numbers: range) -> dict[str, list[int]]:
 
 
 def expected() -> dict[str, Any]:
-    """What every client should have seen."""
+    """Return the results expected of every client."""
     return {
         "partitions": 2,
         "offsets": [[n % 2, n // 2] for n in FIRST],
@@ -68,7 +68,7 @@ def expected() -> dict[str, Any]:
 
 
 def run(command: Sequence[str], bootstrap: str, topic: str, group: str) -> dict[str, Any]:
-    """What a program saw. Raises CalledProcessError."""
+    """Run a program; return its results. Raises CalledProcessError."""
     done = subprocess.run(
         [*command, plan(bootstrap, topic, group)],
         check=False,

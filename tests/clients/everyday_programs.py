@@ -1,4 +1,4 @@
-"""The programs that do what applications do every day (everyday.py), and how they are had."""
+"""Programs for the everyday uses of a client (everyday.py), and how they are built."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ INSTALL_SECONDS_MAX = 240
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A client's program: how it is built, what it needs, and what it does not tell."""
+    """A client's program: how it is built, its requirements, and the results that it does not
+    report.
+    """
 
     command: Callable[[], list[str]]
     needs: str = ""
-    """The marker of tests that use it: `go`, `node` or none."""
+    """Marker of tests that use it: `go`, `node` or none."""
     untold: frozenset[str] = frozenset()
 
 
@@ -47,7 +49,9 @@ PROGRAMS = {
 
 def install_kcat() -> None:
     """Install Debian's package where it is missing, in CI alone: other machines are not changed.
-    Raises CalledProcessError and TimeoutExpired."""
+
+    Raises CalledProcessError and TimeoutExpired.
+    """
     if shutil.which("kcat") or os.environ.get("CI") != "true" or os.geteuid() != 0:
         return
     for command in (["update", "-qq"], ["install", "-qq", "-y", "kcat"]):

@@ -1,4 +1,4 @@
-"""Go programs of the tests, built once from their folder with the modules it names."""
+"""Go programs of the tests, built once from their folder with the modules that it names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from tests.clients.driver import ROOT
 
 CACHE = ROOT / ".cache" / "clients"
 BUILD_SECONDS_MAX = 900
-"""With what is fetched for it, over a slow line."""
+"""Time limit, including downloads over a slow line."""
 
 
 def go_program(folder: Path) -> Path:
-    """The program of the sources in `folder`; built where there is none of exactly these."""
+    """Return the program of the sources in `folder`; build it if there is none of exactly these
+    sources.
+    """
     sources = sorted(path for path in folder.iterdir() if path.is_file())
     program = CACHE / f"go-{digest(sources)}"
     if not program.exists():
@@ -29,7 +31,7 @@ def go_program(folder: Path) -> Path:
 
 
 def digest(sources: list[Path]) -> str:
-    """A word that changes with any of the files."""
+    """Return a digest of the files."""
     made = hashlib.sha256()
     for source in sources:
         made.update(source.read_bytes())

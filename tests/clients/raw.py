@@ -1,4 +1,4 @@
-"""A connection to a broker that sends whatever it is told, well formed or not."""
+"""A connection to a broker that sends any bytes, well formed or not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODULES: dict[int, Any] = {
 
 
 class RawConnection:
-    """One TCP connection. Reading gives whole frames, or None when the broker closed."""
+    """One TCP connection. Reading returns whole frames, or None when the broker closed it."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, timeout=TIMEOUT_SECONDS)
@@ -58,8 +58,10 @@ class RawConnection:
         self._socket.shutdown(socket.SHUT_WR)
 
     def receive(self) -> bytes | None:
-        """The next frame without its length; None when the broker closed the connection. Raises
-        TimeoutError when it does neither."""
+        """Return the next frame without its length; None when the broker closed the connection.
+
+        Raises TimeoutError when neither happens.
+        """
         head = self._receive_exactly(LENGTH.size)
         return None if head is None else self._receive_exactly(LENGTH.unpack(head)[0])
 
@@ -77,7 +79,7 @@ class RawConnection:
         return bytes(data)
 
     def ask(self, message: Any, *, key: int, version: int, correlation_id: int = 1) -> Any:
-        """The decoded response to a request."""
+        """Send a request; return the decoded response."""
         self.send(request_frame(message, key=key, version=version, correlation_id=correlation_id))
         return self.receive_response(key=key, version=version, correlation_id=correlation_id)
 
@@ -91,7 +93,7 @@ class RawConnection:
         return codec(key).decode_response(view[start:], version)
 
     def is_alive(self) -> bool:
-        """Whether requests on this connection are still answered."""
+        """Return True if requests on this connection are still answered."""
         request = metadata.MetadataRequest(topics=[])
         answer = self.ask(request, key=metadata.API_KEY, version=METADATA_VERSION)
         return len(answer.brokers) > 0
@@ -105,7 +107,7 @@ def framed(body: bytes) -> bytes:
 
 
 def header(key: int, version: int, *, correlation_id: int = 1) -> bytes:
-    """A request header, in the form the key and version ask for."""
+    """Return a request header, in the form for this key and version."""
     fields = RequestHeader(key, version, correlation_id, "raw", 0)
     return encode_request_header(fields, is_flexible=version >= FLEXIBLE_FROM.get(key, 32767))
 
@@ -118,7 +120,7 @@ def request_frame(message: Any, *, key: int, version: int, correlation_id: int =
 def produce_request(
     topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1
 ) -> Any:
-    """A request with one batch, or what is sent instead of one."""
+    """Return a request with one batch, or with other bytes in its place."""
     data = produce.PartitionProduceData(index=partition, records=records)
     return produce.ProduceRequest(
         acks=acks,

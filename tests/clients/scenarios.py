@@ -1,8 +1,8 @@
-"""What applications do with a Kafka client, each written once for all clients.
+"""Uses of a Kafka client by applications, each written once for all clients.
 
-A scenario is a function of a `Stage`: the drivers of one client, and topics to make. It asserts
-what the application may rely on, never how the client gets there. SCENARIOS lists them with the
-number of drivers (processes, hence group members) each needs.
+A scenario is a function of a `Stage`: the drivers of one client, and topics to create. It asserts
+what the application may rely on, never how the client achieves it. SCENARIOS lists them with the
+number of drivers (processes, hence group members) that each needs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.clients.topics import Topics
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_SECONDS_MAX = 30.0
 QUIET_POLLS = 3
-"""So many polls without a record are taken to mean that none will come."""
+"""Number of polls without a record after which no more are expected."""
 BASE_TIMESTAMP = 1_700_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a scenario has to work with."""
+    """Resources of a scenario."""
 
     drivers: Sequence[Driver]
     topics: Topics
@@ -48,15 +48,16 @@ class Scenario:
 
 
 def numbered(topic: str, numbers: range, *, partition: int = 0) -> list[Record]:
-    """Records whose value is their number."""
+    """Return records whose value is their number."""
     return [
         Record(topic, partition, b"k%d" % (n % 7), b"%d" % n, BASE_TIMESTAMP + n) for n in numbers
     ]
 
 
 def varied(topic: str, *, seed: int, has_null_header: bool) -> list[Record]:
-    """Records of every shape: null and empty keys and values, headers, timestamps out of order,
-    text that compresses and bytes that do not."""
+    """Return records of every shape: null and empty keys and values, headers, timestamps out of
+    order, compressible text and incompressible bytes.
+    """
     blob = bytes((seed * 131 + i * i * 7 + i * 13) % 256 for i in range(3_000))
     ahead, behind = BASE_TIMESTAMP + 1_000_000 * seed, BASE_TIMESTAMP - 5_000
     none = None if has_null_header else b"none"
@@ -74,7 +75,7 @@ def varied(topic: str, *, seed: int, has_null_header: bool) -> list[Record]:
 
 
 def read(driver: Driver, count: int) -> list[tuple[int, Record]]:
-    """Poll until `count` records came; (offset, record) in the order of their arrival."""
+    """Poll until `count` records came; return (offset, record) in the order of arrival."""
     found: list[tuple[int, Record]] = []
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while len(found) < count:
@@ -84,7 +85,7 @@ def read(driver: Driver, count: int) -> list[tuple[int, Record]]:
 
 
 def assert_quiet(driver: Driver) -> None:
-    """Nothing more comes."""
+    """Check that no more records come."""
     for _ in range(QUIET_POLLS):
         assert driver.poll(100).records == []
 
@@ -101,7 +102,7 @@ def all_partitions(topic: str, partitions: int) -> list[Partition]:
 
 
 def produce_with(compression: str) -> Callable[[Stage], None]:
-    """Everything about a record survives, in order, at the offset acknowledged."""
+    """Every part of a record survives, in order, at the acknowledged offset."""
 
     def play(stage: Stage) -> None:
         topic = stage.topics.create(f"codec-{compression}")
@@ -136,7 +137,7 @@ def produce_idempotently(stage: Stage) -> None:
 
 
 def subscribe_to_topics(stage: Stage) -> None:
-    """A list of topics: all their partitions, and nothing else."""
+    """A list of topics: all their partitions, and no others."""
     wanted = [stage.topics.create("listed", partitions=2) for _ in range(2)]
     other = stage.topics.create("unlisted")
     sent = [*numbered(wanted[0], range(10)), *numbered(wanted[1], range(10, 20), partition=1)]
@@ -151,7 +152,7 @@ def subscribe_to_topics(stage: Stage) -> None:
 
 
 def subscribe_to_pattern(stage: Stage) -> None:
-    """A pattern also finds a topic that appears after subscribing."""
+    """A pattern also matches a topic that is created after subscribing."""
     stem = stage.topics.unused_name("pattern")
     early, late = f"{stem}-early", f"{stem}-late"
     stage.topics.create_named(early)
@@ -184,7 +185,7 @@ def assign_partitions(stage: Stage) -> None:
 
 
 def pause_and_resume(stage: Stage) -> None:
-    """A paused partition is silent while the other goes on; resumed, it misses nothing."""
+    """A paused partition returns nothing while the other continues; resumed, it misses nothing."""
     topic = stage.topics.create("paused", partitions=2)
     driver = stage.driver
     driver.open()
@@ -200,7 +201,7 @@ def pause_and_resume(stage: Stage) -> None:
 
 
 def seek_back_and_forth(stage: Stage) -> None:
-    """The next record is the one at the offset asked for."""
+    """The next record is the one at the requested offset."""
     topic = stage.topics.create("seek")
     driver = stage.driver
     driver.produce(numbered(topic, range(20)), batch_bytes=600)
@@ -223,13 +224,13 @@ def reset_to_earliest(stage: Stage) -> None:
 
 
 def reset_to_latest(stage: Stage) -> None:
-    """A new group begins behind what is there."""
+    """A new group begins behind the existing records."""
     topic = stage.topics.create("latest")
     driver = stage.driver
     driver.produce(numbered(topic, range(10)))
     driver.open(group=stage.topics.unused_name("group"), reset="latest")
     driver.ask("subscribe", topics=[topic])
-    # When the client has taken its position cannot be seen; records are produced until one comes.
+    # The time at which the client takes its position is not visible; produce until a record comes.
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     found: list[int] = []
     number = 10
@@ -246,7 +247,7 @@ def reset_to_latest(stage: Stage) -> None:
 
 
 def reset_to_none(stage: Stage) -> None:
-    """A group without commits, told not to choose a position itself, fails."""
+    """A group without commits fails under the policy `none`."""
     topic = stage.topics.create("none")
     stage.driver.produce(numbered(topic, range(10)))
     stage.driver.open(group=stage.topics.unused_name("group"), reset="none")
@@ -255,7 +256,7 @@ def reset_to_none(stage: Stage) -> None:
 
 
 def seek_out_of_range(stage: Stage) -> None:
-    """An offset beyond the end is refused, not read as the end: OFFSET_OUT_OF_RANGE."""
+    """An offset beyond the end is refused with OFFSET_OUT_OF_RANGE, not read as the end."""
     topic = stage.topics.create("beyond")
     driver = stage.driver
     driver.produce(numbered(topic, range(10)))
@@ -275,7 +276,7 @@ def seek_out_of_range(stage: Stage) -> None:
 
 
 def assert_no_offset(driver: Driver) -> None:
-    """The client gives up for want of a position, and reads nothing before."""
+    """Check that the client fails for want of a position, and reads nothing before."""
     with pytest.raises(DriverFailed) as failed:
         poll_nothing(driver)
     assert failed.value.kind == "no_offset", failed.value
@@ -291,7 +292,9 @@ def poll_nothing(driver: Driver) -> None:
 
 
 def commit_and_resume(stage: Stage) -> None:
-    """The group's next consumer goes on behind what was committed, not behind what was read."""
+    """The group's next consumer continues behind the committed offset, not behind the last read
+    one.
+    """
     topic = stage.topics.create("commit", partitions=2)
     group = stage.topics.unused_name("group")
     driver = stage.driver
@@ -313,8 +316,9 @@ def commit_and_resume(stage: Stage) -> None:
 
 
 def rebalance_two_members(stage: Stage) -> None:
-    """Every partition has one owner, before, while and after a second member is there, and no
-    record is missed."""
+    """Every partition has one owner before, during and after a second member's presence, and no
+    record is missed.
+    """
     topic = stage.topics.create("rebalance", partitions=6)
     group = stage.topics.unused_name("group")
     everything = frozenset(all_partitions(topic, 6))
@@ -340,7 +344,7 @@ def rebalance_two_members(stage: Stage) -> None:
     _poll_until([second], seen, lambda owned: owned == [everything])
     _produce_evenly(second, topic, range(120, 180))
     _poll_until([second], seen, lambda owned: len(seen) == 180)
-    # What was committed before a rebalance is not read again after it.
+    # Records committed before a rebalance are not read again after it.
     assert max(seen.values()) == 1, seen
 
 
@@ -351,7 +355,7 @@ def _produce_evenly(driver: Driver, topic: str, numbers: range) -> None:
 
 
 def _is_shared(owned: list[frozenset[Partition]], everything: frozenset[Partition]) -> bool:
-    """Whether both members own something, and together each partition once."""
+    """Return True if both members own something, and together each partition once."""
     first, second = owned
     return bool(first) and bool(second) and not first & second and first | second == everything
 
@@ -361,7 +365,9 @@ def _poll_until(
     seen: Counter[int],
     is_done: Callable[[list[frozenset[Partition]]], bool],
 ) -> list[frozenset[Partition]]:
-    """Poll all members at the same time until it is done; what each owned at the end."""
+    """Poll all members at the same time until `is_done`; return each one's assignment at the
+    end.
+    """
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         for member in members:

@@ -1,8 +1,8 @@
-"""Java share consumers in processes that can be killed, and what they say happened.
+"""Java share consumers in processes that can be killed, and the records of their deliveries.
 
-Each process is one `ShareWorker` with some `KafkaShareConsumer`s, which write to files what was
-delivered and what was acknowledged. A delivery is named by partition, offset and its count, so the
-files of all processes can be put together without any clock: whoever acknowledged a record had its
+Each process is one `ShareWorker` with some `KafkaShareConsumer`s, which write deliveries and
+acknowledgements to files. A delivery is identified by partition, offset and its count, so the files
+of all processes can be merged without any clock: the consumer that acknowledged a record had its
 last delivery.
 """
 
@@ -19,14 +19,14 @@ SOURCES = DRIVERS / "share"
 VERSION = "4.4.0"
 SECONDS = 60.0
 NOT_TAKEN = "InvalidRecordStateException"
-"""Says for certain that the record is not acknowledged. Others leave it open."""
+"""Error that means the record is not acknowledged. Other errors leave it open."""
 
 Record = tuple[int, int]
 """(partition, offset)."""
 
 
 def share_worker() -> list[str]:
-    """The command of a worker, which is built where it was not yet."""
+    """Return the command of a worker, which is built if necessary."""
     flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
     flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
     classes, libraries = java_classes(SOURCES, VERSION), java_libraries(VERSION)
@@ -58,12 +58,12 @@ class ShareWorker:
         assert self.process.stdout.readline() == b"started\n", self.log
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self._reap()
 
     def stop(self) -> None:
-        """Let the consumers close; what they hold is given back."""
+        """Have the consumers close; the records that they hold are released."""
         if self.process.poll() is None:
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -79,25 +79,25 @@ class ShareWorker:
 
 @dataclass(slots=True)
 class ShareHistory:
-    """What the consumers of a group wrote."""
+    """Contents of the files of a group's consumers."""
 
     delivered: dict[Record, list[int]] = field(default_factory=dict)
-    """Delivery counts of each record, as they came in the files."""
+    """Delivery counts of each record, in the order of the files."""
     accepted: Counter[Record] = field(default_factory=Counter)
     rejected: Counter[Record] = field(default_factory=Counter)
     ended: dict[Record, int] = field(default_factory=dict)
-    """By which delivery each of these was accepted or rejected."""
+    """By record: the delivery that was accepted or rejected."""
     failed: dict[Record, list[tuple[int, str]]] = field(default_factory=dict)
-    """Acknowledgements that failed: of which delivery, and why."""
+    """Failed acknowledgements: the delivery, and the error."""
 
     @property
     def failures(self) -> Counter[str]:
-        """How many failed, by why."""
+        """Return the number of failures by error."""
         return Counter(why for some in self.failed.values() for _, why in some)
 
     @property
     def given_again(self) -> Counter[str]:
-        """Of those that failed, by why, how many were given to somebody again."""
+        """Return, by error, the number of failed records that were delivered again."""
         return Counter(
             why
             for record, some in self.failed.items()
@@ -107,12 +107,15 @@ class ShareHistory:
 
     @property
     def redeliveries(self) -> int:
-        """Deliveries beyond the first one."""
+        """Return the number of deliveries beyond the first one."""
         return sum(len(counts) - 1 for counts in self.delivered.values())
 
     def problems(self, *, limit: int) -> list[str]:
-        """What a share group must never do. A process that was killed may have acknowledged more
-        than it wrote, so a record without an acknowledgement is none by itself."""
+        """Return violations of a share group's guarantees.
+
+        A process that was killed may have acknowledged more than it wrote, so a record without an
+        acknowledgement is no violation by itself.
+        """
         found = []
         done = self.accepted + self.rejected
         for record, count in done.items():
@@ -135,7 +138,7 @@ class ShareHistory:
 
 
 def read_history(folder: Path) -> ShareHistory:
-    """All that was written below a folder. A line that was cut off by a kill is left out."""
+    """Read all files below a folder. A line that was cut off by a kill is omitted."""
     history = ShareHistory()
     for path in sorted(folder.glob("*-[0-9]*")):
         text = path.read_text(encoding="ascii")

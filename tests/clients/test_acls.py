@@ -1,7 +1,7 @@
-"""Permission as unmodified clients meet it: three servers that ask ACLs, and nobody logs in.
+"""Authorization with unmodified clients: three servers that check ACLs, without logins.
 
 Without a login every client is User:ANONYMOUS. Resources without an ACL are open here, so ACLs
-close what they name.
+close the resources that they name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANYBODY = "User:ANONYMOUS"
 DENY, ALLOW = AclPermissionType.DENY, AclPermissionType.ALLOW
 REVOKED_SECONDS_MAX = 1.0
 PHASE_SECONDS = 1.5
-"""Between two changes under load."""
+"""Time between two changes under load."""
 Answer = TypeVar("Answer")
 
 
@@ -90,7 +90,7 @@ def create(admin: AdminClient, *bindings: AclBinding) -> None:
 
 
 def delete(admin: AdminClient, name: str, resource: ResourceType = ResourceType.TOPIC) -> int:
-    """How many there were."""
+    """Delete bindings; return their number."""
     wanted = AclBindingFilter(
         resource, name, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
     )
@@ -99,7 +99,7 @@ def delete(admin: AdminClient, name: str, resource: ResourceType = ResourceType.
 
 
 def eventually(ask: Callable[[], Answer], wanted: Callable[[Answer], bool]) -> Answer:
-    """Servers apply the catalog one after another."""
+    """Repeat until the answer is as wanted: servers apply the catalog at different times."""
     deadline = time.monotonic() + SECONDS
     while not wanted(answer := ask()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -107,7 +107,7 @@ def eventually(ask: Callable[[], Answer], wanted: Callable[[Answer], bool]) -> A
 
 
 def produced(secured: ReplicaSet, topic: str) -> int | None:
-    """The error of producing one record; None: there was none."""
+    """Return the error of producing one record; None if there was none."""
     producer = Producer({"bootstrap.servers": secured.bootstrap, "message.timeout.ms": 10_000})
     errors: list[KafkaError | None] = []
     producer.produce(topic, b"x", on_delivery=lambda error, _: errors.append(error))
@@ -117,7 +117,7 @@ def produced(secured: ReplicaSet, topic: str) -> int | None:
 
 
 def consumed(secured: ReplicaSet, topic: str, group: str) -> int | None:
-    """The error of reading one record in a group; None: there was none."""
+    """Return the error of reading one record in a group; None if there was none."""
     consumer = Consumer(
         {
             "bootstrap.servers": secured.bootstrap,
@@ -141,7 +141,7 @@ def consumed(secured: ReplicaSet, topic: str, group: str) -> int | None:
 
 
 def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
-    """Literal and prefixed, by what they are on, and by what they match."""
+    """Literal and prefixed ones, by resource and by match."""
     bindings = [
         acl("described", AclOperation.READ, ALLOW, principal="User:alice"),
         acl("desc", AclOperation.WRITE, ALLOW, pattern=ResourcePatternType.PREFIXED),
@@ -167,7 +167,7 @@ def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
 def test_topic_is_closed_and_opened_to_producers_and_consumers(
     secured: ReplicaSet, admin: AdminClient, made: Topics
 ) -> None:
-    """And is invisible to who may not describe it."""
+    """It is invisible to clients that may not describe it."""
     topic = made.create("closed", partitions=1)
     assert produced(secured, topic) is None
     create(admin, acl(topic, AclOperation.WRITE, DENY), acl(topic, AclOperation.READ, ALLOW))
@@ -183,7 +183,7 @@ def test_topic_is_closed_and_opened_to_producers_and_consumers(
 
 
 def test_group_is_closed(secured: ReplicaSet, admin: AdminClient, made: Topics) -> None:
-    """The topic alone is not enough."""
+    """Permission for the topic alone is not enough."""
     topic = made.create("grouped", partitions=1)
     assert produced(secured, topic) is None
     group = f"{topic}-closed"
@@ -201,7 +201,7 @@ def test_group_is_closed(secured: ReplicaSet, admin: AdminClient, made: Topics) 
 
 
 def test_topics_are_made_where_a_prefix_allows_it(admin: AdminClient, made: Topics) -> None:
-    """Who may not create topics in the cluster may create some."""
+    """A client that may not create topics in the cluster may create those of a prefix."""
     allowed, refused = made.unused_name("mine"), made.unused_name("other")
     prefix = allowed[:-2]
     create(
@@ -231,8 +231,9 @@ def test_topics_are_made_where_a_prefix_allows_it(admin: AdminClient, made: Topi
 def test_acls_change_under_load_and_nobody_else_notices(
     secured: ReplicaSet, admin: AdminClient, made: Topics
 ) -> None:
-    """Of those still allowed no request fails; who is shut out is out on every server within a
-    second, and in again."""
+    """No request of a client with permission fails; a client without is refused on every server
+    within a second, and admitted again as quickly.
+    """
     kept, revoked = made.create("kept", partitions=3), made.create("revoked", partitions=1)
     create(admin, acl(revoked, AclOperation.ALL, ALLOW))
     denial = acl(revoked, AclOperation.DESCRIBE, DENY)
@@ -303,7 +304,7 @@ def filter_of(binding: AclBinding) -> AclBindingFilter:
 
 
 def test_what_was_denied_stands_in_the_audit_log(secured: ReplicaSet, made: Topics) -> None:
-    """Of all that was done here: who, from where, what; each line is an object."""
+    """For everything done here: principal, host, operation; each line is a JSON object."""
     lines = [
         json.loads(line)
         for path in Path(secured.directory).rglob("audit.log")

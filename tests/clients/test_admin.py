@@ -1,4 +1,4 @@
-"""What administrators change, by an unmodified client: settings, and records that go."""
+"""Administration with an unmodified client: settings, and deletion of records."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def earliest(admin: AdminClient, partition: TopicPartition) -> int:
 def test_deleted_records_are_gone_for_every_client(
     admin: AdminClient, bootstrap: str, topics: Topics
 ) -> None:
-    """A consumer that starts at the beginning starts behind them; what is left keeps its offsets
-    (KIP-107)."""
+    """A consumer that starts at the beginning starts behind them; remaining records keep their
+    offsets (KIP-107).
+    """
     topic = topics.create("deleted", partitions=1)
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(100):
@@ -52,7 +53,7 @@ def test_deleted_records_are_gone_for_every_client(
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, 0, 7)])  # out of range now: back to the earliest
+        consumer.assign([TopicPartition(topic, 0, 7)])  # out of range now: reset to the earliest
         read: list[tuple[int, bytes]] = []
         while len(read) < 60:
             found = consumer.consume(60 - len(read), timeout=SECONDS)
@@ -64,7 +65,7 @@ def test_deleted_records_are_gone_for_every_client(
 
 
 def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> None:
-    """One at a time (KIP-339); what is not known, or not a number, is refused."""
+    """Individually (KIP-339); unknown names and invalid numbers are refused."""
     topic = topics.create("settings", partitions=1)
 
     def alter(name: str, value: str | None, operation: AlterConfigOpType) -> None:
@@ -93,7 +94,7 @@ def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> No
 def test_records_of_a_topic_with_a_codec_are_read_as_they_were_sent(
     admin: AdminClient, bootstrap: str, topics: Topics, kept: str
 ) -> None:
-    """Whatever their producers compress them with, small batches and large ones."""
+    """Whatever compression their producers use, in small batches and large ones."""
     topic = topics.unused_name(f"kept-{kept}")
     asked = NewTopic(topic, 1, 3, config={"compression.type": kept})
     admin.create_topics([asked])[topic].result(SECONDS)
@@ -115,7 +116,7 @@ def test_records_of_a_topic_with_a_codec_are_read_as_they_were_sent(
         consumer.assign([TopicPartition(topic, 0, 0)])
         read: list[bytes] = []
         while len(read) < 5 * len(values):
-            # Not more: it waits for as many as are asked for.
+            # No more than that: it waits for the requested number.
             found = consumer.consume(5 * len(values) - len(read), timeout=SECONDS)
             assert found, len(read)
             assert all(message.error() is None for message in found)

@@ -1,8 +1,8 @@
-"""What no client should send, and what is answered; everybody else does not notice.
+"""Invalid client input and its answers; other clients are not affected.
 
 Every case runs beside two bystanders: a connection to the same server that was open before, and a
-librdkafka producer that sends all the time. Expected are Kafka's answers. One differs on purpose:
-an unknown codec is told so (76) instead of being an unknown error (-1).
+librdkafka producer that sends continuously. The expected answers are Kafka's. One differs on
+purpose: an unknown codec is answered with its own error (76) instead of an unknown error (-1).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def batch(size: int = 10) -> bytearray:
 
 
 def changed(position: int, data: bytes, *, sealed: bool = True) -> bytes:
-    """A good batch with some bytes replaced, and a CRC that fits again if `sealed`."""
+    """Return a valid batch with some bytes replaced, and a matching CRC if `sealed`."""
     damaged = batch()
     damaged[position : position + len(data)] = data
     if sealed:
@@ -67,7 +67,7 @@ def int32(number: int) -> bytes:
 
 
 class Background:
-    """A producer that sends all the time and remembers what went wrong."""
+    """A producer that sends continuously and records errors."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged = 0
@@ -141,7 +141,9 @@ def stage(topics: Topics, background: Background) -> Iterator[Scene]:
 
 @pytest.fixture
 def scene(stage: Scene) -> Iterator[Scene]:
-    """The scene; afterwards the bystander's connection still works and nothing was appended."""
+    """Yield the scene; afterwards the bystander's connection still works and nothing was
+    appended.
+    """
     assert stage.bystander.is_alive()
     yield stage
     assert stage.bystander.is_alive()
@@ -180,14 +182,16 @@ CLOSED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("sent", CLOSED.values(), ids=CLOSED.keys())
 def test_unreadable_request_gets_its_connection_closed(scene: Scene, sent: bytes) -> None:
-    """What cannot be read cannot be answered: closed, without a reply, at once."""
+    """An unreadable request cannot be answered: the connection is closed at once, without a
+    response.
+    """
     connection = scene.connect()
     connection.send(sent)
     assert connection.receive() is None
 
 
 def test_request_cut_by_a_closing_client_harms_nobody(scene: Scene) -> None:
-    """Half a frame, and the client is gone."""
+    """Half a frame, and the connection is closed."""
     connection = scene.connect()
     whole = request_frame(
         produce_request(scene.topic, bytes(batch())), key=0, version=PRODUCE_VERSION
@@ -198,7 +202,7 @@ def test_request_cut_by_a_closing_client_harms_nobody(scene: Scene) -> None:
 
 
 def test_unreadable_request_after_good_ones_leaves_them_answered(scene: Scene) -> None:
-    """Requests that were whole are answered before the connection is closed."""
+    """Complete requests are answered before the connection is closed."""
     connection = scene.connect()
     good = metadata.MetadataRequest(topics=[])
     frames = [
@@ -214,7 +218,7 @@ def test_unreadable_request_after_good_ones_leaves_them_answered(scene: Scene) -
 
 
 def test_bytes_after_the_body_are_ignored(scene: Scene) -> None:
-    """A newer client may append what an older server does not know."""
+    """A newer client may append fields that an older server does not know."""
     connection = scene.connect()
     connection.send(framed(METADATA + int32(0) + b"more"))
     connection.receive_response(key=metadata.API_KEY, version=METADATA_VERSION, correlation_id=1)
@@ -222,7 +226,10 @@ def test_bytes_after_the_body_are_ignored(scene: Scene) -> None:
 
 
 def test_api_versions_too_new_is_answered_in_version_0(scene: Scene) -> None:
-    """The way a client learns what it may use: error 35, version 0, it stays open. KIP-511"""
+    """A client learns the supported versions: error 35 in version 0, and the connection stays open.
+
+    KIP-511
+    """
     connection = scene.connect()
     connection.send(framed(header(api_versions.API_KEY, 99) + bytes(20)))
     answer = connection.receive_response(key=api_versions.API_KEY, version=0, correlation_id=1)
@@ -247,14 +254,14 @@ def test_api_versions_with_impossible_client_name_is_refused(scene: Scene) -> No
 
 @dataclass(frozen=True, slots=True)
 class BadProduce:
-    """What is produced, and the error it gets."""
+    """Bytes to produce, and the expected error."""
 
     error: ErrorCode
     records: bytes | None
     partition: int = 0
     acks: int = -1
     topic: str = ""
-    """Another topic than that of the tests."""
+    """Topic other than that of the tests."""
 
 
 ATTRIBUTES_AT, DELTA_AT, COUNT_AT, MAGIC_AT, CRC_AT = 21, 23, 57, 16, 17
@@ -264,7 +271,7 @@ LZ4 = 3
 
 
 def claiming(count: int) -> bytes:
-    """A batch of one record whose header says, twice, that there are more."""
+    """Return a batch of one record whose header claims, twice, that there are more."""
     data = bytearray(changed(DELTA_AT, int32(count - 1)))
     data[COUNT_AT : COUNT_AT + 4] = int32(count)
     seal(data)
@@ -272,7 +279,7 @@ def claiming(count: int) -> bytes:
 
 
 def lengthened(more: bytes) -> bytes:
-    """A good batch with `more` behind its record."""
+    """Return a valid batch with `more` behind its record."""
     data = batch() + more
     data[8:12] = int32(len(data) - 12)
     seal(data)
@@ -338,7 +345,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("bad", REFUSED.values(), ids=REFUSED.keys())
 def test_bad_produce_is_refused_with_kafkas_error(scene: Scene, bad: BadProduce) -> None:
-    """Each has its own error; the connection goes on."""
+    """Each case has its own error; the connection stays open."""
     connection = scene.connect()
     request = produce_request(
         bad.topic or scene.topic, bad.records, partition=bad.partition, acks=bad.acks
@@ -351,7 +358,7 @@ def test_bad_produce_is_refused_with_kafkas_error(scene: Scene, bad: BadProduce)
 
 
 def test_bad_produce_with_acks_0_closes_its_connection(scene: Scene) -> None:
-    """Nobody waits for an answer, so this is the only way to tell."""
+    """No response is expected, so closing is the only way to report it."""
     connection = scene.connect()
     request = produce_request(scene.topic, changed(CRC_AT, b"abcd", sealed=False), acks=0)
     connection.send(request_frame(request, key=produce.API_KEY, version=PRODUCE_VERSION))
@@ -361,8 +368,9 @@ def test_bad_produce_with_acks_0_closes_its_connection(scene: Scene) -> None:
 def test_claimed_lengths_take_neither_time_nor_memory(
     scene: Scene, servers: ReplicaSet | None
 ) -> None:
-    """Connections that promise the largest frame and send little of it: a server that believed them
-    would need 5 GB. (Kafka does, and falls to this test with a heap of 512 MB.)"""
+    """Connections that announce the largest frame and send little of it: reserving the announced
+    size would need 5 GB. (Kafka does so, and fails this test with a heap of 512 MB.)
+    """
     before = 0 if servers is None else servers.rss_bytes(scene.leader)
     for _ in range(CLAIMS):
         connection = scene.connect()

@@ -1,4 +1,4 @@
-"""A compacted topic, for unmodified clients: the newest record of each key, where it was."""
+"""A compacted topic with unmodified clients: the newest record of each key, at its offset."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.clients.topics import Topics
 ROUNDS, KEYS = 40, 25
 VALUE_BYTES = 400
 DELETED = 5
-"""Keys of which the last round writes a deletion."""
+"""Keys for which the last round writes a deletion."""
 SECONDS = 90.0
 
 
 @dataclass
 class Written:
-    """What one client wrote, and where."""
+    """Records that one client wrote, and their topic."""
 
     topic: str
     newest: dict[bytes, bytes | None]
@@ -34,7 +34,7 @@ Writing = Callable[[Client], Written]
 
 @pytest.fixture(scope="module")
 def writing(drivers: Drivers, topics: Topics) -> Writing:
-    """Each client writes once: while one is looked at, the others' topics are compacted, too."""
+    """Let each client write once: while one topic is checked, the others' are compacted, too."""
     done: dict[str, Written] = {}
 
     def write(client: Client) -> Written:
@@ -46,7 +46,7 @@ def writing(drivers: Drivers, topics: Topics) -> Writing:
 
 
 def written(driver: Driver, topics: Topics) -> Written:
-    """Values of the same keys again and again, and at last some deletions."""
+    """Write values of the same keys repeatedly, and at last some deletions."""
     topic = topics.create(
         "compacted", cleanup_policy="compact", segment_bytes="65536",
         min_cleanable_dirty_ratio="0.0", delete_retention_ms="0",
@@ -66,7 +66,7 @@ def written(driver: Driver, topics: Topics) -> Written:
 def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """Right behind the last record, whatever is gone by then."""
+    """Right behind the last record, however much was removed by then."""
     one = writing(client)
     assert_newest(read_all(drivers.of(client, 1)[0], one.topic), one.newest)
 
@@ -74,8 +74,9 @@ def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each
 def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """From the beginning to the end, over all that is gone in between; sooner or later less than
-    half of what was written."""
+    """From the beginning to the end, across all removed records; eventually fewer than half of the
+    records written.
+    """
     one, driver = writing(client), drivers.of(client, 1)[0]
     deadline = time.monotonic() + SECONDS
     while True:
@@ -88,7 +89,7 @@ def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
 
 
 def assert_newest(found: list[tuple[int, Record]], newest: dict[bytes, bytes | None]) -> None:
-    """Offsets rise; the last value of each key is the newest."""
+    """Check that offsets rise, and that the last value of each key is the newest."""
     offsets = [offset for offset, _ in found]
     assert offsets == sorted(set(offsets))
     seen = {record.key: record.value for _, record in found}
@@ -97,7 +98,7 @@ def assert_newest(found: list[tuple[int, Record]], newest: dict[bytes, bytes | N
 
 
 def read_all(driver: Driver, topic: str) -> list[tuple[int, Record]]:
-    """Everything from the beginning to the last record, which is the newest of its key."""
+    """Return everything from the beginning to the last record, which is the newest of its key."""
     driver.open()
     driver.ask("assign", partitions=[(topic, 0)])
     found: list[tuple[int, Record]] = []

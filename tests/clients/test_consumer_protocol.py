@@ -1,5 +1,6 @@
-"""Unmodified clients with group.protocol=consumer share partitions, and groups with classic members
-(KIP-848)."""
+"""Unmodified clients with group.protocol=consumer share partitions, also with classic members
+(KIP-848).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ SECONDS = 40.0
 
 
 def wait_shared(drivers: Sequence[Driver], topic: str, values: set[bytes]) -> list[bytes]:
-    """Poll until each has its share of the partitions, together all of them, and these values have
-    come; all that came."""
+    """Poll until the drivers share all partitions and these values have come; return all values
+    that came.
+    """
     deadline = time.monotonic() + SECONDS
     everything = {(topic, index) for index in range(PARTITIONS)}
     came: list[bytes] = []
@@ -40,7 +42,7 @@ def wait_shared(drivers: Sequence[Driver], topic: str, values: set[bytes]) -> li
 
 
 def produce(driver: Driver, topic: str, numbers: range) -> set[bytes]:
-    """So many records to each partition; their values, no two of which are the same."""
+    """Produce `numbers` to each partition; return the values, which are all different."""
     values: set[bytes] = set()
     for partition in range(PARTITIONS):
         own = range(1_000 * partition + numbers.start, 1_000 * partition + numbers.stop)
@@ -53,8 +55,9 @@ def produce(driver: Driver, topic: str, numbers: range) -> set[bytes]:
 def test_members_share_partitions_and_commit(
     client: Client, drivers: Drivers, topics: Topics, first: str
 ) -> None:
-    """The second one speaks the newer protocol: a classic group goes over while its member is at
-    work. When the first leaves, the second reads on from where it was."""
+    """The second one uses the newer protocol: a classic group is converted while its member is
+    active. When the first leaves, the second continues at its positions.
+    """
     if client.name not in SPEAKERS:
         pytest.skip(f"{client.name} does not offer group.protocol=consumer")
     one, two = drivers.of(client, 2)

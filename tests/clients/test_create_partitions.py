@@ -1,4 +1,4 @@
-"""Topics grow under clients that use them, as with Kafka (KIP-195)."""
+"""Topics grow while clients use them, as with Kafka (KIP-195)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 20.0
 def test_group_reads_new_partitions_and_keeps_its_positions(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """A consumer of the topic finds them by itself; what it had committed stands."""
+    """A consumer of the topic detects them by itself; its committed offsets stay."""
     driver = drivers.of(client, 1)[0]
     topic, group = topics.create("grows"), topics.unused_name("group")
     driver.produce(numbered(topic, range(5)))
@@ -39,7 +39,7 @@ def test_group_reads_new_partitions_and_keeps_its_positions(
 
 
 def test_growth_that_is_none_is_refused(client: Client, drivers: Drivers, topics: Topics) -> None:
-    """Every client is told why."""
+    """Every client receives the reason."""
     driver = drivers.of(client, 1)[0]
     topic = topics.create("grows", partitions=2)
     for count in (1, 2):

@@ -1,4 +1,4 @@
-"""Clients beside those of the scenarios do everything that applications do every day.
+"""Everyday uses with further clients, beside those of the scenarios.
 
 Each is the newest published version, unmodified. kcat is Debian's package: CI installs it, other
 machines may have it.
@@ -47,7 +47,7 @@ def test_client_does_what_applications_do_every_day(
 
 @pytest.fixture(scope="module")
 def kcat() -> str:
-    """The program; the set-up installs it in CI."""
+    """Return the program; the set-up installs it in CI."""
     path = shutil.which("kcat")
     if path is None:
         pytest.skip("needs kcat")
@@ -55,7 +55,7 @@ def kcat() -> str:
 
 
 def run(command: Sequence[str], text: str = "") -> list[str]:
-    """The lines that it prints."""
+    """Run a command; return its output lines."""
     done = subprocess.run(
         command,
         check=False,
@@ -69,7 +69,9 @@ def run(command: Sequence[str], text: str = "") -> list[str]:
 
 
 def test_kcat_writes_and_reads(kcat: str, bootstrap: str, topics: Topics) -> None:
-    """Keys, headers, compression; alone and as a member of a group, which goes on where it was."""
+    """Keys, headers, compression; alone and as a member of a group, which continues at its
+    positions.
+    """
     topic = topics.create("kcat", partitions=2)
     base = [kcat, "-b", bootstrap]
     produce = [*base, "-P", "-t", topic, "-K:", "-z", "zstd", "-X", "enable.idempotence=true"]
@@ -101,7 +103,7 @@ def test_kcat_writes_and_reads(kcat: str, bootstrap: str, topics: Topics) -> Non
 def test_kcat_finds_offsets_by_time(
     kcat: str, bootstrap: str, drivers: Drivers, topics: Topics
 ) -> None:
-    """Asked for one, and reading from there on."""
+    """Queried, and read from there on."""
     topic = topics.create("kcat-time")
     drivers.of(CLIENTS[0], 1)[0].produce(numbered(topic, range(20)))
     since = BASE_TIMESTAMP + 12

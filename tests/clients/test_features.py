@@ -1,4 +1,4 @@
-"""Finalised features, as an unmodified client sees and changes them."""
+"""Finalised features, read and changed by an unmodified client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*_text is deprecated")
-"""kafka-python reads its schemas in a way that is going away."""
+"""kafka-python reads its schemas through a deprecated interface."""
 
 FEATURE = "metadata.version"
 
@@ -22,7 +22,7 @@ def admin(bootstrap: str) -> Iterator[Any]:
 
 
 def test_features_are_finalised_from_the_start(admin: Any) -> None:
-    """As soon as clients are served: all servers have said what they understand."""
+    """As soon as clients are served: all servers have reported their supported levels."""
     feature = admin.describe_features()[FEATURE]
     assert feature["finalized_epoch"] >= 1
     _, highest = feature["supported"]
@@ -30,7 +30,7 @@ def test_features_are_finalised_from_the_start(admin: Any) -> None:
 
 
 def test_level_that_no_server_understands_is_refused(admin: Any) -> None:
-    """By its name; and what was finalised stays."""
+    """By its name; the finalised level stays."""
     before = admin.describe_features()
     with pytest.raises(import_module("kafka.errors").InvalidUpdateVersionError) as refused:
         admin.update_features({FEATURE: 99})

@@ -1,4 +1,4 @@
-"""Real input: 336,776 flights, through the program that README shows."""
+"""Real input: 336,776 flights, through the program in the README."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CARRIERS = 16
 
 
 def test_flights_keyed_by_carrier_read_back_identical(bootstrap: str, topics: Topics) -> None:
-    """Every row of the table, as JSON, in the order of its carrier."""
+    """Every row of the table, as JSON, in order for each carrier."""
     topic = topics.create("flights", partitions=6)
     rows = list(flights())
     assert len(rows) == FLIGHTS

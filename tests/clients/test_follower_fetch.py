@@ -1,4 +1,4 @@
-"""Unmodified consumers that say in which rack they are read from the replica there (KIP-392)."""
+"""Unmodified consumers with a rack read from the replica in it (KIP-392)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATISTICS_MS = 100
 
 @pytest.fixture
 def racked_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
-    """Three servers, each in a rack of its own: `rack1`, `rack2`, `rack3`."""
+    """Yield three servers, each in a rack of its own: `rack1`, `rack2`, `rack3`."""
     servers = ReplicaSet(3)
     is_over = False
     try:
@@ -42,7 +42,7 @@ def racked_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
 
 
 class RackedConsumer:
-    """librdkafka's consumer in a rack, and the server that it says it fetches from."""
+    """librdkafka's consumer in a rack, and the server from which it reports to fetch."""
 
     def __init__(self, bootstrap: str, rack: str) -> None:
         self.fetches_from = -1
@@ -66,7 +66,7 @@ class RackedConsumer:
             self.fetches_from = topics[TOPIC]["partitions"]["0"]["broker"]
 
     def read(self, count: int, *, from_server: int) -> None:
-        """Read until there are so many, and the fetches go to that server."""
+        """Read until there are `count` values, and fetches go to that server."""
         deadline = time.monotonic() + SECONDS
         while len(self.values) < count or self.fetches_from != from_server:
             assert time.monotonic() < deadline, (len(self.values), self.fetches_from)
@@ -75,7 +75,7 @@ class RackedConsumer:
                 continue
             error = message.error()
             if error is not None:
-                # Its offset must never be called out of range: it would begin anew, or end.
+                # Its offset must never be out of range: it would be reset, or fail.
                 assert error.code() != KafkaError._AUTO_OFFSET_RESET, error
                 continue
             value = message.value()
@@ -109,7 +109,7 @@ def test_consumer_reads_in_its_rack_and_goes_on_when_that_server_dies(
         for server, consumer in consumers.items():
             consumer.read(RECORDS, from_server=server)
         elsewhere.read(RECORDS, from_server=1)
-        # At the tail each waits at its follower, which wakes it.
+        # At the tail the consumer waits at its follower, which wakes it.
         produce(bootstrap, RECORDS, 2 * RECORDS)
         for server, consumer in consumers.items():
             consumer.read(2 * RECORDS, from_server=server)

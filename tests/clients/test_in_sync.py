@@ -1,4 +1,4 @@
-"""What unmodified clients see of in-sync replicas, and of `min.insync.replicas`."""
+"""In-sync replicas and `min.insync.replicas` with unmodified clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wait_for_in_sync(admin: AdminClient, topic: str, wanted: set[int]) -> None:
 
 
 def fate(bootstrap: str, topic: str, **settings: str | int) -> KafkaError | None:
-    """What one record's producer is told in the end."""
+    """Return the final result for the producer of one record."""
     told: list[KafkaError | None] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -43,8 +43,10 @@ def fate(bootstrap: str, topic: str, **settings: str | int) -> KafkaError | None
 def test_batches_wait_for_min_insync_replicas(
     servers: ReplicaSet | None, bootstrap: str, topics: Topics
 ) -> None:
-    """With three of three asked for and one server gone, acks=all is refused and acks=1 is not.
-    Metadata tells who is in sync, and all are again when the server is back."""
+    """With three of three required and one server down, acks=all is refused and acks=1 is not.
+
+    Metadata lists the in-sync replicas, and all of them again when the server is back.
+    """
     if servers is None:
         pytest.skip("brokers that are not ours are not stopped")
     admin = AdminClient({"bootstrap.servers": bootstrap})

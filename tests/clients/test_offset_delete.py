@@ -1,4 +1,4 @@
-"""Positions of a consumer group are deleted by unmodified clients, as with Kafka (KIP-496)."""
+"""Deletion of a consumer group's offsets by unmodified clients, as with Kafka (KIP-496)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 20.0
 def test_deleted_offsets_are_gone_and_those_in_use_stay(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """A live group keeps those of the topics that its members subscribe to; an empty one none."""
+    """A live group keeps those of its members' subscribed topics; an empty one keeps none."""
     if client.name == "confluent-kafka":
         pytest.skip("confluent-kafka does not offer DeleteConsumerGroupOffsets")
     driver = drivers.of(client, 1)[0]

@@ -1,4 +1,4 @@
-"""What groups commit is read from `__consumer_offsets`, as monitors of Kafka read it."""
+"""Committed offsets read from `__consumer_offsets`, as Kafka's monitoring tools read it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ INTERNAL = "__consumer_offsets"
 
 
 def committed(key: bytes | None, value: bytes | None) -> tuple[str, str, int, int]:
-    """Group, topic, partition and offset of an OffsetCommitKey v1 and an OffsetCommitValue v3; of
-    what the group is, by a key that names nothing else, an empty topic."""
+    """Return group, topic, partition and offset of an OffsetCommitKey v1 and an OffsetCommitValue
+    v3; for a group's own record, whose key names nothing else, an empty topic.
+    """
     assert key is not None
     (version,) = Struct(">h").unpack_from(key)
     (size,) = Struct(">h").unpack_from(key, 2)
@@ -34,7 +35,7 @@ def committed(key: bytes | None, value: bytes | None) -> tuple[str, str, int, in
 def test_commits_are_read_from_the_topic_of_offsets(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """From its beginning, and those that are made while it is read."""
+    """From its beginning, and commits made while it is read."""
     driver, monitor = drivers.of(client, 2)
     topic, group = topics.create("monitored"), topics.unused_name("group")
     partitions = [(INTERNAL, p) for p in range(topics.partition_count(INTERNAL))]
@@ -52,7 +53,7 @@ def test_commits_are_read_from_the_topic_of_offsets(
             driver.ask("commit")
         deadline = time.monotonic() + SECONDS
         found: list[tuple[str, str, int, int]] = []
-        # The key of a classic group is the second, of one of the newer protocol the third.
+        # The key version of a classic group is 2, of one of the newer protocol 3.
         group_keys = {(group, "", 2, -1), (group, "", 3, -1)}
         while (group, topic, 0, wanted) not in found or (
             wanted == 4 and group_keys.isdisjoint(found)

@@ -1,6 +1,6 @@
-"""Clients that speak as those of Kafka 0.8 to 0.10 did, beside those of today.
+"""Clients with the protocols of Kafka 0.8 to 0.10, beside current ones.
 
-They know no headers, and before 0.10 no timestamps. All else of a record is the same for everybody.
+They support no headers, and before 0.10 no timestamps. All other fields of a record are the same.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from vdl.kafka.wire import (
 OLD_COMPRESSIONS = COMPRESSIONS[:-1]
 """zstd came with Kafka 2.1."""
 TODAY = CLIENTS[:2]
-"""Some, in Python, that every machine has."""
+"""Current clients in Python, which every machine has."""
 NO_TIMESTAMP = -1
 LIBRDKAFKA_NO_TIMESTAMP = 0
-"""What confluent-kafka says instead."""
+"""Value that confluent-kafka returns for no timestamp."""
 
 
 def old_client_parameters(*, with_groups: bool = False) -> list[object]:
-    """`with_groups`: those that can be members of consumer groups."""
+    """Return the clients as parameters.
+
+    `with_groups`: those that can be members of consumer groups.
+    """
     return [
         pytest.param(
             client,
@@ -55,12 +58,12 @@ def has_timestamps(client: Client) -> bool:
 
 
 def knows(client: Client, compression: str) -> bool:
-    """sarama has no LZ4 for the time before 0.10, whose frames had another checksum."""
+    """Return False for LZ4 with sarama before 0.10, where frames had another checksum."""
     return compression != "lz4" or client.name != "sarama-0.8.2"
 
 
 def as_seen_by(client: Client, record: Record) -> Record:
-    """A record as a client tells of it."""
+    """Return a record as a client returns it."""
     if client in TODAY:
         return record
     if has_timestamps(client):
@@ -70,7 +73,7 @@ def as_seen_by(client: Client, record: Record) -> Record:
 
 
 def as_stored(client: Client, record: Record) -> Record:
-    """What is left of a record that a client produced."""
+    """Return the stored form of a record that a client produced."""
     if client in TODAY:
         return record
     timestamp = record.timestamp if has_timestamps(client) else NO_TIMESTAMP
@@ -78,7 +81,7 @@ def as_stored(client: Client, record: Record) -> Record:
 
 
 def without_timestamps(records: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
-    """Where nobody gave one, clients say -1 or 0."""
+    """Replace missing timestamps, which clients return as -1 or 0."""
     return [
         (offset, replace(record, timestamp=max(0, record.timestamp))) for offset, record in records
     ]
@@ -86,8 +89,9 @@ def without_timestamps(records: list[tuple[int, Record]]) -> list[tuple[int, Rec
 
 @pytest.fixture(scope="module", params=OLD_COMPRESSIONS)
 def of_all_times(request: pytest.FixtureRequest, drivers: Drivers, topics: Topics) -> list[Record]:
-    """One partition that clients of all generations have produced to, with one compression: its
-    records, as stored."""
+    """Return the stored records, in offset order, of one partition to which clients of all
+    generations have produced with one compression.
+    """
     compression: str = request.param
     topic = topics.create(f"of-all-times-{compression}")
     stored: list[Record] = []
@@ -110,7 +114,7 @@ def of_all_times(request: pytest.FixtureRequest, drivers: Drivers, topics: Topic
 def test_records_of_all_generations_are_read_by_each(
     reader: Client, drivers: Drivers, of_all_times: list[Record], request: pytest.FixtureRequest
 ) -> None:
-    """Keys, values, offsets, and times where both ends know them."""
+    """Keys, values, offsets, and timestamps where both ends support them."""
     if not knows(reader, request.node.callspec.params["of_all_times"]):
         pytest.skip("a compression that this client does not know")
     driver = drivers.of(reader, 1)[0]
@@ -124,7 +128,7 @@ def test_records_of_all_generations_are_read_by_each(
 
 @pytest.mark.parametrize("old", old_client_parameters())
 def test_positions_of_an_old_client_are_kept(old: Client, drivers: Drivers, topics: Topics) -> None:
-    """Committed by one process, found by the next, and by a client of today."""
+    """Committed by one process, found by the next, and by a current client."""
     topic = topics.create("positions")
     first, second = drivers.of(old, 2)
     first.produce(numbered(topic, range(20)))
@@ -151,7 +155,7 @@ def test_positions_of_an_old_client_are_kept(old: Client, drivers: Drivers, topi
 def test_old_client_and_one_of_today_share_a_group(
     old: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """The old one leaves, the other goes on where it was."""
+    """The old one leaves, the other continues at its positions."""
     topic = topics.create("shared", partitions=2)
     (member,) = drivers.of(old, 1)
     today = drivers.of(CLIENTS[0], 1)[0]
@@ -170,12 +174,12 @@ def test_old_client_and_one_of_today_share_a_group(
     today.ask("close")
 
 
-# --- versions that no client here sends, and sets that none should --------------------------------
+# --- versions that no client here sends, and message sets that none should ------------------------
 
 
 @pytest.fixture
 def connect(topics: Topics) -> Iterator[Callable[[int], RawConnection]]:
-    """Connections to servers by id."""
+    """Yield a function that connects to a server by id."""
     made: list[RawConnection] = []
 
     def to(server_id: int) -> RawConnection:
@@ -202,7 +206,7 @@ BAD_SETS = {
 def test_set_that_is_not_sound_is_refused_and_the_next_one_taken(
     name: str, topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """As Kafka refuses it; nothing is written."""
+    """Refused as by Kafka; nothing is written."""
     topic = topics.create("bad-set")
     connection = connect(topics.leader(topic))
     for data, code, offset in (
@@ -216,7 +220,7 @@ def test_set_that_is_not_sound_is_refused_and_the_next_one_taken(
 
 
 def test_list_offsets_of_version_0(topics: Topics, connect: Callable[[int], RawConnection]) -> None:
-    """Both ends, and where the one segment begins."""
+    """Both ends, and the start of the only segment."""
     topic = topics.create("list-offsets")
     connection = connect(topics.leader(topic))
     for _ in range(3):
@@ -235,7 +239,9 @@ def test_list_offsets_of_version_0(topics: Topics, connect: Callable[[int], RawC
 def test_positions_of_version_0_are_kept_by_the_coordinator(
     topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """A partition without one is unknown; who does not coordinate the group says so."""
+    """A partition without a committed offset is unknown; a server that does not coordinate the
+    group reports that.
+    """
     topic = topics.create("old-positions", partitions=2)
     group = f"group-{topic}"
     key = find_coordinator.API_KEY
@@ -265,7 +271,7 @@ def test_positions_of_version_0_are_kept_by_the_coordinator(
 def test_topics_are_created_and_deleted_in_version_0(
     topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """As KIP-4 began."""
+    """As introduced by KIP-4."""
     name = topics.unused_name("version-0")
     connection = connect(1)
     create = create_topics.CreateTopicsRequest(

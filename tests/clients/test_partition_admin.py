@@ -1,4 +1,4 @@
-"""What administrators ask about partitions, by unmodified clients in this process."""
+"""Queries of partitions for administrators, by unmodified clients in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vdl.errors import ErrorCode
 SECONDS = 20.0
 RECORDS, RECORD_BYTES = 50, 1_000
 LARGEST = 17
-"""The record that has the largest timestamp."""
+"""Record with the largest timestamp."""
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka")
 
 @pytest.fixture
 def admin(bootstrap: str) -> Iterator[Any]:
-    """kafka-python's, whose modules warn of themselves when they are loaded."""
+    """Yield kafka-python's admin client, whose modules warn when they are loaded."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import kafka
@@ -37,7 +37,7 @@ def admin(bootstrap: str) -> Iterator[Any]:
 
 @pytest.fixture
 def topic(bootstrap: str, topics: Topics) -> str:
-    """A topic of two partitions with records in the second, of an idempotent producer."""
+    """Return a topic of two partitions with records in the second, of an idempotent producer."""
     name = topics.create("described", partitions=2)
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for number in range(RECORDS):
@@ -48,7 +48,7 @@ def topic(bootstrap: str, topics: Topics) -> str:
 
 
 def size_of(described: Any, partition: int) -> int:
-    """Bytes of a partition's replica, of what a server says of its one directory."""
+    """Return the bytes of a partition's replica, from a server's description of its directory."""
     (topic,) = described["log_dirs"][0]["topics"]
     sizes = {p["partition_index"]: p["partition_size"] for p in topic["partitions"]}
     size: int = sizes[partition]
@@ -56,7 +56,7 @@ def size_of(described: Any, partition: int) -> int:
 
 
 def test_sizes_of_replicas_are_told_by_each_server(admin: Any, topic: str) -> None:
-    """Of all three copies, once followers know what is committed; and no copy goes anywhere."""
+    """For all three copies, once followers know the commit index; no copy is moving."""
     deadline = time.monotonic() + SECONDS
     while True:
         described = admin.describe_log_dirs({topic: [0, 1]})
@@ -82,7 +82,7 @@ def test_sizes_of_replicas_are_told_by_each_server(admin: Any, topic: str) -> No
 
 
 def test_record_with_the_largest_timestamp_is_found(bootstrap: str, topic: str) -> None:
-    """KIP-734; of a partition without records there is none."""
+    """KIP-734; a partition without records has none."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     asked = {TopicPartition(topic, p): OffsetSpec.max_timestamp() for p in (0, 1)}
     found = {
@@ -93,7 +93,7 @@ def test_record_with_the_largest_timestamp_is_found(bootstrap: str, topic: str) 
 
 
 def test_producers_of_a_partition_are_told(admin: Any, topic: str) -> None:
-    """The one that wrote, with the number of its last record."""
+    """The producer that wrote, with its last sequence number."""
     import kafka
 
     asked = [kafka.TopicPartition(topic, partition) for partition in (0, 1)]
@@ -105,7 +105,7 @@ def test_producers_of_a_partition_are_told(admin: Any, topic: str) -> None:
 
 
 def test_preferred_leaders_are_elected(bootstrap: str, topic: str) -> None:
-    """They lead already; nobody else is ever elected."""
+    """They lead already; no other leader is elected."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     asked = [TopicPartition(topic, 0), TopicPartition(topic, 9)]
     for kind in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
@@ -118,7 +118,7 @@ def test_preferred_leaders_are_elected(bootstrap: str, topic: str) -> None:
 
 
 def test_members_of_the_catalog_are_told_by_any_server(admin: Any) -> None:
-    """Each server holds a replica, all of which are alive here."""
+    """Each server holds a replica; all are alive here."""
     for _ in range(6):
         described = admin.describe_metadata_quorum()
         (partition,) = described["topics"][0]["partitions"]

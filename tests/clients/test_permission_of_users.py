@@ -1,4 +1,6 @@
-"""Users who log in, and what they may do: a secured set, `vdl acl` and `vdl quota`, librdkafka."""
+"""Authenticated users and their permissions: a secured set, `vdl acl` and `vdl quota`,
+librdkafka.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ SETTINGS = "auto.create.topics.enable = false\n"
 
 @dataclass(frozen=True)
 class Secured:
-    """The set, and how its users connect."""
+    """The replica set, and the settings of its users."""
 
     servers: ReplicaSet
 
     def vdl(self, *arguments: str, text: str = "") -> str:
-        """What a command says, as the user `admin`."""
+        """Return a command's output, run as the user `admin`."""
         done = subprocess.run(
             [sys.executable, "-m", "vdl.cli", *arguments, "--bootstrap", self.servers.bootstrap,
              "--config", str(self.servers.directory / "client.properties")],
@@ -86,7 +88,7 @@ def eventually(ask: Callable[[], object], wanted: object) -> object:
 
 
 def produced(secured: Secured, user: str, **more: str) -> int | None:
-    """The error of one record; None: there was none."""
+    """Return the error of producing one record; None if there was none."""
     errors: list[KafkaError | None] = []
     producer = Producer(secured.login(user) | {"message.timeout.ms": 10_000} | more)
     try:
@@ -116,7 +118,7 @@ def consumed(secured: Secured, user: str) -> int | None:
 
 
 def test_who_may_nothing_is_refused_and_sees_nothing(secured: Secured) -> None:
-    """Default deny, and the admin who is a super user."""
+    """Default deny; the admin is a super user."""
     assert list(AdminClient(secured.login("alice")).list_topics(timeout=SECONDS).topics) == []
     assert TOPIC in secured.admin().list_topics(timeout=SECONDS).topics
     assert produced(secured, "alice") == KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -124,7 +126,7 @@ def test_who_may_nothing_is_refused_and_sees_nothing(secured: Secured) -> None:
 
 
 def test_users_may_what_they_were_allowed(secured: Secured) -> None:
-    """Alice writes, also idempotently; bob reads in a group; neither may the other's."""
+    """Alice writes, also idempotently; bob reads in a group; neither may do the other's."""
     secured.vdl("acl", "add", "topic", TOPIC, "--principal", "User:alice", "--operation", "write")
     for kind, name in (("topic", TOPIC), ("group", GROUP)):
         secured.vdl("acl", "add", kind, name, "--principal", "User:bob", "--operation", "read")
@@ -141,7 +143,7 @@ def test_users_may_what_they_were_allowed(secured: Secured) -> None:
 
 
 def test_denial_for_all_users_leaves_out_none_but_the_super_user(secured: Secured) -> None:
-    """And is taken back."""
+    """The denial is then removed."""
     what = ("topic", "ord", "--prefix", "--principal", "User:*", "--operation", "all")
     secured.vdl("acl", "add", *what, "--deny")
     refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -152,7 +154,7 @@ def test_denial_for_all_users_leaves_out_none_but_the_super_user(secured: Secure
 
 
 def test_user_over_its_quota_waits_and_others_do_not(secured: Secured) -> None:
-    """librdkafka is told by its answers, and has to wait to send."""
+    """librdkafka receives the throttle time in its answers, and has to delay sending."""
     secured.vdl("quota", "set", "producer_byte_rate=100000", "--user", "alice")
     assert secured.vdl("quota", "list") == "user alice: producer_byte_rate=100000\n"
     told: list[float] = []

@@ -1,4 +1,4 @@
-"""Settings of servers, consumer groups and subscriptions to metrics, by an unmodified client."""
+"""Settings of servers, consumer groups and metrics subscriptions, by an unmodified client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.05
 def admin(bootstrap: str) -> Iterator[AdminClient]:
     client = AdminClient({"bootstrap.servers": bootstrap})
     yield client
-    limit_batches(client, None)  # what servers have must not outlive a test that fails
+    limit_batches(client, None)  # servers' settings must not outlive a failing test
 
 
 def limit_batches(admin: AdminClient, limit: str | None) -> None:
@@ -51,7 +51,7 @@ def described(admin: AdminClient, kind: ResourceType, name: str) -> dict[str, Co
 
 
 def fate(bootstrap: str, topic: str, size: int) -> KafkaError | None:
-    """What the producer of one record is told."""
+    """Return the result for the producer of one record."""
     told: list[KafkaError | None] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -66,7 +66,9 @@ def fate(bootstrap: str, topic: str, size: int) -> KafkaError | None:
 def test_setting_of_servers_is_in_force_without_a_restart(
     admin: AdminClient, bootstrap: str, topics: Topics
 ) -> None:
-    """On the leader of any partition, as soon as it has applied it; and gone again as quickly."""
+    """On the leader of any partition, as soon as it has applied it; its removal takes effect as
+    quickly.
+    """
     topic = topics.create("limited", partitions=1)
     for limit, code in (("2000", KafkaError.MSG_SIZE_TOO_LARGE), (None, None)):
         limit_batches(admin, limit)
@@ -80,7 +82,7 @@ def test_setting_of_servers_is_in_force_without_a_restart(
 
 
 def test_server_shows_what_was_set_for_it(admin: AdminClient) -> None:
-    """Each server its own; what its file has alone is refused."""
+    """Each server shows its own; a setting that only its file may change is refused."""
     server = next(iter(admin.list_topics(timeout=SECONDS).brokers))
     alter(admin, ResourceType.BROKER, str(server), "log.cleaner.threads", "3")
     entry = described(admin, ResourceType.BROKER, str(server))["log.cleaner.threads"]

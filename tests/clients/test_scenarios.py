@@ -15,7 +15,7 @@ from tests.clients.topics import Topics
 def test_scenario_with_client_goes_as_with_kafka(
     scenario: Scenario, client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """What applications do with a client works, and means the same."""
+    """The client's behaviour is the same as with Kafka."""
     stage = Stage(drivers.of(client, scenario.drivers), topics, client.sends_null_headers)
     has_failed = True
     try:
@@ -27,8 +27,9 @@ def test_scenario_with_client_goes_as_with_kafka(
 
 @pytest.fixture(scope="module")
 def everybodys(drivers: Drivers, topics: Topics) -> list[Record]:
-    """One partition that every client present has produced to, once with each compression: its
-    records in order of their offsets."""
+    """Return the records, in offset order, of one partition to which every available client has
+    produced once with each compression.
+    """
     topic = topics.create("everybody")
     sent: list[Record] = []
     for number, writer in enumerate(client for client in CLIENTS if is_here(client)):
@@ -45,7 +46,7 @@ def everybodys(drivers: Drivers, topics: Topics) -> list[Record]:
 def test_records_of_all_clients_read_by_each_are_identical(
     client: Client, drivers: Drivers, everybodys: list[Record]
 ) -> None:
-    """Whoever wrote a record, and however compressed, everyone reads the same."""
+    """Every client reads the same, whichever client and compression produced a record."""
     reader = drivers.of(client, 1)[0]
     reader.open()
     reader.ask("assign", partitions=[(everybodys[0].topic, 0)])

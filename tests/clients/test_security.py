@@ -1,7 +1,8 @@
-"""Every client over TLS, by every way of showing who it is; and what each says when it may not.
+"""Every client over TLS, with every kind of authentication; and each one's error when it is
+refused.
 
-One set of three servers for all: links and the admin plane show certificates, and each server has a
-port for logins, one for certificates of clients, and one whose certificate is for another host.
+One set of three servers for all: links and the admin plane use certificates, and each server has a
+port for logins, one for client certificates, and one whose certificate is for another host.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 
 MTLS_STEP, ELSEWHERE_STEP = 4, 7
-"""Ports of the other listeners, above those for logins."""
+"""Ports of the other listeners, as offsets from those for logins."""
 ISSUER, AUDIENCE = "https://issuer.example.org", "vdl"
 PASSWORD_OF_ALICE = "not-to-be-seen-anywhere-5J2"
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER")
@@ -72,7 +73,7 @@ sasl.oauthbearer.expected.audience = "{audience}"
 
 @dataclass(frozen=True)
 class Secured:
-    """The set, and what its clients need."""
+    """The replica set, and the settings of its clients."""
 
     servers: ReplicaSet
     tls: Path
@@ -86,7 +87,7 @@ class Secured:
         return ",".join(f"127.0.0.1:{base + i}" for i in range(3))
 
     def login(self, mechanism: str, **changes: str) -> dict[str, str]:
-        """The security of a client that logs in."""
+        """Return the security settings of a client that logs in."""
         found = {"protocol": "SASL_SSL", "ca": str(self.tls / "ca.pem"), "mechanism": mechanism}
         if mechanism == "OAUTHBEARER":
             found["token"] = str(self.tls / "token.jwt")
@@ -95,7 +96,7 @@ class Secured:
         return found | changes
 
     def settings(self, mechanism: str, user: str, password: str) -> dict[str, str]:
-        """The settings of a librdkafka that logs in."""
+        """Return the settings of a librdkafka client that logs in."""
         return {
             "bootstrap.servers": self.bootstrap(),
             "security.protocol": "SASL_SSL",
@@ -106,7 +107,7 @@ class Secured:
         }
 
     def certificate(self, name: str = "alice") -> dict[str, str]:
-        """The security of a client that shows a certificate."""
+        """Return the security settings of a client with a certificate."""
         return {
             "protocol": "SSL",
             "ca": str(self.tls / "ca.pem"),
@@ -115,7 +116,7 @@ class Secured:
         }
 
     def vdl(self, *arguments: str, text: str = "") -> str:
-        """What a command says."""
+        """Return a command's output."""
         done = subprocess.run(
             [sys.executable, "-m", "vdl.cli", *arguments, "--bootstrap", self.bootstrap(),
              "--config", str(self.directory / "client.properties")],
@@ -125,7 +126,7 @@ class Secured:
         return done.stdout
 
     def topic(self, name: str) -> str:
-        """Made by the administrator, with one partition."""
+        """Create a topic with one partition, as the administrator."""
         settings = read_client_settings(self.directory / "client.properties")
         host, _, port = self.bootstrap().partition(",")[0].partition(":")
         with AnyApiClient(host, int(port), settings=settings) as client:
@@ -135,12 +136,12 @@ class Secured:
         return name
 
     def certificate_of(self, server_id: int) -> str:
-        """What a server shows to clients, as PEM."""
+        """Return the certificate that a server presents to clients, as PEM."""
         host, _, port = self.bootstrap().split(",")[server_id - 1].partition(":")
         return ssl.get_server_certificate((host, int(port)), timeout=10)
 
     def said(self) -> str:
-        """All that the servers have written to their logs."""
+        """Return everything that the servers have logged."""
         return "".join(
             self.servers.server(i).log_file.read_text(errors="replace") for i in (1, 2, 3)
         )
@@ -197,14 +198,16 @@ def secured() -> Iterator[Secured]:
 
 
 FAMILIES = [client for client in CLIENTS if client.name != "java-3.9"]
-"""The newest client of each."""
+"""The newest client of each family."""
 
 
 @contextlib.contextmanager
 def driven(
     bootstrap: str, security: dict[str, str], folder: Path
 ) -> Iterator[list[tuple[Driver, Path]]]:
-    """A driver of each family and its log, all started at one time: a JVM takes its time."""
+    """Yield a driver of each family and its log, all started at the same time: a JVM starts
+    slowly.
+    """
     started: list[tuple[Driver, Path]] = []
     try:
         for client in FAMILIES:
@@ -221,7 +224,7 @@ def driven(
 
 
 def works(driver: Driver, topic: str) -> None:
-    """Produce to three partitions and read it back in a group."""
+    """Check that the driver produces to three partitions and reads it back in a group."""
     records = [Record(topic, 0, b"k%d" % i, b"v%d" % i, 1_700_000_000_000 + i) for i in range(9)]
     assert [offset for _, offset in driver.produce(records)] == list(range(9))
     driver.open(group=f"{topic}-group")
@@ -253,7 +256,7 @@ REFUSALS = {
     "host": r"(?i)host ?name|IP address|No subject alternative|cannot validate|SSL|certificate",
     "anonymous": r"(?i)certificate|SSL|handshake|closed|bad_certificate|disconnect|timed? ?out",
 }
-"""What each client has to say of each, in whatever other words."""
+"""Pattern that each client's error has to match, by kind of refusal."""
 
 
 @pytest.mark.java
@@ -262,7 +265,7 @@ REFUSALS = {
 def test_client_that_may_not_is_told_why_and_nothing_is_leaked(
     secured: Secured, why: str, tmp_path: Path
 ) -> None:
-    """The client's own clear error; its connection is closed; its secrets are in no log."""
+    """The client reports a clear error; its connection is closed; its secrets are in no log."""
     wrong = "wrong-and-not-to-be-seen-Qz7"
     step, security = {
         "password": (0, secured.login("SCRAM-SHA-512", password=wrong)),
@@ -277,7 +280,7 @@ def test_client_that_may_not_is_told_why_and_nothing_is_leaked(
         for driver, log in drivers:
             error = driver.answer()["error"]
             assert error, driver.name
-            # Some clients only say by log why they could not.
+            # Some clients report the reason only in their log.
             told = error + log.read_text()
             assert re.search(REFUSALS[why], told), (driver.name, told)
     said = secured.said()
@@ -287,7 +290,7 @@ def test_client_that_may_not_is_told_why_and_nothing_is_leaked(
 
 
 def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> None:
-    """Also to the admin plane, which asks for a certificate."""
+    """Also to the admin plane, which requires a certificate."""
     assert "alice" in secured.vdl("user", "list")
     status = json.loads(secured.vdl("status", "--json"))
     assert [server["problem"] for server in status["servers"]] == ["", "", ""]
@@ -296,8 +299,9 @@ def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> No
 
 
 def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
-    """Logs, metrics, what DescribeConfigs tells, journals and segments: no password, no token, no
-    private key."""
+    """Logs, metrics, results of DescribeConfigs, journals and segments: no password, no token, no
+    private key.
+    """
     settings = read_client_settings(secured.directory / "client.properties")
     secrets = {settings.password, PASSWORD_OF_ALICE, (secured.tls / "delegation").read_text()}
     secrets |= {(secured.tls / f"{name}.jwt").read_text() for name in ("token", "expired")}
@@ -328,14 +332,13 @@ def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
 
 LIBRDKAFKA = next(client for client in CLIENTS if client.name == "confluent-kafka")
 LEARNT_SECONDS_MAX = 20
-"""Until all three servers know who is out. They read it one after the other."""
+"""Time until all three servers know of the revocation. They read it one after the other."""
 
 
 def until_refused(
     client: Client, bootstrap: str, security: dict[str, str], folder: Path, told: str
 ) -> None:
-    """Log in again and again until the client is told no. A server that does not know yet lets it
-    in."""
+    """Log in repeatedly until the client is refused. A server that does not know yet admits it."""
     deadline = time.monotonic() + LEARNT_SECONDS_MAX
     for attempt in itertools.count():
         log = folder / f"out-{bootstrap.rpartition(':')[2]}-{attempt}.log"
@@ -349,7 +352,7 @@ def until_refused(
 
 
 def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path: Path) -> None:
-    """Its open connections end, and it does not log in again; others go on."""
+    """Its open connections end, and it cannot log in again; others continue."""
     secured.vdl("user", "add", "carol", text="carols-secret\n")
     carol = AdminClient(secured.settings("SCRAM-SHA-512", "carol", "carols-secret"))
     carol.list_topics(timeout=10)
@@ -365,7 +368,7 @@ def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path:
 
 
 DELEGATED = [client for client in CLIENTS if client.name in ("java-4.4", "franz-go")]
-"""Those that log in with delegation tokens. librdkafka cannot."""
+"""Clients that support delegation tokens. librdkafka does not."""
 
 
 @pytest.mark.java
@@ -374,8 +377,9 @@ DELEGATED = [client for client in CLIENTS if client.name in ("java-4.4", "franz-
 def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
     secured: Secured, mechanism: str, tmp_path: Path
 ) -> None:
-    """`vdl token` makes it, for somebody else, shows it, renews it and ends it: the client is out
-    then, and a client that says less or more than the token is not let in."""
+    """`vdl token` creates it on behalf of another user, shows it, renews it and ends it, after
+    which the client is refused. A client with a wrong part of the token is refused, too.
+    """
     made = secured.vdl("token", "create", "--owner", "User:alice", "--max-lifetime", "2h")
     token = dict(line.rsplit(" ", 1) for line in made.splitlines()[:3])
     assert token["owner"] == "User:alice"
@@ -418,7 +422,7 @@ def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
 def test_client_whose_certificate_is_revoked_is_out_within_a_second(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """Also the one that is connected; others go on, and servers among themselves."""
+    """Also a connected one; other clients, and the servers' links, continue."""
     bootstrap = secured.bootstrap(MTLS_STEP)
 
     def client(name: str) -> AdminClient:
@@ -458,8 +462,9 @@ def test_client_whose_certificate_is_revoked_is_out_within_a_second(
 def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(
     secured: Secured,
 ) -> None:
-    """A producer goes on through both; who connects afterwards sees the new certificate; the old
-    password is no good any more."""
+    """A producer continues through both; new connections see the new certificate; the old password
+    is invalid.
+    """
     topic = secured.topic("rotated")
     secured.vdl("user", "add", "dave", text="first\n")
     settings = secured.settings("SCRAM-SHA-256", "dave", "first")
@@ -488,7 +493,7 @@ def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     deadline = time.monotonic() + 20
-    # A server may look between two of its files, and load what it has in two steps.
+    # A server may check between two of its files, and load a change in two steps.
     while any(secured.certificate_of(number) == old for number, old in enumerate(before, 1)):
         assert time.monotonic() < deadline, "a server shows its old certificate"
         produce(0.2)

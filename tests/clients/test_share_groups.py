@@ -1,6 +1,7 @@
-"""Share groups through Kafka's own client: each record acknowledged once, whatever dies (KIP-932).
+"""Share groups with Kafka's own client: each record is acknowledged once, whatever dies (KIP-932).
 
-VDL_SHARE_RECORDS sets how many records; with a million there are ten consumers in three processes.
+VDL_SHARE_RECORDS sets the number of records; with a million there are ten consumers in three
+processes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RECORDS = int(os.environ.get("VDL_SHARE_RECORDS", "20000"))
 IS_LONG = RECORDS >= 1_000_000
 PARTITIONS = 4
 LIMIT = 10
-"""Deliveries of a record: consumers die, and none is to be given up for that."""
+"""Delivery limit: consumers die, and no record may be archived for that."""
 SECONDS = 120.0 + RECORDS / 2_000
 PAUSE_SECONDS = 0.2
 GROUP_RESOURCE = 32
@@ -61,7 +62,7 @@ def configure(bootstrap: str, group: str, **configs: str) -> None:
 
 
 def offsets(bootstrap: str, group: str) -> list[tuple[int, int, int]] | None:
-    """(partition, start offset, lag) as the coordinator says; None while nobody is."""
+    """Return (partition, start offset, lag) from the coordinator; None while there is none."""
     asked = describe_wire.DescribeShareGroupOffsetsRequestGroup(group, None)
     request = describe_wire.DescribeShareGroupOffsetsRequest([asked])
     for address in addresses(bootstrap):
@@ -79,7 +80,7 @@ def offsets(bootstrap: str, group: str) -> list[tuple[int, int, int]] | None:
 
 
 def produce(bootstrap: str, topic: str, count: int) -> None:
-    """Spread over all partitions, all acknowledged."""
+    """Produce over all partitions; check that all are acknowledged."""
     failed: list[Any] = []
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5}
@@ -102,7 +103,7 @@ def produce(bootstrap: str, topic: str, count: int) -> None:
 
 
 def wait_until_done(bootstrap: str, group: str, count: int) -> None:
-    """Until every record is done with."""
+    """Wait until every record is acknowledged or archived."""
     deadline = time.monotonic() + SECONDS
     while True:
         found = offsets(bootstrap, group)
@@ -173,7 +174,7 @@ def test_each_record_is_acknowledged_once_while_consumers_and_leaders_die(
             folder.mkdir()
             (folder / path.name).write_bytes(path.read_bytes())
             at_killed |= read_history(folder).delivered.keys()
-    # Of these the answer was on its way when the process or the leader died.
+    # Their answer was on its way when the process or the leader died.
     failed = unseen & history.failed.keys()
     print(
         f"{len(unseen)} acknowledged without that being seen, {len(unseen - at_killed)} of them not"
@@ -183,7 +184,7 @@ def test_each_record_is_acknowledged_once_while_consumers_and_leaders_die(
 
 
 def test_records_are_released_and_rejected(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
-    """Released ones come again, rejected ones do not."""
+    """Released ones are delivered again, rejected ones are not."""
     topic = topics.create("sorted", partitions=PARTITIONS)
     group = topics.unused_name("sorters")
     configure(bootstrap, group, auto_offset_reset="earliest", delivery_count_limit=str(LIMIT))

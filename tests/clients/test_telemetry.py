@@ -22,8 +22,10 @@ INTERVAL_MS = "500"
 
 
 def subscribe(address: tuple[str, int], value: str | None) -> None:
-    """Ask all clients for all their metrics; None: for nothing any more. Their admin clients have
-    no such resource, so the request is sent as it is."""
+    """Request all metrics of all clients; None: none any more.
+
+    Admin clients lack this resource, so the request is sent directly.
+    """
     MODULES[alter_wire.API_KEY] = alter_wire
     operation = 1 if value is None else 0
     configs = [
@@ -43,7 +45,7 @@ def subscribe(address: tuple[str, int], value: str | None) -> None:
 def test_what_a_client_measures_is_on_the_metrics_port(
     servers: ReplicaSet | None, bootstrap: str, topics: Topics
 ) -> None:
-    """Of the server that it pushes to; with its own name for itself."""
+    """At the server to which it pushes; with the client's own name."""
     if servers is None:
         pytest.skip("other brokers show it elsewhere")
     topic = topics.create("measured", partitions=1)
@@ -64,7 +66,7 @@ def test_what_a_client_measures_is_on_the_metrics_port(
 
 
 def exposed(servers: ReplicaSet) -> list[str]:
-    """What each server's metrics port says."""
+    """Return the contents of each server's metrics port."""
     texts = []
     for server_id in servers.server_ids:
         port = servers.base_port + server_id - 1 + HTTP_PORT_STEP

@@ -1,4 +1,4 @@
-"""Encrypted connections in numbers: what idle ones hold, and that others get on beside handshakes.
+"""Many encrypted connections: memory of idle ones, and progress of others beside handshakes.
 
 The large form is `python -m tests.bench handshakes`.
 """
@@ -15,7 +15,7 @@ from tests.chaos.harness.replica_set import ReplicaSet
 
 IDLE, AT_ONCE = 400, 40
 IDLE_BYTES_MAX = 64 << 10
-"""Resident memory of one; docs/secure.md says what it usually is."""
+"""Resident memory of one; docs/security.md states the usual size."""
 RECORDS = 300
 SECONDS = 30.0
 
@@ -32,7 +32,7 @@ def servers() -> Iterator[ReplicaSet]:
 
 
 def produce(producer: Producer) -> None:
-    """Some records, each answered before the next."""
+    """Produce some records, each answered before the next."""
     failed: list[KafkaError] = []
     for _ in range(RECORDS):
         producer.produce(
@@ -43,8 +43,10 @@ def produce(producer: Producer) -> None:
 
 
 def test_encrypted_connections_hold_little_and_handshakes_stop_nobody(servers: ReplicaSet) -> None:
-    """Those that stand, and those that come and go as fast as a client can; once they are gone so
-    is what they held, and a new one is served."""
+    """Idle connections, and those that come and go as fast as a client can.
+
+    Once they are gone their memory is freed, and a new one is served.
+    """
     base = servers.base_port
     plain = ",".join(f"127.0.0.1:{base + PLAIN_STEP + i}" for i in range(3))
     producer = Producer({"bootstrap.servers": plain, "acks": "all", "linger.ms": 0})
@@ -62,7 +64,7 @@ def test_encrypted_connections_hold_little_and_handshakes_stop_nobody(servers: R
         pipe.send(None)
         done: int = pipe.recv()
     assert done > AT_ONCE
-    # However many there were, they left no more behind than those that stood.
+    # However many there were, they left no more behind than the idle ones.
     assert servers.rss_bytes(1) - before < IDLE * IDLE_BYTES_MAX
     with crowd(*place, 1, 1) as pipe:
         pipe.recv()

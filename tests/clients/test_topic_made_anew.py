@@ -1,4 +1,4 @@
-"""A topic is deleted and made anew under an idempotent producer of librdkafka, as with Kafka."""
+"""A topic is deleted and created again under an idempotent librdkafka producer, as with Kafka."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ SENT = 20
 
 
 def test_producer_goes_on_in_a_topic_that_was_made_anew(bootstrap: str, topics: Topics) -> None:
-    """It does not know, and its sequence numbers go on. Were the first of them refused as those of
-    an unknown producer, the whole producer would end: it has sent that batch before."""
+    """It does not know of it, and its sequence numbers continue.
+
+    If the first of them were refused as those of an unknown producer, that would be fatal to the
+    producer: it has sent that batch before.
+    """
     fatal: list[KafkaError] = []
     fates: list[KafkaError | None] = []
 
@@ -51,13 +54,13 @@ def test_producer_goes_on_in_a_topic_that_was_made_anew(bootstrap: str, topics: 
     deadline = time.monotonic() + SECONDS
     while admin.list_topics(timeout=SECONDS).topics.get(name) is not None:
         assert time.monotonic() < deadline
-    # Sent to the topic that is gone, and again to the one that comes.
+    # Sent to the deleted topic, and again to its successor.
     fates.clear()
     send(SENT)
     try:
         admin.create_topics([NewTopic(name, 1)])[name].result()
     except KafkaException as error:
-        # The producer's own look-up may have made it before.
+        # The producer's own metadata request may have created it before.
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
     assert producer.flush(SECONDS) == 0

@@ -1,4 +1,4 @@
-"""Transactions, with unmodified clients: what is committed is read, what is aborted is not."""
+"""Transactions with unmodified clients: committed records are read, aborted ones are not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def numbered(topic: str, numbers: range, partition: int = 0) -> list[Record]:
 
 
 def read(driver: Driver, topic: str, partitions: int, count: int) -> list[int]:
-    """The numbers that a read-committed consumer gets, by partition and offset: `count`, and
-    whatever comes with them."""
+    """Return the numbers that a read-committed consumer gets, by partition and offset: at least
+    `count`.
+    """
     driver.open(isolation="read_committed")
     driver.ask("assign", partitions=[(topic, p) for p in range(partitions)])
     found: list[tuple[int, int, int]] = []
@@ -47,7 +48,7 @@ def test_committed_transactions_are_read_and_aborted_ones_are_not(
 def test_open_transaction_is_not_read_and_its_producer_is_fenced(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """The next producer with its transactional id aborts what it left open (KIP-98)."""
+    """The next producer with its transactional id aborts the open transaction (KIP-98)."""
     old, new = drivers.of(client, 2)
     topic = topics.create("fenced")
     old.ask("init_transactions", transactional_id=topic)
@@ -62,7 +63,7 @@ def test_open_transaction_is_not_read_and_its_producer_is_fenced(
 def test_positions_are_committed_with_the_transaction(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """KIP-447: they stand if it commits, and are gone if it aborts."""
+    """KIP-447: they are stored if it commits, and dropped if it aborts."""
     if client.name == "franz-go":
         pytest.skip("it commits positions in sessions of its own")
     producer, driver = drivers.of(client, 2)

@@ -1,4 +1,4 @@
-"""Topics for tests: created under names nobody else has, deleted at the end."""
+"""Topics for tests: created under unique names, deleted at the end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Topics:
         self._made: list[str] = []
 
     def unused_name(self, stem: str) -> str:
-        """A name that starts with `stem` and that no topic has."""
+        """Return a name that starts with `stem` and that no topic has."""
         return f"{stem}-{os.getpid()}-{next(self._numbers)}"
 
     def create(self, stem: str, *, partitions: int = 1, **configs: str) -> str:
-        """The name of a new topic, whose partitions all have leaders."""
+        """Create a topic; return its name once all its partitions have leaders."""
         name = self.unused_name(stem)
         self.create_named(name, partitions=partitions, **configs)
         return name
@@ -54,18 +54,18 @@ class Topics:
         return len(found.partitions)
 
     def leader(self, name: str, partition: int = 0) -> int:
-        """The id of the server that leads a partition; -1 when nobody does."""
+        """Return the id of the server that leads a partition; -1 when there is none."""
         found: Any = self._admin.list_topics(name, timeout=CALL_SECONDS_MAX).topics[name]
         leader: int = found.partitions[partition].leader
         return leader
 
     def address(self, server_id: int) -> tuple[str, int]:
-        """Where a server listens."""
+        """Return the address of a server."""
         found: Any = self._admin.list_topics(timeout=CALL_SECONDS_MAX).brokers[server_id]
         return found.host, found.port
 
     def end_offset(self, name: str, partition: int = 0) -> int:
-        """The offset the next record of a partition will get."""
+        """Return the next offset of a partition."""
         where = TopicPartition(name, partition)
         future = self._admin.list_offsets({where: OffsetSpec.latest()})[where]
         offset: int = future.result(timeout=CALL_SECONDS_MAX).offset

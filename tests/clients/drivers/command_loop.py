@@ -1,4 +1,4 @@
-"""What the two Python drivers share: the loop over command lines and the form of records.
+"""Common part of the two Python drivers: the loop over command lines and the form of records.
 
 The protocol is that of tests/clients/driver.py.
 """
@@ -14,11 +14,11 @@ Fields = dict[str, Any]
 
 
 class NoOffset(Exception):
-    """No valid position, and the reset policy is `none`."""
+    """Raised when there is no valid position, and the reset policy is `none`."""
 
 
 class Client(Protocol):
-    """A method for each command, with the command's fields as keyword arguments."""
+    """Client with a method for each command, whose keyword arguments are the command's fields."""
 
     def hello(self) -> Fields: ...
     def connect(self) -> Fields: ...
@@ -65,7 +65,7 @@ def unhex(text: str | None) -> bytes | None:
 
 
 def headers_from(fields: Fields) -> list[tuple[str, bytes | None]]:
-    """The headers of a record to produce."""
+    """Return the headers of a record to produce."""
     return [(name, unhex(value)) for name, value in fields["headers"]]
 
 
@@ -79,7 +79,7 @@ def read_record(
     timestamp: int,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> Fields:
-    """The form of a record that was read."""
+    """Return the form of a record that was read."""
     return {
         "topic": topic,
         "partition": partition,

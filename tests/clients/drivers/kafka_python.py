@@ -35,7 +35,7 @@ class KafkaPython:
         return {"client": "kafka-python", "version": kafka.__version__}
 
     def connect(self) -> Fields:
-        # It says nowhere else why it could not: to standard error, which is the driver's log.
+        # Its only report of a failed connection is in its log: to standard error, the driver's log.
         logging.basicConfig(level=logging.WARNING)
         try:
             admin = KafkaAdminClient(

@@ -1,6 +1,6 @@
-"""Driver of confluent-kafka, the Python face of librdkafka.
+"""Driver of confluent-kafka, the Python binding of librdkafka.
 
-With two arguments, the first is the version of an old broker that it is to take the servers for.
+With two arguments, the first is the version of an old broker that the client is to assume.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RETRIED_BY_ITSELF = frozenset(
         KafkaError._TRANSPORT,
     ]
 )
-"""librdkafka tells of these and goes on."""
+"""Errors that librdkafka reports and retries by itself."""
 RESET_POLICIES = {"earliest": "earliest", "latest": "latest", "none": "error"}
 
 
@@ -148,7 +148,7 @@ class Librdkafka:
             self._settings
             | {
                 "bootstrap.servers": self._bootstrap,
-                # librdkafka wants a group id even where it only assigns.
+                # librdkafka requires a group id also for assigned partitions.
                 "group.id": group or "unused",
                 "enable.auto.commit": False,
                 "auto.offset.reset": RESET_POLICIES[reset],

@@ -1,4 +1,4 @@
-"""Driver of kafka-python 2.0, which still speaks as clients of old brokers do.
+"""Driver of kafka-python 2.0, which still supports the protocols of old brokers.
 
 It runs in an environment of its own (`tests.clients.clients`). The first argument is the version of
 Kafka whose protocol it is to use, such as 0.9.
@@ -17,7 +17,7 @@ CALL_SECONDS_MAX = 20
 
 
 class OldKafkaPython:
-    """What a client of that time can do: no headers, no idempotence, no administration."""
+    """Features of a client of that time: no headers, no idempotence, no administration."""
 
     def __init__(self, api_version: str, bootstrap: str) -> None:
         self._settings = {

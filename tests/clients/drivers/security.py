@@ -1,11 +1,12 @@
-"""How the drivers' clients are secured: JSON in VDL_TEST_SECURITY, in each client's own words.
+"""Security settings of the drivers' clients, from JSON in VDL_TEST_SECURITY.
 
 ```
 {"protocol": "SASL_SSL", "ca": FILE, "certificate": FILE, "key": FILE,
  "mechanism": "SCRAM-SHA-512", "user": NAME, "password": TEXT, "token": FILE}
 ```
-Everything but the protocol may be missing. A token's file is read for each login. With "tokenauth"
-the user and the password are those of a delegation token, for clients that know of them.
+Everything but the protocol is optional. A token's file is read for each login. With "tokenauth"
+the user and the password are those of a delegation token, for clients that support them. Each
+client's settings use its own names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 SECURITY: dict[str, str] = json.loads(os.environ.get("VDL_TEST_SECURITY", "{}"))
 TOKEN_SECONDS = 3_600
-"""librdkafka wants to be told when a token ends; the server knows better."""
+"""Token lifetime reported to librdkafka, which requires one; the server checks the real one."""
 
 _LIBRDKAFKA = {
     "protocol": "security.protocol",

@@ -1,4 +1,4 @@
-"""What applications do every day, with aiokafka: see tests/clients/everyday.py."""
+"""Everyday use of aiokafka by an application: see tests/clients/everyday.py."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def main(plan: dict[str, Any]) -> dict[str, Any]:
     resource = ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": "3600000"})
     await admin.alter_configs([resource])
     asked = ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": None})
-    # Any server answers, as with Kafka; one that is a moment behind tells what was.
+    # Any server answers, as with Kafka; one that lags may return the previous value.
     for _ in range(ASKED_TIMES):
         (answer,) = await admin.describe_configs([asked])
         result["retention_ms"] = answer.resources[0][4][0][1]
