@@ -1,12 +1,11 @@
 """A replica set without randomness: three simulated servers whose work depends on their load alone.
 
-The machines are those of `vdl sim`, whole servers on virtual time. Nothing is drawn that could
-change how much there is to do: each message takes the same time on its way, each sync the same time
-on the disk, no clock drifts, nothing is split, lost or broken, and nobody checks invariants in
-between. So two runs do the same to the last call, and what a change of the code costs is not hidden
-behind a change of the dice.
+The machines are those of `vdl sim`, whole servers on virtual time. Nothing that affects the amount
+of work is drawn: each message takes the same time on its way, each sync the same time on the disk,
+no clock drifts, nothing is split, lost or broken, and no invariants are checked in between. So two
+runs are equal to the last call, and the cost of a code change is not hidden by random variation.
 
-Must not know: what is asked of the servers, what is counted.
+Does not depend on the requests, nor on what is counted.
 """
 
 from __future__ import annotations
@@ -40,10 +39,12 @@ SYNC_NS = 300_000
 BIRTH_NS = 60_000 * MS
 POLL_NS = 10 * MS
 LEADERS_NS = 2_000 * MS
-"""After so long no leadership moves any more."""
+"""Time after which no leadership moves any more."""
 SETTLE_NS = 400 * MS
-"""Long enough for everything that is committed to reach its segment, and short, because what a
-server does while it rests counts as well."""
+"""Time for all committed entries to reach their segment.
+
+It is short, because a server's work while it is idle counts as well.
+"""
 CLIENT_OPTIONS = ClientOptions(
     request_timeout_ms=60_000, metadata_max_age_ms=3_600_000, allow_auto_create=False
 )
@@ -55,12 +56,14 @@ STORE = StoreOptions(
     checkpoint_interval_ms=200,
     scrub_bytes_per_second=0,
 )
-"""Files small enough to roll several times under a load of some megabytes. Nothing is scrubbed: how
-much that reads goes by time, not by load."""
+"""Files small enough to roll several times under a load of some megabytes.
+
+Nothing is scrubbed: how much that reads depends on time, not on load.
+"""
 
 
 class NoLuck(Random):
-    """A generator whose waits are all as long as their mean."""
+    """Random source that returns the mean for every wait."""
 
     def expovariate(self, lambd: float = 1.0) -> float:
         return 1.0 / lambd
@@ -86,24 +89,28 @@ class Cluster:
 
     @property
     def clocks(self) -> list[NodeClock]:
-        """The clock of each server: what runs on one of them is a server's work."""
+        """Return the clock of each server: work that runs on one of them is a server's."""
         return [machine.life.clock for machine in self.machines if machine.life is not None]
 
     @property
     def digest(self) -> str:
-        """Equal in two runs in which the same bytes arrived at the same instants."""
+        """Return a digest that is equal in two runs in which the same bytes arrived at the same
+        instants.
+        """
         return self._trace.digest()
 
     def client(self, versions: Mapping[int, int] | None = None) -> KafkaClient:
-        """A client with a host of its own that knows the topic's leaders. `versions`: API key → the
-        newest that it speaks."""
+        """Return a client on a host of its own that knows the topic's leaders.
+
+        `versions`: API key -> newest version that it supports.
+        """
         client = self._connect(versions)
         client.want([TOPIC])
         self._until(lambda: self._knows_leaders(client))
         return client
 
     def producer_id(self, client: KafkaClient) -> int:
-        """A producer id, as an idempotent producer asks for one."""
+        """Return a producer id, requested as an idempotent producer does."""
         ids: list[int] = []
 
         def answered(response: Message | Failure) -> None:
@@ -117,7 +124,7 @@ class Cluster:
         return ids[0]
 
     def run_until(self, condition: Callable[[], bool], limit_ns: int) -> None:
-        """Let time pass until the condition holds, looked at after every event."""
+        """Run until the condition holds, checked after every event."""
         holds = condition() or self.time.run_until(self.time.now_ns + limit_ns, condition)
         assert holds, f"waited in vain for {limit_ns / 1e9} s"
 
@@ -125,7 +132,7 @@ class Cluster:
         self.time.run_until(self.time.now_ns + duration_ns)
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """As `run_until`, for the birth: looked at now and then."""
+        """As `run_until`, for the cluster's creation: checked at intervals."""
         deadline_ns = self.time.now_ns + BIRTH_NS
         while not condition():
             assert self.time.now_ns < deadline_ns, "the replica set was not born"
@@ -134,7 +141,7 @@ class Cluster:
     def _machine(self, server_id: int) -> Machine:
         config = server_config(server_id, Options(servers=SERVERS))
         return Machine(
-            # What clients may hold, and how long clocks are looked at, is as servers have it.
+            # Clients' limits, and the period for which clocks are observed, are those of servers.
             replace(config, store=STORE, host=HostOptions(), kafka=KafkaOptions()),
             time=self.time,
             network=self.network,

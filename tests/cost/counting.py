@@ -1,6 +1,6 @@
-"""One workload's cost: run, counted, and put into figures.
+"""Cost of one workload: it is run and counted, and the counts become figures.
 
-Must not know: what the figures were before.
+Does not depend on earlier figures.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ FIGURES = {
     "cyclic_objects": "objects in cycles, which wait for the collector to stop a server",
     "memory_bytes": "bytes of memory taken in pieces of a page or more",
 }
-"""Of all three servers together, per unit of the workload."""
+"""Figures of all three servers together, per unit of the workload."""
 DIGITS = 3
 
 
 @dataclass(slots=True)
 class Counted:
-    """What was counted under one workload, per unit."""
+    """Counts of one workload, per unit."""
 
     figures: dict[str, float]
     digest: str
-    """Of all that was delivered: equal if the servers did the same."""
+    """Digest of all deliveries: equal if the servers did the same."""
     top: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By figure: what contributes most, largest first."""
+    """By figure: its largest contributors, largest first."""
 
 
 def count(workload: Workload, top: int = 0) -> Counted:
-    """Run it and count; `top`: name so many contributors a figure."""
-    # What is collected when depends on what has been allocated before the load.
+    """Run a workload and count; `top`: number of contributors to name per figure."""
+    # The time of a garbage collection depends on allocations before the load.
     gc.disable()
     load = Load(workload)
     calls = Calls(load.cluster.time, load.cluster.clocks)
@@ -70,7 +70,7 @@ def count(workload: Workload, top: int = 0) -> Counted:
 
 
 def _memory(workload: Workload, digest: str) -> Memory:
-    """The same load once more, on a cluster of its own."""
+    """Run the same load once more, on a cluster of its own, and count memory."""
     load = Load(workload)
     memory = Memory(load.cluster.time, load.cluster.clocks)
     memory.during(load.run)

@@ -1,20 +1,20 @@
-"""Counts the memory that servers take in pieces of a page or more: the trace that a copy leaves.
+"""Counter of the memory that servers allocate in pieces of a page or more, which detects copies.
 
 A copy of a batch is a new object of the batch's size, or fills a buffer that was new once. So each
-byte that is received, staged or sent along should be found here as often as DESIGN allows, and one
-more copy shows at once. Between any two instructions of a server's code the interpreter's own
-account (`tracemalloc`) is read: what the peak in between adds to the level before is what that
-instruction took, also if it was given back by the next. Sizes are those asked for, so that they are
-the same on each machine.
+received, staged or forwarded byte is counted as often as DESIGN allows, and an additional copy is
+visible. Between any two instructions of a server's code the interpreter's own account
+(`tracemalloc`) is read: the amount by which the peak in between exceeds the previous level is
+attributed to that instruction, also if the next one frees it. Sizes are those requested, so that
+they are the same on each machine.
 
-A piece's size is right to some hundred bytes, which are the counter's own and always the same. It
-does not see what is copied into memory that was there before (a slice that is assigned), nor what
-stays below a page; and growing a list or a buffer in place counts by how much it grew. What the
-simulator takes, which copies in place of kernel and disk, is not counted.
+A piece's size is exact to some hundred bytes, which are the counter's own and always the same.
+Copies into existing memory (an assigned slice) are not counted, nor are allocations below a page;
+growing a list or a buffer in place counts by its growth. Allocations of the simulator, which copies
+in place of kernel and disk, are not counted.
 
-Every instruction is a call back: some twenty times slower than without.
+Every instruction is a callback: this is some twenty times slower.
 
-Must not know: the workload.
+Does not depend on the workload.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Trace = Callable[[FrameType, str, Any], Any]
 
 
 class Memory:
-    """Use: `during`, then `taken`."""
+    """Memory counter: run `during`, then read `taken`."""
 
     def __init__(self, time: VirtualTime, clocks: Iterable[NodeClock]) -> None:
         self.taken: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class Memory:
         self._clocks = frozenset(clocks)
         self._owners = Owners()
         self._level = _OUTSIDE
-        """Bytes in use before the instruction under way; `_OUTSIDE` while that is no server's."""
+        """Bytes in use before the current instruction; `_OUTSIDE` while that is not a server's."""
 
     def during(self, work: Callable[[], object]) -> None:
         """Do the work and count."""
@@ -58,7 +58,7 @@ class Memory:
             tracemalloc.stop()
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
-        """A function begins."""
+        """Handle the start of a function."""
         if self._time.running not in self._clocks:
             return None
         self._measure(frame.f_back)
@@ -71,14 +71,16 @@ class Memory:
         return self._system
 
     def _server(self, frame: FrameType, event: str, argument: Any) -> _Trace:
-        """An instruction of a server's function is about to begin, or was its last."""
+        """Handle an instruction of a server's function that is about to begin, or that was its
+        last.
+        """
         self._measure(frame)
         if event == "return" and not self._owners.is_server(frame.f_back):
             self._level = _OUTSIDE
         return self._server
 
     def _system(self, frame: FrameType, event: str, argument: Any) -> _Trace:
-        """A function of the simulator ends: whoever called it goes on."""
+        """Handle the end of a simulator's function: its caller continues."""
         if event == "return" and self._owners.is_server(frame.f_back):
             self._enter()
         return self._system
@@ -88,7 +90,7 @@ class Memory:
         self._level = tracemalloc.get_traced_memory()[0]
 
     def _measure(self, frame: FrameType | None) -> None:
-        """Count what was taken since the last look on behalf of a server's frame."""
+        """Count the memory allocated since the last measurement for a server's frame."""
         if self._level == _OUTSIDE:
             return
         level, peak = tracemalloc.get_traced_memory()

@@ -1,10 +1,10 @@
-"""Whose work a frame is: the server's, or that of the simulator which stands for the system.
+"""Owner of a frame's work: the server, or the simulator, which replaces the system.
 
-A module of `raft`, `rpc`, `segments` or `vdl` is the server's, but for `vdl.sim`, which takes the
-place of kernel, loop and threads. Any other, the standard library's above all, works for whoever
-called it. What generated code belongs to is told by its globals: it has no file.
+A module of `raft`, `rpc`, `segments` or `vdl` is the server's, except `vdl.sim`, which takes the
+place of kernel, loop and threads. Any other one, such as the standard library's, works for its
+caller. Generated code is attributed by its globals: it has no file.
 
-Must not know: what is counted.
+Does not depend on what is counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SYSTEM = "vdl.sim"
 
 
 class Owner(Enum):
-    """Who a module works for."""
+    """Owner of a module's work."""
 
     SERVER = "server"
     SYSTEM = "system"
@@ -25,16 +25,16 @@ class Owner(Enum):
 
 
 class Owners:
-    """Remembers what it has found out, by code object."""
+    """Cache of owners by code object."""
 
     def __init__(self) -> None:
-        # By identity: code objects that are equal, as of two generated methods, may be of two
-        # modules. Kept alive here, so that no identity is given out twice.
+        # By identity: equal code objects, such as two generated methods, may belong to two modules.
+        # They are kept alive here, so that no identity is reused.
         self._found: dict[int, Owner] = {}
         self._kept: list[CodeType] = []
 
     def is_server(self, frame: FrameType | None) -> bool:
-        """Whether the frame runs on behalf of a server's code."""
+        """Return True if the frame runs on behalf of a server's code."""
         found = self._found
         while frame is not None:
             owner = found.get(id(frame.f_code)) or self._find(frame)

@@ -1,9 +1,9 @@
-"""Waste planted on purpose, one function each: the guard must see it, or it guards nothing.
+"""Deliberate waste, one function each, which the cost check must detect.
 
-Each changes the code of the process that counts, and nothing else. What is planted here works for
-the server that calls it, so it counts as the server's.
+Each changes the code of the counting process, and nothing else. Planted code works for the server
+that calls it, so it counts as the server's.
 
-Must not know: how cost is counted.
+Does not depend on how cost is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS_PER_APPEND = 10
 
 
 def copied_batch() -> None:
-    """Each batch is copied once more before it is checked."""
+    """Copy each batch once more before it is checked."""
     check_batch = produce.check_batch
 
     def check_copy(batch: memoryview | None, **options: Any) -> records.BatchHeader:
@@ -32,7 +32,7 @@ def copied_batch() -> None:
 
 
 def walked_records() -> None:
-    """Each batch is walked record by record."""
+    """Walk each batch record by record."""
     append = LogStream.append
 
     def walk_and_append(
@@ -45,11 +45,11 @@ def walked_records() -> None:
 
 
 def idle_calls() -> None:
-    """A few more calls with each append: just above what is let through."""
+    """Make a few more calls with each append: just above the tolerance."""
     append = LogStream.append
 
     def nothing() -> None:
-        """As it says."""
+        """Do nothing."""
 
     def call_and_append(stream: LogStream, *arguments: Any, **options: Any) -> None:
         for _ in range(CALLS_PER_APPEND - 1):
@@ -60,7 +60,7 @@ def idle_calls() -> None:
 
 
 def synced_twice() -> None:
-    """Each journal block is followed by a sync of its own."""
+    """Follow each journal block with a sync of its own."""
     pwrite = SimFile.pwrite
 
     def write_and_sync(
@@ -75,11 +75,11 @@ def synced_twice() -> None:
 
 
 def answers_in_pieces() -> None:
-    """An answer's buffers are sent one by one, not gathered."""
+    """Send an answer's buffers one by one instead of gathering them."""
     accept = frontend.Frontend.accept
 
     class Pieces:
-        """A transport that gets each buffer by itself."""
+        """A transport that gets each buffer separately."""
 
         def __init__(self, transport: Any) -> None:
             self._transport = transport
@@ -101,7 +101,7 @@ def answers_in_pieces() -> None:
 
 
 def cycles() -> None:
-    """Each append leaves an object that holds itself."""
+    """Leave an object that refers to itself with each append."""
     append = LogStream.append
 
     def append_in_circles(stream: LogStream, *arguments: Any, **options: Any) -> None:

@@ -1,13 +1,13 @@
-"""The figures a change is held against, and what is said when it misses them.
+"""Recorded figures, and the comparison of new ones with them.
 
-`figures.toml` has them by version of Python, workload and figure. Versions differ in what they call
-(3.12 runs comprehensions in place), so a version is compared with its own figures or not at all.
+`figures.toml` has them by version of Python, workload and figure. Versions differ in their calls
+(3.12 runs comprehensions in place), so a version is compared only with its own figures.
 
-Rules: a figure that rose by more than `TOLERANCE` is a fault. So is one that fell by more: left
-unrecorded, the gain could be lost again and nobody would see. Recording is one command either way;
-a rise is recorded with a commit that says what it buys.
+A figure that rose by more than `TOLERANCE` is a fault. So is one that fell by more: an unrecorded
+gain could be lost again unnoticed. Recording is one command in both cases; a rise is recorded in a
+commit that states its benefit.
 
-Must not know: how anything is counted.
+Does not depend on how anything is counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure that is no longer what was recorded."""
+    """A figure that differs from the recorded one."""
 
     workload: str
     unit: str
@@ -44,14 +44,14 @@ class Change:
 
     @property
     def rise(self) -> float:
-        """As a part of what was recorded; negative: a fall."""
+        """Return the rise relative to the recorded value; negative for a fall."""
         if not self.recorded:
             return float("inf") if self.counted else 0.0
         return self.counted / self.recorded - 1.0
 
     @property
     def is_fault(self) -> bool:
-        # The last digit that is recorded must not decide.
+        # The last recorded digit must not decide.
         return abs(self.rise) > TOLERANCE + 1e-9
 
     def __str__(self) -> str:
@@ -72,7 +72,9 @@ class Change:
 def changes(
     workload: str, unit: str, recorded: Figures, counted: Figures, meanings: Mapping[str, str]
 ) -> list[Change]:
-    """Every figure's, in the order they were counted; one that was not recorded was nought."""
+    """Return the changes of all figures, in the order of counting; an unrecorded one counts as
+    zero.
+    """
     return [
         Change(workload, unit, name, meanings[name], recorded.get(name, 0.0), value)
         for name, value in counted.items()
@@ -80,7 +82,7 @@ def changes(
 
 
 def recorded(file: Path = FIGURES_FILE, version: str = VERSION) -> dict[str, Figures]:
-    """Figures by workload; empty when nobody recorded this version of Python."""
+    """Return figures by workload; empty for a version of Python without records."""
     return _load(file).get(version, {})
 
 
@@ -90,8 +92,10 @@ def record(
     file: Path = FIGURES_FILE,
     version: str = VERSION,
 ) -> None:
-    """Write what was counted now; other versions, and workloads that are `known` and were not
-    counted, stay as they are."""
+    """Write the new counts.
+
+    Other versions, and `known` workloads that were not counted, stay unchanged.
+    """
     versions = _load(file)
     here = {**versions.get(version, {}), **counted}
     versions[version] = {name: here[name] for name in known if name in here}

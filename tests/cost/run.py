@@ -1,13 +1,13 @@
-"""`make cost`: what producing and fetching cost in calls, system calls and bytes.
+"""`make cost`: cost of producing and fetching in calls, system calls and bytes.
 
     python -m tests.cost.run                    all workloads, beside the recorded figures
     python -m tests.cost.run --only NAME ...    some
-    python -m tests.cost.run --top 40           and what contributes most to each figure
+    python -m tests.cost.run --top 40           with the largest contributors to each figure
     python -m tests.cost.run --record           and write figures.toml anew
-    python -m tests.cost.run --plant NAME       with waste planted, to see what it does
+    python -m tests.cost.run --plant NAME       with waste planted, to see its effect
 
-Nothing here is measured in time: the same code has the same figures on each run and machine. Exits
-with 1 when a figure is off by more than the tolerance, unless it is recorded.
+No figure is a time: the same code has the same figures on each run and machine. Exits with 1 when a
+figure is off by more than the tolerance, unless it is recorded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
 def count_all(
     chosen: Sequence[Workload], *, plant: str, top: int
 ) -> Iterator[tuple[Workload, Counted]]:
-    """Each workload and what was counted, as many at a time as there are processors."""
+    """Yield each workload and its counts; up to one per processor runs at a time."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         names = [workload.name for workload in chosen]
         yield from zip(

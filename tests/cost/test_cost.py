@@ -1,4 +1,4 @@
-"""What the servers do for a record or a megabyte is counted, exactly, and does not grow unseen."""
+"""The servers' work per record or megabyte is counted exactly, and cannot grow unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdl.records.walk import IS_NATIVE
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 AGAIN = ("single", "spread", "tail", "read", "transactions")
-"""Counted twice. `large` does what `read` does, and takes longest."""
+"""Workloads that are counted twice. `large` repeats `read`, and takes longest."""
 
 PLANTED = {
     "copied-batch": ("read", "memory_bytes"),
@@ -25,15 +25,15 @@ PLANTED = {
     "answers-in-pieces": ("single", "system_calls"),
     "cycles": ("single", "cyclic_objects"),
 }
-"""By plant: the workload and the figure that show it."""
+"""By plant: the workload and the figure that detect it."""
 
 EVERY = 1_000_000
-"""Contributors to a figure that two counts must agree on."""
+"""Number of contributors to a figure on which two counts must agree."""
 
 
 @pytest.fixture(scope="module")
 def counts():
-    """The counts under way, by (workload, plant, hash seed)."""
+    """Yield the running counts, by (workload, plant, hash seed)."""
     wanted = [(name, "", "0") for name in BY_NAME]
     wanted += [(name, "", "4711") for name in AGAIN]
     wanted += [(name, plant, "0") for plant, (name, _) in PLANTED.items()]
@@ -51,7 +51,7 @@ def counts():
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_workload_costs_what_is_recorded(name, counts, record_property):
-    """Neither more, nor so much less that the record would let the gain be lost again."""
+    """Neither more, nor so much less that the recorded value would permit losing the gain."""
     if not IS_NATIVE:
         pytest.skip("no C compiler was there: records are walked by calls in Python")
     before = recorded()
@@ -68,13 +68,13 @@ def test_workload_costs_what_is_recorded(name, counts, record_property):
 
 @pytest.mark.parametrize("name", AGAIN)
 def test_count_in_another_process_is_the_same(name, counts):
-    """To the last call and byte, however strings hash and wherever objects lie."""
+    """To the last call and byte, independent of string hashes and object addresses."""
     assert counts[name, "", "4711"].result() == counts[name, "", "0"].result()
 
 
 @pytest.mark.parametrize("plant", list(PLANTED))
 def test_planted_waste_is_over_the_tolerance(plant, counts):
-    """A guard that lets it pass guards nothing."""
+    """Otherwise the check would be ineffective."""
     name, figure = PLANTED[plant]
     clean = counts[name, "", "0"].result().figures[figure]
     assert counts[name, plant, "0"].result().figures[figure] > clean * (1 + TOLERANCE)

@@ -1,4 +1,4 @@
-"""The counters themselves, on a few lines of code that play a server's and the simulator's part."""
+"""The counters themselves, on short functions that stand for a server and the simulator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COPIED_BYTES = 100_000
 
 @pytest.fixture
 def time() -> VirtualTime:
-    """A server's event is under way."""
+    """Return a clock on which a server's event is under way."""
     time = VirtualTime()
     time.running = NodeClock(time)
     return time
@@ -92,7 +92,9 @@ def bytes_of(time: VirtualTime, function: Callable[[], object]) -> int:
 
 
 def test_calls_of_a_server_are_told_apart_from_the_system(time, server, system) -> None:
-    """What the simulator calls for itself is not counted; what it calls back is."""
+    """Calls that the simulator makes for itself are not counted; its callbacks into the server
+    are.
+    """
     calls = calls_of(time, lambda: server.works(system.calls))
     assert calls.python == {
         "segments.played.works": 1,
@@ -119,13 +121,13 @@ def test_calls_outside_servers_events_are_not_counted(time, server, system) -> N
 
 
 def test_memory_given_back_and_taken_again_is_counted_twice(time, server) -> None:
-    """Else a copy would hide behind the end of another."""
+    """Otherwise a copy could be hidden by freed memory."""
     taken = bytes_of(time, lambda: server.copies_again(bytearray(COPIED_BYTES)))
     assert abs(taken - 2 * COPIED_BYTES) < PAGE_BYTES
 
 
 def test_memory_that_the_system_takes_is_not_counted(time, server, system) -> None:
-    """It copies in place of the kernel."""
+    """The simulator copies in place of the kernel."""
     data = bytearray(COPIED_BYTES)
     assert bytes_of(time, lambda: server.hands_over(data, system.copies)) == 0
 

@@ -1,4 +1,4 @@
-"""Figures are compared with what was recorded, version by version, and say what to do."""
+"""Comparison of figures with recorded ones, version by version, and its messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def change(before: float, after: float) -> Change:
     ],
 )
 def test_change_beyond_the_tolerance_is_a_fault(before, after, is_fault):
-    """Five per cent in both directions, and anything where nothing was."""
+    """Five per cent in both directions, and any increase from zero."""
     assert change(before, after).is_fault is is_fault
 
 
@@ -48,13 +48,13 @@ def test_fall_asks_to_be_recorded():
 
 
 def test_figure_without_a_record_is_a_fault():
-    """Else a new figure would stay unguarded."""
+    """Otherwise a new figure would stay unchecked."""
     (row,) = changes("large", "MB", {}, {"syncs": 1.0}, {"syncs": "waits"})
     assert row.is_fault
 
 
 def test_record_keeps_what_was_not_counted(tmp_path):
-    """Other workloads and other versions; what is no workload any more goes."""
+    """Other workloads and other versions; workloads that no longer exist are removed."""
     file = tmp_path / "figures.toml"
     record({"a": {"x": 1.5}, "b": {"x": 2.0}, "c": {"x": 3.0}}, "abc", file, "3.11")
     record({"a": {"x": 9.0}}, "abc", file, "3.9")

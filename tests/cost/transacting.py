@@ -1,7 +1,9 @@
-"""Transactional producers whose cost is counted: one transaction after another, each on its own
-connections, by the first version of the protocol, which librdkafka speaks (KIP-98).
+"""Transactional producers whose cost is counted.
 
-Must not know: what is counted.
+Each runs sequential transactions on its own connections, with the first version of the protocol,
+which librdkafka uses (KIP-98).
+
+Does not depend on what is counted.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ class Transactional:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has committed everything it was told to."""
+        """True if all requested transactions are committed."""
         return self._left == 0
 
     def begin(self, transactions: int) -> None:
-        """Have so many transactions committed, one after another."""
+        """Begin `transactions` sequential transactions."""
         self._left = transactions
         self._go(self._all_of_it())
 

@@ -1,10 +1,10 @@
-"""Counts one workload in a process of its own, where nothing ran before.
+"""Counter process for one workload, in which nothing ran before.
 
     python -m tests.cost.worker NAME [--plant NAME] [--top N]
 
 Prints one line of JSON. `count_apart` starts it.
 
-Must not know: what the figures were before.
+Does not depend on earlier figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.cost.plants import PLANTS
 from tests.cost.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
-# As it was: pytest changes it in one thread while others start processes.
+# A copy: pytest changes the environment in one thread while others start processes.
 ENVIRONMENT = dict(os.environ)
 
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def count_apart(workload: str, *, plant: str = "", top: int = 0, hash_seed: str = "0") -> Counted:
-    """As `count`, in a fresh process. `hash_seed` changes how its strings hash."""
+    """As `count`, in a fresh process. `hash_seed` sets its string hashing."""
     command = [sys.executable, "-m", "tests.cost.worker", workload, "--top", str(top)]
     if plant:
         command += ["--plant", plant]

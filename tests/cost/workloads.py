@@ -1,10 +1,10 @@
-"""The fixed loads whose cost is counted, one row each in `WORKLOADS`.
+"""Fixed workloads whose cost is counted, one row each in `WORKLOADS`.
 
 Every load is sent twice: first a small one, so that connections, caches and code paths are warm,
-then, from rest to rest, the one that counts. What is left to do when the last answer has come (the
-flush to segments, the followers' commit) belongs to its cost.
+then, from idle to idle, the one that counts. Work left after the last answer (the flush to
+segments, the followers' commit) belongs to its cost.
 
-Must not know: what is counted.
+Does not depend on what is counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartitio
 RECORD_BYTES = 1_000
 TIMESTAMP_MS = 1_750_000_000_000
 LOAD_NS = 120_000 * MS
-"""No load takes longer."""
+"""Upper limit of a load's duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,13 @@ class Workload:
     idempotent: bool = False
     consumers: int = 0
     producers: int = 0
-    """Transactional ones, each with `requests` transactions; 0: one that is none."""
+    """Number of transactional producers, each with `requests` transactions; 0: one producer without
+    transactions.
+    """
     record_bytes: int = RECORD_BYTES
     counts_memory: bool = False
-    """Only of large batches is it much, and to count it takes long."""
+    """True if memory is counted: it is significant only for large batches, and counting takes long.
+    """
 
 
 WORKLOADS = (
@@ -128,7 +131,7 @@ WORKLOADS = (
 
 
 class Load:
-    """A workload on a cluster of its own, warm and at rest."""
+    """A workload on a cluster of its own, warm and idle."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -143,7 +146,7 @@ class Load:
         self._send(workload.requests_to_warm)
 
     def run(self) -> None:
-        """Send everything, until all is answered, read and at rest again."""
+        """Send everything, until all is answered, read and idle again."""
         self._send(self.workload.requests)
 
     def _producer_id(self) -> int:
@@ -170,11 +173,11 @@ class Load:
 
 
 class Batches:
-    """Batches for each partition in turn, without end."""
+    """Endless batches, round robin over the partitions."""
 
     def __init__(self, workload: Workload, producer_id: int) -> None:
         self.records = 0
-        """How many were taken."""
+        """Number of records taken."""
         self._producer_id = producer_id
         self._partitions = cycle(range(workload.partitions))
         self._sequences = [0] * workload.partitions
@@ -186,7 +189,7 @@ class Batches:
         self._plain = build_batch(self.contents)
 
     def take(self, count: int) -> list[tuple[int, bytearray]]:
-        """(partition, batch) of the next ones."""
+        """Return (partition, batch) of the next ones."""
         taken = [(p, self._batch(p)) for p in islice(self._partitions, count)]
         self.records += count * len(self.contents)
         return taken
@@ -203,7 +206,7 @@ class Batches:
 
 
 class Producer:
-    """Sends batches in their order, one a request, so many under way at once."""
+    """Sends batches in order, one a request, with a bounded number in flight."""
 
     def __init__(
         self, client: KafkaClient, batches: Sequence[tuple[int, bytearray]], in_flight: int
@@ -243,7 +246,7 @@ class Producer:
 
 
 class Reader:
-    """Reads the first partition from its beginning, and goes on at its end."""
+    """Reads the first partition from its beginning, and continues at its end."""
 
     def __init__(self, client: KafkaClient) -> None:
         self.records = 0
