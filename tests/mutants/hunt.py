@@ -1,15 +1,14 @@
-"""The search for planted bugs: which worlds show one, and how many had to be looked at.
+"""Search for planted bugs: which simulated worlds show one, and how many had to be run.
 
-A mutation is looked for in worlds of the kind that its patch names, or of all kinds, in two ways.
-*Full*: seeds 1, 2, 3, … up to a limit. *Recorded*: first the
-seeds of `seeds.toml`, which found it before; what a seed does changes with the production code, so
-when those miss, a bounded search from seed 1 follows. The full search begins with one world without
-faults, where clients must notice nothing: a bug that any happy path meets proves nothing about
-faults.
+A mutation is searched for in worlds of the kind that its patch names, or of all kinds, in two ways.
+*Full*: seeds 1, 2, 3, … up to a limit. *Recorded*: first the seeds of `seeds.toml`, which found it
+before. A seed's meaning changes with the production code, so when those miss, a bounded search from
+seed 1 follows. The full search begins with one world without faults, in which clients must see no
+error: a bug that any happy path shows proves nothing about faults.
 
 A finding counts only if the unmutated code passes the same seed.
 
-Must not know: what the bugs are.
+Does not depend on what the bugs are.
 """
 
 from __future__ import annotations
@@ -33,49 +32,51 @@ from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_
 from vdl.sim.run import again
 
 WORKER = HERE / "worker.py"
-# As it was: pytest changes it in one thread while others start processes.
+# A copy: pytest changes the environment in one thread while others start processes.
 ENVIRONMENT = dict(os.environ)
 QUIET_SEED = 1
 BEHIND_MAX = 10
-"""Where more than one finding is wanted: how far behind the first the others are looked for."""
+"""If more than one finding is wanted: range behind the first one in which the others are searched
+for.
+"""
 
 
 class WorkerError(Exception):
-    """The process that runs worlds broke down: the copy does not even start."""
+    """Raised when the process that runs worlds failed: the mutated copy does not even start."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What came of one seed. `ended` False: it ran for too long."""
+    """Result of one seed. `ended` is False if it exceeded its time limit."""
 
     seed: int
     violations: tuple[str, ...]
     ended: bool
     happy: bool
-    """What clients saw was as it should be."""
+    """True if the clients' observations were correct."""
     cpu_s: float = 0.0
-    """What it took to its first violation, or to its end."""
+    """Processor time up to its first violation, or to its end."""
 
     @property
     def names(self) -> list[str]:
-        """Names of its violations, in the order they were noticed."""
+        """Return the names of its violations, in order of detection."""
         return list(dict.fromkeys(text.partition(":")[0] for text in self.violations))
 
 
 @dataclass(slots=True)
 class Hunt:
-    """What came of the search for one mutation."""
+    """Result of the search for one mutation."""
 
     mutation: Mutation
     tried: int = 0
-    """Worlds looked at, the finding one included."""
+    """Number of worlds run, the finding one included."""
     found: list[World] = field(default_factory=list)
-    """Worlds that show it, in the order they were looked at."""
+    """Worlds that show it, in the order of running."""
     unended: int = 0
     calm: World | None = None
-    """The world without faults, if it was looked at."""
+    """The world without faults, if it was run."""
     problem: str = ""
-    """Why there was no search."""
+    """Reason why there was no search."""
 
     @property
     def is_found(self) -> bool:
@@ -83,7 +84,7 @@ class Hunt:
 
     @property
     def complaint(self) -> str:
-        """What is wrong, empty when all is as it should be."""
+        """Return the fault of this result; empty if there is none."""
         if self.problem:
             return self.problem
         if not self.found:
@@ -100,8 +101,11 @@ class Hunt:
 
 
 class Live(Protocol):
-    """Lives worlds with some code. `kind`: of that kind; `quiet`: without faults; `first`: up to
-    the first violation only. Yields them as they end. Raises WorkerError."""
+    """Runs worlds with some code.
+
+    `kind`: of that kind; `quiet`: without faults; `first`: up to the first violation only. Yields
+    them as they end. Raises WorkerError.
+    """
 
     def __call__(
         self, seeds: Sequence[int], *, kind: str = "", quiet: bool = False, first: bool = False
@@ -109,21 +113,24 @@ class Live(Protocol):
 
 
 class Copies:
-    """Copies of the production code as it was when the search began. Close it at the end."""
+    """Copies of the production code as of the start of the search. To be closed at the end."""
 
     def __init__(self, directory: Path, *, passed: Iterable[int] = ()) -> None:
-        """`passed`: seeds of worlds of all kinds that this code is known to pass."""
+        """Copy the code. `passed`: seeds of worlds of all kinds that this code is known to pass."""
         self.clean = directory / "clean"
         self._directory = directory
         copy_packages(ROOT, self.clean)
         (self.calm,) = live(self.clean, [QUIET_SEED], quiet=True)
-        """Its world without faults. What that compiled is copied with the code from now on."""
+        """Its world without faults.
+
+        The bytecode that it compiled is copied with the code from now on.
+        """
         self._passes = {("", seed): True for seed in passed}
         self._lock = Lock()
         self._idle: SimpleQueue[Warm] = SimpleQueue()
 
     def passes(self, seed: int, kind: str) -> bool:
-        """Whether the unmutated code passes the seed; lived once."""
+        """Return True if the unmutated code passes the seed; each seed is run once."""
         with self._lock:
             if (kind, seed) not in self._passes:
                 (world,) = live(self.clean, [seed], kind=kind)
@@ -131,14 +138,14 @@ class Copies:
             return self._passes[kind, seed]
 
     def failing(self) -> list[str]:
-        """Commands that show what the unmutated code was seen to violate."""
+        """Return commands that reproduce violations of the unmutated code."""
         return sorted(
             again(seed, kind) for (kind, seed), passed in self._passes.items() if not passed
         )
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[Live]:
-        """What lives worlds with the mutation planted. Raises PatchError."""
+        """Yield a function that runs worlds with the mutation planted. Raises PatchError."""
         with tempfile.TemporaryDirectory(dir=self._directory) as name, self._warm() as warm:
             part, whole = Path(name, "part"), Path(name, "whole")
             sources: dict[str, str] = {}
@@ -157,7 +164,7 @@ class Copies:
 
     @contextmanager
     def _warm(self) -> Iterator[Warm]:
-        """A process for whoever needs one now."""
+        """Yield an idle process, or a new one."""
         try:
             warm = self._idle.get_nowait()
         except Empty:
@@ -170,14 +177,15 @@ class Copies:
         self._idle.put(warm)
 
     def close(self) -> None:
-        """End the processes that wait."""
+        """End the idle processes."""
         while not self._idle.empty():
             self._idle.get().end()
 
 
 class Warm:
-    """A process that has loaded the unmutated code, and lives worlds in children with functions
-    that were replaced: half a hunt was to load the code."""
+    """Process that has loaded the unmutated code, and runs worlds in children with replaced
+    functions: loading the code took half of a search.
+    """
 
     def __init__(self, tree: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
@@ -188,7 +196,7 @@ class Warm:
         )  # fmt: skip
 
     def takes(self, sources: Mapping[str, str]) -> bool:
-        """Whether the files differ from the modules in bodies of functions only."""
+        """Return True if the files differ from the modules in bodies of functions only."""
         takes: bool = self._ask(asked(sources))["planted"]
         if takes:
             self._say("")
@@ -243,7 +251,7 @@ class Warm:
 def asked(
     sources: Mapping[str, str], *, kind: str = "", quiet: bool = False, first: bool = False
 ) -> dict[str, object]:
-    """What a warm process is told to live worlds: see `worker`."""
+    """Return the request to a warm process for running worlds: see `worker`."""
     return {"sources": sources, "kind": kind, "quiet": quiet, "first": first}
 
 
@@ -295,8 +303,9 @@ def hunt(
     calm: bool = False,
     first: bool = False,
 ) -> Hunt:
-    """Look for one mutation in the worlds of `seeds`, in this order; `calm`: and in one without
-    faults; `first`: end each world at its first violation."""
+    """Search for one mutation in the worlds of `seeds`, in this order; `calm`: and in one without
+    faults; `first`: end each world at its first violation.
+    """
     result = Hunt(mutation)
     try:
         with copies.mutated(mutation) as live_mutated:
@@ -331,7 +340,7 @@ def hunt_all(
     calm: bool = False,
     processes: int = 0,
 ) -> Iterator[Hunt]:
-    """Every search, several at a time, in the order given."""
+    """Yield every search's result in the given order; several run at a time."""
     with ThreadPoolExecutor(processes or os.cpu_count() or 1) as pool:
         futures = [
             pool.submit(hunt, copies, mutation, seeds, enough=enough, calm=calm, first=True)

@@ -1,12 +1,12 @@
-"""`make mutants`: every planted bug must be found by the simulator.
+"""`make mutants`: the simulator must find every planted bug.
 
     python -m tests.mutants.run                 all, seeds 1 to 1,000 each
     python -m tests.mutants.run --only NAME     some
     python -m tests.mutants.run --record        and write seeds.toml anew
-    python -m tests.mutants.run --unseen        those that nothing has found yet
+    python -m tests.mutants.run --unseen        those that no seed has found yet
 
-Prints one row a mutation as it is found: seeds looked at, the seed that shows it, the violations.
-Exits with 1 when a mutation survives or a finding is none.
+Prints one row a mutation as it is found: number of seeds run, the seed that shows it, the
+violations. Exits with 1 when a mutation survives or a finding does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ SEEDS_FILE = HERE / "seeds.toml"
 SEEDS_MAX = 1_000
 RECORDED_MAX = 3
 RECORDED_WITHIN = 40
-"""What is rarer than one world in so many would be missed whenever the seeds change."""
+"""A mutation that fewer than one world in this number shows would be missed whenever the seeds
+change.
+"""
 
 _HEAD = """\
 # Seeds that showed each mutation when they were recorded: `make mutants RECORD=1` writes this file.
@@ -93,20 +95,23 @@ def last_line(hunts: Sequence[Hunt]) -> str:
 
 
 def recorded() -> dict[str, list[int]]:
-    """Seeds by mutation."""
+    """Return seeds by mutation."""
     with SEEDS_FILE.open("rb") as file:
         seeds: dict[str, list[int]] = tomllib.load(file)
     return seeds
 
 
 def record(hunts: Sequence[Hunt]) -> None:
-    """Write what was found now; what was not looked for stays as it is. What took more worlds than
-    the stage has time for is not recorded, and left to the full search."""
+    """Write the new findings; mutations that were not searched for stay unchanged.
+
+    A finding that took more worlds than the stage has time for is not recorded, and is left to the
+    full search.
+    """
     seeds = recorded() if SEEDS_FILE.exists() else {}
     for one in hunts:
         seeds.pop(one.mutation.name, None)
         if one.found and one.tried <= RECORDED_WITHIN:
-            # The stage begins with the first: that which shows the bug soonest.
+            # The stage begins with the seed that shows the bug soonest.
             soonest = sorted(one.found, key=lambda world: world.cpu_s)
             seeds[one.mutation.name] = [world.seed for world in soonest]
     known = {mutation.name for mutation in load_all()}

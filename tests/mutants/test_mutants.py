@@ -17,24 +17,27 @@ from tests.sim.passed import passed
 
 SEEDS = recorded()
 MUTATIONS = [mutation for mutation in load_all() if mutation.name in SEEDS]
-"""The others take more worlds than there is time for here: `make mutants` looks for all."""
+"""Mutations with recorded seeds.
+
+The others take too many worlds for this stage: `make mutants` searches for all.
+"""
 
 FRESH_SEEDS = 160
-"""How far the search goes when the recorded seeds miss: four times as far as what is recorded is
-found (`RECORDED_WITHIN`), so a change of all worlds seldom hides one. `make mutants` goes to 1,000.
+"""Length of the search when the recorded seeds miss: four times `RECORDED_WITHIN`, so a change of
+all worlds seldom hides a recorded one. `make mutants` goes to 1,000.
 """
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    # Seeds of the stage `worlds`, if that has run with this code, need not be lived again.
+    # Seeds of the stage `worlds`, if that has run with this code, need not be run again.
     with closing(Copies(tmp_path_factory.mktemp("mutants"), passed=passed())) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def hunts(copies):
-    """The searches under way, by name, as many at a time as there are processors."""
+    """Yield the running searches by name, as many at a time as there are processors."""
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         yield {
@@ -53,14 +56,14 @@ def known_first(known):
 
 @pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
 def test_simulator_finds_planted_bug(name, hunts, record_property):
-    """It survives neither the recorded seeds nor the fresh search behind them."""
+    """It survives neither the recorded seeds nor the fresh search after them."""
     one = hunts[name].result()
     record_property("seeds", one.tried)
     assert one.complaint == "", row(one)
 
 
 def test_unmutated_code_passes_the_seeds_that_found(copies, hunts):
-    """Else a finding would say nothing about the bug."""
+    """Otherwise a finding would say nothing about the bug."""
     assert any(future.result().found for future in hunts.values())
     assert copies.calm.violations == ()
     assert copies.failing() == []

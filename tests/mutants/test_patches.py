@@ -1,4 +1,4 @@
-"""The patches themselves: each is well made and still applies."""
+"""The patches themselves: each is well-formed and still applies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATHS = sorted(HERE.rglob("*.patch"))
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
-    """The production code as it is, without what was compiled of it."""
+    """Return a copy of the production code, without bytecode."""
     tree = tmp_path_factory.mktemp("clean")
     copy_packages(HERE.parents[1], tree)
     return tree
@@ -50,7 +50,7 @@ def test_recorded_seeds_are_of_mutations_that_exist():
 
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
-    """A sentence with the rule that is broken; then a diff that finds its place in today's code."""
+    """A sentence with the broken rule; then a diff that applies to the current code."""
     mutation = load(path)
     assert mutation.sentence.endswith(".")
     assert CITATION.search(mutation.sentence), "no rule is cited"
@@ -67,7 +67,7 @@ def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
 
 
 def test_head_may_name_worlds_of_a_kind_that_there_is(tmp_path):
-    """And say why a world without faults shows the bug; nothing else."""
+    """It may also give the reason why a world without faults shows the bug, and nothing else."""
     path = tmp_path / "07-some-bug.patch"
     path.write_text("A bug (§5).\nWorlds: power\nQuiet: why\n--- a/raft/log.py\n")
     mutation = load(path)
@@ -79,7 +79,7 @@ def test_head_may_name_worlds_of_a_kind_that_there_is(tmp_path):
 
 
 def test_note_of_passed_seeds_is_of_this_code_alone(clean, tmp_path):
-    """Other code is not believed to pass anything."""
+    """Other code is not assumed to pass any seed."""
     tree, file = tmp_path / "tree", tmp_path / "results" / "passed.json"
     copy_packages(clean, tree)
     assert passed(root=tree, file=file) == frozenset()

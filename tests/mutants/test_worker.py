@@ -1,4 +1,6 @@
-"""Functions get the bodies that they have in another file, or the worker says that it cannot."""
+"""Functions get the bodies that they have in another file, or the worker reports that it cannot
+replace them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ Replace = Callable[[str, str], bool]
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[ModuleType]:
-    """The source as a module that somebody has imported."""
+    """Yield the source as an imported module."""
     file = tmp_path / "planted_in.py"
     file.write_text(SOURCE)
     module = ModuleType(file.stem)
@@ -60,13 +62,15 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def replace(module: ModuleType, tmp_path: Path) -> Replace:
-    """Replaces text of the source; whether the functions have it now."""
+    """Return a function that replaces text of the source; it returns True if the functions have it
+    now.
+    """
     functions = Functions()
 
     def replace(old: str, new: str) -> bool:
         assert old in SOURCE
         changed = tmp_path / "changed.py"
-        # Where a function stands is of no importance.
+        # The position of a function does not matter.
         changed.write_text("\n\n" + SOURCE.replace(old, new))
         return functions.replace({module.__name__: str(changed)})
 
@@ -101,7 +105,7 @@ def test_methods_are_replaced_in_the_class_there_is(module: ModuleType, replace:
         ("start = 0", "start = 1"),
         ("@staticmethod", "@classmethod"),
         ("class Counter:", "class Counter(dict):"),
-        # One that was made before has its body from before.
+        # A closure created before keeps its old body.
         ("number + count", "number - count"),
     ],
 )

@@ -1,22 +1,22 @@
-"""Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
+"""Runs worlds with the code of one copy, in a process of its own, so that nothing is shared.
 
     echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--kind KIND] [--quiet] [--first]
     PYTHONPATH=COPY python -P worker.py COPY --warm
 
-Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
-it. With `--kind` the worlds are of that kind (`vdl/sim/kinds.py`). With `--quiet` they are without
-faults and have fixed options. With `--first` a world ends at its first violation: what follows one
-takes long and tells nothing new. `cpu_s` is what the world took up to there, in processor time. A
-world that does not end within its processor time is reported as such; it is no finding. A world is
-`happy` when clients wrote, everything could be read at the end, and the history has no anomaly.
+Reads seeds and prints one line of JSON for each, until its reader has enough and ends it. With
+`--kind` the worlds are of that kind (`vdl/sim/kinds.py`). With `--quiet` they are without faults
+and have fixed options. With `--first` a world ends at its first violation: continuing takes long
+and shows nothing new. `cpu_s` is the world's processor time up to there. A world that exceeds its
+limit of processor time is reported as such; it is no finding. A world is `happy` when clients
+wrote, everything could be read at the end, and the history has no anomaly.
 
-With `--warm` it loads the code once, which takes as long as a world, and reads lines. One of JSON,
-`{"sources": {module: file}, "kind": str, "quiet": bool, "first": bool}`, makes a child that goes on
-with the functions of those files in place of the modules' own; `{"planted": bool}` answers whether
-it could: where more than bodies of functions differs, the code has to be loaded. The child then
-reads seeds, one a line, each answered as above, until an empty line ends it.
+With `--warm` it loads the code once, which takes as long as a world, and reads lines. A JSON line,
+`{"sources": {module: file}, "kind": str, "quiet": bool, "first": bool}`, creates a child that
+continues with the functions of those files in place of the modules' own. `{"planted": bool}`
+reports if that was possible: where more than bodies of functions differs, the code has to be
+loaded. The child then reads seeds, one a line, each answered as above, until an empty line ends it.
 
-Must not know: what is planted in the copy.
+Does not depend on what is planted in the copy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _expire(number: int, frame: object) -> None:
 
 
 class _Violated(BaseException):
-    """The first violation of a world."""
+    """Raised at the first violation of a world."""
 
 
 def main() -> int:
@@ -64,7 +64,8 @@ def main() -> int:
     assert report, "loaded before what is loaded is frozen"
     check_origin(arguments.copy)
     functions = Functions() if arguments.warm else None
-    # As where many seeds are run: what is loaded stays, and worlds are all young objects.
+    # As where many seeds are run: loaded code is permanent, and the objects of worlds are all
+    # young.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     if functions is not None:
@@ -74,7 +75,7 @@ def main() -> int:
 
 
 def serve(functions: Functions) -> int:
-    """Make children, one after the other, until there is no more to read."""
+    """Create children, one after the other, until the input ends."""
     for line in lines():
         child = os.fork()
         if not child:
@@ -83,7 +84,7 @@ def serve(functions: Functions) -> int:
             tell({"planted": is_planted})
             seeds = map(int, lines()) if is_planted else ()
             os._exit(live(seeds, **asked))
-        # It reads what comes until it ends.
+        # The child reads the input until it ends.
         _, status = os.waitpid(child, 0)
         if status:
             return 1
@@ -91,7 +92,7 @@ def serve(functions: Functions) -> int:
 
 
 def live(seeds: Iterable[int], *, kind: str, quiet: bool, first: bool) -> int:
-    """The worlds of seeds, each told when it ends."""
+    """Run the worlds of seeds, and print each one's result when it ends."""
     from vdl.check import report
     from vdl.sim.options import Options
     from vdl.sim.run import run_seed
@@ -132,8 +133,10 @@ def tell(line: object) -> None:
 
 
 def lines() -> Iterator[str]:
-    """Lines of the standard input up to an empty one or the end. Not one byte more is taken: what
-    follows may be for another process."""
+    """Yield lines of the standard input up to an empty one or the end.
+
+    Reads not one byte more: the rest may be for another process.
+    """
     while True:
         line = bytearray()
         while (byte := os.read(0, 1)) not in {b"", b"\n"}:
@@ -147,7 +150,7 @@ Place = tuple[str, str, int]
 
 
 class Functions:
-    """All functions there are, by where they were written: (file, qualified name, line)."""
+    """All existing functions by the position of their source: (file, qualified name, line)."""
 
     def __init__(self) -> None:
         self._at: dict[Place, list[FunctionType]] = {}
@@ -157,8 +160,9 @@ class Functions:
         self._names = {(file, name) for file, name, _ in self._at}
 
     def replace(self, sources: Mapping[str, str]) -> bool:
-        """Give functions the bodies that they have in other files, by module; whoever holds a
-        function has it with the new one. False, and nothing done, where anything else differs."""
+        """Replace the bodies of functions with those in other files, by module; existing references
+        see the new body. Return False, without any change, where anything else differs.
+        """
         found: list[tuple[FunctionType, CodeType]] = []
         for name, source in sources.items():
             module = sys.modules.get(name)
@@ -185,8 +189,9 @@ def place(code: CodeType) -> Place:
 
 
 def differing(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] | None:
-    """The functions of a module or class that have other bodies in another version of it, with
-    those; None where what is around them differs."""
+    """Return the functions of a module or class whose bodies differ in another version of it, with
+    the new ones; None where the code around them differs.
+    """
     if essence(old, deep=False) != essence(new, deep=False):
         return None
     found: list[tuple[CodeType, CodeType]] = []
@@ -204,12 +209,12 @@ def differing(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] |
 
 
 def parts(code: CodeType) -> list[CodeType]:
-    """The functions and classes written in it."""
+    """Return the functions and classes defined in it."""
     return [part for part in code.co_consts if isinstance(part, CodeType)]
 
 
 def signature(code: CodeType) -> tuple[object, ...]:
-    """What its callers, and who makes a function of it, go by."""
+    """Return the properties on which its callers, and its creation as a function, depend."""
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     return (
@@ -219,7 +224,9 @@ def signature(code: CodeType) -> tuple[object, ...]:
 
 
 def essence(code: CodeType, *, deep: bool = True) -> tuple[object, ...]:
-    """What it does, wherever it stands; of its parts, unless `deep`, only what they are called."""
+    """Return its behaviour, independent of its position; of its parts only the names, unless
+    `deep`.
+    """
     consts = tuple(
         (essence(part) if deep else (part.co_qualname, part.co_freevars))
         if isinstance(part, CodeType)
@@ -233,8 +240,9 @@ def essence(code: CodeType, *, deep: bool = True) -> tuple[object, ...]:
 
 
 def note_first_violation(*, ends_world: bool) -> list[float]:
-    """Where the processor time of a world's first violation will stand, whatever the simulator
-    notes as one; `ends_world`: it is the last thing that happens there."""
+    """Return a list that receives the processor time of a world's first violation, however the
+    simulator records it; `ends_world`: the violation also ends the world.
+    """
     from vdl.sim.invariants import Violation, Watch
 
     noted: list[float] = []
@@ -251,7 +259,7 @@ def note_first_violation(*, ends_world: bool) -> list[float]:
 
 
 def check_origin(copy: Path) -> None:
-    """All that was imported of the production code is the copy's."""
+    """Check that all imported production modules are the copy's."""
     copy = copy.resolve()
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] not in {"ids", "raft", "rpc", "segments", "vdl"}:
