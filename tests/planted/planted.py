@@ -2,12 +2,12 @@
 
     python -m tests.planted.planted [--only NAME...]        each of them
 
-One is a patch file, `NN-name.patch`: a sentence that names the CVE and says what bug is planted; a
+One is a patch file, `NN-name.patch`: a sentence that names the CVE and states the planted bug; a
 line `Test: FILE::NAME` with the test that must fail then; a unified diff with one line of context.
 It is applied to a copy of the packages and of the unit tests, never to the tree it came from. All
 those tests pass in the copy before anything is planted.
 
-Must not know: what the bugs are.
+Does not depend on what the bugs are.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TEST = "Test: "
 FILE_NAME = re.compile(r"(\d{2})-([a-z0-9-]+)\.patch")
 _SECONDS_MAX = 300
 _FAILED = 1
-"""pytest's exit status when tests ran and some failed: what cannot be loaded has another."""
+"""pytest's exit status when tests ran and some failed; a load error has another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One of them."""
+    """One planted bug."""
 
     number: int
     name: str
@@ -47,13 +47,13 @@ class Planted:
 
     @property
     def files(self) -> list[str]:
-        """What it changes."""
+        """Return the files that it changes."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
 
 
 def load_all() -> list[Planted]:
-    """All of them, by number. Raises ValueError for a file that is none."""
+    """Return all planted bugs, by number. Raises ValueError for a malformed file."""
     found = []
     for path in sorted(HERE.glob("*.patch")):
         match = FILE_NAME.fullmatch(path.name)
@@ -65,7 +65,7 @@ def load_all() -> list[Planted]:
 
 
 def copy_tree(target: Path) -> None:
-    """What the tests need, as it is now."""
+    """Copy the files that the tests need, in their current state."""
     ignore = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     for name in COPIED:
         source = ROOT / name
@@ -77,12 +77,12 @@ def copy_tree(target: Path) -> None:
 
 
 def plant(one: Planted, tree: Path) -> None:
-    """Apply its patch. Raises ValueError when its place is not there any more."""
+    """Apply its patch. Raises ValueError when its context no longer exists."""
     _git_apply(one, tree, ())
 
 
 def take_out(one: Planted, tree: Path) -> None:
-    """The tree as it was before."""
+    """Revert its patch."""
     _git_apply(one, tree, ("--reverse",))
 
 
@@ -94,7 +94,7 @@ def _git_apply(one: Planted, tree: Path, options: tuple[str, ...]) -> None:
 
 
 def run_tests(tree: Path, tests: Iterable[str]) -> subprocess.CompletedProcess[str]:
-    """Up to the first that fails."""
+    """Run the tests up to the first that fails."""
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     return subprocess.run(
@@ -109,7 +109,10 @@ def run_tests(tree: Path, tests: Iterable[str]) -> subprocess.CompletedProcess[s
 
 
 def survivors(some: list[Planted], tree: Path) -> Iterator[tuple[Planted, str]]:
-    """Each with why its test did not catch it; empty if it did. In a copy of the tree."""
+    """Yield each bug with the reason why its test did not catch it; empty if it did.
+
+    Works in a copy of the tree.
+    """
     for one in some:
         plant(one, tree)
         done = run_tests(tree, [one.test])

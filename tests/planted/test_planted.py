@@ -1,4 +1,4 @@
-"""Bugs of public vulnerabilities, planted: the patches are well made, and tests catch them."""
+"""Bugs of public vulnerabilities, planted: the patches are well-formed, and tests catch them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.planted.planted import PACKAGES, ROOT, copy_tree, load_all, plant, ru
 
 PLANTED_MIN = 15
 DRAWN = 3
-"""So many are run by CI, others with each change; `make planted` runs all."""
+"""Number of bugs that CI runs, others with each change; `make planted` runs all."""
 CITATION = re.compile(r"CVE-\d{4}-\d{4,}")
 
 
@@ -41,7 +41,7 @@ def test_planted_bug_names_its_cve_and_test_and_applies(one, tmp_path: Path) -> 
 
 
 def test_copy_has_what_the_tests_import(tmp_path: Path) -> None:
-    """Of all planted bugs: which are drawn differs from commit to commit."""
+    """For all planted bugs: the drawn ones differ from commit to commit."""
     copy_tree(tmp_path)
     for path in sorted({one.test.partition("::")[0] for one in load_all()}):
         for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
@@ -51,7 +51,7 @@ def test_copy_has_what_the_tests_import(tmp_path: Path) -> None:
 
 
 def test_some_that_are_drawn_are_caught(tmp_path: Path) -> None:
-    """By the name of the commit, so that a run can be repeated."""
+    """Drawn by the name of the commit, so that a run can be repeated."""
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
