@@ -1,10 +1,10 @@
-"""What a request takes of a server that runs in this very process.
+"""Cost of a request in a server that runs in this process.
 
-A turn of the loop is what its thread does between two looks at its files; it is counted in time of
-the processor, so that other programs on the machine are not. What other threads take is what the
-process takes beside the loop's thread and the client's.
+A turn of the loop is the work of its thread between two polls of its files. It is measured in
+processor time, so that other programs on the machine do not count. The time of other threads is
+that of the process without the loop's thread and the client's.
 
-Must not know: what is asked.
+Does not depend on the request.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Reading:
     turn_ms: float
-    """The longest turn of the loop."""
+    """Longest turn of the loop."""
     loop_ms: float
     threads_ms: float
     held_bytes: int = 0
-    """At the peak, beside what there was before; 0: not counted."""
+    """Peak of allocated memory above the initial level; 0: not counted."""
 
 
 class Meter:
-    """Use: `watch` in the thread of the loop, before it runs; in the client's thread `begin`, then
-    `reading`."""
+    """Meter: call `watch` in the thread of the loop, before it runs; in the client's thread
+    `begin`, then `reading`.
+    """
 
     def __init__(self) -> None:
         self._turn_began = 0
@@ -36,7 +37,7 @@ class Meter:
         self._held_before = 0
 
     def watch(self) -> None:
-        """Count the turns of the loops of this thread's process: there is one."""
+        """Measure the turns of the loops of this process: there is one."""
         look = selectors.EpollSelector.select
 
         def select(
@@ -61,7 +62,7 @@ class Meter:
             self._held_before = tracemalloc.get_traced_memory()[0]
 
     def reading(self) -> Reading:
-        """Since `begin`."""
+        """Return the costs since `begin`."""
         loop, longest = self._sum, self._longest
         client = time.thread_time_ns() - self._client_began
         process = time.process_time_ns() - self._process_began

@@ -1,9 +1,9 @@
-"""`make price`: what one request of each API costs at worst, as far as a search finds it.
+"""`make price`: worst cost of one request of each API, as far as a search finds it.
 
     python -m tests.price.run                   all APIs; writes docs/request-costs.md
-    python -m tests.price.run --only NAME ...   some: their rows alone are new
+    python -m tests.price.run --only NAME ...   some: only their rows are replaced
 
-Takes ten minutes on two quiet processors. Each API has a process of its own (`worker.py`). Exits
+Takes ten minutes on two idle processors. Each API has a process of its own (`worker.py`). Exits
 with 1 if a request held the loop for longer than `TURN_MS_MAX`.
 """
 

@@ -1,6 +1,6 @@
-"""The table of prices, `docs/request-costs.md`: its rows are written by `run.py`, read by tests.
+"""The table of prices, `docs/request-costs.md`: `run.py` writes its rows, tests read them.
 
-Must not know: how a price is found.
+Does not depend on how a price is found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vdl.kafka.api import API
 
 TABLE = Path(__file__).parents[2] / "docs" / "request-costs.md"
 TURN_MS_MAX = 50.0
-"""Of the loop, for which one request may hold it."""
+"""Limit of the time for which one request may hold the loop."""
 _KIB = 1024
 
 
@@ -35,7 +35,7 @@ class Row:
 
     @classmethod
     def of(cls, text: str) -> Row:
-        """What a worker printed: an object of JSON."""
+        """Return the row for a worker's output, a JSON object."""
         price: dict[str, Any] = json.loads(text)
         is_tiny = price["asked_bytes"] < _KIB
         return cls(
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def line(self) -> str:
-        """As in the table."""
+        """Row in the form of the table."""
         return (
             f"| {self.api} | {self.who} | {self.version} | {self.turn_ms} | {self.loop_ms:.0f} |"
             f" {self.threads_ms:.0f} | {self.size} | {self.held} | {self.answer} | {self.log} |"
@@ -56,7 +56,7 @@ class Row:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows."""
+    """Read the rows of a file."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -70,6 +70,6 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Put other rows under the words and the head that are there."""
+    """Replace the rows below the existing text and head."""
     head, rule, _ = path.read_text(encoding="utf-8").partition("|---|\n")
     path.write_text(head + rule + "".join(f"{row.line}\n" for row in rows), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Requests that are as expensive as a schema allows: the bytes of one, by a few choices.
+"""Requests that are as expensive as a schema permits: the bytes of one, by a few choices.
 
-A `Wish` says which of a request's lists is long, how its names and numbers look, and how many
-elements and bytes it has at most. `Written` is the request's body: written from the facts that the
-codec is generated from, not by the codec, so that it may also be what no client of ours would send:
-bytes that are no text, tagged fields that nobody knows.
+A `Wish` defines which of a request's lists is long, the form of its names and numbers, and its
+maximum number of elements and bytes. `Written` is the request's body. It is written from the facts
+from which the codec is generated, not by the codec, so that it may also be a request that no
+regular client sends: invalid text, unknown tagged fields.
 
-Must not know: servers, what anything costs.
+Does not depend on servers, nor on the cost of anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FACTS = {api.key: api for api in load_all() if api.key >= 0}
 ELEMENTS = 195_000
 BYTES = 16 << 20
 KNOWN = 20
-"""Names that stand for something: a topic, a group, a transactional id, a user."""
+"""Number of names that exist: a topic, a group, a transactional id, a user."""
 PARTITIONS = 50
 _PACK = {
     "int8": Struct(">b").pack,
@@ -36,9 +36,9 @@ _PACK = {
 }
 _BITS = {"int8": 7, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32, "int64": 63}
 _HOLE = b"\0number"
-"""Where the number of an element belongs, in one that is written to be repeated."""
+"""Placeholder of an element's number, in an element that is written to be repeated."""
 _WAITS = ("timeout", "wait", "lifetime", "period")
-"""Parts of the names of fields for which a server waits: what it costs does not lie there."""
+"""Parts of the names of fields that make a server wait, which costs nothing."""
 
 NAMES: dict[str, bytes | None] = {
     "unknown": None,
@@ -50,28 +50,29 @@ NAMES: dict[str, bytes | None] = {
     "no text": b"\xff" * 32_000,
     "pattern": rb"(\p{L}|\p{N}){0,200}x",
 }
-"""What each kind of name is; None: another one in each element."""
+"""Name of each kind; None: a different one in each element."""
 NUMBERS = ("0", "1", "8192", "-1", "counted", "largest")
 SHAPES = ("inner", "outer", "even")
-"""One outer element with all of them; as many outer ones as there can be, with one each; as many of
-each."""
+"""One outer element with all inner ones; as many outer ones as possible, with one each; equal
+numbers of both.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request is to look like."""
+    """Requested form of a request."""
 
     path: tuple[str, ...] = ()
-    """The long list, with the lists that it is in, outermost first."""
+    """The long list, with its enclosing lists, outermost first."""
     shape: str = "inner"
     names: str = "unknown"
     numbers: str = "0"
     others: int = 0
-    """Elements of the lists that are not in `path`."""
+    """Number of elements of the lists that are not in `path`."""
     has_nulls: bool = False
     flag: bool = True
     tags: int = 0
-    """Tagged fields of each struct that no schema knows."""
+    """Number of unknown tagged fields in each struct."""
     elements: int = ELEMENTS
     bytes: int = BYTES
 
@@ -97,7 +98,7 @@ class Written(NamedTuple):
 
 
 def paths(key: int, version: int) -> Iterator[tuple[str, ...]]:
-    """Each list of a request in a version."""
+    """Yield each list of a request in a version."""
     message = FACTS[key].messages[0]
 
     def inside(fields: Sequence[Field], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -114,13 +115,13 @@ def paths(key: int, version: int) -> Iterator[tuple[str, ...]]:
 
 
 def write(key: int, version: int, wish: Wish) -> Written:
-    """Write the largest request that is as wished and within its bounds."""
+    """Write the largest request of the wish within its bounds."""
     api = FACTS[key]
     counts = _counts(wish, 1)
     one = _Writer(api, version, wish, counts)
     if not wish.path:
         return Written(one.written, one.elements)
-    # By what ten more elements take, as many as there is room for.
+    # By the size of ten more elements, as many as fit.
     small, large = (_Writer(api, version, wish, _counts(wish, n)) for n in (1, 10))
     lists = len(wish.path) if wish.shape == "even" else 1
     per_element = max(1, large.elements - small.elements) / (10**lists - 1)
@@ -138,7 +139,7 @@ def write(key: int, version: int, wish: Wish) -> Written:
 
 
 def _counts(wish: Wish, count: int) -> dict[tuple[str, ...], int]:
-    """How many elements each list of the path has, in each of the elements around it."""
+    """Return the number of elements of each list of the path, in each of the elements around it."""
     path = wish.path
     many = {"inner": len(path) - 1, "outer": 0}.get(wish.shape)
     return {
@@ -148,7 +149,7 @@ def _counts(wish: Wish, count: int) -> dict[tuple[str, ...], int]:
 
 
 class _Writer:
-    """One body."""
+    """Writer of one body."""
 
     def __init__(
         self, api: Api, version: int, wish: Wish, counts: dict[tuple[str, ...], int]
@@ -200,7 +201,7 @@ class _Writer:
             for self._number in range(count):
                 self._value(out, field, here)
             return
-        # Written once: to write 200,000 takes seconds.
+        # Written once: writing 200,000 takes seconds.
         before = self.elements
         template = bytearray()
         self._value(template, field, here)
@@ -253,7 +254,7 @@ class _Writer:
                 return self._number % (PARTITIONS if kind != "int8" else 3)
             case "largest":
                 return (1 << _BITS[kind]) - 1
-            case "8192":  # iterations that a server takes, where a number may be so large
+            case "8192":  # iterations of a server, where such a large number is allowed
                 return 8_192 if _BITS[kind] >= _BITS["int32"] else 1
             case text:
                 return 0 if text == "-1" and kind.startswith("u") else int(text)
@@ -263,7 +264,7 @@ _RECORDS = bytes(build_batch([Record(None, b"")], BatchFields()))
 
 
 def steps(key: int, version: int) -> list[dict[str, object]]:
-    """The choices of a climb, one at a time, the weightiest first."""
+    """Return the choices of the climb, one at a time, the weightiest first."""
     return [
         *({"path": path} for path in paths(key, version)),
         *({"shape": shape} for shape in SHAPES[1:]),
@@ -277,7 +278,7 @@ def steps(key: int, version: int) -> list[dict[str, object]]:
 
 
 def changed(wish: Wish, step: dict[str, object]) -> Wish | None:
-    """The wish with another choice; None if that makes no difference."""
+    """Return the wish with another choice; None if that makes no difference."""
     if "shape" in step and len(wish.path) < 2:  # a list in a list
         return None
     other = replace(wish, **step)  # type: ignore[arg-type]  # of the field's type each

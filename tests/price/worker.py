@@ -1,14 +1,15 @@
-"""Finds and prices the most expensive request of one API: `python -m tests.price.worker KEY`.
+"""Search for the most expensive request of one API, and its price: `python -m tests.price.worker
+KEY`.
 
 A server of its own runs in this process, with an authorizer, twenty topics and a few groups, and
-alone in its replica set: each request is its own, and all that is replicated goes through its
-journal. A client in another thread asks it as somebody who may do everything, and as somebody who
-may do nothing; who that is, is told by the address that it comes from.
+alone in its replica set: each request is its own, and all replicated data goes through its journal.
+A client in another thread sends requests as a user with all permissions, and as one with none; the
+two differ in their source address.
 
-The search climbs: from a request with one long list it tries one other choice after the other
-(`wishes.steps`), and keeps what made the longest turn of the loop. It does so with small requests;
-the best one of each version is then tried, and the worst of these with all that a request may have,
-that is decoded on the loop, and that is done at once; and as long a list of each other kind.
+The search is a climb: from a request with one long list it tries one other choice after the other
+(`wishes.steps`), and keeps the one with the longest turn of the loop. It uses small requests. Then
+the best one of each version is tried, and the worst of these at the maximum size, at the size that
+is decoded on the loop, and at the size that is processed at once; and with each other list as long.
 
 Prints an object of JSON a line: a `Price`.
 """
@@ -61,20 +62,20 @@ CLIMB_ELEMENTS = 4_000
 CLIMB_BYTES = 128 << 10
 HELD_ELEMENTS = 20_000
 HELD_BYTES = 2 << 20
-"""To count memory makes a server four times as slow; how much a byte takes is the same."""
+"""Counting memory makes a server four times slower; the memory per byte is the same."""
 FEW_BYTES = 31 << 10
-"""A request that is decoded on the loop."""
+"""Size of a request that is decoded on the loop."""
 ANSWER_SECONDS = 20.0
 CLIMB_SECONDS = 2.0
 _FRAME = Struct(">i")
 WHO = {"all": "127.0.0.2", "nothing": "127.0.0.3"}
-"""What one may do, and from where."""
+"""Permissions, and the source address that has them."""
 _READ_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
 class Price:
-    """The worst request that was found of one API, for one who may do all, or nothing."""
+    """Worst request found for one API, for a user with all permissions, or none."""
 
     key: int
     who: str
@@ -86,15 +87,15 @@ class Price:
     loop_ms: float
     threads_ms: float
     held_per_byte: float
-    """At the peak, beside the answer; the request is part of it."""
+    """Peak memory, without the answer; the request is part of it."""
     answered_bytes: int
     replicated_bytes: int
     is_answered: bool
-    """False: its connection ended, or it took longer than anybody waited here."""
+    """False if its connection ended, or the time limit passed."""
 
 
 class Server:
-    """The server, and how it is asked. Its loop is the main thread's."""
+    """The server, and the client that sends requests to it. Its loop is the main thread's."""
 
     def __init__(self, process: Process, loop: TurnLoop, meter: Meter, port: int) -> None:
         self._process = process
@@ -106,7 +107,7 @@ class Server:
         self._correlation_id = 0
 
     def on_loop(self, fn: Callable[[], Any]) -> Any:
-        """Call it there."""
+        """Call a function on the server's loop."""
 
         async def call() -> Any:
             return fn()
@@ -114,7 +115,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     def prepare(self) -> None:
-        """Have it serve, and know some names."""
+        """Wait until the server serves, and create some names."""
         while getattr(self._process, "server", None) is None or (
             self._process.server.state is not ServerState.SERVING
             or self._process.server.frontend is None
@@ -151,7 +152,7 @@ class Server:
     def ask(
         self, who: str, key: int, version: int, body: bytes, seconds: float
     ) -> tuple[Reading, int, int]:
-        """(what it took, bytes of the answer, bytes replicated). Of no answer, 0 bytes."""
+        """Return (cost, bytes of the answer, bytes replicated). Without an answer, 0 bytes."""
         self._correlation_id += 1
         header = encode_request_header(
             RequestHeader(key, version, self._correlation_id, "price", 0),
@@ -185,7 +186,7 @@ class Server:
         return self._sockets[who]
 
     def _answer(self, connection: socket.socket) -> int:
-        """Read an answer; its size."""
+        """Read an answer; return its size."""
         into = memoryview(self._buffer)
         have = 0
         while have < _FRAME.size:
@@ -220,7 +221,7 @@ def find(server: Server, key: int, who: str) -> Price:
     elements = min([CLIMB_ELEMENTS, *(row.most(REPLICAS_MAX) for row in wholes)])
     first = next(paths(key, newest), ())
     best = Wish(first, elements=elements, bytes=CLIMB_BYTES)
-    turn_ms(newest, replace(best, elements=10))  # what is loaded at first use is
+    turn_ms(newest, replace(best, elements=10))  # first-use imports are not counted
     most = turn_ms(newest, best)
     for step in steps(key, newest):
         wish = changed(best, step)
@@ -236,7 +237,8 @@ def find(server: Server, key: int, who: str) -> Price:
         replace(wish, elements=ELEMENTS, bytes=BYTES),
         replace(wish, elements=ELEMENTS, bytes=FEW_BYTES),
         *(replace(wish, elements=row.most(REPLICAS_MAX), bytes=BYTES) for row in wholes),
-        # What is cut costs the more, the smaller it is; a list that is not shows when it is long.
+        # A list that is cut costs more the smaller it is; one that is not cut shows when it is
+        # long.
         *(Wish(path) for path in paths(key, version) if len(path) > 1),
     ]
     price = max(
