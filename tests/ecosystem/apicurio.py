@@ -1,4 +1,4 @@
-"""Apicurio, a schema registry, and its interface as Confluent's clients use it."""
+"""Apicurio, a schema registry, and its Confluent-compatible interface."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import pytest
 from tests.ecosystem.programs import CACHE, JVM_FLAGS, Program, fetch
 
 VERSION = "3.0.9"
-"""The newest that runs on Java 17."""
+"""Newest version that runs on Java 17."""
 ARCHIVE = f"io/apicurio/apicurio-registry-app/{VERSION}/apicurio-registry-app-{VERSION}-all.tar.gz"
 HTTP_SECONDS_MAX = 60
 
 
 class Registry:
-    """Its interface as Confluent's clients use it."""
+    """The interface that Confluent's clients use."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
 
     def ask(self, path: str, body: object = None) -> Any:
-        """The answer, or None: nobody answers yet, or what is asked for is not there."""
+        """Return the answer, or None if the registry does not answer yet, or the resource does not
+        exist.
+        """
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
@@ -43,7 +45,7 @@ class Registry:
         return self.ask("/subjects") is not None
 
     def has(self, schemas: dict[str, list[str]]) -> bool:
-        """Whether it knows these subjects, with as many versions each, and no others."""
+        """Return True if it has exactly these subjects, with the same numbers of versions."""
         return sorted(self.ask("/subjects")) == sorted(schemas) and all(
             len(self.ask(f"/subjects/{subject}/versions") or ()) == len(versions)
             for subject, versions in schemas.items()
@@ -51,7 +53,7 @@ class Registry:
 
 
 def program(port: int, log: Path, *, bootstrap: str = "") -> Program:
-    """A registry that keeps what it knows in topics there, or in memory."""
+    """Return a registry that stores its contents in topics, or, without `bootstrap`, in memory."""
     folder = installed()
     storage = {
         "APICURIO_STORAGE_KIND": "kafkasql",
@@ -71,7 +73,7 @@ def program(port: int, log: Path, *, bootstrap: str = "") -> Program:
 
 
 def installed() -> Path:
-    """The program, fetched once."""
+    """Return the program's folder, fetched once."""
     folder = CACHE / f"apicurio-{VERSION}"
     if not folder.exists():
         archive = fetch(ARCHIVE)

@@ -1,7 +1,7 @@
 """One replica set for all tests of this folder, and a Kafka beside it where one is needed.
 
-VDL_TEST_BOOTSTRAP names brokers to use instead of starting servers of our own; VDL_TEST_REPLICATION
-says how many copies they can keep, 3 by default.
+VDL_TEST_BOOTSTRAP names existing brokers to use instead of starting servers; VDL_TEST_REPLICATION
+is the replication factor that they support, 3 by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPLICATION = int(os.environ.get("VDL_TEST_REPLICATION", "3"))
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
-    """The servers started for these tests; None where others are used."""
+    """Yield the servers started for these tests; None where existing brokers are used."""
     if os.environ.get("VDL_TEST_BOOTSTRAP"):
         yield None
         return
@@ -35,7 +35,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
 
 @pytest.fixture(scope="session")
 def bootstrap(servers: ReplicaSet | None) -> str:
-    """Where the brokers are."""
+    """Return the brokers' addresses."""
     return os.environ["VDL_TEST_BOOTSTRAP"] if servers is None else servers.bootstrap
 
 
@@ -46,12 +46,12 @@ def topics(bootstrap: str) -> Topics:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """An Apache Kafka of one node."""
+    """Yield an Apache Kafka of one node."""
     with Kafka(tmp_path_factory.mktemp("kafka")) as node:
         yield node
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where the program under test prints to."""
+    """Return the output file of the program under test."""
     return tmp_path / "program.log"

@@ -21,7 +21,7 @@ FORMAT_SECONDS_MAX = 60
 
 
 class Kafka:
-    """Started when made. Use in a `with`."""
+    """Started on creation. Used in a `with`."""
 
     def __init__(self, directory: Path) -> None:
         jars = f"{libraries('java')}/*"

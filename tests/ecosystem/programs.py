@@ -1,7 +1,7 @@
-"""Programs of Kafka's world, unmodified, from Maven Central: how they are fetched and run.
+"""Programs of Kafka's ecosystem, unmodified, from Maven Central: how they are fetched and run.
 
-Libraries are fetched once into `.cache/ecosystem`. A program is a process of its own. What it
-prints goes to a file, and is part of what a failed wait says.
+Libraries are fetched once into `.cache/ecosystem`. A program is a process of its own. Its output
+goes to a file, and is part of the message of a failed wait.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ STOP_SECONDS_MAX = 30.0
 TOOL_SECONDS_MAX = 90
 POLL_SECONDS = 0.1
 LOG_BYTES_SHOWN = 4_000
-# The serial collector and the first compiler only: these processes live for seconds.
+# The serial collector and the first compiler only: these processes run for seconds.
 JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx512m")
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
 def libraries(project: str) -> Path:
-    """The folder with all that `<project>/pom.xml` names; skips the test where it cannot be had."""
+    """Return the folder with everything that `<project>/pom.xml` names; skip the test where it is
+    unavailable.
+    """
     pom = HERE / project / "pom.xml"
     folder = CACHE / f"{project}-{digest([pom])}"
     if not folder.exists():
@@ -53,7 +55,7 @@ def libraries(project: str) -> Path:
 
 
 def classes(project: str) -> str:
-    """A class path with the libraries of a project and its own sources, compiled."""
+    """Return a class path with the libraries of a project and its own sources, compiled."""
     jars = libraries(project)
     sources = sorted((HERE / project / "src").rglob("*.java"))
     folder = CACHE / f"{project}-classes-{digest(sources)}"
@@ -67,7 +69,7 @@ def classes(project: str) -> str:
 
 
 def fetch(path: str) -> Path:
-    """A file of Maven Central; skips the test where it cannot be had."""
+    """Return a file of Maven Central; skip the test where it is unavailable."""
     target = CACHE / path.rpartition("/")[2]
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
@@ -82,26 +84,26 @@ def fetch(path: str) -> Path:
 
 
 def require(tool: str) -> None:
-    """Skip the test where this machine has no such tool."""
+    """Skip the test where this machine lacks the tool."""
     if shutil.which(tool) is None:
         pytest.skip(f"no {tool}")
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return an unused port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on a port of loopback."""
+    """Return True if a port of loopback accepts connections."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, seconds: float = WAIT_SECONDS_MAX) -> None:
-    """Return when `holds()` does; fails the test with `what` when that takes too long."""
+    """Wait until `holds()`; fail the test with `what` when that takes too long."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, what
@@ -109,7 +111,7 @@ def wait_until(what: str, holds: Callable[[], bool], *, seconds: float = WAIT_SE
 
 
 class Program:
-    """A process that runs until it is stopped. Use in a `with`."""
+    """A process that runs until it is stopped. Used in a `with`."""
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class Program:
         self.stop()
 
     def wait_for(self, what: str, holds: Callable[[], bool]) -> None:
-        """As `wait_until`; a program that has ended, or says nothing useful, is shown."""
+        """As `wait_until`; on failure, or when the program has ended, its output is shown."""
 
         def check() -> bool:
             assert self._process.poll() is None, f"{what}: it ended\n{self.tail()}"
@@ -150,40 +152,40 @@ class Program:
             raise AssertionError(f"{error}\n{self.tail()}") from None
 
     def wait_for_end(self, what: str) -> None:
-        """Return when it has ended by itself; fails the test with `what` if that takes too long."""
+        """Wait until it has ended by itself; fail the test with `what` if that takes too long."""
         try:
             self._process.wait(WAIT_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{what}\n{self.tail()}") from None
 
     def says(self, word: str) -> bool:
-        """Whether a line of its output is `word`."""
+        """Return True if a line of its output is `word`."""
         return word in self.log.read_text(errors="replace").splitlines()
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
 
     def stop(self) -> None:
-        """End it as a service is ended: SIGTERM, and SIGKILL when that does not help."""
+        """Stop it as a service is stopped: SIGTERM, then SIGKILL if that has no effect."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)
         self._end()
 
     def kill(self) -> None:
-        """End it as a machine that fails does."""
+        """Kill it, as a failing machine does."""
         self._process.kill()
         self._end()
 
     def pause(self) -> None:
-        """It stands still, and does not know that it does."""
+        """Suspend it; it cannot detect this."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def end_input(self) -> int:
-        """Close its standard input and wait until it ends; its exit code."""
+        """Close its standard input and wait until it ends; return its exit code."""
         return self._end()
 
     def _end(self) -> int:
@@ -197,12 +199,12 @@ class Program:
 
 
 def java(class_path: str, main: str, *arguments: str) -> list[str]:
-    """The command that runs a class."""
+    """Return the command that runs a class."""
     return ["java", *JVM_FLAGS, QUIET, "-cp", class_path, main, *arguments]
 
 
 def run_tool(main: str, *arguments: str) -> str:
-    """What one of Kafka's own tools prints, which has to end well."""
+    """Run one of Kafka's own tools, which has to succeed; return its output."""
     done = subprocess.run(
         java(f"{libraries('java')}/*", main, *arguments),
         check=False,
@@ -215,7 +217,7 @@ def run_tool(main: str, *arguments: str) -> str:
 
 
 def _fresh(folder: Path) -> Path:
-    """An empty folder beside `folder`, to be renamed to it when complete."""
+    """Return an empty folder beside `folder`, to be renamed to it when complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Topics of the tests, what is put into them and what is in them, by librdkafka."""
+"""Topics of the tests: writing and reading them with librdkafka."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNT_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Record:
-    """What a copy of a record has in common with it. `partition` and `timestamp_ms` -1: any."""
+    """Fields of a record that its copy has to share. `partition` and `timestamp_ms` -1: any."""
 
     key: bytes | None
     value: bytes | None
@@ -48,7 +48,7 @@ class Topics:
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def create(self, *names: str, partitions: int = 4) -> None:
-        """Make topics, and wait until all of them have leaders."""
+        """Create topics, and wait until all of them have leaders."""
         wanted = [
             NewTopic(name, num_partitions=partitions, replication_factor=self.replication)
             for name in names
@@ -60,13 +60,13 @@ class Topics:
         return set(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
 
     def config(self, topic: str, name: str) -> str:
-        """A setting of a topic."""
+        """Return a setting of a topic."""
         asked = ConfigResource(ResourceType.TOPIC, topic)
         (answer,) = self._admin.describe_configs([asked]).values()
         return str(answer.result(TIMEOUT_SECONDS)[name].value)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Partition → committed offset of a group, of those partitions that have one."""
+        """Return partition -> committed offset of a group, for partitions that have one."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
         try:
             found = consumer.committed(self._partitions(topic), timeout=TIMEOUT_SECONDS)
@@ -107,8 +107,9 @@ class Topics:
         assert not failures, failures[0]
 
     def read(self, topic: str, *, committed: bool = False) -> list[Record]:
-        """All that is in a topic, in the order of each partition; `committed`: nothing of
-        transactions that are open or aborted."""
+        """Return all records of a topic, in the order of each partition; `committed`: without those
+        of open or aborted transactions.
+        """
         consumer = _reader(
             self.bootstrap,
             topic,
@@ -137,26 +138,26 @@ class Topics:
         return found
 
     def follow(self, topic: str) -> Followed:
-        """What is committed in a topic, and what is to come. Use in a `with`."""
+        """Return a reader of the topic's present and future committed records. Used in a `with`."""
         return Followed(
             _reader(self.bootstrap, topic, {"isolation.level": "read_committed"}),
             self._partitions(topic),
         )
 
     def leader(self, topic: str, partition: int) -> int:
-        """The server that leads a partition; -1: none at present."""
+        """Return the server that leads a partition; -1: none at present."""
         known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
         return int(known.partitions[partition].leader)
 
     def has_open_transaction(self, topic: str) -> bool:
-        """Whether a record of a transaction that has not ended is in the topic."""
-        # In this order: what ends in between counts as ended.
+        """Return True if a record of an open transaction is in the topic."""
+        # In this order: a transaction that ends in between counts as ended.
         high_watermarks = self._ends(topic, IsolationLevel.READ_UNCOMMITTED)
         stable = self._ends(topic, IsolationLevel.READ_COMMITTED)
         return any(stable[number] < end for number, end in high_watermarks.items())
 
     def _ends(self, topic: str, isolation: IsolationLevel) -> dict[int, int]:
-        """Partition → the end that readers of this isolation level are told."""
+        """Return partition -> end offset for readers of this isolation level."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = dict.fromkeys(self._partitions(topic), latest)
         answers = self._admin.list_offsets(
@@ -174,11 +175,11 @@ class Topics:
 
 
 class Followed:
-    """Records of a topic that are committed, as they come: each is read once."""
+    """Committed records of a topic as they arrive; each is read once."""
 
     def __init__(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         self.records: list[Record] = []
-        """So far, in the order of each partition."""
+        """Records so far, in the order of each partition."""
         self._consumer = consumer
         consumer.assign(list(partitions))
 
@@ -189,7 +190,9 @@ class Followed:
         self._consumer.close()
 
     def count(self) -> int:
-        """How many there are by now; of a topic that grows all the time, after a while."""
+        """Return the current number of records; for a topic that grows continuously, after a time
+        limit.
+        """
         deadline = time.monotonic() + COUNT_SECONDS_MAX
         while found := self._consumer.consume(BATCH_MAX, timeout=BATCH_SECONDS):
             self.records += [_record(one) for one in found if one.error() is None]
@@ -199,7 +202,7 @@ class Followed:
 
 
 def last_values(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
-    """The last value of each key."""
+    """Return the last value of each key."""
     return {record.key: record.value for record in records}
 
 

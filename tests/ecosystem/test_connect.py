@@ -1,8 +1,7 @@
-"""Kafka Connect, distributed: a file becomes a topic, the topic another file; and exactly once over
-kill -9 of workers and one that stands still.
+"""Kafka Connect, distributed: a file is copied to a topic, and the topic to another file.
 
-VDL_CONNECT_LINES and VDL_CONNECT_KILLS say how much of the last at least, and how often a worker is
-killed.
+Another test checks exactly-once across kill -9 of workers and a suspended one. VDL_CONNECT_LINES
+and VDL_CONNECT_KILLS set its minimum number of lines, and how often a worker is killed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ LINES = 5_000
 ONCE_LINES = int(os.environ.get("VDL_CONNECT_LINES", "20000"))
 KILLS = int(os.environ.get("VDL_CONNECT_KILLS", "1"))
 LINES_AT_ONCE, WRITE_PAUSE_SECONDS = 20, 0.01
-"""How the file of the exactly-once source grows."""
+"""Growth of the exactly-once source's file."""
 LINES_AHEAD_MAX, LINES_MAX = 5_000, ONCE_LINES + 1_000_000
 PAUSES_MAX = 20
 SETTLE_SECONDS = 2.0
-"""What a worker has sent when it is suspended may be under way, and end its transaction. Shorter
-than `session.timeout.ms`: a pause that was in vain costs it nothing."""
+"""Data that a suspended worker has sent may still be under way, and end its transaction.
+
+Shorter than `session.timeout.ms`: an unsuccessful pause has no effect on the worker.
+"""
 HTTP_SECONDS_MAX = 60
 INTERNAL = ("connect-configs", "connect-offsets", "connect-status")
 ONCE_SETTINGS = """exactly.once.source.support=enabled
@@ -37,7 +38,7 @@ session.timeout.ms=6000
 heartbeat.interval.ms=1000
 scheduled.rebalance.max.delay.ms=0
 """
-"""Who is killed is not waited for any longer."""
+"""Worker settings with short timeouts, so that a killed worker is replaced soon."""
 FENCED = ("ProducerFencedException", "InvalidProducerEpochException", "has been fenced")
 FILE_CONNECTOR = "org.apache.kafka.connect.file.FileStream"
 
@@ -49,7 +50,9 @@ class Worker:
         self._address = f"http://127.0.0.1:{port}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The answer, or None: nobody answers yet, or what is asked for is not there."""
+        """Return the answer, or None if the worker does not answer yet, or the resource does not
+        exist.
+        """
         request = urllib.request.Request(
             self._address + path,
             None if body is None else json.dumps(body).encode(),
@@ -66,7 +69,7 @@ class Worker:
         return self.ask("GET", "/") is not None
 
     def runs(self, connector: str) -> bool:
-        """Whether the connector and its task run."""
+        """Return True if the connector and its task run."""
         status = self.ask("GET", f"/connectors/{connector}/status")
         if status is None:
             return False
@@ -78,8 +81,9 @@ class Worker:
 def test_connect_copies_a_file_through_a_topic_over_a_restart(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """The worker ends; lines are added; a worker that knows nothing but the three topics goes on:
-    no line is missing and none comes twice."""
+    """The worker ends, lines are added, and a worker with no other state than the three topics
+    continues: no line is missing and none is duplicated.
+    """
     source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
     topics.create("copied", partitions=1)
     settings = tmp_path / "worker.properties"
@@ -115,9 +119,10 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
     """`exactly.once.source.support`: workers are killed in the middle of their transactions, which
-    have lines and the place in the file. Then one stands still in the middle of a transaction until
-    another has its work, and is fenced when it goes on. Who reads what is committed reads each line
-    once, in order."""
+    contain lines and the position in the file. Then one is suspended in the middle of a transaction
+    until another has taken over, and is fenced when it continues. A read-committed reader gets each
+    line once, in order.
+    """
     source = tmp_path / "once.txt"
     topics.create("once", partitions=1)
     settings = tmp_path / "once.properties"
@@ -167,7 +172,7 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
                 wait(successor, before + 1)
                 zombie.resume()
                 successor.wait_for("the zombie is fenced", partial(_is_fenced, zombie, said))
-                # The file goes on: the source keeps the last lines until more come behind them.
+                # The file continues: the source holds the last lines back until more follow.
                 wait(successor, max(ONCE_LINES, lines.count))
     assert [record.value for record in written.records] == [
         b"line %d" % number for number in range(len(written.records))
@@ -175,10 +180,10 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
 
 
 class GrowingFile:
-    """A file that gets one line after the other, little by little, within a `with`."""
+    """A file that gets one line after the other, gradually, within a `with`."""
 
     def __init__(self, path: Path, written: Followed) -> None:
-        """`written`: where the lines come out. The file is not much ahead of it."""
+        """Open the file. `written`: the lines' destination, which the file is kept close to."""
         self._path = path
         self._written = written
         self._count = 0
@@ -195,7 +200,7 @@ class GrowingFile:
 
     @property
     def count(self) -> int:
-        """How many lines there are; more will come."""
+        """Return the number of lines; more will come."""
         assert self._thread.is_alive(), f"{self._count} lines were too few"
         return self._count
 
@@ -209,8 +214,7 @@ class GrowingFile:
 
 
 def _pause_in_a_transaction(program: Program, topics: Topics, written: Followed) -> None:
-    """Suspend it in the middle of a transaction: between two of them it has nothing that it could
-    be fenced for."""
+    """Suspend it in the middle of a transaction: between two of them there is nothing to fence."""
 
     def is_open() -> bool:
         written.count()  # or the file would not grow for long
@@ -229,7 +233,7 @@ def _pause_in_a_transaction(program: Program, topics: Topics, written: Followed)
 
 
 def _is_fenced(program: Program, said: int) -> bool:
-    """Whether it says so behind the first `said` bytes of what it prints."""
+    """Return True if it reports that behind the first `said` bytes of its output."""
     text = program.log.read_bytes()[said:].decode(errors="replace")
     return any(word in text for word in FENCED)
 
@@ -245,7 +249,9 @@ def _connector(kind: str, file: Path) -> dict[str, str]:
 
 
 def _configure(settings: Path, topics: Topics, port: int, *, name: str = "connect") -> None:
-    """A worker with plain text as keys and values, and Connect's defaults otherwise."""
+    """Write settings of a worker with plain text as keys and values, and Connect's defaults
+    otherwise.
+    """
     settings.write_text(
         f"""bootstrap.servers={topics.bootstrap}
 group.id={name}-workers

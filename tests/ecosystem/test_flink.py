@@ -1,7 +1,7 @@
-"""Flink: a keyed sum from one topic into another, and exactly once over failures of the job.
+"""Flink: a keyed sum from one topic into another, and exactly once across failures of the job.
 
-VDL_FLINK_RECORDS and VDL_FLINK_FAILURES say how much of the last, and how often the job fails;
-VDL_FLINK_LEADERS how many leaders are killed meanwhile.
+VDL_FLINK_RECORDS and VDL_FLINK_FAILURES set the size of the last test, and how often the job fails;
+VDL_FLINK_LEADERS the number of leaders killed meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILURES = int(os.environ.get("VDL_FLINK_FAILURES", "2"))
 LEADERS = int(os.environ.get("VDL_FLINK_LEADERS", "0"))
 IS_LONG = ONCE_RECORDS > RECORDS
 NAMES = 50
-# What Flink needs of the JVM from version 17 on.
+# Options that Flink needs of the JVM from version 17 on.
 OPENED = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.util", "java.lang", "java.time", "java.util.concurrent")
@@ -33,7 +33,7 @@ FAILED = "fails in the middle"
 
 
 def test_flink_adds_up_what_is_in_a_topic(topics: Topics, log: Path) -> None:
-    """Each record gives one total, and the last total of each name is right."""
+    """Each record yields one total, and the last total of each name is right."""
     amounts = _amounts(topics, "adders", RECORDS)
     with _program(topics, log, "adders", "AT_LEAST_ONCE", "INCREMENTING", "0") as program:
         program.wait_for_end("the job is done")
@@ -45,9 +45,10 @@ def test_flink_adds_up_what_is_in_a_topic(topics: Topics, log: Path) -> None:
 def test_flink_writes_each_total_exactly_once_over_failures(
     servers: ReplicaSet | None, topics: Topics, log: Path, naming: str
 ) -> None:
-    """`DeliveryGuarantee.EXACTLY_ONCE`: what was written since the last checkpoint is aborted, by
+    """`DeliveryGuarantee.EXACTLY_ONCE`: records written since the last checkpoint are aborted, by
     producers that take over the transactional ids, or find the open transactions by
-    ListTransactions; what was prepared is committed by producers of the same epoch."""
+    ListTransactions; prepared ones are committed by producers of the same epoch.
+    """
     group = f"once-{naming.lower()}"
     amounts = _amounts(topics, group, ONCE_RECORDS)
     with (
@@ -77,7 +78,7 @@ def _program(topics: Topics, log: Path, *arguments: str) -> Program:
 
 
 def _amounts(topics: Topics, group: str, count: int) -> list[tuple[str, int]]:
-    """What is to be added up, in a topic."""
+    """Produce and return the summands."""
     rng = random.Random(11)
     topics.create(f"{group}-amounts", f"{group}-totals")
     amounts = [(f"n{rng.randrange(NAMES)}", rng.randrange(1, 1_000)) for _ in range(count)]
@@ -89,7 +90,7 @@ def _amounts(topics: Topics, group: str, count: int) -> list[tuple[str, int]]:
 
 
 def _check(written: list[Record], amounts: list[tuple[str, int]]) -> None:
-    """Each record is in the totals of its name once, whatever order they came in."""
+    """Check that each record is in the totals of its name once, in any order."""
     expected: dict[str, Counter[int]] = defaultdict(Counter)
     for name, amount in amounts:
         expected[name][amount] += 1

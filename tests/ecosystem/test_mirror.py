@@ -1,4 +1,4 @@
-"""MirrorMaker 2: topics of Kafka are copied here, and topics from here to Kafka."""
+"""MirrorMaker 2: topics are copied from Kafka to here, and from here to Kafka."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.ecosystem.records import Record, Topics
 RECORDS = 3_000
 PARTITIONS = 3
 AGE_MS = 3_600_000
-"""How old the records are: times are copied, and Kafka deletes those of a week ago."""
+"""Age of the records: timestamps are copied, and Kafka deletes records older than a week."""
 GROUP = "accounting"
 
 
 def test_mirror_maker_copies_both_ways(
     topics: Topics, kafka: Kafka, tmp_path: Path, log: Path
 ) -> None:
-    """Keys, values, headers, times and partitions are equal, each record is there once, and a
-    group's position comes along."""
+    """Keys, values, headers, timestamps and partitions are equal, each record is there once, and a
+    group's offsets are copied.
+    """
     sent = {}
     for name, cluster in (("orders", kafka.topics), ("bills", topics)):
         cluster.create(name, partitions=PARTITIONS)
@@ -71,7 +72,7 @@ def _records(name: str) -> list[Record]:
 
 
 def _commit(topics: Topics, name: str) -> None:
-    """The position of a group that has read all."""
+    """Commit the offsets of a group that has read everything."""
     consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": GROUP})
     ends = [
         TopicPartition(

@@ -1,4 +1,6 @@
-"""kafka-reassign-partitions, unmodified: a plan, its throttled execution, its end, and a cancel."""
+"""kafka-reassign-partitions, unmodified: a plan, its throttled execution, its end, and a
+cancellation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ FILLED = range(1, PARTITIONS)
 FILLED_RECORDS, FILLED_BYTES = 20, 16_000
 RATE = 50_000_000
 SLOW_RATE = 1
-"""A byte a second: what moves at this rate is still on its way when it is cancelled."""
+"""A byte a second: a move at this rate is still under way when it is cancelled."""
 THROTTLE = "leader.replication.throttled.replicas"
 TOPIC_RESOURCE = 2
 
@@ -40,7 +42,7 @@ def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
 
 
 class Tool:
-    """What it is asked, with its plans in files."""
+    """The tool, with its plans in files."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self._bootstrap = bootstrap
@@ -68,8 +70,8 @@ def replicas(admin: AdminClient) -> dict[int, list[int]]:
 
 
 def fill(bootstrap: str) -> None:
-    """More than is given to a new replica at once, for each partition that has no load."""
-    # A batch is never cut: the first of them passes any throttle.
+    """Produce more than a new replica receives at once, to each partition without load."""
+    # A batch is never split: the first of them passes any throttle.
     producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 1})
     for partition in list(FILLED) * FILLED_RECORDS:
         producer.produce(TOPIC, os.urandom(FILLED_BYTES), partition=partition)
@@ -77,7 +79,7 @@ def fill(bootstrap: str) -> None:
 
 
 def throttled(bootstrap: str) -> str:
-    """Which replicas of the topic a throttle is for, as any client is told."""
+    """Return the replicas of the topic to which a throttle applies, by its configuration."""
     host, _, port = bootstrap.partition(",")[0].rpartition(":")
     asked = DescribeConfigsResource(TOPIC_RESOURCE, TOPIC, [THROTTLE])
     with AnyApiClient(host, int(port), timeout_seconds=30.0) as client:
@@ -89,7 +91,7 @@ def throttled(bootstrap: str) -> str:
 def test_thirty_partitions_are_reassigned_under_load_by_kafkas_tool(
     four_servers: ReplicaSet, tmp_path: Path
 ) -> None:
-    """It proposes a plan, executes it with a throttle, sees it end and takes the throttle back."""
+    """It proposes a plan, executes it with a throttle, detects its end and removes the throttle."""
     bootstrap = four_servers.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     tool = Tool(bootstrap, tmp_path)

@@ -1,4 +1,4 @@
-"""A schema registry (Apicurio) that keeps all it knows in topics."""
+"""A schema registry (Apicurio) that stores everything in topics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ JOURNAL = "kafkasql-journal"
 
 
 def test_registry_knows_its_schemas_after_a_restart(topics: Topics, log: Path) -> None:
-    """Schemas are registered in versions; a registry that starts with nothing but the topics
-    answers as the one before."""
+    """Several versions of schemas are registered; a registry that starts with only the topics gives
+    the same answers.
+    """
     schemas = {
         f"subject-{number}": [_schema(number, fields) for fields in range(1, 4)]
         for number in range(10)
@@ -44,7 +45,7 @@ def test_registry_knows_its_schemas_after_a_restart(topics: Topics, log: Path) -
 
 
 def _schema(number: int, fields: int) -> str:
-    """An Avro record; each version has one optional field more."""
+    """Return an Avro record; each version has one optional field more."""
     return json.dumps(
         {
             "type": "record",

@@ -1,8 +1,8 @@
-"""Kafka Streams: a word count and a windowed join, whose state is in changelog topics; and exactly
-once, over kill -9.
+"""Kafka Streams: a word count and a windowed join with state in changelog topics; and exactly once
+across kill -9.
 
-VDL_STREAMS_LINES, VDL_STREAMS_KILLS and VDL_STREAMS_LEADERS say how much of the last, and how often
-the program and leaders are killed.
+VDL_STREAMS_LINES, VDL_STREAMS_KILLS and VDL_STREAMS_LEADERS set the size of the last test, and how
+often the program and leaders are killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONCE_LINES = int(os.environ.get("VDL_STREAMS_LINES", "2000"))
 KILLS = int(os.environ.get("VDL_STREAMS_KILLS", "2"))
 LEADERS = int(os.environ.get("VDL_STREAMS_LEADERS", "0"))
 IS_LONG = ONCE_LINES >= 1_000_000
-"""Then a line is one word: it is records that count."""
+"""True for a long run, in which a line is one word: the number of records matters."""
 WINDOW_MS = 10_000
 """As in Topology.java."""
 FIRST_MS = 1_700_000_000_000
@@ -39,8 +39,10 @@ SPAN_MS = 300_000
 def test_streams_counts_words_and_joins_over_a_restart(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """Half of the input; then the program ends and its local state is lost; then the other half.
-    All of the left side comes before: later pairs need what only a changelog still has."""
+    """After half of the input the program ends and its local state is lost; then the other half
+    follows. All of the left side comes before: later pairs need state that only a changelog still
+    has.
+    """
     rng = random.Random(7)
     topics.create("lines", "counts", "left", "right", "joined")
     lines = [
@@ -77,8 +79,9 @@ def test_streams_counts_words_and_joins_over_a_restart(
 def test_streams_counts_each_word_exactly_once_over_kills(
     servers: ReplicaSet | None, topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """`exactly_once_v2`: the program is killed again and again in the middle of its transactions,
-    leaders are too. Each count of each word is told once, in order: none is lost, none twice."""
+    """`exactly_once_v2`: the program is killed repeatedly in the middle of its transactions, and
+    leaders are too. Each count of each word is written once, in order: none is lost or duplicated.
+    """
     rng = random.Random(8)
     topics.create(*(f"once-{name}" for name in ("lines", "counts", "left", "right", "joined")))
     words = 1 if IS_LONG else WORDS_PER_LINE
@@ -141,7 +144,7 @@ def _events(rng: random.Random, side: str) -> list[Record]:
 
 
 def _joined(left: Sequence[Record], right: Sequence[Record]) -> list[tuple[bytes, bytes]]:
-    """What the join has to give, each pair once."""
+    """Return the expected pairs of the join, each once."""
     return sorted(
         (one.key or b"", (one.value or b"") + b"|" + (other.value or b""))
         for one in left
@@ -151,7 +154,7 @@ def _joined(left: Sequence[Record], right: Sequence[Record]) -> list[tuple[bytes
 
 
 def _counts(topics: Topics) -> Counter[str]:
-    """The last count of each word."""
+    """Return the last count of each word."""
     found = last_values(topics.read("counts"))
     return Counter({(key or b"").decode(): int(value or b"0") for key, value in found.items()})
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools read what is a view here, and change levels of loggers."""
+"""Kafka's own command-line tools read topics that are views here, and change levels of loggers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.ecosystem.records import Topics
 pytestmark = pytest.mark.java
 
 READ_MS = "8000"
-"""The console consumer ends when so long nothing came."""
+"""Time without records after which the console consumer ends."""
 READ_TIMES = 4
-"""On a busy machine it may come to its end before it has begun."""
+"""Number of attempts: on a busy machine it may end before it has begun to read."""
 COMPLETE_COMMIT, COMPLETE_ABORT = 4, 5
 
 
@@ -33,7 +33,7 @@ def end_transaction(bootstrap: str, transactional_id: str, topic: str, *, commit
 
 
 def transactions(bootstrap: str) -> dict[str, dict[str, Any]]:
-    """Each transactional id in `__transaction_state` and how it stands, by Kafka's formatter."""
+    """Return the state of each transactional id in `__transaction_state`, by Kafka's formatter."""
     printed = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", "__transaction_state", "--from-beginning"),
@@ -41,7 +41,7 @@ def transactions(bootstrap: str) -> dict[str, dict[str, Any]]:
         *("--timeout-ms", READ_MS),
     )
     found: dict[str, dict[str, Any]] = {}
-    # It prints one document after the other, with nothing between them.
+    # It prints one document after the other, without separators.
     for line in printed.replace('}{"key"', '}\n{"key"').splitlines():
         record = json.loads(line)
         assert (record["key"]["type"], record["value"]["version"]) == (0, 1), record
@@ -50,7 +50,7 @@ def transactions(bootstrap: str) -> dict[str, dict[str, Any]]:
 
 
 def test_transaction_log_is_read_by_kafkas_formatter(bootstrap: str, topics: Topics) -> None:
-    """Each transactional id as it stands, decoded by Kafka's own code."""
+    """The state of each transactional id, decoded by Kafka's own code."""
     topics.create("transactions-of-tools")
     for name, commits in (("committing", True), ("aborting", False)):
         end_transaction(bootstrap, name, "transactions-of-tools", commits=commits)
@@ -69,7 +69,7 @@ def test_transaction_log_is_read_by_kafkas_formatter(bootstrap: str, topics: Top
 
 
 def test_levels_of_loggers_are_changed_by_kafka_configs(bootstrap: str) -> None:
-    """One of ours, and back; one that is not there is refused."""
+    """One of this server's loggers is changed and reset; an unknown one is refused."""
     program = "kafka.admin.ConfigCommand"
     entity = ["--bootstrap-server", bootstrap, "--entity-type", "broker-loggers"]
     entity += ["--entity-name", "1"]
