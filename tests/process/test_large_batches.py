@@ -1,4 +1,6 @@
-"""Batches beyond what a segment, the cache or a link holds: taken, kept and read as any other."""
+"""Batches larger than a segment, the cache or a link's bound: accepted, stored and read as any
+other.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.clients.topics import Topics
 
 LARGEST = 100 << 20
 SIZES = (20_000_000, 64 << 20, LARGEST - 50_000)
-"""The last one is what a request takes beside its own head (`socket.request.max.bytes`)."""
+"""The last one fills a request, without its own header (`socket.request.max.bytes`)."""
 SECONDS = 120.0
 SOON = {"compaction.check_interval": "500ms", "storage.checkpoint_interval": "2s"}
 
@@ -38,7 +40,7 @@ def topics(servers: ReplicaSet) -> Topics:
 
 @pytest.fixture(scope="module", autouse=True)
 def names(topics: Topics) -> dict[str, str]:
-    """The topics of all tests: made before any server is killed."""
+    """Yield the topics of all tests, created before any server is killed."""
     compacted = {
         "cleanup_policy": "compact", "segment_bytes": "65536", "min_cleanable_dirty_ratio": "0.0",
     }  # fmt: skip
@@ -73,7 +75,7 @@ def send(client: Producer, topic: str, value: bytes, key: bytes | None = None) -
 
 
 def read(servers: ReplicaSet, topic: str, count: int, **settings: int) -> list[bytes]:
-    """So many values, from the beginning."""
+    """Return `count` values from the beginning."""
     client = Consumer(
         {
             "bootstrap.servers": servers.bootstrap,
@@ -101,7 +103,7 @@ def read(servers: ReplicaSet, topic: str, count: int, **settings: int) -> list[b
 
 
 def value_of(size: int, seed: int) -> bytes:
-    """Bytes that a codec makes half as large."""
+    """Return bytes that a codec compresses to half."""
     half = size // 2
     return random.Random(seed).randbytes(half) + bytes(size - half)
 
@@ -116,7 +118,9 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
 def test_large_records_are_taken_and_read_as_they_were(
     servers: ReplicaSet, names: dict[str, str]
 ) -> None:
-    """Uncompressed and not; in a consumer whose fetches ask for far less; small ones between."""
+    """Uncompressed and compressed; by a consumer whose fetches request far less; with small ones
+    between.
+    """
     topic = names["any"]
     sent: list[bytes] = []
     for codec in ("none", "zstd"):
@@ -131,7 +135,7 @@ def test_large_records_are_taken_and_read_as_they_were(
 def test_leader_that_dies_under_large_records_loses_none(
     servers: ReplicaSet, topics: Topics, names: dict[str, str]
 ) -> None:
-    """Each is there once, in order, whether it was acknowledged by the old leader or the new."""
+    """Each is there once, in order, acknowledged by the old leader or the new one."""
     topic = names["killed"]
     sent = [value_of(size, n) for n, size in enumerate((30_000_000, 90_000_000, 30_000_000, 40))]
     failures: list[object] = []
@@ -151,7 +155,7 @@ def test_leader_that_dies_under_large_records_loses_none(
 def test_follower_that_was_away_gets_large_records(
     servers: ReplicaSet, topics: Topics, names: dict[str, str]
 ) -> None:
-    """From the leader's disk; then it is one of the two that are left."""
+    """From the leader's disk; then it is one of the two remaining servers."""
     topic = names["away"]
     leader = topics.leader(topic)
     away, other = (server for server in servers.server_ids if server != leader)
@@ -175,12 +179,12 @@ def test_follower_that_was_away_gets_large_records(
 
 
 def test_topic_with_large_records_is_compacted(servers: ReplicaSet, names: dict[str, str]) -> None:
-    """The newest of each key is left, whatever its size, in segments far smaller than that."""
+    """The newest of each key remains, whatever its size, in segments far smaller than that."""
     topic = names["compacted"]
     client = producer(servers)
     for n, size in enumerate((20_000_000, 70_000_000, 30_000_000, 100, 40_000_000)):
         send(client, topic, value_of(size, n), b"key %d" % (n % 2))
-    # Segments that end are compacted: two more do that for all of these.
+    # Segments that end are compacted: two more records end all of these.
     fillers = [value_of(70_000, 8), value_of(70_000, 9)]
     for n, value in enumerate(fillers):
         send(client, topic, value, b"another key %d" % n)

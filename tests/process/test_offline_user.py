@@ -1,4 +1,4 @@
-"""The last administrator is lost: another one is made in a data directory, without a login."""
+"""The last administrator is lost: another one is added in a data directory, without a login."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ LATER, LAST = "a-password-made-offline-5", "a-password-of-later-6"
 
 
 def test_lost_administrator_is_made_anew_offline_and_once() -> None:
-    """With another password, at the next start, and said in the log. What changed behind that does
-    not come back with a start."""
+    """With another password, at the next start, and logged.
+
+    Later changes are not reverted by a start.
+    """
     servers = ReplicaSet(1)
     made = make_replica_set(servers.directory, count=1, base_port=servers.base_port, is_secure=True)
     secure_replica_set(made)

@@ -1,4 +1,6 @@
-"""A replica set on this machine: its layout, its ports, and which processes it believes its own."""
+"""A replica set on this machine: its layout, its ports, and the processes that it treats as its
+own.
+"""
 
 import errno
 import json
@@ -44,14 +46,16 @@ def replica_set(tmp_path):
 
 @pytest.fixture
 def process_like_a_server():
-    """Starts a process whose command line reads like a server's; ended by closing its input."""
+    """Yield a function that starts a process whose command line looks like a server's; it ends when
+    its input is closed.
+    """
     started = []
 
     def start(config_file):
         command = [sys.executable, "-c", WAITS_FOR_INPUT, "serve", "--config", str(config_file)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(process)
-        # Its command line is only there once the new program has really begun.
+        # Its command line is visible only once the new program has really begun.
         process.stdout.readline()
         return process
 
@@ -63,7 +67,7 @@ def process_like_a_server():
 
 
 def test_replica_set_made_is_found_again(replica_set):
-    """What was laid out once is started again from its folder alone."""
+    """A set that was laid out once is started again from its folder alone."""
     assert find_replica_set(replica_set.directory) == replica_set
     assert [server.id for server in replica_set.servers] == [1, 2, 3]
     assert replica_set.bootstrap == "127.0.0.1:21000,127.0.0.1:21001,127.0.0.1:21002"
@@ -90,7 +94,7 @@ def test_replica_set_of_one_is_a_single_server(tmp_path):
 
 
 def test_replica_set_edited_configuration_is_kept(replica_set):
-    """What a person wrote into a server's file stays; a wiped server gets a new one."""
+    """A user's changes to a server's file stay; a wiped server gets a new one."""
     first, second, _ = replica_set.servers
     edited = first.config_file.read_text() + '\n[log]\nlevel = "debug"\n'
     first.config_file.write_text(edited)
@@ -102,7 +106,7 @@ def test_replica_set_edited_configuration_is_kept(replica_set):
 
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
-    """Also a server whose file is written again later; it says so in the file."""
+    """Also for a server whose file is written again later; the file states it."""
     made = make_replica_set(
         tmp_path / "set", count=2, base_port=BASE_PORT, is_secure=is_secure,
         retention_ms=NEW_SET_RETENTION_MS,
@@ -119,7 +123,9 @@ def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
 
 
 def test_replica_set_from_before_keeps_records_for_ever(replica_set):
-    """It has no such line: neither a file from before nor one that is written anew shortens it."""
+    """It has no such line: neither an existing file nor one that is written anew shortens the
+    retention.
+    """
     assert "retention" not in (replica_set.directory / "replica_set.toml").read_text()
     found = find_replica_set(replica_set.directory)
     assert found == replica_set
@@ -138,7 +144,7 @@ def test_replica_set_impossible_size_or_port_is_refused(tmp_path, count, base_po
 
 @pytest.mark.parametrize("name", ["letter.txt", "1"])
 def test_replica_set_is_not_made_in_the_folder_of_something_else(tmp_path, name):
-    """What is there stays as it is; a folder beside the servers' hurts none."""
+    """The existing files stay unchanged; a folder beside the servers' is harmless."""
     (tmp_path / "tables").mkdir()
     (tmp_path / ".keep").touch()
     (tmp_path / name).touch()
@@ -149,7 +155,7 @@ def test_replica_set_is_not_made_in_the_folder_of_something_else(tmp_path, name)
 
 
 def test_replica_set_damaged_record_is_an_error(tmp_path):
-    """A record that cannot be read is not taken for an empty folder."""
+    """An unreadable record is not taken for an empty folder."""
     (tmp_path / "replica_set.toml").write_text("servers = 'x'\n")
     with pytest.raises(ReplicaSetError, match="cannot be used"):
         find_replica_set(tmp_path)
@@ -165,7 +171,7 @@ def test_pid_file_of_this_server_is_believed(replica_set, process_like_a_server)
 
 
 def test_pid_file_of_a_stranger_is_not_believed(replica_set, process_like_a_server):
-    """A number that now belongs to another program, or another server, is stale."""
+    """A process id that now belongs to another program, or another server, is stale."""
     first, second, _ = replica_set.servers
     other = process_like_a_server(second.config_file)
     for pid in (other.pid, os.getpid(), 1, 2**22 + 1):
@@ -175,7 +181,7 @@ def test_pid_file_of_a_stranger_is_not_believed(replica_set, process_like_a_serv
 
 @pytest.mark.parametrize("content", ["", "x", "-1", "99999999999999999999"])
 def test_pid_file_without_a_process_is_stale(replica_set, content):
-    """Whatever a crash left in the file, it is only looked at."""
+    """Whatever a crash left in the file, it is only read."""
     server = replica_set.servers[0]
     server.pid_file.write_text(content)
     assert server.running_pid() == 0
@@ -191,7 +197,7 @@ def test_stop_servers_never_ends_a_stranger(replica_set, process_like_a_server):
 
 
 def test_stop_servers_ends_ours_and_forgets_the_pid(replica_set, process_like_a_server):
-    """Asked to stop, it stops; the pid file goes with it."""
+    """The server stops on request; the pid file is removed."""
     server = replica_set.servers[0]
     process = process_like_a_server(server.config_file)
     server.pid_file.write_text(f"{process.pid}\n")
@@ -201,7 +207,7 @@ def test_stop_servers_ends_ours_and_forgets_the_pid(replica_set, process_like_a_
 
 
 def test_taken_port_is_named_with_the_server_that_wants_it(tmp_path):
-    """One of another program; a server without one is not in the answer."""
+    """The port is held by another program; servers without a conflict are not in the result."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -215,7 +221,7 @@ def test_taken_port_is_named_with_the_server_that_wants_it(tmp_path):
 
 
 def test_wait_until_started_server_that_ends_shows_its_log(tmp_path):
-    """A server that cannot start is reported with the last lines it logged, at once."""
+    """A server that cannot start is reported at once, with its last log lines."""
     directory = tmp_path / "1"
     directory.mkdir()
     server = LocalServer(1, directory)
@@ -228,7 +234,7 @@ def test_wait_until_started_server_that_ends_shows_its_log(tmp_path):
 
 
 class Healthy(BaseHTTPRequestHandler):
-    """Somebody who serves, whoever asks."""
+    """A server that answers every health check."""
 
     def do_GET(self):
         self.send_response(200)
@@ -256,7 +262,7 @@ def test_wait_until_started_does_not_take_another_server_for_one_that_ended(tmp_
 
 
 def test_pid_file_is_removed_only_for_the_process_it_names(tmp_path):
-    """A server that could not start does not take away what names the one that runs."""
+    """A server that could not start does not remove the file of the running one."""
     file = tmp_path / "server.pid"
     write_pid(file, 7)
     remove_pid(file, 8)
@@ -267,7 +273,7 @@ def test_pid_file_is_removed_only_for_the_process_it_names(tmp_path):
 
 
 def test_replica_set_is_started_and_stopped_by_one_at_a_time(tmp_path):
-    """The second `vdl up` says so at once; the folder is free again when the first is done."""
+    """The second `vdl up` fails at once; the folder is free again when the first is done."""
     with locked(tmp_path / "set"):
         with (
             pytest.raises(ReplicaSetError, match="another `vdl up`"),
@@ -284,7 +290,7 @@ def test_replica_set_is_started_and_stopped_by_one_at_a_time(tmp_path):
 
 
 def test_vdl_down_says_what_it_waits_for(replica_set):
-    """A start that is under way comes to its end first, which may take a minute."""
+    """A start under way ends first, which may take a minute."""
     down = [sys.executable, "-m", "vdl.cli", "down", "--data", str(replica_set.directory)]
     with locked(replica_set.directory):
         process = subprocess.Popen(down, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -302,7 +308,7 @@ def test_vdl_down_says_what_it_waits_for(replica_set):
 
 
 def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
-    """One of two `vdl up` fails, and says so; `vdl down` finds the server of the other."""
+    """One of two `vdl up` fails with a message; `vdl down` finds the server of the other."""
     vdl = [sys.executable, "-m", "vdl.cli"]
     data = ["--data", str(tmp_path)]
     port = str(free_base_port(1, random.Random()))
@@ -318,7 +324,9 @@ def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
 
 @pytest.mark.parametrize("trouble", ["port", "log"])
 def test_server_that_cannot_start_does_not_take_the_others_down(tmp_path, trouble):
-    """They serve, `vdl up` says which and fails; when the trouble is over it starts the last."""
+    """They serve, `vdl up` names the failed one and fails; when the cause is removed it starts that
+    one.
+    """
     vdl, data = [sys.executable, "-m", "vdl.cli"], tmp_path / "set"
     port = free_base_port(3, random.Random())
     make_replica_set(data, count=3, base_port=port)
@@ -354,7 +362,7 @@ def test_server_that_cannot_start_does_not_take_the_others_down(tmp_path, troubl
 def test_new_set_whose_port_is_taken_names_the_flag_of_the_command_that_was_used(
     tmp_path, by, flag
 ):
-    """And nothing is started: another port is a new set's way out."""
+    """Nothing is started: a new set can use another port."""
     port = free_base_port(3, random.Random())
     up = [sys.executable, "-m", "vdl.cli", "up", "--data", str(tmp_path), "--base-port", str(port)]
     with socket.socket() as taken:
@@ -378,7 +386,7 @@ def no_room(*_, **__):
 def test_replica_set_on_a_full_disk_leaves_nothing_that_is_believed_later(
     tmp_path, monkeypatch, write
 ):
-    """What could not be written is not there; when there is room all is as it should be."""
+    """A file that could not be written is absent; when there is space everything works."""
     directory = tmp_path / "set"
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", no_room)
@@ -400,13 +408,13 @@ def test_replica_set_on_a_full_disk_leaves_nothing_that_is_believed_later(
 
 
 def opened_on_a_full_disk(path, mode="r", **options):
-    """The file is made, as a full disk allows; nothing can be written to it."""
+    """Create a file, as a full disk permits, to which nothing can be written."""
     file = open(path, mode, **options)  # noqa: PTH123, SIM115 - in place of `Path.open`
     return file if "r" in mode else FullFile(file)
 
 
 class FullFile:
-    """An open file without room."""
+    """An open file on a full disk."""
 
     def __init__(self, file):
         self._file = file
@@ -420,7 +428,7 @@ class FullFile:
 
 
 def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, monkeypatch):
-    """Nobody would find it again."""
+    """It could not be found again."""
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -436,14 +444,14 @@ def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, m
 
 
 def test_replica_set_empty_configuration_is_refused(replica_set):
-    """It would be a server with every default, at another's port and with another's data."""
+    """It would be a server with every default, on another's port and with another's data."""
     replica_set.servers[1].config_file.write_text("")
     with pytest.raises(ReplicaSetError, match=r"2/vdl\.toml is empty"):
         write_configs(replica_set)
 
 
 def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path):
-    """Said as all else that a person has to repair."""
+    """It is reported as other errors that the user has to repair."""
     made = make_replica_set(tmp_path / "set", count=1, base_port=BASE_PORT)
     made.servers[0].directory.write_text("")
     with pytest.raises(ReplicaSetError, match=r"cannot use .*/set/1"):

@@ -1,4 +1,4 @@
-"""What `vdl serve` prepares before a server begins."""
+"""Preparations of `vdl serve` before a server starts."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ def free_port():
 
 
 def serve(folder, port, *, http="off", admin="off"):
-    """The command for a server in this folder."""
+    """Return the command for a server in this folder."""
     settings = folder / "server.toml"
     settings.write_text(
         f'[[listeners]]\nlisten = "127.0.0.1:{port}"\n'
@@ -47,7 +47,7 @@ def serve(folder, port, *, http="off", admin="off"):
 
 
 def refused(command):
-    """The exit code and the words of a server that must not start."""
+    """Return the exit code and the output of a server that must not start."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     words = ended.stdout + ended.stderr
     assert "Traceback" not in words
@@ -56,7 +56,7 @@ def refused(command):
 
 @pytest.mark.parametrize("service", ["clients", "http", "admin"])
 def test_server_whose_port_is_taken_says_so_before_clients_come(service, tmp_path):
-    """And before it has said anywhere that it serves."""
+    """Before it has reported anywhere that it serves."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host, port = taken.getsockname()
         if service == "clients":
@@ -71,7 +71,7 @@ def test_server_whose_port_is_taken_says_so_before_clients_come(service, tmp_pat
 
 
 def test_data_directory_has_one_server(tmp_path):
-    """The second one ends and says why; the first does not notice."""
+    """The second one ends and reports why; the first is not affected."""
     port = free_port()
     server = subprocess.Popen(
         serve(tmp_path, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -121,7 +121,7 @@ def may_be_process_1():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("around", [[], AS_PROCESS_1], ids=["plain", "process_1"])
 def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, around, tmp_path):
-    """The system drops signals for a process 1, as in a container, that has no handler for them."""
+    """In a container, the system drops signals to process 1 that have no handler."""
     if around and (may_be_process_1() is None or may_be_process_1().returncode):
         pytest.skip("needs the right to be process 1 of a namespace")
     pid_file = tmp_path / "server.pid"
@@ -143,8 +143,9 @@ def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, aro
 
 
 def test_pid_file_of_a_server_that_runs_is_left_to_it(tmp_path):
-    """Whoever is started besides, however it is told of the file, ends in words; the first can
-    still be found and stopped. What an earlier life left there is written over."""
+    """Any other server started with that file ends with a message; the first can still be found and
+    stopped. A stale file is overwritten.
+    """
     port = free_port()
     pid_file = tmp_path / "server.pid"
     pid_file.write_text(f"{os.getpid()}\n")
@@ -168,7 +169,7 @@ def test_pid_file_of_a_server_that_runs_is_left_to_it(tmp_path):
 
 
 def reachable(port):
-    """Wait until a client gets in."""
+    """Wait until a client can connect."""
     for _ in range(200):
         with contextlib.suppress(Unreachable), KafkaClient("127.0.0.1", port):
             return
@@ -177,7 +178,7 @@ def reachable(port):
 
 
 def test_server_outlives_more_clients_than_it_has_descriptors(tmp_path):
-    """The limit is raised as far as it goes, and clients do not get the store's share."""
+    """The limit is raised to its maximum, and clients cannot use the store's share."""
     port = free_port()
     command = serve(tmp_path, port)
     limited = ["sh", "-c", 'ulimit -S -n 60; ulimit -H -n 200; exec "$@"', "sh", *command]
@@ -190,7 +191,7 @@ def test_server_outlives_more_clients_than_it_has_descriptors(tmp_path):
         for _ in range(150):
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
         topic = metadata.MetadataRequestTopic(name="new")
-        for _ in range(100):  # made by the first that asks
+        for _ in range(100):  # created by the first request
             answer = first.request(METADATA, metadata.MetadataRequest([topic]))
             if not answer.topics[0].error_code:
                 break
@@ -205,7 +206,7 @@ def open_files(server):
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="takes descriptors from a process")
 def test_server_outlives_a_metrics_port_without_descriptors(tmp_path):
-    """What asyncio says of a connection that it cannot accept is no fault of the server."""
+    """asyncio's report of a connection that it cannot accept is no fault of the server."""
     port, metrics = free_port(), free_port()
     command = serve(tmp_path, port, http=f"127.0.0.1:{metrics}")
     log = tmp_path / "log"
@@ -230,7 +231,7 @@ def test_server_outlives_a_metrics_port_without_descriptors(tmp_path):
 
 
 def test_requests_are_counted_also_while_no_client_is_connected(tmp_path):
-    """Who looks every minute would see nothing of those that came and went."""
+    """A monitor that looks every minute would miss short-lived ones."""
     port, metrics = free_port(), free_port()
     command = serve(tmp_path, port, http=f"127.0.0.1:{metrics}")
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -250,7 +251,7 @@ def test_requests_are_counted_also_while_no_client_is_connected(tmp_path):
 
 
 def wait_for(condition, server):
-    """Until it is met; the server may not end before."""
+    """Wait until the condition is met; the server may not end before."""
     for _ in range(400):
         if condition():
             return
@@ -260,7 +261,7 @@ def wait_for(condition, server):
 
 
 def test_part_of_the_data_directory_that_is_missing_is_named(tmp_path):
-    """The log says which path was looked for and what can be done; put back, it serves again."""
+    """The log names the missing path and the possible actions; put back, it serves again."""
     port = free_port()
     command = serve(tmp_path, port)
 

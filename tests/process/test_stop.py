@@ -1,4 +1,4 @@
-"""How `vdl serve` ends when something it does not need hangs."""
+"""Termination of `vdl serve` while operations that it does not need hang."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from tests.process.test_serve import free_port
 
-# The command line, in a process where a name takes as long as a test may never wait.
+# The command line, in a process where a name look-up takes as long as a test may wait.
 LAUNCHER = """
 import os, socket, sys, time
 from vdl.cli import main
@@ -43,8 +43,9 @@ sys.exit(main())
 
 @pytest.mark.parametrize("hangs", ["names", "executor"])
 def test_stopped_server_ends_whatever_still_hangs(hangs, tmp_path):
-    """SIGTERM while names are looked up, and with a job in asyncio's own pool, which asyncio would
-    wait for."""
+    """SIGTERM during name look-ups, and with a job in asyncio's own pool, which asyncio would wait
+    for.
+    """
     peers = '2 = "two.test:7"\n3 = "three.test:7"\n' if hangs == "names" else ""
     settings = tmp_path / "server.toml"
     settings.write_text(
@@ -98,7 +99,7 @@ def test_process_ends_though_its_connections_cannot_be_found():
 
 
 def test_process_that_cannot_end_lets_go_of_its_connections():
-    """Who is connected would wait for an answer until the disk gives up."""
+    """Otherwise clients would wait for an answer until the disk returns an error."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         with subprocess.Popen([sys.executable, "-c", HELD, port]) as process:
@@ -109,7 +110,7 @@ def test_process_that_cannot_end_lets_go_of_its_connections():
                     with connection.makefile("rb") as received:
                         listens_on = int(received.readline())
                         assert received.read() == b""
-                # One after the other: its listening socket may follow a moment later.
+                # Sequentially: its listening socket may be closed a moment later.
                 deadline = time.monotonic() + 30
                 while accepts(listens_on):
                     assert time.monotonic() < deadline, "it still listens"
