@@ -1,4 +1,4 @@
-"""Record batches to send, sound and broken."""
+"""Record batches to send, valid and broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from vdl.records.batch import BatchFields, Record, build_batch, seal
 
 TIME_MS = 1_700_000_000_000
-"""Of the first record; each has a millisecond more than the one before."""
+"""Timestamp of the first record; each next one is a millisecond later."""
 
 I16, I32, I64 = Struct(">h"), Struct(">i"), Struct(">q")
 LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, DELTA_AT = 8, 16, 17, 21, 23
@@ -17,13 +17,13 @@ MAX_TIME_AT, COUNT_AT = 35, 57
 
 
 def batch(values: Iterable[bytes], *, time_ms: int = TIME_MS, **fields: Any) -> bytes:
-    """A sound batch of records with these values, and keys `k`."""
+    """Return a valid batch of records with these values, and keys `k`."""
     records = [Record(b"k", value, timestamp=time_ms + at) for at, value in enumerate(values)]
     return bytes(build_batch(records, BatchFields(**fields)))
 
 
 def changed(good: bytes, *changes: tuple[Struct, int, int], sealed: bool = True) -> bytes:
-    """The batch with numbers written over it, and a CRC that fits again unless `sealed` says no."""
+    """Return the batch with numbers overwritten, and a matching CRC if `sealed`."""
     view = bytearray(good)
     for form, at, value in changes:
         form.pack_into(view, at, value)
@@ -33,7 +33,7 @@ def changed(good: bytes, *changes: tuple[Struct, int, int], sealed: bool = True)
 
 
 def flipped(good: bytes, at: int) -> bytes:
-    """The batch with one bit wrong."""
+    """Return the batch with one bit wrong."""
     view = bytearray(good)
     view[at] ^= 1
     return bytes(view)
@@ -76,4 +76,4 @@ BROKEN: dict[str, Callable[[], bytes]] = {
     "a time far ahead": lambda: batch([b"a"], time_ms=1 << 52),
     "too large": lambda: batch([b"x" * 1_100_000]),
 }
-"""What is not what a producer should send, and some things that it may."""
+"""Batches that a producer should not send, and some that it may."""

@@ -1,6 +1,6 @@
-"""Where the answers of two clusters differ, and which of that is known.
+"""Differences between the answers of two clusters, and the list of known ones.
 
-`known.toml` lists each difference that is meant, or not yet mended, with its reason:
+`known.toml` lists each difference that is intended, or not yet fixed, with its reason:
 
     [[difference]]
     where = "fetch: * / responses * aborted_transactions"
@@ -9,9 +9,9 @@
     reason = "..."
 
 `where` is `SCENARIO: LABEL / PATH`, as a difference is printed, with `*` for any text. A difference
-that no row names fails the test, and so does a row that names none: then it is mended.
+that no row matches fails the test, and so does a row that matches none: then it is fixed.
 
-Must not know: how anything was asked.
+Does not depend on how requests were sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where the two differ."""
+    """One place where the two answers differ."""
 
     where: str
     kafka: Tree
@@ -49,7 +49,7 @@ class Known:
     reason: str
     values: Mapping[str, Any]
     used: int = 0
-    """How many differences it has named."""
+    """Number of differences that it has matched."""
 
     def names(self, difference: Difference) -> bool:
         found = {"kafka": difference.kafka, "vdl": difference.vdl}
@@ -71,7 +71,7 @@ def load_known(path: Path = KNOWN_FILE) -> list[Known]:
 def differences(
     scenario: str, kafka: Mapping[str, Tree], vdl: Mapping[str, Tree]
 ) -> list[Difference]:
-    """Every place that is not the same, in the order in which was asked."""
+    """Return every difference, in the order of the requests."""
     return [
         found
         for label in dict.fromkeys([*kafka, *vdl])
@@ -82,7 +82,7 @@ def differences(
 
 
 def _between(where: str, one: Tree, other: Tree) -> Iterator[Difference]:
-    """What differs below `where`. A struct that only one of them has is one difference."""
+    """Yield the differences below `where`. A struct that only one of them has is one difference."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in dict.fromkeys([*one, *other]):
             values = one.get(name, MISSING), other.get(name, MISSING)
@@ -92,14 +92,14 @@ def _between(where: str, one: Tree, other: Tree) -> Iterator[Difference]:
 
 
 def _short(tree: Tree) -> Tree:
-    """What stands for a value in a difference: TOML has no null."""
+    """Return the form of a value in a difference: TOML has no null."""
     if isinstance(tree, dict):
         return "a struct"
     return "none" if tree is None else tree
 
 
 def unlisted(found: Iterable[Difference], known: Iterable[Known]) -> list[Difference]:
-    """Those that no row names; the rows that name some count them."""
+    """Return the differences that no row matches; matching rows count them."""
     rows = list(known)
     left = []
     for difference in found:

@@ -1,4 +1,4 @@
-"""One connection to one server: a request in the version it is told, the decoded answer."""
+"""One connection to one server: sends requests in a given version, and decodes the answers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LENGTH = Struct(">i")
 
 
 def key_of(message: Any) -> int:
-    """The API key of a request."""
+    """Return the API key of a request."""
     return registry.KEYS[type(message).__name__.removesuffix("Request")]
 
 
 class Closed(Exception):
-    """The server closed the connection instead of answering."""
+    """Raised when the server closed the connection instead of answering."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who asks: a user and its password, by SASL's PLAIN; `tls`: over an encrypted connection."""
+    """Credentials of a user for SASL PLAIN; `tls`: over an encrypted connection."""
 
     user: str
     password: str
@@ -37,7 +37,7 @@ class Login:
 
 
 class Connection:
-    """May be used for one request after another; `Closed` ends it."""
+    """A connection for sequential requests; unusable after `Closed`."""
 
     def __init__(self, address: tuple[str, int], login: Login | None = None) -> None:
         self._socket = socket.create_connection(address, timeout=TIMEOUT_SECONDS)
@@ -55,31 +55,36 @@ class Connection:
         self._socket.close()
 
     def ask(self, message: Any, version: int) -> Any:
-        """The decoded response. Raises Closed, TimeoutError, and EncodeError when the version has
-        no place for what the message says."""
+        """Send a request; return the decoded response.
+
+        Raises Closed, TimeoutError, and EncodeError when the version lacks a field of the message.
+        """
         module = codec(key_of(message))
         body = b"".join(module.encode_request(message, version))
         answer = self.ask_raw(module.API_KEY, version, body)
         return module.decode_response(answer, version)
 
     def answer(self, message: Any, version: int) -> Any:
-        """The decoded response to what was sent before. Raises Closed, TimeoutError."""
+        """Return the decoded response to an earlier request. Raises Closed, TimeoutError."""
         module = codec(key_of(message))
         return module.decode_response(self._answer(module.API_KEY, version), version)
 
     def send(self, message: Any, version: int) -> None:
-        """A request that gets no answer, or whose answer is not waited for."""
+        """Send a request that gets no response, or whose response is read later."""
         module = codec(key_of(message))
         body = b"".join(module.encode_request(message, version))
         self._send(module.API_KEY, version, body)
 
     def ask_raw(self, key: int, version: int, body: bytes) -> memoryview:
-        """The body of the answer to a body of bytes."""
+        """Send a body of bytes; return the body of the response."""
         self._send(key, version, body)
         return self._answer(key, version)
 
     def ask_frame(self, frame: bytes) -> bytes:
-        """The whole answer to a whole request, header and all. Raises Closed, TimeoutError."""
+        """Send a complete frame; return the complete response with its header.
+
+        Raises Closed, TimeoutError.
+        """
         try:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
         except OSError as error:

@@ -1,10 +1,10 @@
-"""Three Kafka servers on loopback: the real thing that answers are compared with.
+"""Three Kafka servers on loopback: the reference for comparisons of answers.
 
-Jars come from Maven Central once, into `.cache`; the file that names them is the peer's `pom.xml`
-in the folder that KAFKA_PEER names. KAFKA_LIB names a folder that holds the jars already. Ports
-are looked for as for servers of ours. Each JVM has a small heap: a test asks little of it.
+Jars come from Maven Central once, into `.cache`; they are listed in the peer's `pom.xml` in the
+folder that KAFKA_PEER names. KAFKA_LIB names a folder that holds the jars already. Ports are chosen
+as for VDL's servers. Each JVM has a small heap, because the load is small.
 
-Must not know: what is asked.
+Does not depend on the requests.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ UP_SECONDS_MAX = 180.0
 POLL_SECONDS = 0.1
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 CONTROLLER_STEP = 10
-"""From a server's port for clients to its controller's."""
+"""Offset from a server's port for clients to its controller's."""
 LOGIN_STEP = 20
-"""To the one for clients who log in."""
+"""Offset to its port for authenticated clients."""
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 JVM = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, object] = {
 
 
 def why_not() -> str:
-    """Why Kafka cannot be started here; empty where it can."""
+    """Return the reason why Kafka cannot be started here; empty if it can."""
     missing = [command for command in ("java", "mvn") if shutil.which(command) is None]
     if missing:
         return f"needs {' and '.join(missing)}"
@@ -61,7 +61,10 @@ def why_not() -> str:
 
 
 def libraries() -> Path:
-    """The folder with Kafka's jars and tools, filled once. Raises CalledProcessError offline."""
+    """Return the folder with Kafka's jars and tools, filled once.
+
+    Raises CalledProcessError offline.
+    """
     if not LIBRARIES.is_dir():
         LIBRARIES.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=LIBRARIES.parent) as name:
@@ -74,7 +77,10 @@ def libraries() -> Path:
 
 
 class KafkaCluster:
-    """Servers 1 to 3, each a broker and a controller. Built stopped; `up` starts it on no data."""
+    """Servers 1 to 3, each a broker and a controller.
+
+    Created stopped; `up` starts it on no data.
+    """
 
     nodes = range(1, 4)
 
@@ -86,8 +92,12 @@ class KafkaCluster:
         is_encrypted: bool = False,
         jvm: Sequence[str] = JVM,
     ) -> None:
-        """`users`: passwords of those who log in, where clients have to. `is_encrypted`, with
-        users: links of clients and between servers; `settings` name the certificate (`ssl.*`)."""
+        """Create the cluster.
+
+        `users`: passwords of the users, where clients have to log in. `is_encrypted`, with users:
+        encrypts connections of clients and between servers; `settings` name the certificate
+        (`ssl.*`).
+        """
         self._settings = {**SETTINGS, **(settings or {})}
         self._users = users or {}
         self._is_encrypted = is_encrypted
@@ -105,7 +115,7 @@ class KafkaCluster:
         return self._base_port + node - 1
 
     def up(self) -> None:
-        """Start it; returns when all three accept connections."""
+        """Start the cluster; return when all three accept connections."""
         jars = libraries()
         for node in self.nodes:
             self._properties_file(node).write_text(self._properties(node), encoding="ascii")
@@ -128,7 +138,7 @@ class KafkaCluster:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def log(self, node: int) -> str:
-        """What a server printed."""
+        """Return a server's output."""
         path = self._directory / f"{node}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -171,7 +181,9 @@ class KafkaCluster:
         return "".join(f"{name}={value}\n" for name, value in rows.items())
 
     def _format(self, jars: Path) -> None:
-        """Format the three data directories; all at once, because most of it is a JVM's start."""
+        """Format the three data directories in parallel, because most of the time is a JVM's
+        start.
+        """
         tool = ["java", *self._jvm, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
         formatting = []
         for node in self.nodes:

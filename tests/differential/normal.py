@@ -1,8 +1,8 @@
-"""What must differ between two clusters, and what is compared in its place.
+"""Normalization of answers: fields that must differ between two clusters, and their replacements.
 
-`NORMAL` is the whole of it: any field that is not named there is compared as it is.
+`NORMAL` is the complete list: any other field is compared as it is.
 
-Must not know: what was asked.
+Does not depend on the requests.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vdl.records.batch import (
 )
 
 Tree = Any
-"""None, a number, a text, a list of trees, or a dict of field name → tree."""
+"""None, a number, a text, a list of trees, or a dict of field name -> tree."""
 
 NODES = frozenset({1, 2, 3})
 
 
 def _node(value: Any) -> Tree:
-    """A server by its id: which of the three it is depends on placement and elections."""
+    """Replace a server id: it depends on placement and elections."""
     return "a server" if value in NODES else value
 
 
 def _nodes(value: Any) -> Tree:
-    """Servers of a partition: how many, and that none is there twice."""
+    """Replace the servers of a partition by their number, without duplicates."""
     return value if value is None or not set(value) <= NODES else f"{len(set(value))} servers"
 
 
 def _epoch(value: Any) -> Tree:
-    """A leader epoch: Kafka counts from 0 per partition, a Raft term begins with 1."""
+    """Replace a leader epoch: Kafka counts from 0 per partition, a Raft term begins with 1."""
     return value if value < 0 else "an epoch"
 
 
@@ -46,17 +46,17 @@ def _time(value: Any) -> Tree:
 
 
 def _id(value: Any) -> Tree:
-    """An id that the cluster gave out."""
+    """Replace an id that the cluster allocated."""
     return value if value in {0, -1} else "an id"
 
 
 def _text(value: Any) -> Tree:
-    """A message for people: whether there is one."""
+    """Replace a message for people by its presence."""
     return "a text" if value else "no text"
 
 
 def _rows_there(value: Any) -> Tree:
-    """A list: null, empty or not."""
+    """Replace a list by null, empty or "rows"."""
     return value and "rows"
 
 
@@ -93,8 +93,10 @@ NORMAL: Mapping[str, tuple[Callable[[Any], Tree], str]] = {
     "subscription_id": (_nothing, "a checksum of what is asked for and of the version"),
     "finalized_features_epoch": (_epoch, "counts changes of the cluster"),
 }
-"""Field, or struct and field → what stands for its value, and why. The same field means the same
-in every API, unless the struct is named."""
+"""Field, or struct and field -> replacement of its value, and the reason.
+
+A field has the same meaning in every API, unless the struct is named.
+"""
 
 KEYS: tuple[tuple[str, ...], ...] = (
     ("resource_type", "resource_name"),
@@ -115,13 +117,15 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("api_key",),
     ("mechanism",),
 )
-"""What identifies a struct in a list: the first of these that it has and that say something. Lists
-are compared by it and not in their order, because Kafka's own is often that of a hash map. Of
-structs that are equal in it the order counts."""
+"""Fields that identify a struct in a list: the first of these that it has and that are not empty.
+
+Lists are compared by them and not in their order, because Kafka's own order is often that of a hash
+map. Among structs with equal fields the order counts.
+"""
 
 
 class Symbols:
-    """Names for values that a cluster gave out: topic ids, member ids."""
+    """Names for values that a cluster allocated: topic ids, member ids."""
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
@@ -138,7 +142,7 @@ class Symbols:
 
 
 def normal(message: Any, symbols: Symbols) -> Tree:
-    """The tree that stands for a message."""
+    """Return the normalized tree of a message."""
     if is_dataclass(message):
         return {
             field.name: _field(
@@ -154,7 +158,9 @@ def normal(message: Any, symbols: Symbols) -> Tree:
 
 
 def _rows(rows: list[Any], symbols: Symbols) -> Tree:
-    """Structs by what identifies them; the second with the same key has a plus behind it."""
+    """Return structs by their identifying fields; further ones with the same key have a plus
+    appended.
+    """
     found: dict[str, Tree] = {}
     for name, row in sorted(((_key(row, symbols), row) for row in rows), key=lambda pair: pair[0]):
         while name in found:
@@ -181,7 +187,7 @@ def _field(struct: str, name: str, value: Any, symbols: Symbols) -> Tree:
 
 
 def _batches(view: memoryview) -> Tree:
-    """Record batches: their headers and records, without what the leader patched in."""
+    """Return headers and records of record batches, without the fields that the leader sets."""
     try:
         return [_batch(batch) for batch in split_batches(view)]
     except CorruptBatch:

@@ -1,10 +1,10 @@
-"""One of the two clusters while a scenario runs: asks it, and keeps what it answered.
+"""One of the two clusters while a scenario runs: sends requests, and keeps the answers.
 
-A scenario is a function of a `Side`. It runs against each cluster and does the same there, so the
-answers of equal label can be compared. What a scenario needs besides (topics, records, members) it
-makes with `quiet` requests, which are not compared.
+A scenario is a function of a `Side`. It runs against each cluster with the same requests, so that
+answers with equal labels can be compared. Other preparations (topics, records, members) use `quiet`
+requests, which are not compared.
 
-Must not know: which of the two it is.
+Does not depend on which of the two clusters it is.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicPr
 from vdl.kafka.wire.runtime import EncodeError
 
 LATEST = -1
-"""The timestamp that stands for a partition's end."""
+"""Timestamp that denotes a partition's end."""
 SETTLE_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.02
 RETRIED = {3, 5, 6, 7, 14, 15, 16, 100}
-"""Codes of a cluster that has not yet heard of what was just created."""
+"""Error codes of a cluster that does not know yet what was just created."""
 
 Versions = Mapping[int, range]
-"""API key → versions."""
+"""API key -> versions."""
 Make = Callable[[int], Any]
 
 
 def versions_of(address: tuple[str, int], login: Login | None = None) -> dict[int, range]:
-    """What a server offers of what the codec knows."""
+    """Return the versions that both a server and the codec support."""
     connection = Connection(address, login)
     try:
         answer = connection.ask(ApiVersionsRequest("differential", "1"), 3)
@@ -63,7 +63,7 @@ def versions_of(address: tuple[str, int], login: Login | None = None) -> dict[in
 
 
 def common(one: Versions, other: Versions) -> dict[int, range]:
-    """The versions both speak."""
+    """Return the versions that both support."""
     return {
         key: range(max(one[key].start, other[key].start), min(one[key].stop, other[key].stop))
         for key in one.keys() & other.keys()
@@ -71,7 +71,7 @@ def common(one: Versions, other: Versions) -> dict[int, range]:
 
 
 class Side:
-    """A cluster, the versions to ask in, and the answers of one scenario."""
+    """A cluster, the versions to use, and the answers of one scenario."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Side:
         prefix: str,
         login: Login | None = None,
     ) -> None:
-        """`login`: who asks."""
+        """Create a side. `login`: credentials."""
         self.name = name
         self._login = login
         self.prefix = prefix
-        """Of every name that the scenario gives: scenarios share the cluster."""
+        """Prefix of every name in the scenario: scenarios share the cluster."""
         self.answers: dict[str, Tree] = {}
         self.symbols = Symbols()
         self.left_out: set[int] = set()
@@ -99,18 +99,19 @@ class Side:
         for connection in self._connections.values():
             connection.close()
 
-    # --- asking -------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def versions(self, key: int) -> range:
-        """The versions of an API that both speak; none, and that is noted, if one does not."""
+        """Return the versions of an API that both support; if there are none, note the API."""
         found = self._versions.get(key, range(0))
         if not found:
             self.left_out.add(key)
         return found
 
     def ask(self, label: str, message: Any, *, version: int | None = None, to: int = 0) -> Any:
-        """Ask server `to` (0: any) in the newest version, or in this one, and keep the answer under
-        `label`. None when there was none, and when the version cannot say it."""
+        """Send a request to server `to` (0: any) in this version, by default the newest, and keep
+        the answer under `label`. Return None if there was none, and if the version lacks a field.
+        """
         try:
             answer = self.quiet(message, version=version, to=to)
         except EncodeError:
@@ -126,9 +127,11 @@ class Side:
         return answer
 
     def each(self, label: str, make: Make | Any, *, to: int = 0, first: int = 0) -> None:
-        """The same in every version that both speak, from `first` on. `make` is the message, or
-        makes it for a version: each of them may change what is asked, so it does not where the
-        answer to the next depends on it."""
+        """Send the same request in every common version from `first` on.
+
+        `make` is the message, or makes it for a version. A request may change state, so answers
+        must not depend on earlier ones.
+        """
         is_made = callable(make)
         sample = make(first) if is_made else make
         for version in self.versions(key_of(sample)):
@@ -140,7 +143,7 @@ class Side:
         return self.versions(key_of(message))[-1]
 
     def quiet(self, message: Any, *, version: int | None = None, to: int = 0) -> Any:
-        """An answer that is not compared. Raises Closed, TimeoutError, EncodeError."""
+        """Return an answer that is not compared. Raises Closed, TimeoutError, EncodeError."""
         chosen = self.newest(message) if version is None else version
         try:
             return self._connection(to).ask(message, chosen)
@@ -149,12 +152,13 @@ class Side:
             raise
 
     def send(self, message: Any, *, version: int, to: int = 0) -> None:
-        """A request that has no answer."""
+        """Send a request without an answer."""
         self._connection(to).send(message, version)
 
     def begin(self, label: str, message: Any, *, to: int) -> Callable[[], Any]:
         """Send a request that waits for others, in the newest version, over a connection of its
-        own. What is returned waits for the answer, keeps it under `label`, and returns it."""
+        own. Return a function that waits for the answer, keeps it under `label`, and returns it.
+        """
         version = self.newest(message)
         connection = Connection(self._node(to), self._login)
         connection.send(message, version)
@@ -172,12 +176,11 @@ class Side:
     def raw(
         self, label: str, key: int, version: int, body: bytes, *, only_whether: bool = False
     ) -> None:
-        """Bytes in place of a message; the bytes of the answer are kept, or only whether there is
-        one."""
+        """Send bytes in place of a message; keep the bytes of the answer, or only its presence."""
         self._raw(label, lambda connection: connection.ask_raw(key, version, body), only_whether)
 
     def frame(self, label: str, frame: bytes) -> None:
-        """Bytes in place of a request; whether there is an answer is what is kept."""
+        """Send bytes in place of a request; keep only the presence of an answer."""
         self._raw(label, lambda connection: connection.ask_frame(frame), only_whether=True)
 
     def _raw(self, label: str, ask: Callable[[Connection], Any], only_whether: bool) -> None:
@@ -195,11 +198,11 @@ class Side:
         self._keep(label, answer)
 
     def keep_answer(self, label: str, answer: Any) -> None:
-        """An answer that was had by `quiet`, perhaps without what is another's business."""
+        """Keep an answer obtained by `quiet`, perhaps with fields removed."""
         self._keep(label, normal(answer, self.symbols))
 
     def keep(self, label: str, value: Tree) -> None:
-        """Something seen otherwise."""
+        """Keep another observation."""
         self._keep(label, value)
 
     def _keep(self, label: str, tree: Tree) -> None:
@@ -222,14 +225,16 @@ class Side:
             self._nodes = {row.node_id: (row.host, row.port) for row in answer.brokers}
         return self._nodes[node]
 
-    # --- what scenarios need ------------------------------------------------------------------
+    # --- preparations --------------------------------------------------------------------------
 
     def topic(
         self, name: str, partitions: int = 1, *, on: Sequence[int] = (), **configs: str
     ) -> str:
-        """Create a topic; return when all servers know it and its leaders, with its whole name. Its
-        one partition is placed on the servers `on`, the first of which leads it. Dots in the names
-        of settings are underscores here."""
+        """Create a topic; return its full name when all servers know it and its leaders.
+
+        Its only partition is placed on the servers `on`, the first of which leads it. Dots in the
+        names of settings are underscores here.
+        """
         whole = f"{self.prefix}.{name}"
         made = CreatableTopic(whole, partitions, 3)
         if on:
@@ -249,14 +254,14 @@ class Side:
         return whole
 
     def _is_served(self, topic: str, partition: int) -> bool:
-        """Whether the leader knows that it leads: the others may have heard of it before."""
+        """Return True if the leader knows that it leads: the others may know it earlier."""
         rows = [ListOffsetsTopic(topic, [ListOffsetsPartition(partition, -1, LATEST)])]
         request = ListOffsetsRequest(-1, 0, rows)
         answer = self.quiet(request, version=4, to=self.leader(topic, partition))
         return bool(answer.topics[0].partitions[0].error_code == 0)
 
     def await_topic(self, name: str, partitions: int) -> None:
-        """Return when every server knows the topic and its leaders."""
+        """Wait until every server knows the topic and its leaders."""
         ask = MetadataRequest([MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
 
         def is_known(node: int) -> bool:
@@ -271,7 +276,7 @@ class Side:
             self.settle(lambda node=node: is_known(node), f"server {node} knows {name}")
 
     def await_gone(self, name: str) -> None:
-        """Return when no server knows the topic any more."""
+        """Wait until no server knows the topic any more."""
         ask = MetadataRequest([MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
         for node in (1, 2, 3):
             self.settle(
@@ -285,13 +290,13 @@ class Side:
         return found
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The id of the server that leads."""
+        """Return the id of the server that leads."""
         ask = MetadataRequest([MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         rows = self.quiet(ask, version=12).topics[0].partitions
         return int(next(row.leader_id for row in rows if row.partition_index == partition))
 
     def is_led_as_preferred(self, topic: str) -> bool:
-        """Whether the first replica of each partition leads it."""
+        """Return True if the first replica of each partition leads it."""
         ask = MetadataRequest([MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         rows = self.quiet(ask, version=12).topics[0].partitions
         return all(row.leader_id == row.replica_nodes[0] for row in rows)
@@ -302,11 +307,11 @@ class Side:
         return int(next(row.leader_epoch for row in rows if row.partition_index == partition))
 
     def other(self, topic: str, partition: int = 0) -> int:
-        """The id of a server that does not lead."""
+        """Return the id of a server that does not lead."""
         return self.leader(topic, partition) % 3 + 1
 
     def produce(self, topic: str, batch: bytes, partition: int = 0) -> int:
-        """Write a batch; its first offset."""
+        """Write a batch; return its first offset."""
         data = TopicProduceData(topic, partition_data=[PartitionProduceData(partition, batch)])
         request = ProduceRequest(None, -1, 20_000, [data])
         offsets: list[int] = []
@@ -322,7 +327,7 @@ class Side:
         return offsets[-1]
 
     def coordinator(self, group: str, key_type: int = 0) -> int:
-        """The id of the server that coordinates, when it does."""
+        """Return the id of the coordinating server, once there is one."""
         found: list[int] = []
 
         def is_found() -> bool:
@@ -335,7 +340,7 @@ class Side:
         return found[-1]
 
     def retry(self, message: Any, code: Callable[[Any], int], **where: Any) -> Any:
-        """Ask until the code is none of `RETRIED`: a coordinator may still be loading."""
+        """Retry until the code is none of `RETRIED`: a coordinator may still be loading."""
         answers: list[Any] = []
 
         def is_answered() -> bool:
@@ -347,7 +352,7 @@ class Side:
 
     @contextlib.contextmanager
     def own_connections(self) -> Iterator[None]:
-        """Within, requests go over connections that nothing else has used."""
+        """Within this block, send requests over new connections."""
         kept, self._connections = self._connections, {}
         try:
             yield
@@ -357,7 +362,7 @@ class Side:
 
     @staticmethod
     def settle(is_so: Callable[[], bool], what: str) -> None:
-        """Return when it is so."""
+        """Wait until `is_so()`."""
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while not is_so():
             assert time.monotonic() < deadline, f"not in {SETTLE_SECONDS_MAX} s: {what}"

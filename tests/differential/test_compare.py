@@ -1,4 +1,4 @@
-"""What is taken for a difference, and which of them a list names."""
+"""Detection of differences, and matching with the list of known ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The same requests to Kafka and to VDL, three servers each: answers are compared field by field.
 
 `make differential`. Skipped where Kafka cannot be started; it is no part of `make test`.
-DIFFERENTIAL names two clusters that run already, as `KAFKA;VDL`, and DIFFERENCES a file that
-everything unlisted is written to.
+DIFFERENTIAL names two running clusters, as `KAFKA;VDL`, and DIFFERENCES a file to which all
+unlisted differences are written.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ SCENARIOS: dict[str, Scenario] = {
 
 @dataclass(slots=True)
 class Pair:
-    """Both clusters, and what they have in common."""
+    """Both clusters, and their common versions."""
 
     bootstraps: dict[str, str]
     versions: Versions
     known: list[Known]
     token: str
-    """Of this run: in the names it gives, because the clusters may have been there before."""
+    """Token of this run in the names that it creates: the clusters may have been used before."""
 
     ran: set[str]
-    """Scenarios that were asked to their end, nothing left out."""
+    """Scenarios that ran to their end, with nothing omitted."""
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +105,7 @@ def _first(bootstrap: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_answers_are_kafkas(pair: Pair, name: str) -> None:
-    """Each answer is Kafka's, but for what `known.toml` lists."""
+    """Each answer is Kafka's, except for those that `known.toml` lists."""
     sides = [
         Side(which, bootstrap, pair.versions, f"d{pair.token}.{name}")
         for which, bootstrap in pair.bootstraps.items()
@@ -133,6 +133,6 @@ def test_answers_are_kafkas(pair: Pair, name: str) -> None:
 
 
 def test_known_differences_are_still_there(pair: Pair) -> None:
-    """A row of the list that names nothing any more is taken out."""
+    """A row of the list that matches nothing any more has to be removed."""
     gone = [row.where for row in pair.known if row.scenario in pair.ran and not row.used]
     assert not gone, f"known.toml lists what is no longer so: {gone}"

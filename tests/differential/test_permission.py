@@ -1,8 +1,7 @@
-"""Denied answers: Kafka with its StandardAuthorizer and VDL, asked by users who may little.
+"""Denied requests: Kafka with its StandardAuthorizer and VDL, with users that have few permissions.
 
-Each API in each version that both speak, by a user who may nothing, and by one who may describe
-what is asked about; then requests of which parts are allowed. Skipped where Kafka cannot be
-started.
+Each API in each common version, by a user without permissions, and by one who may describe the
+resources; then requests that are partly allowed. Skipped where Kafka cannot be started.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from vdl.state.acls import AclOperation, AclResource
 SHOWN_MAX = 60
 DESCRIBE = AclOperation.DESCRIBE
 LEGACY_BELOW = 3
-"""Versions of Produce in which Kafka takes no batches."""
+"""Versions of Produce in which Kafka accepts no batches."""
 PASSWORD = "a-password-of-tests"
 NOBODY, SEER, SOME = "nobody", "seer", "some"
-"""Users: may nothing; may describe all; may what the scenario allows."""
+"""Users: no permission; may describe everything; as the scenario allows."""
 USERS = {"admin": PASSWORD, NOBODY: PASSWORD, SEER: PASSWORD, SOME: PASSWORD}
 NOT_ASKED = {17, 18, 36, 71, 72}
-"""Logins, and what needs no permission."""
+"""Logins, and APIs that need no permission."""
 LEFT_TO_OTHERS = {
-    16,  # of all groups of the cluster
-    23,  # a consumer's request needs what a broker's does
+    16,  # all groups of the cluster
+    23,  # a consumer's request needs the same permission as a broker's
     35,  # sizes
-    55,  # who is in the quorum
-    60,  # the cluster as it is
-    66,  # of all transactions of the cluster
+    55,  # members of the quorum
+    60,  # state of the cluster
+    66,  # all transactions of the cluster
 }
-"""Not denied, or by other tests."""
+"""APIs that are not denied, or covered by other tests."""
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS;User:admin",
@@ -66,7 +65,7 @@ SETTINGS = "auto.create.topics.enable = false\ngroup.initial.rebalance.delay.ms 
 
 @dataclass(slots=True)
 class Secured:
-    """Both clusters, and how a user asks each."""
+    """Both clusters, and the logins of a user at each."""
 
     bootstraps: dict[str, str]
     logins: dict[str, Callable[[str], Login]]
@@ -158,7 +157,7 @@ SEEN = MetadataRequest([MetadataRequestTopic(name=".seen")], False)
 
 
 def _prepare(secured: Secured) -> None:
-    """Topics that are hidden, seen and open; who may what."""
+    """Create topics that are hidden, seen and open, and grant permissions."""
     for side in secured.sides("admin"):
         try:
             for name in ("t", "open", "seen"):
@@ -179,7 +178,7 @@ def _prepare(secured: Secured) -> None:
 
 @pytest.mark.parametrize("user", [NOBODY, SEER])
 def test_denied_answers_are_kafkas(secured: Secured, user: str) -> None:
-    """Each API and version, whether what is asked about may be described or not."""
+    """Each API and version, with and without permission to describe the resource."""
 
     def ask(side: Side) -> None:
         topic_id = _ids_of[side.name][".t"]
@@ -202,7 +201,7 @@ _ids_of: dict[str, dict[str, bytes]] = {}
 
 
 def _renamed(message: Any) -> Any:
-    """Topic "t" is called ".t" here."""
+    """Replace the topic "t" by ".t"."""
     from dataclasses import fields, is_dataclass
 
     if is_dataclass(message) and not isinstance(message, type):
@@ -216,7 +215,9 @@ def _renamed(message: Any) -> Any:
 
 
 def test_partly_denied_answers_are_kafkas(secured: Secured) -> None:
-    """What is allowed is done, the rest refused, and what is not there told of only to who may."""
+    """Allowed parts are executed, the others refused, and absent resources reported only to users
+    with permission.
+    """
 
     def ask(side: Side) -> None:
         names = [".t", ".open", ".seen", "never-made", "nowhere"]

@@ -1,1 +1,1 @@
-"""What is asked: scenarios by family of APIs."""
+"""Scenarios of requests by family of APIs."""

@@ -1,4 +1,4 @@
-"""Logins, ACLs, quotas, users and telemetry, where nobody has to log in and all is allowed."""
+"""Logins, ACLs, quotas, users and telemetry, without required logins and with all permissions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
 
 EXACT, DEFAULT, ANY = range(3)
-"""How a component of DescribeClientQuotas matches."""
+"""Match types of a component in DescribeClientQuotas."""
 SHA_256, SHA_512 = 1, 2
 INSTANCE = bytes(range(1, 17))
 
 
 def logins(side: Side) -> None:
-    """On a listener where there are none."""
+    """Send logins on a listener without authentication."""
     for version in side.versions(17):
         with side.own_connections():
             side.ask(f"handshake v{version}", SaslHandshakeRequest("PLAIN"), version=version)

@@ -1,4 +1,4 @@
-"""APIs that look at the cluster or change its servers, and frames that are none."""
+"""APIs that describe the cluster or change its servers, and invalid frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesReque
 
 TIMEOUT_MS = 10_000
 CUT_MAX = 12
-"""Bytes that are left out of a request, at most."""
+"""Maximum number of bytes cut off a request."""
 
 
 def describe_producers(side: Side) -> None:
@@ -55,7 +55,7 @@ def describe_producers(side: Side) -> None:
     leader = side.leader(topic)
     request = DescribeProducersRequest([TopicRequest(topic, [0])])
     for node in (1, 2, 3):
-        # A replica knows a producer when it has heard that its batch is committed.
+        # A replica knows a producer once it knows that its batch is committed.
         side.settle(
             lambda node=node: bool(
                 not side.versions(61)
@@ -125,7 +125,7 @@ def reassignments(side: Side) -> None:
 
 
 def quorum(side: Side) -> None:
-    """Who is in it differs; what is refused does not."""
+    """The members of the quorum differ; refusals do not."""
     for label, topic, index in (
         ("another topic", "x", 0),
         ("another partition", "__cluster_metadata", 1),
@@ -136,7 +136,7 @@ def quorum(side: Side) -> None:
 
 
 def log_dirs(side: Side) -> None:
-    """How much each replica holds differs; which there are, and what is refused, does not."""
+    """The sizes of replicas differ; their list, and refusals, do not."""
     topic = side.topic("placed", 2)
 
     def ask(label: str, *rows: tuple[str, list[int]]) -> None:
@@ -144,7 +144,7 @@ def log_dirs(side: Side) -> None:
         side.each(label, DescribeLogDirsRequest(topics), to=2)
 
     both = DescribeLogDirsRequest([DescribableLogDirTopic(topic, [0, 1])])
-    # A server of Kafka makes its replica a moment after it is told of it.
+    # A Kafka server creates its replica a moment after it was assigned.
     side.settle(
         lambda: (
             not side.versions(35)
@@ -190,7 +190,7 @@ def servers(side: Side) -> None:
 
 
 def frames(side: Side) -> None:
-    """Requests that cannot be read."""
+    """Send unreadable requests."""
     side.raw("no such API", 999, 0, b"")
     side.raw("a negative key", -1, 0, b"")
     side.raw("a version to come", 3, 99, b"")
@@ -205,7 +205,7 @@ def frames(side: Side) -> None:
 
 
 def headers(side: Side) -> None:
-    """Headers of requests, the one of Metadata v1 and, with tagged fields, of v9."""
+    """Send headers of requests: that of Metadata v1 and, with tagged fields, that of v9."""
     start, body = b"\0\3\0\1\0\0\0\7", b"\0\0\0\0"
     side.frame("a client id", start + b"\0\1c" + body)
     side.frame("no client id", start + b"\xff\xff" + body)
@@ -226,8 +226,9 @@ def headers(side: Side) -> None:
 
 
 def cut_short(side: Side) -> None:
-    """Sound requests without their last bytes, in a version with tagged fields and in one without:
-    the connection ends, or the request was whole without them."""
+    """Send valid requests without their last bytes, in a version with tagged fields and in one
+    without: the connection is closed, or the request was complete without them.
+    """
     name = f"{side.prefix}.none"
     requests = {
         "metadata": MetadataRequest([MetadataRequestTopic(name=name)], False),

@@ -13,7 +13,7 @@ from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 KINDS_SINCE = 1
-"""ListConfigResources lists client metrics alone before (KIP-1142)."""
+"""Before this version ListConfigResources lists client metrics alone (KIP-1142)."""
 
 
 def describe_configs(side: Side) -> None:
@@ -49,7 +49,7 @@ def describe_configs(side: Side) -> None:
 
 
 def describe_all_configs(side: Side) -> None:
-    """Every setting of a topic, each as an answer of its own."""
+    """Compare every setting of a topic as an answer of its own."""
     topic = side.topic("described")
     request = DescribeConfigsRequest([DescribeConfigsResource(TOPIC, topic, None)])
     answer = side.quiet(request, version=4)
@@ -79,7 +79,7 @@ def alter_configs_whole(side: Side) -> None:
     row = alter_configs.AlterConfigsResource
     value = [alter_configs.AlterableConfig("retention.ms", "1")]
     twice = [row(TOPIC, topic, value), row(TOPIC, topic, value)]
-    # Kafka does not answer this one, so it is asked once.
+    # Kafka does not answer this one, so it is sent once.
     side.ask("twice, validated", alter_configs.AlterConfigsRequest(twice, True))
     same = [row(TOPIC, topic, value * 2)]
     side.each("one setting twice, validated", alter_configs.AlterConfigsRequest(same, True))
@@ -149,7 +149,7 @@ def list_config_resources(side: Side) -> None:
 
 
 def loggers(side: Side) -> None:
-    """Levels of a server's loggers (KIP-412); of names, both know only the root's."""
+    """Change levels of a server's loggers (KIP-412); the root's is the only name that both know."""
     config = incremental_alter_configs.AlterableConfig
     resource = incremental_alter_configs.AlterConfigsResource
     request = incremental_alter_configs.IncrementalAlterConfigsRequest

@@ -32,11 +32,11 @@ from vdl.kafka.wire.sync_group import SyncGroupRequest, SyncGroupRequestAssignme
 
 SESSION_MS = 30_000
 INSTANCES_SINCE = 5
-"""JoinGroup names a member by its instance from here on (KIP-345)."""
+"""JoinGroup identifies a member by its instance from this version on (KIP-345)."""
 MEMBERS_SINCE = 3
-"""LeaveGroup names several members from here on."""
+"""LeaveGroup names several members from this version on."""
 GROUPS_SINCE = 8
-"""OffsetFetch asks for several groups from here on (KIP-709)."""
+"""OffsetFetch requests several groups from this version on (KIP-709)."""
 MEMBER_ID_REQUIRED_SINCE = 4
 MEMBER_ID_REQUIRED = 79
 
@@ -102,7 +102,7 @@ def join_group(side: Side) -> None:
         for version in side.versions(11):
             if version >= first:
                 answer = side.quiet(request, version=version, to=to)
-                # The id is the cluster's own; whether one is given out is not.
+                # The id is allocated by the cluster; its presence is compared.
                 side.symbols.learn(answer.member_id, "a member id")
                 side.symbols.learn(answer.leader, "a member id")
                 side.keep_answer(f"{label} v{version}", answer)
@@ -145,7 +145,7 @@ def join_group(side: Side) -> None:
 
 
 def membership(side: Side) -> None:
-    """What a member of a stable group is told, and who is none."""
+    """Send requests of a member of a stable group, and of non-members."""
     joined = _joined(side, "stable")
     group, member, generation, to = (
         joined.group,
@@ -156,7 +156,9 @@ def membership(side: Side) -> None:
     other = to % 3 + 1
 
     def at(name: str, to: int) -> int:
-        """Who answers for a group: `to`, or of an unknown one its own coordinator."""
+        """Return the server that answers for a group: `to`, or an unknown group's own
+        coordinator.
+        """
         return to if name == group else side.coordinator(name)
 
     def beat(label: str, *names: Any, to: int = to, first: int = 0) -> None:
@@ -245,7 +247,7 @@ def membership(side: Side) -> None:
 
 
 def rebalance(side: Side) -> None:
-    """A group between its first member's join and the sync of its leader."""
+    """Send requests to a group between its first member's join and its leader's sync."""
     joined = _joined(side, "joining", synced=False)
     group, member, generation, to = (
         joined.group,
@@ -254,7 +256,7 @@ def rebalance(side: Side) -> None:
         joined.coordinator,
     )
     describing = DescribeGroupsRequest([group])
-    # Kafka describes a group as it is on disk.
+    # Kafka describes a group by its state on disk.
     side.settle(
         lambda: side.quiet(describing, to=to).groups[0].group_state != "Dead",
         f"{group} is there",
@@ -267,12 +269,12 @@ def rebalance(side: Side) -> None:
 
 
 def two_members(side: Side) -> None:
-    """A second member joins, both are given something, the first one leaves."""
+    """A second member joins, both get an assignment, the first one leaves."""
     first = _joined(side, "two")
     group, to = first.group, first.coordinator
 
     def beat(label: str, member_id: str, generation: int, *, until: int) -> None:
-        """Until the heartbeat is answered so: the coordinator may have to hear of it."""
+        """Send heartbeats until the answer is this one: the coordinator may have to be notified."""
         request = HeartbeatRequest(group, generation, member_id)
         side.settle(
             lambda: side.quiet(request, to=to).error_code == until, f"{label} is answered {until}"
@@ -315,7 +317,9 @@ def two_members(side: Side) -> None:
 
 
 def static_members(side: Side) -> None:
-    """A member with a name of its own (KIP-345): who comes back under it takes its place."""
+    """Send requests of a member with an instance id (KIP-345): a new member with the same one
+    replaces it.
+    """
     joined = _joined(side, "static", instance="i")
     group, member, generation, to = (
         joined.group,
@@ -397,7 +401,7 @@ def list_groups(side: Side) -> None:
             ):
                 request = ListGroupsRequest(states, types)
                 answer = side.quiet(request, version=version, to=to)
-                # Those of other scenarios come and go.
+                # Groups of other scenarios come and go.
                 answer.groups = [row for row in answer.groups if row.group_id == group]
                 side.keep_answer(f"{label}, {name} v{version}", answer)
 
@@ -425,7 +429,7 @@ def _commit(
 
 
 NAMES_UNTIL = 9
-"""OffsetCommit and OffsetFetch take ids of topics above this version."""
+"""OffsetCommit and OffsetFetch use topic ids above this version."""
 
 
 def _committed(side: Side, group: str, *rows: Row) -> None:

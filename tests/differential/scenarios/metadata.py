@@ -17,9 +17,9 @@ from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 
 IDS_SINCE = 12
-"""Metadata answers requests by id from here on."""
+"""Metadata answers requests by id from this version on."""
 KEYS_SINCE = 4
-"""FindCoordinator takes several keys from here on (KIP-699)."""
+"""FindCoordinator accepts several keys from this version on (KIP-699)."""
 
 
 def metadata(side: Side) -> None:
@@ -61,7 +61,7 @@ def metadata(side: Side) -> None:
 
 
 def metadata_creates(side: Side) -> None:
-    """What Metadata creates, it says is not there yet; later it is."""
+    """A topic that Metadata creates is at first reported as missing, and later found."""
     for version in side.versions(3):
         name = f"{side.prefix}.auto{version}"
         rows = [MetadataRequestTopic(name=name)]
@@ -128,7 +128,7 @@ def find_coordinator(side: Side) -> None:
 
 
 def api_versions(side: Side) -> None:
-    """What is offered differs and is compared elsewhere; how bad requests are answered does not."""
+    """The offered versions differ and are compared elsewhere; answers to bad requests do not."""
 
     def ask(label: str, name: str, number: str) -> None:
         for version in side.versions(18):

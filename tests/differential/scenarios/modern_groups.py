@@ -1,4 +1,4 @@
-"""Groups of the newer protocol (KIP-848) and share groups (KIP-932): good members and bad ones."""
+"""Groups of the newer protocol (KIP-848) and share groups (KIP-932): valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHER = "AAAAAAAAAAAAAAAAAAAAAg"
 REBALANCE_MS = 60_000
 LEAVE, LEAVE_FOR_A_WHILE = -1, -2
 GROUP = 32
-"""The type of a resource."""
+"""Resource type of groups."""
 
 
 def _heartbeat(group: str, **fields: Any) -> ConsumerGroupHeartbeatRequest:
@@ -65,8 +65,9 @@ def _join(group: str, *topics: str, **fields: Any) -> ConsumerGroupHeartbeatRequ
 
 
 def _until_known(side: Side, topic: str, at: int) -> None:
-    """The coordinators on a server know the topic: in a group of its own somebody is given it.
-    Kafka does not assign twice within a second, so it is no group that is compared."""
+    """Wait until a server's coordinators know the topic: a member of a separate group gets it
+    assigned. Kafka does not assign twice within a second, so that group is not compared.
+    """
     names = (f"{side.prefix}.first{number}" for number in itertools.count())
     group = next(name for name in names if side.coordinator(name) == at)
     version = side.versions(68)[-1]
@@ -85,7 +86,7 @@ def _until_known(side: Side, topic: str, at: int) -> None:
 
 
 def heartbeat_refused(side: Side) -> None:
-    """What no group takes."""
+    """Send heartbeats that every group refuses."""
     topic = side.topic("read")
     group = f"{side.prefix}.g"
     at = side.coordinator(group)
@@ -113,7 +114,7 @@ def heartbeat_refused(side: Side) -> None:
 
 
 def one_member(side: Side) -> None:
-    """It joins, is told again, is fenced, leaves; and what is said about its group."""
+    """A member joins, repeats its request, is fenced, leaves; its group is described in between."""
     topic = side.topic("read", 2)
     topic_id = side.topic_id(topic)
     group = f"{side.prefix}.g"
@@ -270,7 +271,7 @@ def share_offsets(side: Side) -> None:
 
 
 def share_sessions(side: Side) -> None:
-    """Fetches and acknowledgements of nobody, and in sessions that there are not."""
+    """Send fetches and acknowledgements without a member, and in sessions that do not exist."""
     topic = side.topic("shared")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     group = f"{side.prefix}.s"
@@ -304,7 +305,7 @@ def share_sessions(side: Side) -> None:
 
 
 def share_session_closed(side: Side) -> None:
-    """What the last request of a session acknowledges is answered row by row."""
+    """The acknowledgements in a session's last request are answered row by row."""
     if not side.versions(78):
         return
     topic = side.topic("shared")
@@ -321,7 +322,7 @@ def share_session_closed(side: Side) -> None:
 
 
 def _open_share_session(side: Side, group: str, topic: str) -> None:
-    """Return when the member of the group has records of the topic."""
+    """Wait until the group's member has records of the topic."""
     begins = AlterableConfig("share.auto.offset.reset", 0, "earliest")
     side.quiet(IncrementalAlterConfigsRequest([AlterConfigsResource(GROUP, group, [begins])]))
     at, joined = side.coordinator(group), [0]

@@ -1,4 +1,4 @@
-"""Fetch, ListOffsets, OffsetForLeaderEpoch: good requests and bad ones."""
+"""Fetch, ListOffsets, OffsetForLeaderEpoch: valid requests and invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vdl.records.batch import BatchFields, Record, build_batch
 from vdl.records.compression import Compression
 
 IDS_SINCE = 13
-"""Fetch names topics by id from here on (KIP-516)."""
+"""Fetch names topics by id from this version on (KIP-516)."""
 MIB = 1 << 20
 FAR_EPOCH = 1_000_000
 
@@ -53,7 +53,9 @@ def _at(offset: int, *, partition: int = 0, size: int = MIB, **fields: Any) -> F
 
 
 def _written(side: Side, name: str) -> tuple[str, bytes, int]:
-    """A topic whose partition 0 has records 3 to 8 of 9, in batches of three; its leader."""
+    """Return a topic whose partition 0 has records 3 to 8 of 9, in batches of three; its id; its
+    leader.
+    """
     topic = side.topic(name, 2)
     for number in range(3):
         side.produce(topic, batch(f"{number}-{at}".encode() for at in range(3)))
@@ -115,7 +117,7 @@ def fetch(side: Side) -> None:
 
 
 def fetch_several(side: Side) -> None:
-    """Two partitions in one request: how its bounds are shared."""
+    """Fetch two partitions in one request: how its limits are shared."""
     topics = [side.topic(name, on=[1, 2, 3]) for name in ("several.a", "several.b")]
     ids = [side.topic_id(topic) for topic in topics]
     for topic in topics:
@@ -143,7 +145,7 @@ def fetch_several(side: Side) -> None:
 
 
 def recreated(side: Side) -> None:
-    """A topic that is deleted, and another one that gets its name."""
+    """Fetch from a deleted topic, and from another one with the same name."""
     topic = side.topic("again", on=[1, 2, 3])
     old_id = side.topic_id(topic)
     side.produce(topic, batch([b"old"]))
@@ -252,7 +254,9 @@ def list_offsets(side: Side) -> None:
 
 
 TIMES_MS = ((10, 30, 20), (5, 50, 40), (50, 7, 8))
-"""Of the records of three batches, behind the time of the first; out of order, as producers do."""
+"""Timestamps of the records of three batches, relative to that of the first; out of order, as
+producers send them.
+"""
 
 
 def list_offsets_by_time(side: Side) -> None:

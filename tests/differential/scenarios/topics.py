@@ -26,14 +26,14 @@ from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
 
 TIMEOUT_MS = 20_000
 STATES_SINCE = 6
-"""DeleteTopics takes ids from here on (KIP-516)."""
+"""DeleteTopics accepts ids from this version on (KIP-516)."""
 
 BAD_NAMES = ("", ".", "..", "a b", "a/b", "ä", "a,b", "a:b", "n" * 250, "\0", "a\n")
 GOOD_NAMES = ("...", "-", "_", "a.-_9")
 
 
 def _create(side: Side, label: str, *topics: CreatableTopic) -> None:
-    """Validates only: the same can be asked in every version."""
+    """Validate only: the same request can be sent in every version."""
     side.each(label, CreateTopicsRequest(list(topics), TIMEOUT_MS, validate_only=True))
 
 
@@ -149,7 +149,7 @@ def create_topics_with_settings(side: Side) -> None:
 
 
 def create_and_delete(side: Side) -> None:
-    """Topics are created and deleted, in every version."""
+    """Create and delete topics in every version."""
     for version in side.versions(19):
         name = f"{side.prefix}.made{version}"
         request = CreateTopicsRequest([CreatableTopic(name, 2, 3)], timeout_ms=TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""APIs of transactions: a transaction from its beginning to its end, and what fits into none."""
+"""APIs of transactions: a transaction from begin to end, and requests outside of any."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from vdl.kafka.wire.write_txn_markers import (
 
 TIMEOUT_MS = 60_000
 TRANSACTION = 1
-"""FindCoordinator's kind of key."""
+"""Key type of FindCoordinator."""
 FIRST_VERSION_UP_TO = 4
 """EndTxn of producers of the first version of the protocol; the next one bumps the epoch."""
 PARTITIONS_ADDED_SINCE = 12
-"""Produce adds its partitions by itself."""
+"""Produce adds its partitions to the transaction by itself from this version on."""
 CLIENTS_UP_TO = 3
 """AddPartitionsToTxn of clients; later versions are between servers."""
 CONCURRENT_TRANSACTIONS = 51
 
 
 def begin(side: Side, name: str) -> tuple[str, int, Any]:
-    """A transactional id, its coordinator, and its producer."""
+    """Return a transactional id, its coordinator, and its producer."""
     whole = f"{side.prefix}.{name}"
     at = side.coordinator(whole, TRANSACTION)
     request = InitProducerIdRequest(whole, TIMEOUT_MS)
@@ -62,7 +62,7 @@ def add_request(
 
 
 def ended(side: Side, label: str, request: EndTxnRequest, *, version: int, to: int) -> None:
-    """An EndTxn that is asked again while the last one is being completed, as clients do."""
+    """Send an EndTxn, and retry it while the previous one is being completed, as clients do."""
 
     def is_done() -> bool:
         answer = side.quiet(request, version=version, to=to)
@@ -100,7 +100,7 @@ def add_partitions(side: Side) -> None:
 
 
 def verify_partitions(side: Side) -> None:
-    """As servers ask each other (KIP-890)."""
+    """Verify partitions as servers do among each other (KIP-890)."""
     topic = side.topic("verified", 2)
     name, at, producer = begin(side, "verifying")
     version = side.versions(24)[-1]
@@ -169,7 +169,7 @@ def commit_offsets(side: Side) -> None:
             "topics": [TxnOffsetCommitRequestTopic(row[0], partitions=[offset])],
         } | fields
         for version in side.versions(28):
-            if version < 5:  # the next ones add the group by themselves
+            if version < 5:  # later versions add the group by themselves
                 side.ask(
                     f"{label} v{version}", TxnOffsetCommitRequest(**fields), version=version, to=to
                 )
@@ -219,8 +219,9 @@ def end(side: Side) -> None:
 
 
 def produce_beside_a_transaction(side: Side) -> None:
-    """Batches of a transactional producer that are not of its open transaction; and when it has
-    timed out."""
+    """Produce batches of a transactional producer outside of its open transaction, and after its
+    timeout.
+    """
     topic = side.topic("beside")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     name, at, producer = begin(side, "beside")
@@ -256,7 +257,7 @@ def produce_beside_a_transaction(side: Side) -> None:
 
 
 def begin_after_a_time_out(side: Side) -> None:
-    """The producer names the epoch that it had, as clients do that may go on (KIP-588)."""
+    """The producer names its previous epoch, as clients do that may continue (KIP-588)."""
     topic = side.topic("late")
     name = f"{side.prefix}.late"
     at = side.coordinator(name, TRANSACTION)
@@ -277,7 +278,7 @@ def begin_after_a_time_out(side: Side) -> None:
 
 
 def end_with_a_new_epoch(side: Side) -> None:
-    """EndTxn of the second version of the protocol (KIP-890)."""
+    """Send EndTxn of the second version of the protocol (KIP-890)."""
     topic = side.topic("ended")
     version = side.versions(26)[-1]
     name, at, producer = begin(side, "ending")
@@ -295,7 +296,7 @@ def end_with_a_new_epoch(side: Side) -> None:
 
 
 def _retried(answer: Any) -> int:
-    """As the side's own codes of what is asked again."""
+    """Return the code mapped to one that the side retries."""
     return 14 if answer.error_code == CONCURRENT_TRANSACTIONS else int(answer.error_code)
 
 
@@ -315,7 +316,7 @@ def _describe(side: Side, label: str, *names: str, to: int) -> None:
 
 
 def _unknown(side: Side) -> tuple[str, int]:
-    """A transactional id that nobody has, and its coordinator."""
+    """Return an unused transactional id, and its coordinator."""
     name = f"{side.prefix}.none"
     return name, side.coordinator(name, TRANSACTION)
 
@@ -371,7 +372,7 @@ def list_transactions(side: Side) -> None:
 
 
 def write_markers(side: Side) -> None:
-    """What `kafka-transactions abort` sends."""
+    """Send the markers that `kafka-transactions abort` sends."""
     topic = side.topic("marked", 2)
     leader = side.leader(topic)
 
@@ -388,7 +389,7 @@ def write_markers(side: Side) -> None:
 
 
 def init_transactional(side: Side) -> None:
-    """InitProducerId with a transactional id."""
+    """Send InitProducerId with a transactional id."""
     name = f"{side.prefix}.begun"
     at = side.coordinator(name, TRANSACTION)
 

@@ -1,4 +1,4 @@
-"""Produce and InitProducerId: good batches and bad ones, plain, idempotent and transactional."""
+"""Produce and InitProducerId: valid and invalid batches, plain, idempotent and transactional."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def produce(side: Side) -> None:
         )
 
     def ask_own(label: str, **fields: Any) -> None:
-        """In a topic of its own: where one of the two refuses it, all later offsets differ."""
+        """Send the request to a topic of its own: if only one of the two refuses it, all later
+        offsets differ.
+        """
         own = side.topic(label.replace(" ", "-"))
         own_id = side.topic_id(own)
         side.each(
@@ -93,7 +95,7 @@ def produce(side: Side) -> None:
 
 
 def produce_old(side: Side) -> None:
-    """Versions before record batches, with a batch: the format does not belong there."""
+    """Send a batch in versions before record batches, to which the format does not belong."""
     topic = side.topic("old")
     leader = side.leader(topic)
     for version in side.versions(0):
@@ -116,7 +118,7 @@ def produce_broken(side: Side) -> None:
 
 
 def produce_null(side: Side) -> None:
-    """Kafka does not answer this one, so it is asked once."""
+    """Kafka does not answer this one, so it is sent once."""
     topic = side.topic("null")
     version = side.versions(0)[-1]
     request = _request(version, topic, side.topic_id(topic), _row(None))
@@ -137,7 +139,7 @@ def produce_codecs(side: Side) -> None:
 
 
 def produce_with_settings(side: Side) -> None:
-    """Topics that set what a batch is checked against."""
+    """Produce to topics with settings against which batches are checked."""
     settings: dict[str, dict[str, str]] = {
         "stamped": {"message_timestamp_type": "LogAppendTime"},
         "small": {"max_message_bytes": "100"},
@@ -163,7 +165,7 @@ def produce_with_settings(side: Side) -> None:
 
 
 def produce_recompressed(side: Side) -> None:
-    """A topic that sets its codec (KIP-780): what is read from it afterwards."""
+    """Produce to topics with a codec of their own (KIP-780), and read the records back."""
     for codec in ("gzip", "lz4", "snappy", "zstd", "uncompressed"):
         topic = side.topic(codec, compression_type=codec)
         topic_id, leader = side.topic_id(topic), side.leader(topic)
@@ -181,7 +183,7 @@ def produce_recompressed(side: Side) -> None:
 
 
 def produce_compacted(side: Side) -> None:
-    """A topic whose records are kept by their keys."""
+    """Produce to a compacted topic."""
     topic = side.topic("compacted", cleanup_policy="compact")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     records = {
@@ -206,8 +208,11 @@ def produce_compacted(side: Side) -> None:
 
 
 def produce_unanswered(side: Side) -> None:
-    """acks=0 has no answer, good or bad; what is asked behind it has. Kafka closes the connection
-    where the batch was refused, so that the producer asks for metadata."""
+    """acks=0 gets no answer in any case; a later request does.
+
+    Kafka closes the connection where the batch was refused, so that the producer refreshes its
+    metadata.
+    """
     topic = side.topic("unanswered")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     others: dict[str, tuple[int, PartitionProduceData]] = {
@@ -270,7 +275,7 @@ def produce_idempotent(side: Side) -> None:
 
 
 def produce_to_a_topic_made_anew(side: Side) -> None:
-    """The producer goes on with its numbers: it does not know that the topic is another one."""
+    """The producer's sequence numbers continue: it does not know that the topic was replaced."""
     topic = side.topic("anew")
     version = side.versions(0)[-1]
     producer = side.retry(InitProducerIdRequest(None, 60_000), lambda answer: answer.error_code)
@@ -291,7 +296,7 @@ def produce_to_a_topic_made_anew(side: Side) -> None:
     side.quiet(DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=10_000))
     side.await_gone(topic)
     side.topic("anew")
-    # A server here refuses it once, as others may come before it: clients send it again.
+    # A VDL server refuses it once, as earlier batches may be on their way: clients retry it.
     side.retry(request(7), _code, version=version, to=side.leader(topic))
     ask("the next number, again", 7)
     ask("one of the topic before", 6)
@@ -300,7 +305,7 @@ def produce_to_a_topic_made_anew(side: Side) -> None:
 
 
 def init_producer_id(side: Side) -> None:
-    # A server of Kafka fetches its first ids when it is first asked.
+    # A Kafka server fetches its first ids at the first request.
     side.retry(InitProducerIdRequest(None, 60_000), lambda answer: answer.error_code)
 
     def ask(label: str, *, first: int = 0, **fields: Any) -> None:
