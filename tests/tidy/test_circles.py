@@ -1,4 +1,4 @@
-"""Within a room, too, imports point one way: no file imports one that needs it in turn."""
+"""Within a package, too, imports point one way: there are no import cycles."""
 
 from tests.tidy.test_imports import imports_of, is_module, module_name, sources
 
@@ -15,11 +15,13 @@ KNOWN: dict[tuple[str, ...], str] = {
         "vdl.sim.world",
     ): ("a judge of a whole world drives that world, and the world decides when it has its turn"),
 }
-"""Files that import each other, by the names of their modules, and why they may."""
+"""Known import cycles, by the names of their modules, with the reason."""
 
 
 def imports_within_rooms():
-    """By module, the modules of its own folder that it imports, also those for types only."""
+    """Return, by module, the modules of its own folder that it imports, also those for types
+    only.
+    """
     rooms = {}
     modules = {module_name(path): path for path in sources()}
     for module, path in modules.items():
@@ -34,7 +36,7 @@ def imports_within_rooms():
 
 
 def circles(imports):
-    """Sets of modules of which each imports all others, itself or by way of them."""
+    """Return sets of modules that all import each other, directly or indirectly."""
     reached = {module: set(direct) for module, direct in imports.items()}
     is_growing = True
     while is_growing:
@@ -52,13 +54,13 @@ def circles(imports):
 
 
 def test_circles_of_imports_are_known_with_a_reason():
-    """A list of two is a pair that cannot be read, tested or moved apart from each other."""
+    """Two modules in a cycle cannot be read, tested or moved separately."""
     found = circles(imports_within_rooms())
     assert sorted(tuple(sorted(circle)) for circle in found) == sorted(KNOWN)
 
 
 def test_circles_are_found_over_several_files():
-    """Two files, three files, and files that only share what they import."""
+    """Cycles of two files, of three files, and files that only share their imports."""
     pair = {"r.a": {"r.b"}, "r.b": {"r.a"}, "r.c": {"r.a"}}
     assert circles(pair) == {frozenset(("r.a", "r.b"))}
     three = {"r.a": {"r.b"}, "r.b": {"r.c"}, "r.c": {"r.a", "r.d"}, "r.d": set()}

@@ -1,6 +1,6 @@
-"""No dead constants: each one of a module is read there, imported from there, or looked up by name.
+"""No dead constants: each module constant is read in its module, imported, or looked up by name.
 
-A limit that nothing reads any more looks like one that holds.
+A limit that is no longer read looks like one in force.
 """
 
 import ast
@@ -14,7 +14,7 @@ CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 
 def modules():
-    """{module: its tree} of every Python file of ours that is not generated."""
+    """Return {module: its tree} of every Python file of this project that is not generated."""
     found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -26,7 +26,7 @@ def modules():
 
 
 def constants(tree):
-    """Names in capitals that a module's own lines assign, with the line."""
+    """Yield the upper-case names that a module's top level assigns, with the line."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             targets = node.targets
@@ -41,7 +41,7 @@ def constants(tree):
 
 
 def dead(trees):
-    """`module:line: name` of each constant that nothing uses."""
+    """Return `module:line: name` of each unused constant."""
     read, imported, anywhere = {}, set(), set()
     for module, tree in trees.items():
         names = read[module] = set()
@@ -63,12 +63,12 @@ def dead(trees):
 
 
 def test_source_has_no_dead_constants():
-    """What nothing reads goes."""
+    """An unused constant has to be removed."""
     assert dead(modules()) == []
 
 
 def test_dead_constant_is_found_and_a_used_one_is_not():
-    """Read in its module, imported, an attribute of the module, or named by a string."""
+    """Used: read in its module, imported, an attribute of the module, or named by a string."""
     trees = {
         "a": ast.parse(
             "DEAD = 1\nREAD: int = 2\nTAKEN = ASKED = BY_NAME = READ\n_GONE, _ = 1, 2\n"

@@ -1,4 +1,6 @@
-"""What is imported is installed: by the set-up of the stage that imports it, not by another's."""
+"""Imported packages are installed by the set-up of the stage that imports them, not by
+another's.
+"""
 
 import ast
 import re
@@ -31,7 +33,9 @@ def is_in(path, *places):
 
 
 def outside_imports(path):
-    """(line, module) of each import that is neither ours nor the standard library's."""
+    """Yield (line, module) of each import that is neither this project's nor the standard
+    library's.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         modules = []
         if isinstance(node, ast.Import):
@@ -51,13 +55,13 @@ def normal(name):
 
 
 def required(extra):
-    """The distributions that pyproject.toml names for a server and for one extra."""
+    """Return the distributions that pyproject.toml names for a server and for one extra."""
     rows = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"][extra]
     return {normal(re.match(r"[A-Za-z0-9._-]+", row)[0]) for row in rows}
 
 
 def missing_without(extra, paths, *, but=()):
-    """Imports that neither a server's dependencies nor the extra provide."""
+    """Return the imports that neither a server's dependencies nor the extra provide."""
     named, providers = required(extra), packages_distributions()
     return [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
@@ -69,7 +73,7 @@ def missing_without(extra, paths, *, but=()):
 
 
 def test_extras_dev_has_all_but_what_the_pipeline_imports():
-    """Each stage but `pipeline` passes where nothing but the `dev` extra is installed."""
+    """Each stage but `pipeline` passes with only the `dev` extra installed."""
     paths = [
         path
         for path in python_files(*sorted(OURS), ".ci")
@@ -80,7 +84,7 @@ def test_extras_dev_has_all_but_what_the_pipeline_imports():
 
 
 def test_extras_types_are_checked_with_the_dev_extra_alone():
-    """mypy says the same with the pipeline's extras and without: it skips what they install."""
+    """mypy reports the same with the pipeline's extras and without: it skips their packages."""
     skipped = {
         module.removesuffix(".*")
         for override in PROJECT["tool"]["mypy"]["overrides"]
@@ -92,12 +96,12 @@ def test_extras_types_are_checked_with_the_dev_extra_alone():
 
 
 def test_stages_name_a_set_up_that_make_knows():
-    """A stage that leans on another's set-up passes beside it and fails by itself."""
+    """A stage that relies on another's set-up passes beside it and fails by itself."""
     targets = sorted({stage["setup"] for stage in STAGES})
     subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, capture_output=True)
 
 
 def test_stages_of_the_pipeline_alone_install_spark():
-    """Its environment is its own: in the others' nothing hides that a dependency is missing."""
+    """It has a separate environment: in the others', a missing dependency is detected."""
     of_spark = {stage["name"] for stage in STAGES if stage["setup"] == "setup-pipeline"}
     assert of_spark == {"pipeline"}

@@ -1,4 +1,4 @@
-"""The committed gRPC messages are what the compiler makes of admin.proto."""
+"""The committed gRPC messages are the compiler's output for admin.proto."""
 
 import subprocess
 import sys

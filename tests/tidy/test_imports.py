@@ -82,11 +82,16 @@ LAYERS: list[tuple[str, ...]] = [
     ("segments",),
     ("ids",),
 ]
-"""Top to bottom. A module imports its own component and those of lower rows, never upwards and
-never sideways. The longest matching prefix decides."""
+"""Top to bottom.
+
+A module imports its own component and those of lower rows, never upwards and never sideways. The
+longest matching prefix decides.
+"""
 
 PURE = ("raft", "vdl.state")
-"""Time comes in as ticks or arguments, luck as a `random.Random`, disk and network as values."""
+"""Packages to which time is given as ticks or arguments, randomness as a `random.Random`, disk and
+network as values.
+"""
 
 IMPURE_MODULES = {
     "asyncio", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",
@@ -104,7 +109,7 @@ ASYNCIO_EDGES = {
     "vdl/server/loop.py",
     "vdl/server/process.py",
 }
-"""Where the event loop is known; everything else can be driven in one thread on virtual time."""
+"""Files that use the event loop; everything else can be driven in one thread on virtual time."""
 
 PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyiceberg", "moto")
 
@@ -112,7 +117,7 @@ NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
     "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline",
 }  # fmt: skip
-"""What a server's memory and its start are not spent on."""
+"""Packages that a server does not load at its start, to save memory and time."""
 
 
 def module_name(path):
@@ -125,7 +130,7 @@ def sources():
 
 
 def imports_of(path, *, typing_only=True):
-    """(line, imported module, name) of every import; `from a import b` tells a and b."""
+    """Return (line, imported module, name) of every import; `from a import b` yields a and b."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = set()
     if not typing_only:
@@ -151,7 +156,7 @@ def is_module(name):
 
 
 def component_of(module):
-    """The row of LAYERS and the component a module belongs to, None for others' modules."""
+    """Return the row of LAYERS and the component of a module, None for other projects' modules."""
     best = None
     for rank, row in enumerate(LAYERS):
         for component in row:
@@ -162,7 +167,7 @@ def component_of(module):
 
 
 def wrong_way(path):
-    """Imports of a file that point up or sideways."""
+    """Return the imports of a file that point up or sideways."""
     rank, own = component_of(module_name(path))
     wrong = []
     for line, module, name in imports_of(path):
@@ -179,7 +184,7 @@ def test_imports_between_layers_point_down_only():
 
 
 def test_imports_every_module_has_its_layer():
-    """A new part of `vdl` is given its place on purpose, not by accident."""
+    """Each new part of `vdl` is placed in a layer on purpose."""
     houses = {"vdl", "vdl.kafka", "vdl.logstream"}
     modules = [module_name(path) for path in sources()]
     unplaced = [
@@ -216,7 +221,7 @@ def test_imports_pure_layers_have_no_clock_luck_or_outside():
 
 
 def test_imports_pipeline_knows_only_what_a_client_knows():
-    """What servers store, what clients say to them, and the judge; nothing of a server."""
+    """Stored formats, the client protocol, and the checkers; nothing of a server."""
     allowed = {
         "ids", "segments", "vdl.check", "vdl.kafka.client",
         "vdl.kafka.security.client_settings", "vdl.kafka.wire", "vdl.pipeline", "vdl.records",
@@ -225,7 +230,7 @@ def test_imports_pipeline_knows_only_what_a_client_knows():
 
 
 def test_imports_only_its_own_tests_need_the_pipelines_packages():
-    """Spark and what belongs to it are installed for their stage alone."""
+    """Spark and its packages are installed for their stage alone."""
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -237,12 +242,14 @@ def test_imports_only_its_own_tests_need_the_pipelines_packages():
 
 
 def test_imports_check_knows_nothing_of_ours():
-    """The judge can be taken anywhere: to the simulator, to a harness, to executors."""
+    """The checkers can be used anywhere: in the simulator, in a harness, in executors."""
     assert imports_outside("vdl.check", {"vdl.check"}) == set()
 
 
 def imports_outside(component, allowed):
-    """Imports of ours in the files of a component, beside those of the components allowed."""
+    """Return this project's imports in the files of a component, except those of the allowed
+    components.
+    """
     return {
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in sources()
@@ -259,7 +266,7 @@ def is_within(module, component):
 
 
 def test_imports_asyncio_only_at_the_edges():
-    """The loop is known where sockets are, and in the process around everything."""
+    """The event loop is used where sockets are, and in the process around everything."""
     users = {
         str(path.relative_to(ROOT))
         for path in sources()
@@ -270,7 +277,7 @@ def test_imports_asyncio_only_at_the_edges():
 
 
 def test_imports_disk_only_in_the_file_system():
-    """`segments` touches files through one module, so that the simulator can take its place."""
+    """`segments` accesses files through one module, so that the simulator can replace it."""
     users = {
         path.name
         for path in sources()
@@ -283,7 +290,7 @@ def test_imports_disk_only_in_the_file_system():
 
 @pytest.mark.parametrize("entry", ["vdl.commands.serve", "vdl.server.process"])
 def test_server_start_loads_no_command_line_and_no_grpc(entry):
-    """What people's commands need is not carried by a server."""
+    """Packages that only user commands need are not loaded by a server."""
     code = f"import sys, {entry}; print(*(m for m in {NOT_BEFORE_LISTENING} if m in sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT

@@ -1,4 +1,4 @@
-"""The source itself: no unfinished words, no dead code, names that say what is tested."""
+"""Checks of the source: no unfinished markers, no dead code, descriptive test names."""
 
 import io
 import re
@@ -24,7 +24,7 @@ CODE_IN_COMMENT = re.compile(
 
 
 def written_files():
-    """Every Python file of ours that is not generated."""
+    """Return every Python file of this project that is not generated."""
     folders = ("ids", "raft", "segments", "rpc", "vdl", "tests", "examples", ".ci")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     return [path for path in files if not str(path.relative_to(ROOT)).startswith(GENERATED)]
@@ -43,7 +43,7 @@ def comments(path):
 
 
 def test_source_has_no_unfinished_words():
-    """What is not done is an issue, not a word in a comment."""
+    """Unfinished work belongs in an issue, not in a comment."""
     found = [
         f"{name}:{number}"
         for path, name in zip(FILES, IDS, strict=True)
@@ -67,7 +67,7 @@ def test_source_has_no_commented_out_code():
 
 @pytest.mark.parametrize("package", ["ids", "raft", "segments", "rpc", "vdl"])
 def test_source_modules_begin_with_their_job(package):
-    """Each module's docstring says what it is for."""
+    """Each module's docstring states its purpose."""
     bare = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / package).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""What is shipped: exactly our packages, all of them, and nothing beside them."""
+"""Contents of the wheel: exactly this project's packages, all of them, and nothing else."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {"ids", "raft", "rpc", "segments", "vdl"}
 NOT_SHIPPED = {"vdl.kafka.codegen"}
-"""Tools of the repository that live inside a package."""
+"""Tools of the repository that are inside a package."""
 
 
 def listed_packages():
@@ -22,7 +22,7 @@ def listed_packages():
 
 
 def test_wheel_package_list_is_every_package():
-    """A package that is not listed would be missing after installation, and only there."""
+    """A package that is not listed would be missing only after installation."""
     folders = {
         ".".join(path.parent.relative_to(ROOT).parts)
         for name in TOP_LEVEL
@@ -37,7 +37,9 @@ def wheel_names(tmp_path_factory):
 
 
 def names_in_wheel(folder, *, compiler):
-    """The names in a wheel built from a copy of the tracked tree: builds leave nothing here."""
+    """Return the names in a wheel built from a copy of the tracked tree: builds leave nothing
+    here.
+    """
     source = folder / "source"
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -50,7 +52,7 @@ def names_in_wheel(folder, *, compiler):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    # With the setuptools of this environment: nothing is fetched.
+    # With the setuptools of this environment: nothing is downloaded.
     command += [
         "--disable-pip-version-check",
         "--no-build-isolation",
@@ -66,7 +68,7 @@ def names_in_wheel(folder, *, compiler):
 
 
 def test_wheel_top_level_is_ours_only(wheel_names):
-    """Installing VDL must not put a `tests` or `deploy` package beside everybody's."""
+    """Installing VDL must not add a `tests` or `deploy` package beside other projects'."""
     top = {name.split("/")[0] for name in wheel_names}
     dist_info = {name for name in top if name.endswith(".dist-info")}
     assert len(dist_info) == 1
@@ -74,7 +76,7 @@ def test_wheel_top_level_is_ours_only(wheel_names):
 
 
 def test_wheel_contents_have_licence_and_no_tools(wheel_names):
-    """Licence and notice travel with the code; repository tools do not."""
+    """Licence and notice are shipped with the code; repository tools are not."""
     assert any(name.endswith("licenses/LICENSE") for name in wheel_names)
     assert any(name.endswith("licenses/NOTICE") for name in wheel_names)
     assert not any(name.startswith("vdl/kafka/codegen/") for name in wheel_names)
@@ -82,14 +84,14 @@ def test_wheel_contents_have_licence_and_no_tools(wheel_names):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler is here")
 def test_wheel_with_a_compiler_has_the_walk_in_c(wheel_names):
-    """One file for each Python from 3.11 on; its source and stub stay at home."""
+    """One file for each Python from 3.11 on; its source and stub are not shipped."""
     files = [name for name in wheel_names if "_walk." in name]
     assert len(files) == 1
     assert files[0].startswith("vdl/records/_walk.abi3.")
 
 
 def test_wheel_without_a_compiler_is_built_and_whole(tmp_path):
-    """What is in C is there in Python too."""
+    """Everything in C is there in Python too."""
     names = names_in_wheel(tmp_path, compiler="/bin/false")
     assert not any(name.startswith("vdl/records/_walk") for name in names)
     assert "vdl/records/walk.py" in names
