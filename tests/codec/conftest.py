@@ -1,4 +1,4 @@
-"""The Java oracle: Kafka's own codec in a process of its own, asked line by line."""
+"""The Java oracle: Kafka's own codec in a process of its own, controlled by lines."""
 
 import subprocess
 from collections.abc import Callable
@@ -14,7 +14,9 @@ Oracle = Callable[[str, list[str]], list[list[str]]]
 
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
-    """Asks the oracle of one library version: lines in, for each line the fields of its answer."""
+    """Return a function that sends lines to the oracle of one library version, and returns the
+    fields of each line's answer.
+    """
 
     def ask(version: str, lines: list[str]) -> list[list[str]]:
         done = subprocess.run(

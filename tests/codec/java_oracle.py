@@ -15,7 +15,9 @@ CACHE = Path(__file__).parents[2] / ".cache" / "codec-java"
 
 
 def oracle_command(version: str = NEWEST) -> list[str]:
-    """The command of the program with the classes of this version; what is missing is built."""
+    """Return the command of the program with the classes of this version; missing parts are
+    built.
+    """
     libraries = {known: _libraries(known) for known in (NEWEST, OLDER)}
     return ["java", "-cp", f"{_classes(libraries[NEWEST])}:{libraries[version]}/*", "vdl.Oracle"]
 
@@ -32,7 +34,9 @@ def _classes(libraries: Path) -> Path:
 
 
 def _libraries(version: str) -> Path:
-    """The folder with the client library of this version and what it needs, filled once."""
+    """Return the folder with the client library of this version and its dependencies, filled
+    once.
+    """
     folder = CACHE / version
     if not (folder / f"kafka-clients-{version}.jar").exists():
         partial = _fresh(folder)
@@ -45,7 +49,7 @@ def _libraries(version: str) -> Path:
 
 
 def _fresh(folder: Path) -> Path:
-    """An empty folder beside `folder`, to be renamed to it when complete."""
+    """Return an empty folder beside `folder`, to be renamed to it when complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

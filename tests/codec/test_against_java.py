@@ -21,7 +21,7 @@ SAMPLES = 4
 
 
 def test_messages_of_every_version_have_the_bytes_kafka_gives_them(oracle: Oracle) -> None:
-    """Kafka encodes the JSON of a message to our bytes, and our bytes decoded to the same again."""
+    """Kafka encodes the JSON of a message to the same bytes, and decodes these to the same JSON."""
     rng = random.Random(11)
     lines, expected = [], []
     for api in load_all():
@@ -79,7 +79,7 @@ def _text(record: Record) -> str:
 
 
 def test_batches_of_every_codec_are_read_by_kafka_and_its_batches_by_us(oracle: Oracle) -> None:
-    """Same records both ways, and the same bytes where no compressor stands between."""
+    """The same records in both directions, and the same bytes without compression."""
     rng = random.Random(3)
     lines, batches = [], []
     for codec in Compression:

@@ -1,4 +1,4 @@
-"""The codec against kio, an independent implementation, where it has the message and version."""
+"""The codec against kio, an independent implementation, for its messages and versions."""
 
 import io
 import random
@@ -14,7 +14,7 @@ SAMPLES = 3
 
 
 def test_messages_read_and_written_by_kio_keep_their_bytes() -> None:
-    """kio reads what we wrote, whole, and writes the same bytes again."""
+    """kio decodes the encoded message completely, and encodes the same bytes again."""
     rng = random.Random(5)
     compared = 0
     for api in load_all():

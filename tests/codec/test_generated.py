@@ -1,4 +1,4 @@
-"""What is committed is what the generator gives."""
+"""The committed code is the generator's output."""
 
 from types import ModuleType
 
@@ -40,7 +40,7 @@ def test_registry_agrees_with_the_modules() -> None:
 
 
 def test_old_versions_that_kafka_4_dropped_are_known() -> None:
-    """Clients of that time still exist: versions come from the older library as well."""
+    """Such clients still exist: versions come from the older library as well."""
     oldest = {registry.NAMES[key]: first for key, (first, _) in registry.VERSIONS.items()}
     for name in ("Produce", "Fetch", "ListOffsets", "CreateTopics", "OffsetCommit", "OffsetFetch"):
         assert oldest[name] == 0, name

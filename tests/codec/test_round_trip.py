@@ -73,7 +73,7 @@ def test_bytes_with_errors_raise_nothing_but_wire_errors(api: Api, message: Mess
 @given(data=st.binary(max_size=200), pick=st.integers(0, 10_000), version=st.integers(-1, 20))
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_raise_nothing_but_wire_errors(data: bytes, pick: int, version: int) -> None:
-    """Whatever the bytes and the version: a message, or WireError."""
+    """For any bytes and version: a message, or WireError."""
     decode, _ = _codec(*CASES[pick % len(CASES)])
     try:
         decode(memoryview(data), version)
@@ -83,7 +83,7 @@ def test_random_bytes_raise_nothing_but_wire_errors(data: bytes, pick: int, vers
 
 @pytest.mark.parametrize(("api", "message"), CASES, ids=IDS)
 def test_versions_outside_the_schema_are_unsupported(api: Api, message: Message) -> None:
-    """Both directions refuse a version below or above the schema's."""
+    """Both directions refuse a version outside the schema's range."""
     decode, encode = _codec(api, message)
     sample = getattr(complete(api), message.name)()
     for version in (message.versions.first - 1, message.versions.last + 1):
@@ -97,7 +97,7 @@ def test_versions_outside_the_schema_are_unsupported(api: Api, message: Message)
     "api", [api for api in load_all() if api.key >= 0], ids=lambda api: api.name
 )
 def test_versions_of_own_clients_are_those_of_the_whole_codec(api: Api) -> None:
-    """What servers have of the client's direction does as the whole codec does."""
+    """The client's direction, as far as servers have it, behaves as in the complete codec."""
     rng = random.Random(9)
     for each in load_all():
         if each.key < 0:

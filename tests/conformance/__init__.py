@@ -1,4 +1,4 @@
 """The consensus core against scripted transcripts and tables from the etcd-io/raft project.
 
-The data is an outside oracle and lives outside this repository; `run` takes the folder.
+The data is an external oracle outside of this repository; `run` takes the folder.
 """

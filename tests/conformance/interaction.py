@@ -1,11 +1,11 @@
 """Scripted clusters: commands in, the whole message trace out.
 
-A `Cluster` is a handful of nodes, one pool of messages between them, and for each node a storage
-in memory with its two threads' work lists. The application is an "appender": its state is all
-payloads joined. Directives are methods; their output is collected as lines.
+A `Cluster` is a handful of nodes, one pool of messages between them, and for each node a storage in
+memory with its two threads' work lists. The application is an "appender": its state is the
+concatenation of all payloads. Directives are methods; their output is collected as lines.
 
 Log lines (INFO, DEBUG, …) are the reference implementation's own wording; `without_log_lines` drops
-them from what is expected, and nothing here prints any.
+them from the expected output, and nothing here prints any.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LOCAL = (LOCAL_APPEND_THREAD, LOCAL_APPLY_THREAD)
 
 
 def without_log_lines(lines: list[str]) -> list[str]:
-    """Drop log lines; nothing left reads `ok`."""
+    """Drop log lines; an empty result reads `ok`."""
     return [line for line in lines if not _LOG_LINE.match(line)] or ["ok"]
 
 
@@ -70,7 +70,7 @@ def parse_changes(text: str) -> tuple[ConfChangeSingle, ...]:
 
 @dataclass(slots=True)
 class Server:
-    """A node, what it has on disk, and what its two threads have yet to do."""
+    """A node, its state on disk, and the pending work of its two threads."""
 
     node: RawNode
     storage: MemoryStorage
@@ -92,7 +92,7 @@ class Cluster:
         self._is_quiet = False
 
     def run(self, block: Block) -> list[str]:
-        """Run one directive; its output, `ok` if there is none."""
+        """Run one directive; return its output, `ok` if there is none."""
         self._output = []
         was_quiet = self._is_quiet
         if block.command != "log-level":
@@ -119,7 +119,7 @@ class Cluster:
         self._indent = self._indent[:-2]
 
     def _for_each(self, ids: list[NodeId], verb: str, act: Callable[[NodeId], None]) -> None:
-        """Act on nodes: one alone without, several with a header each."""
+        """Apply `act` to nodes: a single one without a header, several with one each."""
         if len(ids) == 1:
             act(ids[0])
             return
@@ -171,7 +171,7 @@ class Cluster:
         )
 
     def campaign(self, block: Block) -> None:
-        """Stand for leader."""
+        """Campaign as a candidate."""
         self._node(block).campaign()
 
     def propose(self, block: Block) -> None:
@@ -188,11 +188,11 @@ class Cluster:
         self._node(block).propose_conf_change(change, v1=block.flag("v1"))
 
     def tick_heartbeat(self, block: Block) -> None:
-        """One heartbeat interval, tick by tick."""
+        """Tick for one heartbeat interval."""
         self._tick(block, HEARTBEAT_TICKS)
 
     def tick_election(self, block: Block) -> None:
-        """One election timeout, tick by tick."""
+        """Tick for one election timeout."""
         self._tick(block, ELECTION_TICKS)
 
     def _tick(self, block: Block, ticks: int) -> None:
@@ -200,7 +200,7 @@ class Cluster:
             self._node(block).tick()
 
     def set_randomized_election_timeout(self, block: Block) -> None:
-        """Replace randomness."""
+        """Replace the random election timeout."""
         self._node(block).set_election_timeout(int(block.one("timeout")))
 
     def forget_leader(self, block: Block) -> None:
@@ -208,16 +208,16 @@ class Cluster:
         self._node(block).forget_leader()
 
     def transfer_leadership(self, block: Block) -> None:
-        """Hand leadership over."""
+        """Transfer leadership."""
         self._servers[int(block.one("from"))].node.transfer_leader(int(block.one("to")))
 
     def report_unreachable(self, block: Block) -> None:
-        """Tell the first node that the second is unreachable."""
+        """Report to the first node that the second is unreachable."""
         reporter, peer = block.ids()
         self._servers[reporter].node.report_unreachable(peer)
 
     def send_snapshot(self, block: Block) -> None:
-        """Send a snapshot out of turn."""
+        """Send an unsolicited snapshot."""
         sender, receiver = block.ids()
         server = self._servers[sender]
         message = MsgSnap(receiver, sender, server.node.term, server.storage.snapshot())
@@ -225,14 +225,14 @@ class Cluster:
         self._print(describe.message(message))
 
     def compact(self, block: Block) -> None:
-        """Drop a node's log up to an index, and show what is left."""
+        """Compact a node's log up to an index, and show the rest."""
         node, index = block.ids()
         server = self._servers[node]
         server.storage.compact(index, conf_state=server.history[-1].conf_state)
         self._show_log(server)
 
     def raft_log(self, block: Block) -> None:
-        """Show what a node has on disk."""
+        """Show a node's log on disk."""
         self._show_log(self._servers[block.ids()[0]])
 
     def _show_log(self, server: Server) -> None:
@@ -252,7 +252,7 @@ class Cluster:
             self._print(f"{node.id}: {state} ({kind}) Term:{node.term} Lead:{node.lead}")
 
     def status(self, block: Block) -> None:
-        """Show what a leader knows of its members."""
+        """Show a leader's view of its members."""
         self._print(describe.progress_map(self._node(block).status().progress))
 
     def deliver_msgs(self, block: Block) -> None:
@@ -265,19 +265,19 @@ class Cluster:
             self._print("no messages")
 
     def process_ready(self, block: Block) -> None:
-        """Take and work off a Ready of each node."""
+        """Take and process a Ready of each node."""
         self._for_each(block.ids(), "handling Ready", self._process_ready)
 
     def process_append_thread(self, block: Block) -> None:
-        """One piece of work of each node's append thread."""
+        """Process one work item of each node's append thread."""
         self._for_each(block.ids(), "processing append thread", self._process_append)
 
     def process_apply_thread(self, block: Block) -> None:
-        """One piece of work of each node's apply thread."""
+        """Process one work item of each node's apply thread."""
         self._for_each(block.ids(), "processing apply thread", self._process_apply)
 
     def stabilize(self, block: Block) -> None:
-        """Repeat everything on some or all nodes until nothing moves."""
+        """Repeat everything on some or all nodes until nothing changes."""
         servers = [self._servers[node] for node in block.ids() or self._servers]
         moved = True
         while moved:
@@ -311,7 +311,7 @@ class Cluster:
                 process(server.node.id)
         return True
 
-    # --- Working off ---------------------------------------------------------------------------
+    # --- Processing ----------------------------------------------------------------------------
 
     def _node(self, block: Block) -> RawNode:
         return self._servers[int(block.positional[0])].node
@@ -334,7 +334,7 @@ class Cluster:
             server.node.advance(ready)
 
     def _deliver(self, node: NodeId, *, drop: bool = False, kind: str = "") -> int:
-        """Deliver or drop what is under way to a node. What is local is never dropped."""
+        """Deliver or drop messages under way to a node. Local messages are never dropped."""
         chosen = [
             message
             for message in self._messages

@@ -25,29 +25,29 @@ PLACES = {
     "quorum": ("quorum", "quorum/testdata"),
     "confchange": ("confchange", "confchange/testdata"),
 }
-"""Kind → where its files are: in a folder of the data alone, and in a clone of etcd-io/raft."""
+"""Kind -> location of its files: in a folder of the data alone, and in a clone of etcd-io/raft."""
 HOW_TO_GET_IT = "git clone https://github.com/etcd-io/raft, and set RAFT_CONFORMANCE to that folder"
 
 
 class NoData(Exception):
-    """A folder lacks the files of a kind."""
+    """Raised when a folder lacks the files of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one case came to; no differences: passed."""
+    """Result of one case; without differences it passed."""
 
     name: str
     differences: list[str]
 
 
 def data_folder() -> Path:
-    """The folder that RAFT_CONFORMANCE names, or else the one beside the repository."""
+    """Return the folder that RAFT_CONFORMANCE names, or else the one beside the repository."""
     return Path(os.environ.get("RAFT_CONFORMANCE") or DEFAULT_FOLDER)
 
 
 def run_folder(folder: Path) -> Iterator[Outcome]:
-    """All cases of a folder. Raises NoData if it lacks a kind."""
+    """Yield all cases of a folder. Raises NoData if it lacks a kind."""
     for path in _files(folder, "interaction"):
         yield run_transcript(path)
     for path in _files(folder, "quorum"):
@@ -60,7 +60,7 @@ def run_folder(folder: Path) -> Iterator[Outcome]:
 
 
 def run_transcript(path: Path) -> Outcome:
-    """One scripted cluster. State lives through the whole file."""
+    """Run one scripted cluster, whose state persists through the file."""
     cluster = Cluster()
     differences: list[str] = []
     for block in blocks(path):

@@ -1,4 +1,4 @@
-"""Reading data-driven test files.
+"""Parser of data-driven test files.
 
 A file is a list of blocks separated by blank lines. A block: comment lines (`#`), one directive
 line, optional input lines, `----`, then the expected output up to the next blank line, or, when it
@@ -18,10 +18,10 @@ _ARGUMENT = re.compile(r"(?P<key>[^\s=()]+)(?:=(?:\((?P<list>[^)]*)\)|(?P<value>
 
 @dataclass(slots=True)
 class Block:
-    """One directive with its input and what it must print."""
+    """One directive with its input and its expected output."""
 
     line: int
-    """Of the directive, counted from 1."""
+    """Line of the directive, counted from 1."""
     command: str
     positional: list[str] = field(default_factory=list)
     named: dict[str, list[str]] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Block:
     expected: list[str] = field(default_factory=list)
 
     def ids(self) -> list[int]:
-        """Positional arguments as node ids."""
+        """Return the positional arguments as node ids."""
         return [int(argument) for argument in self.positional]
 
     def one(self, key: str, default: str = "") -> str:
-        """A named argument with a single value."""
+        """Return a named argument with a single value."""
         values = self.named.get(key)
         if values is None:
             return default
@@ -42,12 +42,12 @@ class Block:
         return values[0]
 
     def flag(self, key: str) -> bool:
-        """A named true or false; false when missing."""
+        """Return a named boolean; False when missing."""
         return {"true": True, "false": False}[self.one(key, "false")]
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """The blocks of a file."""
+    """Yield the blocks of a file."""
     lines = path.read_text().splitlines()
     position = 0
     while position < len(lines):

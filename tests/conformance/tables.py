@@ -15,7 +15,7 @@ from tests.conformance.script import Block
 
 
 def run_quorum(block: Block) -> list[str]:
-    """One `committed` or `vote` case: `cfg`, perhaps `cfgj`, and `idx` or `votes` per voter."""
+    """Run one `committed` or `vote` case: `cfg`, perhaps `cfgj`, and `idx` or `votes` per voter."""
     incoming = _voters(block, "cfg")
     is_joint = "cfgj" in block.named
     outgoing = _voters(block, "cfgj")
@@ -39,7 +39,7 @@ def _voters(block: Block, key: str) -> list[NodeId]:
 
 
 def _known(block: Block, key: str, order: list[NodeId]) -> dict[NodeId, str]:
-    """Values given in the order the voters first appear; `_` is unknown."""
+    """Return the values given in the order in which voters first appear; `_` is unknown."""
     values = block.named.get(key, [])
     if len(values) != len(order):
         raise ValueError(f"line {block.line}: {len(values)} values for {len(order)} voters")
@@ -52,7 +52,10 @@ def _table(voters: frozenset[NodeId], acked: Mapping[NodeId, Index], index: Inde
 
 
 class Changer:
-    """The configuration one file of change cases works on. Each case moves the log by one entry."""
+    """Configuration that the change cases of one file modify.
+
+    Each case advances the log by one entry.
+    """
 
     def __init__(self) -> None:
         self._membership = Membership()
@@ -60,7 +63,7 @@ class Changer:
         self._last_index: Index = 0
 
     def run(self, block: Block) -> list[str]:
-        """One `simple`, `enter-joint` or `leave-joint` case."""
+        """Run one `simple`, `enter-joint` or `leave-joint` case."""
         last_index = self._last_index
         self._last_index += 1
         try:

@@ -1,4 +1,4 @@
-"""Every transcript and table case of the conformance folder must come out exactly."""
+"""Every transcript and table case of the conformance folder must match exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_core_given_every_case_matches_the_oracle() -> None:
 
 @pytest.mark.parametrize("column", [0, 1], ids=["data alone", "clone of etcd-io/raft"])
 def test_folder_in_either_layout_is_run(tmp_path: Path, column: int) -> None:
-    """Nothing has to be moved in a clone; one case of each kind stands for all."""
+    """A clone is used in place; one case of each kind represents all."""
     cases = {
         "interaction": "log-level debug\n----\nok\n",
         "quorum": "committed cfg=(1) idx=(3)\n----\n",
@@ -45,7 +45,7 @@ def test_folder_in_either_layout_is_run(tmp_path: Path, column: int) -> None:
 def test_folder_without_data_is_refused_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says how the data is got; there is no traceback to read."""
+    """The message explains how to get the data; there is no traceback."""
     with pytest.raises(NoData):
         list(run_folder(tmp_path))
     assert main([str(tmp_path)]) == 2
