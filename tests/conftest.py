@@ -1,8 +1,8 @@
-"""What all tests share: which outside tools must be there, and how examples are drawn.
+"""Settings common to all tests: required external tools, and how examples are drawn.
 
-A property is tried with examples that follow from the test alone, so that two runs over the same
-code say the same, also a year apart. `make examples` draws others each time. No example is timed:
-how long one takes says how busy the machine is.
+A property is tried with examples that depend on the test alone, so that two runs over the same code
+give the same result, also a year apart. `make examples` draws others each time. No example has a
+time limit: its duration depends on the load of the machine.
 
 A test marked `java`, `go` or `node` drives a real client in that language. On a machine without the
 tool it is skipped; under CI it fails, because a check that silently did not run is no check.
@@ -19,7 +19,7 @@ settings.register_profile("fresh", deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
 TOOLS = {"java": ("java", "javac"), "go": ("go",), "node": ("node", "npm")}
-"""Marker → the commands it needs."""
+"""Marker -> the commands that it needs."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

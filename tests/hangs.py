@@ -1,7 +1,7 @@
-"""How long a wait lasts before a test takes it for a hang.
+"""Time limit after which a test takes a wait for a hang.
 
-Far beyond any machine's slowness, so that how fast the machine is decides nothing. A wait that ends
-sooner costs nothing.
+It is far beyond the slowness of any machine, so that speed does not matter. A wait that ends sooner
+costs nothing.
 """
 
 HANG_SECONDS = 120.0

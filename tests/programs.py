@@ -1,8 +1,9 @@
-"""Make ready what tests drive and what does not come with them: `python -m tests.programs FOLDER`.
+"""Prepares the external programs of tests: `python -m tests.programs FOLDER`.
 
-Clients in other languages are compiled, programs of Kafka's world are fetched, into `.cache`. This
-belongs to a stage's set-up, where its progress is seen; a test that is run by itself makes what it
-needs. What cannot be made here is said, and judged by the tests that need it: they skip or fail.
+Clients in other languages are compiled, and programs of Kafka's ecosystem are fetched, into
+`.cache`. This belongs to a stage's set-up, where its progress is visible; a test that is run by
+itself prepares its own programs. Programs that cannot be prepared are reported, and the tests that
+need them skip or fail.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from tests.ecosystem import apicurio
 from tests.ecosystem.programs import classes
 
 Making = tuple[str, Callable[[], object]]
-"""What is made, and how. That may raise OSError, CalledProcessError, TimeoutExpired or skip."""
+"""Name of a program, and the function that prepares it, which may raise OSError,
+CalledProcessError, TimeoutExpired or skip.
+"""
 
 
 def of_clients() -> Iterator[Making]:

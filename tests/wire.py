@@ -1,7 +1,7 @@
 """The codec in both directions and every version, for clients of tests.
 
 `vdl.kafka.wire` has what a server and VDL's own clients need. The client's direction of the other
-versions is generated here, from the same facts by the same generator, when it is first used.
+versions is generated here, from the same facts by the same generator, on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from vdl.kafka.wire import registry
 @cache
 def codec(api_key: int) -> ModuleType:
     """Return the codec of an API in both directions and every version; the server's direction and
-    the messages are the product's own. Raise KeyError if there is no such API."""
+    the messages are the product's own. Raise KeyError if there is no such API.
+    """
     api = load(FACTS / f"{registry.MODULES[api_key]}.json")
     product = wire_module(api)
     found = ModuleType(f"tests.wire.{registry.MODULES[api_key]}")
@@ -33,14 +34,14 @@ def codec(api_key: int) -> ModuleType:
 
 
 def complete(api: Api) -> ModuleType:
-    """Return `codec` of an API, or the codec of a message that travels inside one."""
+    """Return `codec` of an API, or the codec of a message that is embedded in others."""
     return codec(api.key) if api.key >= 0 else wire_module(api)
 
 
 def codec_of(product: ModuleType) -> ModuleType:
-    """Return `codec` of the API that a module of `vdl.kafka.wire` is about."""
+    """Return `codec` of the API that a module of `vdl.kafka.wire` implements."""
     return codec(product.API_KEY)
 
 
 AnyApiClient = partial(KafkaClient, module=codec)
-"""A `KafkaClient` for every API; it speaks the newest version that the server offers."""
+"""A `KafkaClient` for every API; it uses the newest version that the server offers."""

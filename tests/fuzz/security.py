@@ -1,4 +1,4 @@
-"""Damaged handshakes, certificates and login tokens: no crash, and no memory that stays.
+"""Fuzzer of handshakes, certificates and login tokens: finds crashes and memory leaks.
 
     python -m tests.fuzz.security [--count N] [--seed S]
 
@@ -9,8 +9,8 @@ Each round damages one of
 * the first or the last message of SCRAM, a token of PLAIN or of OAUTHBEARER;
 * the subject and the names of a certificate.
 
-What is allowed is what the owners of these parts handle: TlsFailed, or a refusal. Anything else
-ends the run, with the round's number; the same seed and count give the same rounds.
+Allowed results are those that the owners of these parts handle: TlsFailed, or a refusal. Anything
+else ends the run, with the round's number; the same seed and count give the same rounds.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from vdl.kafka.security.scram import Found, ScramLogin, Verifier, decoy
 from vdl.kafka.security.scram_client import ScramConversation
 
 GROWTH_BYTES_MAX = 64 << 20
-"""Of the process, over a whole run, after the first rounds."""
+"""Limit of the process's growth over a whole run, after the first rounds."""
 WARM_ROUNDS = 200
 NOW_MS = 1_700_000_000_000
 _VERIFIER = Verifier(1, b"salt", bytes(32), bytes(32))
-"""Nobody's: one iteration, so that a round takes no milliseconds."""
+"""Verifier of no user, with one iteration, so that a round takes less than a millisecond."""
 
 
 class Fuzz:
@@ -67,7 +67,7 @@ class Fuzz:
         )  # fmt: skip
 
     def round(self) -> None:
-        """One of each kind in turn would learn less: half are handshakes."""
+        """Run one round. Half of them are handshakes: one of each kind in turn would cover less."""
         (self.handshake if self._rng.random() < 0.5 else self._rng.choice(self._kinds[1:]))()
 
     def damaged(self, data: bytes) -> bytes:
@@ -160,12 +160,12 @@ class Fuzz:
 
 
 def signed_part(message: bytes) -> bytes:
-    """What a signature protects of a token: its header and claims."""
+    """Return the signed part of a token: its header and claims."""
     return message.partition(b"Bearer ")[2].rpartition(b".")[0]
 
 
 def taken(login: Mechanism, token: bytes) -> Step:
-    """What a login makes of a token."""
+    """Return a login's result for a token."""
     steps: list[Step] = []
     login.step(token, steps.append)
     (step,) = steps
@@ -175,7 +175,7 @@ def taken(login: Mechanism, token: bytes) -> Step:
 def flights_of(
     context: ssl.SSLContext, certificate: object, key: object, ca: object, version: ssl.TLSVersion
 ) -> list[bytes]:
-    """What a client sends in a good handshake, and then."""
+    """Return the messages that a client sends in a good handshake, and after it."""
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     own.load_verify_locations(str(ca))
     own.load_cert_chain(str(certificate), str(key))
@@ -202,12 +202,15 @@ def flights_of(
 
 
 def resident_bytes() -> int:
-    """The largest so far."""
+    """Return the largest resident size so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def run(count: int, seed: int) -> int:
-    """Bytes by which the process grew. Raises what no owner of a part handles."""
+    """Return the number of bytes by which the process grew.
+
+    Raises exceptions that no owner of a part handles.
+    """
     fuzz = Fuzz(seed)
     for _ in range(min(count, WARM_ROUNDS)):
         fuzz.round()

@@ -1,17 +1,17 @@
-"""`make suites`: other projects' own tests of a Kafka cluster, unmodified, against servers of ours.
+"""`make suites`: other projects' own tests of a Kafka cluster, unmodified, against VDL servers.
 
     python -m tests.suites.run                     all of them, each on servers of its own
     python -m tests.suites.run librdkafka          some
-    python -m tests.suites.run javatools FILTER    one, and of it what matches the filter
+    python -m tests.suites.run javatools FILTER    one, and of it the tests that match the filter
 
 The suites are programs in the folder that SUITES names: `run_<suite> BOOTSTRAP [FILTER]`, which
 print `FAILED NAME (why)` and `skipped NAME (why)`, and at last `SUITE: N passed, N failed, N
-skipped`. Where the folder is missing nothing runs, and the command says so.
+skipped`. Where the folder is missing nothing runs, and the command reports that.
 
 `expected.toml` names each test that is known to fail, with its reason. The command fails when a
 test fails that is not named there, and when one that is named passes: so the list stays true.
 
-Must not know: what any of the tests does.
+Does not depend on what any of the tests does.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ SETTINGS = {
     "security.authorizer": True,
     "kafka.allow.everyone.if.no.acl.found": True,
 }
-"""Tests of librdkafka presume that a topic which says nothing has so many partitions. Tests of ACLs
-need an authorizer; the others one that lets them through."""
+"""librdkafka's tests presume this number of partitions of a topic without a setting.
+
+Tests of ACLs need an authorizer; the others one that allows everything.
+"""
 
 _OUTCOME = re.compile(r"(FAILED|skipped) (.+?)(?: \((.*)|)$")
 _SUMMARY = re.compile(r"\w+: (\d+) passed, (\d+) failed, (\d+) skipped")
@@ -46,28 +48,28 @@ _SUMMARY = re.compile(r"\w+: (\d+) passed, (\d+) failed, (\d+) skipped")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of one suite: test → reason."""
+    """Known failures of one suite: test -> reason."""
 
     fails: dict[str, str] = field(default_factory=dict)
-    """Fails always. One that passes is an error of this list."""
+    """Tests that always fail. If one passes, the list is wrong."""
     may_fail: dict[str, str] = field(default_factory=dict)
-    """Fails at times; on Kafka as well where its reason says so."""
+    """Tests that fail sometimes; on Kafka as well where the reason says so."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one run of a suite came to."""
+    """Result of one run of a suite."""
 
     suite: str
     passed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """Test → what the suite says about it."""
+    """Test -> the suite's message."""
     skipped: set[str] = field(default_factory=set)
     is_complete: bool = False
-    """It said how many passed: without that the run itself broke down."""
+    """True if it printed its number of passed tests; without that the run itself broke down."""
 
     def read(self, line: str) -> None:
-        """One line of what the suite prints."""
+        """Parse one line of the suite's output."""
         if found := _SUMMARY.fullmatch(line):
             self.passed, self.is_complete = int(found[1]), True
         elif found := _OUTCOME.fullmatch(line):
@@ -77,7 +79,10 @@ class Outcome:
                 self.skipped.add(found[2])
 
     def problems(self, expected: Expected, *, is_whole: bool) -> list[str]:
-        """What makes the command fail. `is_whole`: no filter left anything out."""
+        """Return the problems that make the command fail.
+
+        `is_whole`: no filter omitted anything.
+        """
         found = [] if self.is_complete else [f"{self.suite}: did not say how many passed"]
         known = expected.fails.keys() | expected.may_fail.keys()
         found += [
@@ -94,13 +99,13 @@ class Outcome:
 
 
 def load_expected(path: Path = EXPECTED_FILE) -> dict[str, Expected]:
-    """The lists by suite."""
+    """Return the lists by suite."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     return {suite: Expected(**tables) for suite, tables in document.items()}
 
 
 def run_suite(suite: str, chosen: str) -> Outcome:
-    """Run one suite on servers just started; what it prints appears as it comes."""
+    """Run one suite on new servers; its output appears as it comes."""
     servers = ReplicaSet(3)
     outcome = Outcome(suite)
     try:
@@ -118,7 +123,7 @@ def run_suite(suite: str, chosen: str) -> Outcome:
 
 
 def report(outcomes: Iterable[Outcome], expected: dict[str, Expected], *, is_whole: bool) -> int:
-    """Print what each came to and what is wrong with that; the exit code."""
+    """Print each result and its problems; return the exit code."""
     problems: list[str] = []
     print()
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""What `make suites` makes of what the suites print."""
+"""Evaluation of the suites' output by `make suites`."""
 
 from __future__ import annotations
 
