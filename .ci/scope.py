@@ -2,17 +2,17 @@
 
     scope.py PARENT COMMAND [ARGUMENT...]
 
-A process group does not do that: servers that are detached make sessions of their own, and are
-orphans once what started them is gone. Linux gives orphans to the nearest ancestor that asked for
-them (PR_SET_CHILD_SUBREAPER, prctl(2)), so here each descendant becomes a child of this process
-sooner or later, unless it ended before. Needs no privileges.
+A process group does not achieve that: detached servers create sessions of their own, and are
+orphans once their parent is gone. Linux gives orphans to the nearest ancestor that is a subreaper
+(PR_SET_CHILD_SUBREAPER, prctl(2)), so here each descendant eventually becomes a child of this
+process, unless it ended before. Needs no privileges.
 
-Only children are signalled, and only this process collects them. So a number cannot have passed on
-to a process of somebody else's.
+Only children are signalled, and only this process collects them. So a process id cannot have been
+reused by an unrelated process.
 
 SIGTERM, SIGINT or SIGHUP, or the end of the process PARENT, end the command: SIGINT first, so that
-fixtures stop what they started; SIGKILL for what is left after GRACE_SECONDS. Exits with the
-command's code (128 + N if signal N ended it), 130 if it was ended from here.
+fixtures stop what they started; SIGKILL for the rest after GRACE_SECONDS. Exits with the command's
+code (128 + N if signal N ended it), 130 if it was ended from here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 DEFAULT = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
-"""Ignored by Python or by a shell's background jobs, and not to be ignored by the command."""
+"""Signals that Python or a shell's background jobs ignore, and that the command must not ignore."""
 ENDED = 130
 GRACE_SECONDS = 10.0
 KILL_SECONDS_MAX = 10.0
-"""A process in an uninterruptible wait of the kernel cannot be awaited for ever."""
+"""Time limit: a process in an uninterruptible wait of the kernel cannot be awaited for ever."""
 POLL_SECONDS = 0.05
 
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parent, command = int(arguments[0]), arguments[1:]
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # Signals are taken one by one (sigwait) instead of handled: none comes between two lines.
+    # Signals are accepted synchronously (sigwait): none arrives between two lines.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
     if os.getppid() != parent:
@@ -62,7 +62,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _run(pid: int) -> int:
-    """Return the exit code when the command has ended by itself, or was ended."""
+    """Wait for the command's end; return the exit code."""
     code = None
     while code is None:
         if signal.sigwait({*ENDING, signal.SIGCHLD}) in ENDING:
@@ -73,8 +73,10 @@ def _run(pid: int) -> int:
 
 
 def _end(pid: int) -> None:
-    """Ask the command's process group to end, and return when the command has or time is up."""
-    # Not collected, so the number is still the command's.
+    """Interrupt the command's process group, and return when the command has ended or time is
+    up.
+    """
+    # Not collected yet, so the process id is still the command's.
     os.killpg(pid, signal.SIGINT)
     deadline = time.monotonic() + GRACE_SECONDS
     while pid not in _collect() and time.monotonic() < deadline:
@@ -82,7 +84,7 @@ def _end(pid: int) -> None:
 
 
 def _collect() -> dict[int, int]:
-    """Collect the children that have ended: process id → exit code."""
+    """Collect the children that have ended; return process id -> exit code."""
     codes: dict[int, int] = {}
     while True:
         try:
@@ -96,8 +98,10 @@ def _collect() -> dict[int, int]:
 
 
 def _kill_children() -> list[str]:
-    """Kill the children, and theirs as they become ours, until there are none. Return the names of
-    those that were alive."""
+    """Kill the children, and their orphans as they become children, until there are none.
+
+    Return the names of those that were alive.
+    """
     killed: dict[int, str] = {}
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline:
@@ -113,13 +117,13 @@ def _kill_children() -> list[str]:
 
 
 def _children() -> list[int]:
-    """The children of this process that were not collected yet."""
+    """Return the children of this process that were not collected yet."""
     own, found = os.getpid(), []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            # Behind the name, which may have spaces and parentheses: state, parent.
+            # After the name, which may contain spaces and parentheses: state, parent.
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
@@ -129,7 +133,7 @@ def _children() -> list[int]:
 
 
 def _name(pid: int) -> str:
-    """The process id and the command line, as far as they fit in a line."""
+    """Return the process id and the command line, as far as they fit in a line."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return f"{pid} ({words.strip()[:80]})"
 

@@ -1,23 +1,22 @@
 """Runs the test stages of budgets.toml; in CI each within its budget.
 
-First the set-ups of the stages run, one after the other, and show what they do. Then the stages
-run in the order of the file, one after the other. Stages marked `beside` need one processor and no
-quiet machine: those that follow one another run two at a time. What they print appears when they
-end.
+First the set-ups of the stages run sequentially, and show their output. Then the stages run in the
+order of the file, one after the other. Stages marked `beside` need one processor and no idle
+machine: consecutive ones run two at a time. Their output appears when they end.
 
-Budgets are for CI, on a quiet machine. A shared one may be half as fast for hours: what a fixed
-piece of work takes then, in processor time, stretches them, at most to twice. Elsewhere a budget
-ends nothing: a line names the stages that were slower.
+Budgets are for CI, on an idle machine. A shared one may be half as fast for hours: the processor
+time that a fixed piece of work takes then stretches the budgets, at most to twice. Elsewhere a
+budget ends nothing: a line names the stages that were slower.
 
-Each stage runs in a scope (scope.py) that ends what the stage started, however the stage ends. ^C,
-SIGTERM and SIGHUP end the stages that run, and then this process.
+Each stage runs in a scope (scope.py) that ends everything the stage started, however the stage
+ends. ^C, SIGTERM and SIGHUP end the running stages, and then this process.
 
     stages.py [--ci] [NAME...]
 
-Every stage writes a JUnit file; the counts are read from it, so that the last line, `N passed,
-N failed, N skipped`, is a sum of what really ran. Exits with 1 when a test failed, a stage
-outlived its budget or broke down, when a set-up failed, or when no test ran at all: silence is not
-success. What was skipped is said behind the table, a line for each reason.
+Every stage writes a JUnit file from which the counts are read, so that the last line, `N passed, N
+failed, N skipped`, is the sum of the tests that really ran. Exits with 1 when a test failed, a
+stage exceeded its budget or broke down, when a set-up failed, or when no test ran at all: silence
+is not success. Skipped tests are listed after the table, one line for each reason.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ SCOPE = Path(__file__).with_name("scope.py")
 RESULTS = ROOT / "build" / "test-results"
 LOOPS = 1_000_000
 LOOPS_SECONDS = 0.02
-"""What so many empty loops take on the machine that the budgets are for."""
+"""Time of `LOOPS` empty loops on the machine for which the budgets are set."""
 STRETCH_MAX = 2.0
 BESIDE = min(2, os.cpu_count() or 1)
-"""Stages that run at one time, of those that may."""
+"""Number of `beside` stages that run at a time."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 MEMORY_BYTES_MIN = 4 << 30
 POLL_SECONDS = 0.05
 END_SECONDS_MAX = 2 * (GRACE_SECONDS + KILL_SECONDS_MAX)
-"""A scope that was asked to end has ended by then."""
+"""Time limit within which a terminated scope has ended."""
 
 
 @dataclass
@@ -78,21 +77,21 @@ class Stage:
     def command(self, report: Path) -> list[str]:
         if self.make:
             return make(self.make)
-        # Without the cache of last failures: stages that run at one time would share its files.
+        # Without the cache of last failures: concurrent stages would share its files.
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *self.pytest]
 
 
 @dataclass
 class Outcome:
-    """What one stage came to. `problem` is empty unless the stage as a whole failed."""
+    """Result of one stage. `problem` is empty unless the stage as a whole failed."""
 
     stage: Stage
     passed: int = 0
     failed: int = 0
     skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why tests were skipped, and how many for it."""
+    """Reasons for skipped tests, and their numbers."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of the stage and of all that it started."""
@@ -124,7 +123,7 @@ def main() -> int:
 
 
 def run(stages: Sequence[Stage], *, budgets_bind: bool) -> int:
-    """Set up and run the stages; the exit code."""
+    """Set up and run the stages; return the exit code."""
     began = time.monotonic()
     scopes = Scopes()
     is_ready = {
@@ -146,7 +145,7 @@ def run(stages: Sequence[Stage], *, budgets_bind: bool) -> int:
 
 
 class Scopes:
-    """The scopes that were started; several threads start them, one ends them all."""
+    """Running scopes; several threads start them, one ends them all."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -156,8 +155,11 @@ class Scopes:
     def start(
         self, command: list[str], env: dict[str, str] | None = None, output: IO[bytes] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a scope. Its session is its own: ^C reaches it through this process.
-        Raises KeyboardInterrupt after `end_all`."""
+        """Start a command in a scope.
+
+        Its session is its own: ^C reaches it through this process. Raises KeyboardInterrupt after
+        `end_all`.
+        """
         with self._lock:
             if self._ended:
                 raise KeyboardInterrupt
@@ -174,7 +176,7 @@ class Scopes:
             return process
 
     def end_all(self) -> None:
-        """Ask every scope to end; none is started any more."""
+        """Terminate every scope; no further one is started."""
         with self._lock:
             self._ended = True
             for process in self._started:
@@ -182,7 +184,7 @@ class Scopes:
 
 
 def set_up(target: str, scopes: Scopes) -> bool:
-    """Run a set-up, which shows what it does; whether it came to its end."""
+    """Run a set-up, which shows its output; return True if it succeeded."""
     process = scopes.start([*make(target), "--silent"])
     try:
         return process.wait() == 0
@@ -195,7 +197,9 @@ def make(target: str) -> list[str]:
 
 
 def stretch() -> float:
-    """How many times as long a piece of work takes as it should: the quickest of some."""
+    """Return by how many times this machine is slower than expected, by the fastest of some
+    measurements.
+    """
     taken: list[float] = []
     for _ in range(5):
         before = time.process_time()
@@ -212,14 +216,14 @@ def load_stages() -> list[Stage]:
 
 
 def run_alone(stage: Stage, scopes: Scopes, *, budgets_bind: bool) -> Outcome:
-    """Run one stage, which prints as it goes."""
+    """Run one stage, which prints as it runs."""
     stage.seconds = round(stage.seconds * stretch())
     print(head(stage), flush=True)
     return run_stage(stage, scopes, budgets_bind=budgets_bind)
 
 
 def run_beside(stages: Sequence[Stage], scopes: Scopes, *, budgets_bind: bool) -> list[Outcome]:
-    """Run stages as many at a time as may; the outcomes in the order of `stages`."""
+    """Run stages concurrently; return the outcomes in the order of `stages`."""
     stretched = stretch()
     for stage in stages:
         stage.seconds = round(stage.seconds * stretched)
@@ -238,7 +242,7 @@ def run_beside(stages: Sequence[Stage], scopes: Scopes, *, budgets_bind: bool) -
         try:
             return [future.result() for future in futures]
         except BaseException:
-            # ^C: what runs is ended, what waits does not begin.
+            # ^C: running stages are ended, waiting ones do not begin.
             pool.shutdown(wait=False, cancel_futures=True)
             scopes.end_all()
             raise
@@ -251,8 +255,10 @@ def head(stage: Stage) -> str:
 def run_stage(
     stage: Stage, scopes: Scopes, output: IO[bytes] | None = None, *, budgets_bind: bool
 ) -> Outcome:
-    """Run one stage in a scope of its own, so that nothing it started outlives it. It prints to
-    `output` if given."""
+    """Run one stage in a scope of its own, so that nothing it started outlives it.
+
+    It prints to `output` if given.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     results = RESULTS / f"{stage.name.replace(' ', '-')}.xml"
     results.unlink(missing_ok=True)
@@ -280,14 +286,19 @@ def run_stage(
 
 
 def environment() -> dict[str, str]:
-    """What there is, but that Python may keep bytecode. A stage starts servers, workers and clients
-    by the hundred: without it each compiles all that it loads, which is half of what a server's
-    start takes, and pytest rewrites the assertions of all tests anew."""
+    """Return the environment, in which Python may write bytecode.
+
+    A stage starts hundreds of servers, workers and clients: without bytecode each compiles all that
+    it loads, which is half of a server's start time, and pytest rewrites the assertions of all
+    tests anew.
+    """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def has_memory() -> bool:
-    """Whether there is a file system in memory with room, from which programs may be run."""
+    """Return True if there is a file system in memory with enough space, from which programs may be
+    run.
+    """
     if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return False
     return shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
@@ -295,8 +306,9 @@ def has_memory() -> bool:
 
 @contextmanager
 def files_of(stage: Stage) -> Iterator[dict[str, str]]:
-    """The variables that say where a stage's temporary files go: those of one marked `memory` into
-    memory where there is enough of it, and else to where they always go."""
+    """Yield the variables that name the folder of a stage's temporary files: for one marked
+    `memory` a folder in memory if there is enough, else the default.
+    """
     if not stage.memory or not has_memory():
         yield {}
         return
@@ -307,7 +319,7 @@ def files_of(stage: Stage) -> Iterator[dict[str, str]]:
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float) -> float:
-    """Return when it has ended, with its processor time; raises TimeoutExpired after `seconds`."""
+    """Wait until it has ended; return its processor time. Raises TimeoutExpired after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -320,7 +332,7 @@ def wait(process: subprocess.Popen[bytes], seconds: float) -> float:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a scope, if it still runs, and with it whatever its command started."""
+    """End a scope, if it still runs, and everything that its command started."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -347,7 +359,7 @@ def read_counts(results: Path, outcome: Outcome) -> None:
 
 
 def report(outcomes: list[Outcome], seconds: float) -> int:
-    """Print one line a stage and the closing line; the exit code. `seconds`: all of it took."""
+    """Print one line a stage and the closing line; return the exit code. `seconds`: total time."""
     print(
         f"\n{'stage':<20}{'seconds':>9}{'budget':>8}{'CPU':>8}"
         f"{'passed':>8}{'failed':>8}{'skipped':>9}"
@@ -359,7 +371,7 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
             f"{outcome.passed:>8}{outcome.failed:>8}{outcome.skipped:>9}  {outcome.problem}"
         )
     passed = sum(outcome.passed for outcome in outcomes)
-    # A stage that broke down without a failed test is one failure of its own.
+    # A stage that broke down without a failed test counts as one failure.
     failed = sum(outcome.failed or bool(outcome.problem) for outcome in outcomes)
     skipped = sum(outcome.skipped for outcome in outcomes)
     reasons = sum((outcome.reasons for outcome in outcomes), Counter[str]())
