@@ -39,7 +39,7 @@ def test_killed_replica_set_has_every_acknowledged_record_after_restart(
 
 
 def test_killed_while_idle_replica_set_starts_by_itself(replica_set: ReplicaSet) -> None:
-    """Also without any client: a restart needs no operator."""
+    """A restart needs neither clients nor an operator."""
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
     load.start()

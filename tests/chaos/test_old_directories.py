@@ -90,9 +90,9 @@ def written(replica_set: ReplicaSet) -> Load:
 def test_part_of_a_directory_from_an_old_copy_is_found_out(
     replica_set: ReplicaSet, part: str, figure: Figure
 ) -> None:
-    """It is detected by its peers, or by itself where the parts contradict each other, or it is
-    repaired from the journal. Acknowledged records are there, and the server is a member again in
-    the end.
+    """An old part is detected by the server's peers, or by itself where the parts contradict each
+    other, or it is repaired from the journal. Acknowledged records are there, and the server is a
+    member again in the end.
     """
     load = written(replica_set)
     victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
@@ -165,7 +165,7 @@ def serves(replica_set: ReplicaSet, server_id: int) -> bool:
 
 
 def test_swapped_directories_are_refused(replica_set: ReplicaSet) -> None:
-    """Refused before a port is opened; swapped back, both serve."""
+    """Swapped directories are refused before a port is opened; swapped back, both servers serve."""
     load = written(replica_set)
     load.stop()
     for server_id in (2, 3):

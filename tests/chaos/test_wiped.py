@@ -84,8 +84,9 @@ def test_wiped_server_is_replaced(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
-    """With one of the two others down its vote would complete a majority: it must not vote, as it
-    may have voted or acknowledged differently before. Nothing is served until the other returns.
+    """A wiped server does not vote while one of the two others is down: its vote would complete a
+    majority, and it may have voted or acknowledged differently before. Nothing is served until the
+    other returns.
     """
     load = write(replica_set)
     wait_healthy(replica_set)
@@ -104,7 +105,7 @@ def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_alone_waits_and_founds_no_cluster(replica_set: ReplicaSet) -> None:
-    """With both others down no server can be queried, so it waits; when they return it is
+    """A wiped server waits while both others are down and cannot be queried; when they return it is
     admitted.
     """
     load = write(replica_set)

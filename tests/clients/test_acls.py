@@ -167,7 +167,9 @@ def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
 def test_topic_is_closed_and_opened_to_producers_and_consumers(
     secured: ReplicaSet, admin: AdminClient, made: Topics
 ) -> None:
-    """It is invisible to clients that may not describe it."""
+    """A topic is closed and opened by ACLs, and is invisible to clients that may not describe
+    it.
+    """
     topic = made.create("closed", partitions=1)
     assert produced(secured, topic) is None
     create(admin, acl(topic, AclOperation.WRITE, DENY), acl(topic, AclOperation.READ, ALLOW))
@@ -304,7 +306,9 @@ def filter_of(binding: AclBinding) -> AclBindingFilter:
 
 
 def test_what_was_denied_stands_in_the_audit_log(secured: ReplicaSet, made: Topics) -> None:
-    """For everything done here: principal, host, operation; each line is a JSON object."""
+    """The audit log has principal, host and operation of every denial in this test; each line is a
+    JSON object.
+    """
     lines = [
         json.loads(line)
         for path in Path(secured.directory).rglob("audit.log")

@@ -65,7 +65,9 @@ def test_deleted_records_are_gone_for_every_client(
 
 
 def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> None:
-    """Individually (KIP-339); unknown names and invalid numbers are refused."""
+    """Settings are changed individually (KIP-339); unknown names and invalid numbers are
+    refused.
+    """
     topic = topics.create("settings", partitions=1)
 
     def alter(name: str, value: str | None, operation: AlterConfigOpType) -> None:
@@ -94,7 +96,9 @@ def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> No
 def test_records_of_a_topic_with_a_codec_are_read_as_they_were_sent(
     admin: AdminClient, bootstrap: str, topics: Topics, kept: str
 ) -> None:
-    """Whatever compression their producers use, in small batches and large ones."""
+    """Records are read unchanged, with any compression of their producers, in small batches and
+    large ones.
+    """
     topic = topics.unused_name(f"kept-{kept}")
     asked = NewTopic(topic, 1, 3, config={"compression.type": kept})
     admin.create_topics([asked])[topic].result(SECONDS)

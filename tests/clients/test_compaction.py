@@ -66,7 +66,9 @@ def written(driver: Driver, topics: Topics) -> Written:
 def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """Right behind the last record, however much was removed by then."""
+    """The newest value of each key is read right behind the last record, however much was removed
+    by then.
+    """
     one = writing(client)
     assert_newest(read_all(drivers.of(client, 1)[0], one.topic), one.newest)
 
@@ -74,8 +76,8 @@ def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each
 def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """From the beginning to the end, across all removed records; eventually fewer than half of the
-    records written.
+    """The newest values are read from the beginning to the end, across all removed records;
+    eventually fewer than half of the records remain.
     """
     one, driver = writing(client), drivers.of(client, 1)[0]
     deadline = time.monotonic() + SECONDS

@@ -33,7 +33,7 @@ KCAT_SECONDS_MAX = 60
 def test_client_does_what_applications_do_every_day(
     name: str, bootstrap: str, topics: Topics
 ) -> None:
-    """As with Kafka: see `everyday.py`."""
+    """The results are the same as with Kafka: see `everyday.py`."""
     program = PROGRAMS[name]
     topic = topics.unused_name(f"everyday-{name}")
     found = everyday.run(program.command(), bootstrap, topic, f"group-{topic}")
@@ -103,7 +103,7 @@ def test_kcat_writes_and_reads(kcat: str, bootstrap: str, topics: Topics) -> Non
 def test_kcat_finds_offsets_by_time(
     kcat: str, bootstrap: str, drivers: Drivers, topics: Topics
 ) -> None:
-    """Queried, and read from there on."""
+    """kcat queries an offset by time, and reads from there on."""
     topic = topics.create("kcat-time")
     drivers.of(CLIENTS[0], 1)[0].produce(numbered(topic, range(20)))
     since = BASE_TIMESTAMP + 12

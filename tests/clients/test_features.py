@@ -22,7 +22,9 @@ def admin(bootstrap: str) -> Iterator[Any]:
 
 
 def test_features_are_finalised_from_the_start(admin: Any) -> None:
-    """As soon as clients are served: all servers have reported their supported levels."""
+    """Features are finalised as soon as clients are served: all servers have reported their
+    levels.
+    """
     feature = admin.describe_features()[FEATURE]
     assert feature["finalized_epoch"] >= 1
     _, highest = feature["supported"]
@@ -30,7 +32,7 @@ def test_features_are_finalised_from_the_start(admin: Any) -> None:
 
 
 def test_level_that_no_server_understands_is_refused(admin: Any) -> None:
-    """By its name; the finalised level stays."""
+    """An unsupported level is refused with the feature's name; the finalised level stays."""
     before = admin.describe_features()
     with pytest.raises(import_module("kafka.errors").InvalidUpdateVersionError) as refused:
         admin.update_features({FEATURE: 99})

@@ -43,7 +43,7 @@ def fate(bootstrap: str, topic: str, **settings: str | int) -> KafkaError | None
 def test_batches_wait_for_min_insync_replicas(
     servers: ReplicaSet | None, bootstrap: str, topics: Topics
 ) -> None:
-    """With three of three required and one server down, acks=all is refused and acks=1 is not.
+    """One of three required servers is down: acks=all is refused and acks=1 is not.
 
     Metadata lists the in-sync replicas, and all of them again when the server is back.
     """

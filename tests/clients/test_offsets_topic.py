@@ -35,7 +35,7 @@ def committed(key: bytes | None, value: bytes | None) -> tuple[str, str, int, in
 def test_commits_are_read_from_the_topic_of_offsets(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """From its beginning, and commits made while it is read."""
+    """The topic is read from its beginning, and commits made meanwhile follow."""
     driver, monitor = drivers.of(client, 2)
     topic, group = topics.create("monitored"), topics.unused_name("group")
     partitions = [(INTERNAL, p) for p in range(topics.partition_count(INTERNAL))]

@@ -128,7 +128,7 @@ def test_records_of_all_generations_are_read_by_each(
 
 @pytest.mark.parametrize("old", old_client_parameters())
 def test_positions_of_an_old_client_are_kept(old: Client, drivers: Drivers, topics: Topics) -> None:
-    """Committed by one process, found by the next, and by a current client."""
+    """Offsets committed by one process are found by the next, and by a current client."""
     topic = topics.create("positions")
     first, second = drivers.of(old, 2)
     first.produce(numbered(topic, range(20)))
@@ -206,7 +206,9 @@ BAD_SETS = {
 def test_set_that_is_not_sound_is_refused_and_the_next_one_taken(
     name: str, topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """Refused as by Kafka; nothing is written."""
+    """An invalid message set is refused as by Kafka; nothing of it is written, and the next one is
+    accepted.
+    """
     topic = topics.create("bad-set")
     connection = connect(topics.leader(topic))
     for data, code, offset in (
@@ -271,7 +273,7 @@ def test_positions_of_version_0_are_kept_by_the_coordinator(
 def test_topics_are_created_and_deleted_in_version_0(
     topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """As introduced by KIP-4."""
+    """Topics are created and deleted as introduced by KIP-4."""
     name = topics.unused_name("version-0")
     connection = connect(1)
     create = create_topics.CreateTopicsRequest(

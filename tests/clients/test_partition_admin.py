@@ -56,7 +56,9 @@ def size_of(described: Any, partition: int) -> int:
 
 
 def test_sizes_of_replicas_are_told_by_each_server(admin: Any, topic: str) -> None:
-    """For all three copies, once followers know the commit index; no copy is moving."""
+    """Each server reports the sizes of its replicas, once followers know the commit index; moves to
+    another directory are refused.
+    """
     deadline = time.monotonic() + SECONDS
     while True:
         described = admin.describe_log_dirs({topic: [0, 1]})
@@ -105,7 +107,7 @@ def test_producers_of_a_partition_are_told(admin: Any, topic: str) -> None:
 
 
 def test_preferred_leaders_are_elected(bootstrap: str, topic: str) -> None:
-    """They lead already; no other leader is elected."""
+    """Preferred leaders lead already; no other leader is elected."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     asked = [TopicPartition(topic, 0), TopicPartition(topic, 9)]
     for kind in (ElectionType.PREFERRED, ElectionType.UNCLEAN):

@@ -290,7 +290,7 @@ def test_client_that_may_not_is_told_why_and_nothing_is_leaked(
 
 
 def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> None:
-    """Also to the admin plane, which requires a certificate."""
+    """Commands use the file's settings, also for the admin plane, which requires a certificate."""
     assert "alice" in secured.vdl("user", "list")
     status = json.loads(secured.vdl("status", "--json"))
     assert [server["problem"] for server in status["servers"]] == ["", "", ""]
@@ -352,7 +352,7 @@ def until_refused(
 
 
 def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path: Path) -> None:
-    """Its open connections end, and it cannot log in again; others continue."""
+    """A removed user's open connections end, and it cannot log in again; others continue."""
     secured.vdl("user", "add", "carol", text="carols-secret\n")
     carol = AdminClient(secured.settings("SCRAM-SHA-512", "carol", "carols-secret"))
     carol.list_topics(timeout=10)
@@ -422,7 +422,9 @@ def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
 def test_client_whose_certificate_is_revoked_is_out_within_a_second(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """Also a connected one; other clients, and the servers' links, continue."""
+    """A revoked client is refused, also a connected one; other clients, and the servers' links,
+    continue.
+    """
     bootstrap = secured.bootstrap(MTLS_STEP)
 
     def client(name: str) -> AdminClient:

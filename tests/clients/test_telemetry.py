@@ -45,7 +45,7 @@ def subscribe(address: tuple[str, int], value: str | None) -> None:
 def test_what_a_client_measures_is_on_the_metrics_port(
     servers: ReplicaSet | None, bootstrap: str, topics: Topics
 ) -> None:
-    """At the server to which it pushes; with the client's own name."""
+    """The metrics are at the server to which the client pushes, with the client's own name."""
     if servers is None:
         pytest.skip("other brokers show it elsewhere")
     topic = topics.create("measured", partitions=1)

@@ -14,7 +14,7 @@ SENT = 20
 
 
 def test_producer_goes_on_in_a_topic_that_was_made_anew(bootstrap: str, topics: Topics) -> None:
-    """It does not know of it, and its sequence numbers continue.
+    """The producer does not know of the new topic, and its sequence numbers continue.
 
     If the first of them were refused as those of an unknown producer, that would be fatal to the
     producer: it has sent that batch before.

@@ -79,7 +79,7 @@ def _text(record: Record) -> str:
 
 
 def test_batches_of_every_codec_are_read_by_kafka_and_its_batches_by_us(oracle: Oracle) -> None:
-    """The same records in both directions, and the same bytes without compression."""
+    """Records are equal in both directions, and bytes are equal without compression."""
     rng = random.Random(3)
     lines, batches = [], []
     for codec in Compression:

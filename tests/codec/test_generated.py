@@ -14,7 +14,7 @@ def test_generated_modules_are_current() -> None:
 
 
 def test_generator_run_twice_gives_the_same_text() -> None:
-    """The same facts give the same text."""
+    """Equal facts give equal text."""
     assert generate() == generate()
 
 

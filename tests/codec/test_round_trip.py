@@ -73,7 +73,7 @@ def test_bytes_with_errors_raise_nothing_but_wire_errors(api: Api, message: Mess
 @given(data=st.binary(max_size=200), pick=st.integers(0, 10_000), version=st.integers(-1, 20))
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_raise_nothing_but_wire_errors(data: bytes, pick: int, version: int) -> None:
-    """For any bytes and version: a message, or WireError."""
+    """Any bytes in any version decode to a message or raise WireError."""
     decode, _ = _codec(*CASES[pick % len(CASES)])
     try:
         decode(memoryview(data), version)

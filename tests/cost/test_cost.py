@@ -51,7 +51,9 @@ def counts():
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_workload_costs_what_is_recorded(name, counts, record_property):
-    """Neither more, nor so much less that the recorded value would permit losing the gain."""
+    """A workload costs neither more, nor so much less that the recorded value would permit losing
+    the gain.
+    """
     if not IS_NATIVE:
         pytest.skip("no C compiler was there: records are walked by calls in Python")
     before = recorded()
@@ -68,13 +70,15 @@ def test_workload_costs_what_is_recorded(name, counts, record_property):
 
 @pytest.mark.parametrize("name", AGAIN)
 def test_count_in_another_process_is_the_same(name, counts):
-    """To the last call and byte, independent of string hashes and object addresses."""
+    """Counts are equal to the last call and byte, independent of string hashes and object
+    addresses.
+    """
     assert counts[name, "", "4711"].result() == counts[name, "", "0"].result()
 
 
 @pytest.mark.parametrize("plant", list(PLANTED))
 def test_planted_waste_is_over_the_tolerance(plant, counts):
-    """Otherwise the check would be ineffective."""
+    """Each plant exceeds the tolerance; otherwise the check would be ineffective."""
     name, figure = PLANTED[plant]
     clean = counts[name, "", "0"].result().figures[figure]
     assert counts[name, plant, "0"].result().figures[figure] > clean * (1 + TOLERANCE)

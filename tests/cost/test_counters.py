@@ -121,7 +121,7 @@ def test_calls_outside_servers_events_are_not_counted(time, server, system) -> N
 
 
 def test_memory_given_back_and_taken_again_is_counted_twice(time, server) -> None:
-    """Otherwise a copy could be hidden by freed memory."""
+    """Reallocated memory counts again; otherwise freed memory could hide a copy."""
     taken = bytes_of(time, lambda: server.copies_again(bytearray(COPIED_BYTES)))
     assert abs(taken - 2 * COPIED_BYTES) < PAGE_BYTES
 

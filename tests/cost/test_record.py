@@ -48,7 +48,7 @@ def test_fall_asks_to_be_recorded():
 
 
 def test_figure_without_a_record_is_a_fault():
-    """Otherwise a new figure would stay unchecked."""
+    """An unrecorded figure is a fault; otherwise a new figure would stay unchecked."""
     (row,) = changes("large", "MB", {}, {"syncs": 1.0}, {"syncs": "waits"})
     assert row.is_fault
 

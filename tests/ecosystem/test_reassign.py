@@ -91,7 +91,9 @@ def throttled(bootstrap: str) -> str:
 def test_thirty_partitions_are_reassigned_under_load_by_kafkas_tool(
     four_servers: ReplicaSet, tmp_path: Path
 ) -> None:
-    """It proposes a plan, executes it with a throttle, detects its end and removes the throttle."""
+    """The tool proposes a plan, executes it with a throttle, detects its end and removes the
+    throttle.
+    """
     bootstrap = four_servers.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     tool = Tool(bootstrap, tmp_path)

@@ -39,7 +39,7 @@ SPAN_MS = 300_000
 def test_streams_counts_words_and_joins_over_a_restart(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """After half of the input the program ends and its local state is lost; then the other half
+    """The program ends after half of the input and its local state is lost; then the other half
     follows. All of the left side comes before: later pairs need state that only a changelog still
     has.
     """

@@ -8,5 +8,5 @@ ROUNDS = 1_500
 
 
 def test_damaged_handshakes_certificates_and_tokens_do_no_harm() -> None:
-    """Always with the same seed, so that a failure can be reproduced."""
+    """No damage crashes the process; the seed is fixed, so that a failure can be reproduced."""
     assert run(ROUNDS, seed=1) <= GROWTH_BYTES_MAX

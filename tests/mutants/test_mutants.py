@@ -56,14 +56,14 @@ def known_first(known):
 
 @pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
 def test_simulator_finds_planted_bug(name, hunts, record_property):
-    """It survives neither the recorded seeds nor the fresh search after them."""
+    """A planted bug survives neither the recorded seeds nor the fresh search after them."""
     one = hunts[name].result()
     record_property("seeds", one.tried)
     assert one.complaint == "", row(one)
 
 
 def test_unmutated_code_passes_the_seeds_that_found(copies, hunts):
-    """Otherwise a finding would say nothing about the bug."""
+    """Recorded seeds pass without the bug; otherwise a finding would say nothing about it."""
     assert any(future.result().found for future in hunts.values())
     assert copies.calm.violations == ()
     assert copies.failing() == []

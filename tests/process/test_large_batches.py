@@ -118,8 +118,8 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
 def test_large_records_are_taken_and_read_as_they_were(
     servers: ReplicaSet, names: dict[str, str]
 ) -> None:
-    """Uncompressed and compressed; by a consumer whose fetches request far less; with small ones
-    between.
+    """Uncompressed and compressed records, with small ones between, are read by a consumer whose
+    fetches request far less.
     """
     topic = names["any"]
     sent: list[bytes] = []
@@ -155,7 +155,9 @@ def test_leader_that_dies_under_large_records_loses_none(
 def test_follower_that_was_away_gets_large_records(
     servers: ReplicaSet, topics: Topics, names: dict[str, str]
 ) -> None:
-    """From the leader's disk; then it is one of the two remaining servers."""
+    """A returning follower gets large records from the leader's disk; then it is one of the two
+    remaining servers.
+    """
     topic = names["away"]
     leader = topics.leader(topic)
     away, other = (server for server in servers.server_ids if server != leader)

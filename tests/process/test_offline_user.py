@@ -15,7 +15,7 @@ LATER, LAST = "a-password-made-offline-5", "a-password-of-later-6"
 
 
 def test_lost_administrator_is_made_anew_offline_and_once() -> None:
-    """With another password, at the next start, and logged.
+    """The administrator gets another password at the next start, which is logged.
 
     Later changes are not reverted by a start.
     """

@@ -106,7 +106,7 @@ def test_replica_set_edited_configuration_is_kept(replica_set):
 
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
-    """Also for a server whose file is written again later; the file states it."""
+    """A new set's retention is in each server's file, also in one that is written again later."""
     made = make_replica_set(
         tmp_path / "set", count=2, base_port=BASE_PORT, is_secure=is_secure,
         retention_ms=NEW_SET_RETENTION_MS,
@@ -123,8 +123,8 @@ def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
 
 
 def test_replica_set_from_before_keeps_records_for_ever(replica_set):
-    """It has no such line: neither an existing file nor one that is written anew shortens the
-    retention.
+    """A set without a recorded retention keeps records for ever, with existing files and rewritten
+    ones.
     """
     assert "retention" not in (replica_set.directory / "replica_set.toml").read_text()
     found = find_replica_set(replica_set.directory)
@@ -136,7 +136,7 @@ def test_replica_set_from_before_keeps_records_for_ever(replica_set):
 
 @pytest.mark.parametrize(("count", "base_port"), [(0, 9092), (10, 9092), (3, 80), (3, 65_500)])
 def test_replica_set_impossible_size_or_port_is_refused(tmp_path, count, base_port):
-    """Refused before anything is written."""
+    """Impossible sizes and ports are refused before anything is written."""
     with pytest.raises(ReplicaSetError):
         make_replica_set(tmp_path / "set", count=count, base_port=base_port)
     assert not (tmp_path / "set").exists()
@@ -181,7 +181,7 @@ def test_pid_file_of_a_stranger_is_not_believed(replica_set, process_like_a_serv
 
 @pytest.mark.parametrize("content", ["", "x", "-1", "99999999999999999999"])
 def test_pid_file_without_a_process_is_stale(replica_set, content):
-    """Whatever a crash left in the file, it is only read."""
+    """A stale file is only read, whatever a crash left in it."""
     server = replica_set.servers[0]
     server.pid_file.write_text(content)
     assert server.running_pid() == 0
@@ -324,8 +324,8 @@ def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
 
 @pytest.mark.parametrize("trouble", ["port", "log"])
 def test_server_that_cannot_start_does_not_take_the_others_down(tmp_path, trouble):
-    """They serve, `vdl up` names the failed one and fails; when the cause is removed it starts that
-    one.
+    """The other servers serve; `vdl up` names the failed one and fails; when the cause is removed
+    it starts that one.
     """
     vdl, data = [sys.executable, "-m", "vdl.cli"], tmp_path / "set"
     port = free_base_port(3, random.Random())
@@ -428,7 +428,7 @@ class FullFile:
 
 
 def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, monkeypatch):
-    """It could not be found again."""
+    """A server without a pid file is stopped, because it could not be found again."""
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -444,14 +444,16 @@ def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, m
 
 
 def test_replica_set_empty_configuration_is_refused(replica_set):
-    """It would be a server with every default, on another's port and with another's data."""
+    """An empty file is refused: it would be a server with every default, on another's port and with
+    another's data.
+    """
     replica_set.servers[1].config_file.write_text("")
     with pytest.raises(ReplicaSetError, match=r"2/vdl\.toml is empty"):
         write_configs(replica_set)
 
 
 def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path):
-    """It is reported as other errors that the user has to repair."""
+    """The error is reported as others that the user has to repair."""
     made = make_replica_set(tmp_path / "set", count=1, base_port=BASE_PORT)
     made.servers[0].directory.write_text("")
     with pytest.raises(ReplicaSetError, match=r"cannot use .*/set/1"):

@@ -56,7 +56,7 @@ def refused(command):
 
 @pytest.mark.parametrize("service", ["clients", "http", "admin"])
 def test_server_whose_port_is_taken_says_so_before_clients_come(service, tmp_path):
-    """Before it has reported anywhere that it serves."""
+    """The error comes before the server has reported anywhere that it serves."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host, port = taken.getsockname()
         if service == "clients":
@@ -121,7 +121,9 @@ def may_be_process_1():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("around", [[], AS_PROCESS_1], ids=["plain", "process_1"])
 def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, around, tmp_path):
-    """In a container, the system drops signals to process 1 that have no handler."""
+    """A server ends by a signal during its start: in a container, the system drops signals to
+    process 1 that have no handler.
+    """
     if around and (may_be_process_1() is None or may_be_process_1().returncode):
         pytest.skip("needs the right to be process 1 of a namespace")
     pid_file = tmp_path / "server.pid"

@@ -99,7 +99,9 @@ def test_process_ends_though_its_connections_cannot_be_found():
 
 
 def test_process_that_cannot_end_lets_go_of_its_connections():
-    """Otherwise clients would wait for an answer until the disk returns an error."""
+    """A process that cannot end closes its connections: clients would otherwise wait until the disk
+    returns an error.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         with subprocess.Popen([sys.executable, "-c", HELD, port]) as process:

@@ -136,7 +136,9 @@ class BootLives:
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["in-place", "elsewhere"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_boot_ends_before_what_peers_have_heard(seed, is_elsewhere, monkeypatch):
-    """Holds also where the disk has no space to write over what is there."""
+    """No start ends before marks that peers hold, also where the disk has no space to overwrite
+    files.
+    """
     lives = BootLives(seed)
     overwrite = start.overwrite_identity
 

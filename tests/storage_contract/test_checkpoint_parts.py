@@ -92,8 +92,8 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
 
 
 def test_tails_that_keep_old_journal_files_go_with_their_shares(harness, writer, flushes):
-    """Also when the journal has outgrown its files: flushing all tails at once would delay
-    appends.
+    """Tails that need old journal files are flushed with their shares: all at once would delay
+    appends. This holds also when the journal has outgrown its files.
     """
     begin_again(harness, journal_file_bytes=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
@@ -214,7 +214,7 @@ def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, wri
 
 
 def test_many_logs_are_never_flushed_together(harness, writer, flushes):
-    """Neither a checkpoint by bytes flushes many logs together, nor hundreds of tails that need an
+    """A checkpoint by bytes flushes a bounded number of logs, also when hundreds of tails need an
     old journal file or were rewritten at the same moment.
     """
     begin_again(harness, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
@@ -271,7 +271,9 @@ def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
 
 
 def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, monkeypatch):
-    """In their logs' parts tails of any size are flushed: the refused work is what is retried."""
+    """Parts without flushable tails do not end the full state: only a successful retry of the
+    refused work does.
+    """
     begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
 

@@ -106,7 +106,9 @@ def test_journal_files_go_when_what_they_hold_is_trimmed(engine, writer, life, l
 @pytest.mark.parametrize("end", ["crash", "power cut", "none"])
 @pytest.mark.parametrize("moment", ["staged", "durable", "removed", "flushed"])
 def test_what_follows_is_kept(engine, writer, moment, end):
-    """Holds for committed and uncommitted entries, and for trims that a crash keeps or loses."""
+    """Entries behind the trim are kept, committed or not, and if a crash keeps or loses the
+    trim.
+    """
     log = engine.new_log()
     put(engine, log, writer, 200, size=1000)
     engine.checkpoint()
@@ -171,7 +173,9 @@ def test_segment_stays_that_has_a_payload_behind_the_trim(writer):
 
 
 def test_reader_of_what_is_cleared_meanwhile_is_told_so(writer):
-    """Its file is gone, which is no damage."""
+    """A reader of a cleared range gets the error for trimmed entries: its missing file is no
+    damage.
+    """
     engine = SimHarness(replace(ROOMY, cache_bytes_max=16 << 10))
     engine.start()
     log = engine.new_log()
@@ -207,7 +211,9 @@ def test_files_of_a_flush_under_way_go_too(engine, writer):
 def test_refused_removal_does_not_remove_what_was_written_since(
     engine, writer, monkeypatch, first, second
 ):
-    """It would, if other files of its log were removed before it."""
+    """A refused removal does not delete new files, though other files of its log were removed
+    before it.
+    """
     logs = [engine.new_log(), engine.new_log(group_id=10)]
     for log in logs:
         for _ in range(4):

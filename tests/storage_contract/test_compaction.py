@@ -321,7 +321,7 @@ def test_what_is_left_can_be_read_however_small_it_becomes(codec):
 
 
 def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypatch):
-    """They are not read: most of an old log may be such."""
+    """Emptied segments are skipped without being read: most of an old log may consist of them."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     entries = []
@@ -377,7 +377,7 @@ def test_keys_are_told_apart_whatever_their_length(harness):
 
 
 def test_key_of_a_mebibyte_supersedes_itself():
-    """It supersedes no other key of that length."""
+    """A key of a mebibyte supersedes earlier records of the same key, and of no other that long."""
     keys = [b"x" * (1 << 20), b"x" * ((1 << 20) - 1) + b"y"]
     entries = []
     for n, key in enumerate([keys[0], keys[1], keys[0]]):
@@ -559,7 +559,9 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
 @pytest.mark.parametrize("how", ["page", "empty"])
 @pytest.mark.parametrize("when", ["compact.named", "compact.indexed", "compact.join_indexed"])
 def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, how):
-    """Also where neither the file nor any Idx says what it was."""
+    """Damage to a file that another replaces is harmless, also where neither it nor any Idx
+    describes it.
+    """
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -600,8 +602,8 @@ def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, 
 
 
 def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
-    """Only entries that compaction may have made smaller, at the same position in the log, may
-    differ in length.
+    """A copy of another length is refused, except for an entry that compaction may have made
+    smaller, at the same position in the log.
     """
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -634,7 +636,9 @@ def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
 
 
 def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
-    """It ends with the next entry; until then a smaller copy has to wait."""
+    """A damaged newest segment that needs rewriting ends with the next entry; until then a smaller
+    copy has to wait.
+    """
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(4), 150)
@@ -841,7 +845,7 @@ def test_full_disk_leaves_the_log_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
-    """As everywhere; the next start finds a readable log without losses."""
+    """A disk failure is reported once; the next start finds a readable log without losses."""
     request.addfinalizer(lambda: failpoint.arm(""))
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -862,7 +866,9 @@ def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
 
 
 def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
-    """They count as equal until all are compacted as far; then each byte counts again."""
+    """Copies compacted to different limits count as equal; once all are compacted as far, each byte
+    counts.
+    """
     harnesses = []
     for name in ("a", "b"):
         harness = DiskHarness(SMALL, directory=str(tmp_path / name))
@@ -952,7 +958,7 @@ def test_small_segments_become_one(tmp_path):
 
 
 def test_replicas_join_the_same(tmp_path):
-    """The same segments are joined to the same files, whatever memory there is for keys."""
+    """Replicas join the same segments to the same files, independent of their memory for keys."""
     found = []
     for n in range(2):
         harness = DiskHarness(SMALL, directory=str(tmp_path / str(n)))

@@ -206,7 +206,7 @@ def fill(harness, log, writer, hard_state, count, **shape):
 
 
 def test_reads_from_disk_equal_reads_from_memory(harness, writer, hard_state):
-    """Over many segments, evicted chunks and a restart, every entry and offset is found."""
+    """Every entry and offset is found over many segments, evicted chunks and a restart."""
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 300, size=200, records=2)
     expected = [

@@ -143,5 +143,7 @@ def live(kind, seed, steps_max, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
-    """Holds for any set of logs in the files, and however full the disk is."""
+    """A start finds all that was acknowledged, for any set of logs in the files and any free
+    space.
+    """
     live(CrowdedLives, seed, 150, monkeypatch)

@@ -214,7 +214,9 @@ def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_p
 
 
 def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tmp_path):
-    """Neither describes the entry: its position is behind those before it."""
+    """A damaged entry with a damaged index is repaired: its position is behind the entries before
+    it.
+    """
     engine, model = build(make_harness, tmp_path)
     log = engine.log
     bad = log.segments[2].first_index + 1
@@ -309,7 +311,7 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
 
 
 def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch):
-    """Not at each step, as a pass over n logs has at least n steps. Each log is read once."""
+    """The scrubber sorts the logs once a pass, not at each step, and reads each log once."""
     sorts, read = [], []
 
     def counted(values):
@@ -347,7 +349,9 @@ def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch
 
 
 def test_scrubber_rests_after_many_small_logs(make_harness, tmp_path):
-    """At its byte rate alone it would read a thousand of them repeatedly, a hundred a second."""
+    """The scrubber pauses between passes: at its byte rate alone it would read a thousand small
+    logs repeatedly, a hundred a second.
+    """
     engine = make_harness("disk", tmp_path, SMALL)
     for group_id in range(9, 309):
         log = engine.new_log(group_id)
@@ -522,7 +526,9 @@ def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness
 
 
 def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path):
-    """It is not reported as deleted entries: from the damaged range on, entries can be repaired."""
+    """Damage that begins among trimmed entries is not reported as deletion: from the damaged range
+    on, entries can be repaired.
+    """
     engine, _ = build(make_harness, tmp_path)
     log = engine.log
     info, following = next(

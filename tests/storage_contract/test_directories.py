@@ -36,7 +36,9 @@ def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writ
 
 
 def test_directory_that_is_given_up_is_another_one_and_its_logs_stay_lost(harness, writer):
-    """Immediate, durable, and limited to the logs that existed."""
+    """Retiring a directory gives it a new id and marks its existing logs as lost, immediately and
+    durably.
+    """
     log = harness.new_log(9)
     put(harness, log, writer, 20)
     harness.pump()
@@ -135,7 +137,9 @@ def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_pat
 
 
 def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_path, writer):
-    """Independent of the number of starts since, and of the journal's progress."""
+    """A directory restored from a copy is behind, whatever number of starts followed and however
+    far its journal got.
+    """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     log = engine.new_log()

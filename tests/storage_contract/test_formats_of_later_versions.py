@@ -53,7 +53,9 @@ def test_later_form_is_refused(engine, tmp_path):
 
 @pytest.mark.parametrize("with_lock", [True, False])
 def test_later_form_is_told_from_damage_whatever_else_is_new(engine, tmp_path, with_lock):
-    """To this version the later identity looks damaged, its meta missing, its journal empty."""
+    """A later format is refused as such, though to this version the identity looks damaged, the
+    meta missing and the journal empty.
+    """
     engine.close()
     data = tmp_path / "data"
     write_form(RealFileSystem(), engine.directory, FORM + 1)
@@ -98,7 +100,9 @@ def test_one_half_of_the_note_is_enough(engine, tmp_path):
 
 
 def test_life_whose_form_could_not_be_written_clears_nothing(writer, monkeypatch):
-    """It trims as earlier versions do; the next run may have space for the note."""
+    """A run that could not write its format note trims as earlier versions do; the next run writes
+    the note.
+    """
     engine = SimHarness(SMALL)
     real = SimFileSystem.rename
 

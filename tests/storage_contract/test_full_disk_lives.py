@@ -207,8 +207,8 @@ def test_entry_larger_than_a_piece_of_the_reserve_does_not_hold_up_votes(life, w
 
 
 def test_checkpoint_on_a_full_disk_does_not_hold_up_votes(writer):
-    """It does not rewrite tails that only the oldest journal file has: they would need more than
-    the reserve holds, and votes wait behind them.
+    """A checkpoint on a full disk does not rewrite tails that only the oldest journal file has:
+    they would need more than the reserve holds, and votes wait behind them.
     """
     engine, _ = make(LARGE, 3, random.Random(1))
     engine.disk.room = None

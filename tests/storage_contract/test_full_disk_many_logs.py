@@ -28,7 +28,7 @@ def vote(engine, log):
 
 @pytest.mark.parametrize("count", [300, 700])
 def test_votes_are_taken_however_many_there_are_and_however_many_logs(count):
-    """Sequentially, all at once, and over restarts."""
+    """All logs can vote on a full disk: one after the other, all at once, and over restarts."""
     engine = Engine(OPTIONS)
     engine.start()
     logs = create(engine, count)

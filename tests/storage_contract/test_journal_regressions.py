@@ -301,7 +301,7 @@ def test_files_stay_until_what_ends_the_need_for_them_is_durable(
 
 @pytest.mark.parametrize("change", ["reset", "delete"])
 def test_files_go_when_what_ends_the_need_for_them_is_durable(tmp_path: Path, change: str) -> None:
-    """As above, without a crash."""
+    """The first file is released once the other log's snapshot or deletion is durable, too."""
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
     small, large = make_logs(store, workers, 9, 10)
@@ -387,9 +387,8 @@ def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
 def test_state_of_all_logs_is_collected_once_for_a_journal_file(
     monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
-    """With ten thousand logs collecting takes the loop some milliseconds.
-
-    To compute the length of the file's header, counting the logs is enough.
+    """The state of all logs is collected once a file: with ten thousand logs that takes the loop
+    some milliseconds. The length of a file's header is computed by counting them.
     """
     harness = SimHarness(OPTIONS)
     store = harness.start()

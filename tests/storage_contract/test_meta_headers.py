@@ -88,7 +88,9 @@ def test_flipped_header_never_loses_a_key_silently(tmp_path, written, first, pag
 
 
 def test_version_of_a_later_lmdb_is_not_taken_for_damage(tmp_path, written):
-    """It would be put aside and started anew, on every server alike."""
+    """A later LMDB version is refused, not repaired: that would discard the meta of every server
+    alike.
+    """
     path = tmp_path / "meta"
     shutil.copytree(written[0], path)
     for bit in (0, 1):

@@ -124,7 +124,9 @@ def test_item_is_found_by_the_pages_on_its_way(written):
 
 
 def test_item_on_a_flipped_page_is_told_or_found(written):
-    """Holds for every bit of every page: LMDB would follow it out of the file."""
+    """A look-up over a flipped page finds the item or raises CorruptRecord, for every bit of every
+    page: LMDB would follow the page out of the file.
+    """
     read, size = reader(written)
     header = check_headers(read, size)
     data = bytearray(read(size, 0))
@@ -160,7 +162,7 @@ def test_flipped_page_never_ends_the_process(tmp_path, written, share):
 
 
 def test_what_lmdb_writes_is_whole(tmp_path):
-    """After any sequence of puts and deletes, no intact page may be reported as damaged."""
+    """No page that LMDB wrote is reported as damaged, after any sequence of puts and deletes."""
     rng = random.Random(SEED)
     print(f"SEED={SEED}")
     keys = [b"%05d" % n * rng.randrange(1, 60) for n in range(3_000)]

@@ -25,7 +25,9 @@ def harness(tmp_path, writer):
 
 
 def test_index_that_leads_behind_the_offset_is_damage(harness):
-    """It is reported as damage; rebuilding does not help where the index is intact."""
+    """An index that points behind the offset is reported as damage; where it is intact, rebuilding
+    does not help.
+    """
     log = harness.log
     look = cold.read(log, 10, 120, 1 << 20, 12, 0)
     with pytest.raises(IndexDamaged, match="base offset"):

@@ -220,7 +220,7 @@ def test_oldest_journal_file_that_a_log_needs_stops_the_start(tmp_path, writer, 
 
 @pytest.mark.parametrize("name", ["deleted", "reserve", "lock"])
 def test_part_that_holds_nothing_is_made_again(lived, name):
-    """It held nothing that is needed."""
+    """A missing folder that held nothing is created again."""
     place = Place(lived)
     there = pairs(lived)
     if any(path.removeprefix(f"{ROOT}/") == name for path in there):
@@ -231,7 +231,7 @@ def test_part_that_holds_nothing_is_made_again(lived, name):
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_directory_that_is_empty_is_new(tmp_path, backend):
-    """Also the root of a file system, with the entries that a file system creates there."""
+    """An empty directory is new, also the root of a file system with the entries created there."""
     harness = make(backend, tmp_path)
     first = harness.store.directory_id
     harness.close()
@@ -250,7 +250,9 @@ def test_directory_that_is_empty_is_new(tmp_path, backend):
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_empty_directory_is_refused_when_the_configuration_says_so(tmp_path, backend):
-    """It may be the mount point of a disk that is not mounted."""
+    """The configuration can refuse an empty directory, which may be the mount point of an unmounted
+    disk.
+    """
     from dataclasses import replace
 
     harness = make(backend, tmp_path)

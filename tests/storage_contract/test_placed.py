@@ -115,7 +115,9 @@ def spoil(engine, index):
 
 
 def test_large_append_is_in_its_segment_and_not_in_the_journal(engine):
-    """Its bytes are written once; a checkpoint has only Idx to write; it is read as any entry."""
+    """A large append is written once, to its segment; a checkpoint writes only its Idx; it is read
+    as any entry.
+    """
     log = engine.log
     before = engine.all_entries(log)
     journal_bytes, flushed = engine.store.stats()["journal_bytes"], log.flushed_index
@@ -277,7 +279,9 @@ def test_payloads_of_a_block_are_all_on_their_way_before_a_sync_waits(tmp_path, 
 
 @pytest.mark.parametrize("nth", range(2))
 def test_failed_sync_of_one_payload_among_several_is_the_end(nth, monkeypatch):
-    """Holds for each of them: reported once, never retried, and nothing is acknowledged."""
+    """A failed sync of any of several payloads is reported once and never retried, and nothing is
+    acknowledged.
+    """
     sim, other = two_logs(SimHarness)
     append_to_both(sim, other)
     held, durable = sim.all_entries(sim.log)[:-6], sim.store.durable_token
@@ -316,7 +320,7 @@ def test_payloads_of_several_logs_are_on_the_disk_when_acknowledged():
 
 
 def test_payload_that_nothing_proves_is_written_again_at_a_start(sim):
-    """It may have been read from the page cache only."""
+    """A start rewrites an unproved payload, which it may have read from the page cache only."""
     append(sim, 8)
     held = sim.all_entries(sim.log)
     block, payload = jobs(sim)
@@ -343,7 +347,9 @@ def test_damaged_payload_of_the_last_block_is_the_end_of_the_log(engine):
 
 
 def test_damaged_payload_behind_the_mark_loses_what_was_not_committed(engine):
-    """As a damaged frame of a journal block: it may have been acknowledged."""
+    """A damaged uncommitted payload loses the log, as a damaged frame of a journal block does: it
+    may have been acknowledged.
+    """
     append(engine, 8)
     engine.submit()
     proved(engine)
@@ -415,8 +421,8 @@ def test_place_is_not_written_again_before_the_cut_is_durable(sim):
 
 
 def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
-    """Once the block is durable, files of a log that was reset are removed; the block is still the
-    last.
+    """A start does not require frames that their own block truncates: once the block is durable,
+    files of the reset log are removed, while the block is still the last.
     """
     append(sim, 8)
     assert sim.store._queue.batch.payloads
@@ -430,7 +436,9 @@ def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
 
 
 def test_reset_while_a_payload_is_under_way(sim):
-    """It is written to the old file, and has no effect on the log after the reset."""
+    """A payload under way during a reset is written to the old file, and has no effect on the log
+    after it.
+    """
     append(sim, 8)
     block, payload = jobs(sim)
     log = sim.log
@@ -489,7 +497,9 @@ def committed_ahead(sim):
 
 
 def test_what_is_committed_ahead_of_its_payload_is_soon_flushed(sim):
-    """Under space pressure the backlog is no larger than what a flush began with."""
+    """Committed entries count as flushable while their payload is under way, and no more than
+    these.
+    """
     both, size = committed_ahead(sim)
     assert sim.store.flushable_bytes == size > 0
     for job, done in both:
@@ -668,8 +678,10 @@ def test_file_that_stands_for_others_says_where_a_segment_began(sim):
 
 
 def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
-    """Its first block counts as torn: then the replaced files count, and they prove that the
-    payload had been durable.
+    """The new file's first block counts as torn.
+
+    The replaced files count instead, and prove that the payload had been durable: only its log is
+    lost.
     """
     log, other = stood_for(sim)
     held = sim.all_entries(other)
@@ -919,8 +931,8 @@ def test_no_more_logs_have_room_than_may(sim, monkeypatch):
 
 
 def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
-    """Where a file system cannot allocate, the C library writes a zero into each block that holds
-    only zeros. A payload written in between must not be overwritten.
+    """Space is preallocated without overwriting a payload: where a file system cannot allocate, the
+    C library writes a zero into each block that holds only zeros.
     """
     monkeypatch.setattr(rooms, "ROOM_BYTES_MIN", 600)
     options = replace(PLACING, segment_bytes=64 << 10)
@@ -963,8 +975,8 @@ def has_places(engine):
 
 
 def test_directory_says_that_appends_may_be_placed(tmp_path):
-    """It is recorded before the first one, and for good: a version without this feature must refuse
-    the directory.
+    """The directory records for good that appends may be placed, before the first one: a version
+    without this feature must refuse it.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
@@ -1083,7 +1095,9 @@ def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(m
 
 
 def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(monkeypatch):
-    """As above, but a start comes between, and entries behind the split are only in the journal."""
+    """A batch is split, its second part uncommitted: after a start it outlives the first file,
+    though entries behind the split are only in the journal.
+    """
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))
     other = staged_across_files(sim)
@@ -1108,8 +1122,8 @@ def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(mo
 
 
 def test_block_that_says_that_its_placed_entries_are_flushed_needs_no_frames():
-    """It repeats them for an old file's sake; they are committed, flushed and trimmed before it is
-    written. Appends of other logs are in it, and acknowledged.
+    """A start needs no frames of repeated entries that are committed, flushed and trimmed before
+    their block is written. Appends of other logs in that block are acknowledged.
     """
     sim = settled(SimHarness(PLACING))
     log, other = sim.log, sim.new_log()

@@ -175,7 +175,9 @@ class Lives:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_and_nothing_else(seed):
-    """Whatever is placed, truncated, flushed or rolled meanwhile."""
+    """A start finds exactly what was acknowledged, whatever is placed, truncated, flushed or
+    rolled.
+    """
     lives = Lives(seed)
     lives.run(80)
     lives.settle()

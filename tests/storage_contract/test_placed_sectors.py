@@ -111,7 +111,9 @@ def test_both_pages_that_a_payload_has_a_part_of_cannot_be_read():
 
 
 def test_payload_of_less_than_a_page_begins_a_segment_that_was_written_before():
-    """Its header and frames are a part of the file's first page, which cannot be read."""
+    """A payload begins a segment whose first page cannot be read: its header and frames are a part
+    of it.
+    """
     sim = settled(SimHarness(replace(PLACING, segment_bytes=2048)))
     append(sim, 4, size=400)
     segment = sim.log.placement.begun[-1].number
@@ -247,8 +249,8 @@ def test_payload_is_written_where_the_index_is_missing():
 
 
 def test_payload_that_finds_no_descriptor_for_the_index_changes_nothing(monkeypatch):
-    """It waits before it replaces unreadable frames with zeros: a power cut would take the Idx,
-    without which the frames cannot be walked.
+    """A payload without a descriptor for the index waits before it replaces unreadable frames with
+    zeros: a power cut would take the Idx, without which the frames cannot be walked.
     """
     sim = settled(SimHarness(PLACING))
     block, payload = spoiled_head(sim)
@@ -275,7 +277,7 @@ def test_payload_that_finds_no_descriptor_for_the_index_changes_nothing(monkeypa
 
 
 def test_failed_sync_of_the_index_is_the_end(monkeypatch):
-    """As any failed sync."""
+    """A failed sync of the index is fatal, as any other."""
     sim = settled(SimHarness(PLACING))
     block, payload = spoiled_head(sim)
     durable = sim.store.durable_token

@@ -128,7 +128,7 @@ def test_payload_without_its_block(engine):
 
 @pytest.mark.parametrize("what", ["table", "header"])
 def test_payload_whose_block_is_torn(engine, what):
-    """The same; the payload itself is intact."""
+    """A payload whose block is torn is no entry, though the payload itself is intact."""
     last = engine.log.last_index
     append(engine, 8)
     run(*jobs(engine))
@@ -141,7 +141,7 @@ def test_payload_whose_block_is_torn(engine, what):
 
 
 def test_last_block_without_its_payload(engine):
-    """It is indistinguishable from a tear."""
+    """A last block without its payload counts as torn."""
     last = engine.log.last_index
     append(engine, 8)
     block, _ = jobs(engine)
@@ -152,7 +152,7 @@ def test_last_block_without_its_payload(engine):
 @pytest.mark.parametrize("behind", [0, 3, 7])
 @pytest.mark.parametrize("at", [0, 4, 16, 24, 60])
 def test_last_block_with_a_damaged_payload(sim, behind, at):
-    """The same, wherever it is damaged."""
+    """A last block whose payload is damaged anywhere counts as torn."""
     last = sim.log.last_index
     append(sim, 8)
     run(*jobs(sim))
@@ -170,7 +170,7 @@ def test_last_block_with_its_payload(engine):
 
 @pytest.mark.parametrize("upto", [0, 3, 8])
 def test_proved_block_with_its_payload(engine, upto):
-    """Independent of how much of it is committed."""
+    """A proved block's entries are all there, independent of how many are committed."""
     last, _ = placed(engine)
     if upto:
         commit(engine, last - 8 + upto)
@@ -179,7 +179,7 @@ def test_proved_block_with_its_payload(engine, upto):
 
 
 def test_damaged_payload_that_was_cut_off(engine):
-    """Its place may be overwritten, and is not checked."""
+    """Damage to truncated payloads is not reported: their place may be overwritten."""
     last, places = placed(engine)
     path, position = places[last - 1]
     append(engine, 2, first=last - 3, term=2, size=20)
@@ -190,7 +190,9 @@ def test_damaged_payload_that_was_cut_off(engine):
 
 
 def test_damaged_payload_that_its_own_block_cut_off(engine):
-    """The same, while the block is still the last."""
+    """Damage to payloads that their own block truncates is not reported, while the block is the
+    last.
+    """
     append(engine, 8)
     last = engine.log.last_index
     path, position = place_of(engine, last - 1)
@@ -230,7 +232,9 @@ def test_damaged_payload_that_is_committed(sim, behind, at):
 @pytest.mark.parametrize("at", [0, 4, 16, 24, 60])
 @pytest.mark.parametrize("behind", [0, 3, 7])
 def test_damaged_payload_that_is_not_committed(sim, behind, at):
-    """It may have been acknowledged: the start reports the replica lost, and so does the tool."""
+    """Damage to an uncommitted payload loses the replica, for the start and the tool: it may have
+    been acknowledged.
+    """
     last, places = placed(sim)
     path, position = places[last - behind]
     flip(sim, path, position + at)
@@ -242,7 +246,7 @@ def test_damaged_payload_that_is_not_committed(sim, behind, at):
 
 
 def test_command_says_that_the_replica_is_lost(engine, capfd):
-    """By its message and its exit code."""
+    """The command reports a lost replica by its message and its exit code."""
     last, places = placed(engine)
     path, position = places[last]
     flip(engine, path, position + 60)
@@ -292,7 +296,7 @@ def test_segment_that_a_payload_began_is_cut_short_or_missing(engine, what, upto
 
 @pytest.mark.parametrize("upto", [0, 8])
 def test_header_of_a_segment_that_a_payload_began(engine, upto):
-    """It is rebuilt from the other copies."""
+    """A damaged header of such a segment is rebuilt from the other copies."""
     last, _ = placed(engine, 7, size=500)
     begun = engine.log.placement.begun[-1]
     if upto:
@@ -341,7 +345,7 @@ def test_end_of_the_last_flushed_entry_that_nothing_tells(sim, kept, finds):
 
 
 def test_damaged_entry_whose_idx_is_gone(sim):
-    """It is skipped, and those behind it are read."""
+    """A damaged entry without Idx is skipped, and those behind it are read."""
     log, (first, *_) = sim.log, sim.log.segments
     index = first.first_index + 1
     idx = log.files.idx(index)

@@ -77,7 +77,7 @@ def test_small_entries_count_with_what_they_cost_beside_their_bytes():
 
 
 def test_everything_is_given_back():
-    """Whatever order readers come and go in, nothing stays counted."""
+    """The count returns to zero, in whatever order readers come and go."""
     windows, rng = ReadAhead(), random.Random(4)
     for _ in range(300):
         key = (rng.randrange(40), 0, "offset", rng.randrange(3))

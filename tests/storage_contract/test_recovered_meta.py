@@ -94,7 +94,7 @@ def test_first_whole_state_after_a_damaged_one_counts(engine, writer):
 
 
 def test_damage_in_one_log_leaves_the_others_their_checkpoints(engine, writer):
-    """Only the damaged log's checkpoint is discarded."""
+    """Damage discards the checkpoint of its log only."""
     bad, good = engine.new_log(), engine.new_log(group_id=10)
     for log in (bad, good):
         put(engine, log, writer, 20)
@@ -108,7 +108,9 @@ def test_damage_in_one_log_leaves_the_others_their_checkpoints(engine, writer):
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full):
-    """As at a start; also when the transaction that found it is then refused its space."""
+    """A checkpoint found damaged by a running store covers nothing, also when the transaction that
+    found it is then refused for want of space.
+    """
     bad, good = engine.new_log(), engine.new_log(group_id=10)
     for log in (bad, good):
         put(engine, log, writer, 20)
@@ -130,7 +132,9 @@ def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full
 
 
 def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writer):
-    """As long as the journal has it: the log begins behind it, so nothing else can replace it."""
+    """The installed state is restored as long as the journal has it: the log begins behind it, so
+    nothing else can replace it.
+    """
     log = engine.new_log()
     engine.store.reset_log(log, first_index=500, prev_term=1, next_offset=900, state=b"snapshot")
     engine.submit()

@@ -504,7 +504,7 @@ def refuse(place, code, *, lasts, may_end):
 @pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("name", CODES)
 def test_refused_call_ends_nobody_and_loses_nothing(places, name, lasts):
-    """Refused once, with each possible error; or, for a while, together with all calls of the same
+    """Each call is refused once with each possible error, or, for a while, together with all of its
     kind.
     """
     for n, place in enumerate(place for place in places if place.name == name):

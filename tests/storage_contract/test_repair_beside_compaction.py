@@ -138,7 +138,7 @@ class Both:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_repair_stalls_while_a_compaction_goes_on(seed, monkeypatch):
-    """From any of its steps to any other."""
+    """A repair that stalls from any of its steps to any other is correct beside a compaction."""
     rng = random.Random(seed)
     both = Both(rng)
     stall = Stall(monkeypatch, lambda: both.engine.workers.advance(100 * rng.randint(1, 60)))

@@ -100,7 +100,10 @@ def test_entry_that_can_be_read_after_all_is_kept(engine, is_compacted):
 
 
 def test_entry_that_can_be_read_while_it_is_repaired_refuses_the_copy(engine):
-    """It is kept, although the bytes read are not those written. The next attempt finds it good."""
+    """An entry that becomes readable again is kept, although the bytes read are not those written.
+
+    The next attempt finds it good.
+    """
     log = engine.log
     before = engine.all_entries(log)
     heal = unreadable(engine, log.files.segment_path(1), 3)
@@ -163,9 +166,8 @@ def test_smaller_copies_of_a_part_of_a_range_without_index_are_enough(engine):
 
 
 def test_frame_that_a_client_has_sent_is_not_taken_for_the_next_one(engine):
-    """It has all fields of the next entry.
-
-    Then there are two candidates, and copies of both are needed.
+    """A client's data that looks like the next frame is not taken for it: there are two candidates
+    then, and copies of both are needed.
     """
     log = engine.log
     write(engine, [entry(n) for n in range(COUNT + 1, COUNT + 20)])

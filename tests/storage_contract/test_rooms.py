@@ -210,7 +210,9 @@ def test_start_of_many_logs_looks_at_some_at_a_time(sim, monkeypatch):
 
 
 def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
-    """At once, and not a round later."""
+    """A log releases its space at once when others need its place among `ROOMS_MAX`, not a round
+    later.
+    """
     monkeypatch.setattr(rooms, "ROOMS_MAX", 2)
     logs = [sim.log, *(sim.new_log() for _ in range(5))]
     settle_twice(sim, logs)
@@ -220,7 +222,9 @@ def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
 
 
 def test_nothing_is_cut_while_a_payload_is_under_way(sim):
-    """It may lie anywhere in the space that the log has released."""
+    """No file is truncated while a payload is under way: it may lie anywhere in the released
+    space.
+    """
     append(sim, 8, size=SIZE)
     block, payload = jobs(sim)
     log = sim.log
@@ -258,7 +262,9 @@ def test_what_was_cut_off_goes_back_too(sim):
 
 
 def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
-    """Before a flush comes: the entries that follow may be too few for one."""
+    """Segments of truncated entries are removed before a flush: the entries that follow may be too
+    few for one.
+    """
     options = replace(LARGE, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
     log = engine.log
@@ -284,7 +290,7 @@ def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
 
 @pytest.mark.parametrize("what", ["reset", "delete"])
 def test_log_that_is_no_more_has_nothing_to_give_back(engine, what):
-    """Its files are removed; pending releases are forgotten."""
+    """A deleted log's files are removed, and its pending releases are forgotten."""
     append(engine, 8, size=SIZE)
     block, payload = jobs(engine)
     log = engine.log
@@ -340,7 +346,7 @@ def test_unreadable_end_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_failed_sync_of_names_is_the_end(engine, request):
-    """As every other failed sync."""
+    """A failed sync of a directory is fatal, as every other failed sync."""
     request.addfinalizer(lambda: failpoint.arm(""))
     failpoint.arm("room.cut:error")
     engine.workers.advance(ROUNDS_MS)
@@ -396,7 +402,7 @@ def test_no_room_is_made_of_the_last_of_a_disk(sim):
 
 
 def test_disk_that_others_fill_takes_the_room_back(sim):
-    """Before the disk is full."""
+    """Preallocated space is released before others fill the disk."""
     append(sim, 4, size=SIZE)
     settle_all(sim)
     assert sim.log.placement.rooms
@@ -431,7 +437,9 @@ def test_nothing_is_placed_where_files_are_not_written_in_place(tmp_path):
 
 
 def test_type_of_a_mount_is_what_the_system_says(tmp_path):
-    """Of the mount that holds the directory; None for a path that does not exist."""
+    """`mount_type` returns the type of the mount that holds the directory; none for a missing
+    path.
+    """
     fs = RealFileSystem()
     assert fs.writes_in_place("/dev/shm")
     assert not fs.writes_in_place("/proc")
@@ -471,7 +479,9 @@ class QuietLives(CrowdedLives):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_logs_at_rest_have_no_more_than_they_need(seed, monkeypatch):
-    """Whatever was placed, truncated, evicted or refused before."""
+    """Idle logs hold no more space than needed, whatever was placed, truncated, evicted or refused
+    before.
+    """
     if seed % 3:
         monkeypatch.setattr(rooms, "ROOMS_MAX", 1 + seed % 2)
     lives = live(QuietLives, seed, 120, monkeypatch)
@@ -506,8 +516,8 @@ def twins(seed):
 
 @pytest.mark.parametrize("seed", range(FULL_LIVES))
 def test_disk_becomes_full_no_sooner_for_the_room_that_is_made(seed):
-    """The same appends on two disks, one server of which places none: as long as that one accepts
-    appends, the other does, too.
+    """Preallocation does not fill a disk sooner: the same appends run on two disks, one without it,
+    and as long as that one accepts appends, the other does, too.
     """
     rng = random.Random(seed)
     placing, other = engines = twins(seed)

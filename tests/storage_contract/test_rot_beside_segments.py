@@ -143,7 +143,7 @@ def test_whole_directory_is_left_alone(engine):
 
 
 def test_parts_are_looked_at_once_an_hour(engine):
-    """Also after the first time."""
+    """Each part is examined once an hour, also after the first time."""
     engine.workers.advance(60_000)
     file = file_of(engine, "data/identity")
     flip(file, 20)
@@ -154,7 +154,7 @@ def test_parts_are_looked_at_once_an_hour(engine):
 
 
 def test_file_that_is_let_go_while_it_is_looked_at_is_no_damage(engine):
-    """It becomes another file."""
+    """Damage in a file released during its examination is not reported: the file is reused."""
     sequence, path, end_lsn = engine.store._journal.counted_files()[0]
     look = JournalLook(SimFileSystem(engine.disk), sequence, path, end_lsn, engine.store)
     engine.store._journal.chain.release(sequence + 1)
@@ -203,7 +203,10 @@ def test_damaged_journal_file_of_a_full_disk_goes_when_there_is_room(engine):
 
 
 def test_journal_file_of_a_full_disk_takes_more_while_it_waits_to_go(engine):
-    """Otherwise each vote would need a reserve piece; and it may be the last file with space."""
+    """A damaged file of a full disk still takes votes.
+
+    Otherwise each would need a reserve piece, and it may be the last file with space.
+    """
     store, log = engine.store, engine.log
     engine.disk.room = 0
     while not store._journal.is_full:
@@ -280,8 +283,8 @@ def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
 
 
 def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):
-    """With what can be read of it, before an access through the map to that page ends the
-    process.
+    """The meta is rewritten with its readable contents, before an access through the map to the bad
+    page ends the process.
     """
     engine = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     engine.start()
@@ -308,8 +311,8 @@ def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypa
 
 @pytest.mark.parametrize("waiting", [1, 8], ids=["stands for all", "stands for some"])
 def test_round_that_begins_while_a_file_takes_the_place_of_others(monkeypatch, waiting):
-    """On a full disk, with the block still being written: the file that the round has to read is
-    there, and complete.
+    """A round on a full disk reads a file that replaces others: it is there and complete, though
+    its block is still being written.
     """
     engine = SimHarness(replace(SMALL, cache_bytes_max=1 << 20))
     engine.start()
@@ -368,8 +371,8 @@ def test_file_that_cannot_be_opened_is_damaged(engine, monkeypatch, what):
 
 
 def test_journal_is_read_from_the_medium(monkeypatch):
-    """Also all of a block longer than a step: the page cache may hold data that the medium has
-    lost.
+    """The journal is read from the medium, also all of a block longer than a step: the page cache
+    may hold data that the medium has lost.
     """
     engine = SimHarness(
         replace(OPTIONS, journal_file_bytes=8 << 20, journal_first_file_bytes=8 << 20,

@@ -136,8 +136,10 @@ class FullFileSystem(RealFileSystem):
 
 
 def test_segments_of_a_flush_that_met_a_full_disk_do_not_come_back(tmp_path):
-    """Once there is space and the limits are larger, their entries are flushed to the previous
-    segment. Taken for live ones, a trim would delete what replaced them.
+    """Leftover segments of a refused flush are not used again.
+
+    Their entries are flushed to the previous segment later; if the leftovers counted, a trim would
+    delete what replaced them.
     """
     fs = FullFileSystem()
     engine = Engine(fs, str(tmp_path / "data"))
@@ -163,7 +165,9 @@ def test_segments_of_a_flush_that_met_a_full_disk_do_not_come_back(tmp_path):
 
 @pytest.mark.parametrize(("first", "then"), [(SMALL, LARGE), (LARGE, SMALL)])
 def test_idx_of_a_cut_flush_do_not_come_back_with_a_power_cut(first, then):
-    """They pass their checks and name positions where the entries no longer are."""
+    """Leftover Idx pass their checks and name wrong positions, but do not return after a power
+    cut.
+    """
     for seed in range(20):
         disk = SimDisk(random.Random(seed), DiskProfile())
         engine = Engine(SimFileSystem(disk), "data")
@@ -204,7 +208,7 @@ def test_segment_cut_short_before_the_scrap_of_a_flush_is_scrap_itself(tmp_path)
 
 
 def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
-    """It was removed from outside: a reader must not get the error for entries deleted by
+    """A missing segment is damage: a reader must not get the error for entries deleted by
     intent.
     """
     engine = Engine(RealFileSystem(), str(tmp_path / "data"))

@@ -78,7 +78,7 @@ def test_timestamps_too_far_apart_share_no_segment(harness):
 
 
 def test_segment_of_an_earlier_life_is_rolled_by_its_first_timestamp(harness):
-    """It is looked up in the index."""
+    """A restarted store looks the segment's first timestamp up in the index, and rolls by it."""
     log = harness.new_log()
     write(harness, log, [1_000, 1_010])
     log = harness.reopen()

@@ -87,7 +87,7 @@ def test_directory_without_stray_names_has_none_to_tell(lived):
 
 
 def test_what_a_dead_process_left_half_made_is_ours(lived):
-    """It is removed, wherever it lies."""
+    """Temporary files of a dead process are removed, wherever they are."""
     root = Path(lived.directory)
     begun = root / "journal" / f"{99:016x}.journal.new"
     begun.write_bytes(b"half")

@@ -247,7 +247,9 @@ def _ignore(_):
 )
 @given(plan=st.lists(operations, min_size=4, max_size=30))
 def test_time_is_found_where_a_scan_finds_it(make_harness, backend, plan):
-    """After every step, for existing and missing times, searched from several entries."""
+    """Look-ups of existing and missing times from several entries equal a scan, after every
+    step.
+    """
     with tempfile.TemporaryDirectory() as directory:
         engine = make_harness(backend, Path(directory), TINY)
         timed = Timed(engine, is_disk=backend == "disk")
@@ -366,7 +368,9 @@ def test_look_up_behind_what_was_trimmed_reads_one(many, monkeypatch):
 
 
 def test_first_segment_whose_late_entry_is_deleted_does_not_hide_the_others(many, monkeypatch):
-    """Its largest time is that of an entry below the log's start."""
+    """Segments are found although the first one's largest time is that of an entry below the log's
+    start.
+    """
     first = next(index for index in range(2, SEGMENTS) if time_of(index - 1) > 1_000)
     many.store.trim_log(many.log, first_index=first)
     many.submit()

@@ -74,7 +74,9 @@ def filled() -> Filled:
 
 
 def test_reader_that_stands_where_the_log_begins_reads_on(filled: Filled) -> None:
-    """Its window names the entry that followed, a command, whose segment is gone."""
+    """A reader continues at the log's start, though its window names the next entry, a command,
+    whose segment is gone.
+    """
     one = filled.read(0, 31 * 2_000)
     assert isinstance(one, Slices)
     assert one.end_offset == 31

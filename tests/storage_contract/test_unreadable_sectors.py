@@ -174,7 +174,7 @@ def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
 
 
 def test_scrubber_names_what_is_bad(medium):
-    """It reads a mebibyte a step; it reports the entries in the page."""
+    """The scrubber reads a mebibyte a step, and reports the entries in the bad page."""
     engine = build(options=replace(BOTH, scrub_bytes_per_second=1 << 20))
     number = engine.log.segments[3].number
     expected = inside(engine, number, 2)
@@ -237,9 +237,8 @@ def test_any_page_may_go_bad(medium, where, at_once):
 
 
 def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
-    """Neither the header nor the first frame can be read: the index shows what begins there.
-
-    The repair rewrites the header, which is then the only source.
+    """A store opens although neither headers nor first frames can be read: the indexes show what
+    begins there. The repair rewrites the headers.
     """
     engine = build()
     expected = []
@@ -262,7 +261,9 @@ def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
 
 
 def test_flush_into_a_bad_page_of_an_index(medium):
-    """It writes the header of the file and its own Idx; those that lay there are rebuilt."""
+    """A flush writes the file's header and its own Idx into the bad page; those that lay there are
+    rebuilt.
+    """
     engine = build()
     path = engine.log.files.index_path(engine.log.flushed_index // BOTH.index_segment_entries)
     size = engine.fs.open(path).size()
@@ -275,7 +276,7 @@ def test_flush_into_a_bad_page_of_an_index(medium):
 
 
 def test_flush_into_a_bad_page_of_a_segment(medium):
-    """At the end of the newest segment: data that lay there is damaged, data flushed now is
+    """Data in the bad page at the end of the newest segment is damaged, data flushed now is
     there.
     """
     engine = build()
@@ -357,7 +358,7 @@ def test_two_write_one_bad_page_of_an_index(medium):
 
 
 def test_repair_that_the_medium_does_not_take_is_refused(medium):
-    """Not fatal: the range stays damaged, and the owner is notified."""
+    """A refused repair is not fatal: the range stays damaged, and the owner is notified."""
     engine = build()
     number = engine.log.segments[2].number
     medium.spoil(engine, segment_path(engine, number), 1)
@@ -371,7 +372,7 @@ def test_repair_that_the_medium_does_not_take_is_refused(medium):
 
 
 def test_failed_sync_of_a_repair_is_fatal(medium, monkeypatch):
-    """It has the same error number as an unreadable page, but a different meaning."""
+    """A failed sync of a repair is fatal, though its error number is that of an unreadable page."""
     engine = build()
     number = engine.log.segments[2].number
     medium.spoil(engine, segment_path(engine, number), 1)

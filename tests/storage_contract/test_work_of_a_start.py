@@ -83,7 +83,7 @@ def engine():
 def test_start_after_a_power_cut_reads_what_was_not_synced(
     engine, monkeypatch, size, count, at_once
 ):
-    """Independent of the size of the newest segment."""
+    """A start reads what was not synced, independent of the size of the newest segment."""
     log = engine.new_log()
     fill(engine, log, size, count, at_once)
     engine.disk.rng = Forgetful(1)

@@ -102,6 +102,8 @@ def test_stages_name_a_set_up_that_make_knows():
 
 
 def test_stages_of_the_pipeline_alone_install_spark():
-    """It has a separate environment: in the others', a missing dependency is detected."""
+    """The pipeline's stage has a separate environment, so that the others detect a missing
+    dependency.
+    """
     of_spark = {stage["name"] for stage in STAGES if stage["setup"] == "setup-pipeline"}
     assert of_spark == {"pipeline"}

@@ -221,7 +221,9 @@ def test_imports_pure_layers_have_no_clock_luck_or_outside():
 
 
 def test_imports_pipeline_knows_only_what_a_client_knows():
-    """Stored formats, the client protocol, and the checkers; nothing of a server."""
+    """The pipeline imports stored formats, the client protocol and the checkers, and nothing of a
+    server.
+    """
     allowed = {
         "ids", "segments", "vdl.check", "vdl.kafka.client",
         "vdl.kafka.security.client_settings", "vdl.kafka.wire", "vdl.pipeline", "vdl.records",

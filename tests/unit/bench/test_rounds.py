@@ -78,7 +78,7 @@ def test_table_with_targets_says_which_are_met() -> None:
 
 
 def test_table_without_baseline_leaves_ratios_open() -> None:
-    """Without a peer, ratios are neither met nor missed."""
+    """Ratios without a peer are neither met nor missed."""
     targets = {"mb": (Target(Kind.RATIO_AT_LEAST, 3.0), Target(Kind.AT_LEAST, 5.0))}
     _, line = table({"vdl": [{"mb": 6.0}]}, "", targets)
     assert line.endswith("≥3× -, ≥5 met")

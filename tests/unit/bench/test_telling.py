@@ -55,7 +55,7 @@ def test_markdown_of_measurement_has_percentiles_in_one_line(
 
 
 def test_plots_of_measurement_are_drawn_alike_twice(kept: Path, tmp_path: Path) -> None:
-    """The same figures make the same files, so that a plot changes only with its data."""
+    """Equal figures make equal files, so that a plot changes only with its data."""
     pytest.importorskip("matplotlib")
     from tests.bench import plots
 

@@ -63,7 +63,9 @@ def test_store_of_variant_writes_what_it_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It acknowledges everything, records flushes, and its bytes are where they should be."""
+    """A variant acknowledges everything, records flushes, and its bytes are where they should
+    be.
+    """
     for change in VARIANTS[variant]:
         monkeypatch.setattr(change.owner, change.name, change.value)
     store = run(tmp_path)

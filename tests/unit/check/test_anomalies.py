@@ -86,7 +86,7 @@ def test_value_at_two_offsets_is_a_duplicate() -> None:
 
 
 def test_value_retried_without_idempotence_may_be_there_twice() -> None:
-    """At-least-once producers may duplicate."""
+    """Duplicates of at-least-once producers are legal."""
     h = Script()
     h.send(1, 0, note=RETRIED)
     h.poll((0, 1), (1, 1))

@@ -51,7 +51,7 @@ def test_record_that_is_read_before_its_commit_was_asked_for_is_a_dirty_read() -
 
 
 def test_part_of_a_transaction_is_a_torn_one() -> None:
-    """Also for a transaction of unknown outcome."""
+    """A partly visible transaction is torn, also one of unknown outcome."""
     h = Script()
     transaction(h, (2, 0), (3, 0), kind="info")
     h.op("d", "poll", polls=[("t-0", [Record(0, 2)]), ("t-1", [])], final=True)
@@ -59,7 +59,10 @@ def test_part_of_a_transaction_is_a_torn_one() -> None:
 
 
 def test_last_stable_offset_that_falls_regressed() -> None:
-    """Also under a later leader. An earlier one, which does not know, may report less."""
+    """A falling last stable offset is found, also under a later leader.
+
+    An earlier leader, which does not know it, may report less.
+    """
     h = Script()
     read(h, lso={"t-0": (2, 5)})
     read(h, lso={"t-0": (1, 4)})

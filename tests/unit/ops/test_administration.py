@@ -103,7 +103,7 @@ def test_administration_status_looks_at_a_bounded_number_of_groups_at_a_time(wan
 
 
 def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
-    """For all groups, also when only some were requested."""
+    """The problems of all groups are reported, also when only some were requested."""
     host = Host(12)
     host.lost_groups = [11, 40]
     del host.groups[11]
@@ -151,7 +151,7 @@ def test_administration_status_before_birth_has_no_groups():
 
 
 def test_administration_status_says_that_the_server_is_overloaded():
-    """It comes first among the server's problems, because the others may follow from it."""
+    """Overload comes first among the server's problems, because the others may follow from it."""
     host = Host(1)
     (first, *_) = administration_of(host).status(())
     unreachable = "peer_unreachable: servers 1 and 2 are not linked"

@@ -23,7 +23,9 @@ def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditF
 
 
 def test_lines_are_appended_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
-    """Also behind lines of an earlier process."""
+    """Lines are appended, also behind those of an earlier process; only the owner may read the
+    file.
+    """
     path = tmp_path / "audit.log"
     for life in (b"one\n", b"two\n"):
         file = opened(path)
@@ -119,7 +121,9 @@ def test_acts_of_one_do_not_make_others_wait(tmp_path: Path) -> None:
 
 
 def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
-    """In the server's own log at once, and in the file when it accepts lines again."""
+    """Losses are logged in the server's own log at once, and in the file when it accepts lines
+    again.
+    """
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses)
@@ -136,7 +140,7 @@ def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
 
 
 def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_path: Path) -> None:
-    """In order, together with the number of lost lines."""
+    """Refused lines are written later in order, together with the number of lost ones."""
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses)

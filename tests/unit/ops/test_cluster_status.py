@@ -53,7 +53,9 @@ def test_admin_address_in_advertised_listeners_is_found(text, address):
 
 
 def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
-    """In records by the replica's own report, in entries by what its leader knows to be durable."""
+    """A replica's lag is in records by its own report, in entries by what its leader knows to be
+    durable.
+    """
     by_server = {
         1: replica(1, Role.LEADER, match={1: 50, 2: 48, 3: 20}),
         2: replica(2, Role.FOLLOWER, end=96),
@@ -123,7 +125,7 @@ def test_replica_is_in_sync_as_clients_are_told():
 
 
 def test_internal_topic_is_no_topic_of_its_own():
-    """Its partitions are the coordinators, each of which is reported as a group."""
+    """An internal topic's partitions are the coordinators, each of which is reported as a group."""
     row = MetadataResponsePartition(0, 0, 1, 3, [1, 2, 3], [1, 3], [])
     topic = MetadataResponseTopic(name="__consumer_offsets", is_internal=True, partitions=[row])
     status = ClusterStatus("c")

@@ -27,7 +27,7 @@ def problem_of(text):
 
 
 def test_config_empty_file_is_a_single_complete_server():
-    """Without any setting a server is a cluster of its own on loopback."""
+    """A server without any setting is a cluster of its own on loopback."""
     config = parse("")
     assert config.seeds == {}
     assert config.peer is None
@@ -171,7 +171,9 @@ def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
 
 
 def test_config_port_of_the_system_s_choice_may_be_bound_where_another_is_told():
-    """Behind a forwarder the port need not be known; the metrics port is not advertised."""
+    """A listener that advertises another address, and the metrics port, may have a port chosen by
+    the system.
+    """
     config = parse("""
         [[listeners]]
         listen = "127.0.0.1:0"
@@ -292,8 +294,8 @@ def test_config_links_are_all_encrypted_unless_the_file_says_otherwise():
 
 
 def test_config_links_without_encryption_need_a_certificate_and_open_listeners():
-    """Without a certificate there is nothing to migrate to; and where clients have to authenticate,
-    the peer port must not be open without one.
+    """Links without encryption need a certificate to migrate to, and listeners without
+    authentication: where clients have to authenticate, the peer port must not be open.
     """
     problem = problem_of('[tls]\nlinks = "accepted"')
     assert (problem.key, "tls.ca" in str(problem)) == ("tls.links", True)

@@ -46,7 +46,7 @@ def test_deploy_annotated_defaults_are_the_real_defaults():
 
 
 def test_deploy_annotated_file_names_only_known_keys():
-    """It names enough of them to be useful."""
+    """Every commented setting is a known key, and there are enough of them to be useful."""
     named = {
         f"{table}.{setting.partition(' =')[0]}".replace('"', "")
         for table, setting in commented_defaults()
@@ -92,7 +92,9 @@ def test_documented_defaults_are_the_real_defaults():
 
 @pytest.mark.parametrize("transfer_stop", ["0s", "1200ms", "2s", "10s", "60s"])
 def test_stop_is_not_given_up_before_its_leaderships_may_have_moved(transfer_stop):
-    """Whatever timeout the file sets for that, a second is left to close the store."""
+    """A second is left to close the store, whatever timeout the file sets for moving
+    leaderships.
+    """
     text = f'[raft]\ntransfer_stop = "{transfer_stop}"\n'
     config = parse_config(text, source="test", folder=Path.cwd())
     waited_seconds = config.host.transfer_stop_ms / 1_000

@@ -177,8 +177,8 @@ replica.lag.time.max.ms = "10s"
     ],
 )
 def test_server_is_described_by_what_its_file_says(name: str, value: str, source: Source) -> None:
-    """Under Kafka's name, also where the file uses another; client addresses are those for clients
-    only.
+    """Settings are shown under Kafka's names, also where the file uses others; client addresses are
+    those for clients only.
     """
     config = parse_config(CONFIG, source="vdl.toml", folder=Path("/where"))
     layer = file_settings(config)[name]
@@ -186,7 +186,7 @@ def test_server_is_described_by_what_its_file_says(name: str, value: str, source
 
 
 def test_server_without_an_admin_service_shows_none() -> None:
-    """Then `vdl status` reports that it has none."""
+    """A server without an admin service is shown as such, and `vdl status` reports it."""
     config = parse_config('[admin]\nlisten = "off"', source="vdl.toml", folder=Path("/where"))
     assert ADMIN_SETTING not in file_settings(config)
 

@@ -36,7 +36,7 @@ def test_log_line_logfmt_has_time_level_event_and_fields():
 
 
 def test_log_line_json_is_one_object():
-    """The same fields, as JSON."""
+    """The JSON line is one object with the same fields."""
     line = LineFormatter("json").format(record_of("link up", peer=2, reason=None))
     assert json.loads(line) == {
         "ts": "2026-03-01T12:00:00.250Z",
@@ -126,9 +126,8 @@ def test_log_line_that_cannot_be_written_is_lost_quietly():
 
 
 def test_log_line_of_a_library_that_comes_again_is_one_a_minute_with_its_count():
-    """For example asyncio's line for each write to a closed connection.
-
-    Our own repeated events are limited at their source.
+    """A repeated line of a library, such as asyncio's for each write to a closed connection, is
+    logged once a minute with its count. Our own repeated events are limited at their source.
     """
     now_ns = 0
     passing = RepeatFilter(lambda: now_ns)

@@ -32,7 +32,7 @@ def test_users_that_were_added_count_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
 def test_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """It stays in place for inspection, and its contents are not logged."""
+    """A refused file stays in place for inspection, and its contents are not logged."""
     path = left(tmp_path, mode=mode)
     with pytest.raises(ConfigError) as caught:
         take_added_users(tmp_path, time.time())
@@ -49,7 +49,9 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_file_of_long_ago_is_refused(tmp_path: Path) -> None:
-    """It came with a copy of the directory: users removed since do not return."""
+    """An old file is refused: it came with a copy of the directory, and users removed since do not
+    return.
+    """
     written = left(tmp_path).stat().st_mtime
     with pytest.raises(ConfigError, match="day"):
         take_added_users(tmp_path, written + 86_401)

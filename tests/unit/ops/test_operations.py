@@ -91,7 +91,7 @@ def test_metrics_of_apis_and_peers_are_labelled():
 
 
 def test_metrics_of_clients_are_told_apart():
-    """By metric, client and attributes, whatever text a client put there."""
+    """Samples are distinguished by metric, client and attributes, with any text from clients."""
     metrics = ClientMetrics()
     points = [
         Point("a.total", "", 5.0, is_counter=True, adds=True),
@@ -221,7 +221,9 @@ def test_http_route_that_raises_is_a_500(caplog):
 
 
 def test_http_server_answers_and_closes():
-    """Over a real socket: one request, one answer, end of stream; byte by byte as well."""
+    """One request over a real socket gets one answer and the end of the stream, also byte by
+    byte.
+    """
 
     async def run():
         server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)

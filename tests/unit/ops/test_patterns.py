@@ -47,7 +47,7 @@ from vdl.patterns import (
 def test_pattern_matches_the_whole_text(
     pattern: str, matching: list[str], others: list[str]
 ) -> None:
-    """The same as `re.fullmatch`."""
+    """A pattern matches the whole text, as `re.fullmatch`."""
     compiled = compile_pattern(pattern)
     for text in (*matching, *others):
         assert compiled.matches(text) is (text in matching), text
@@ -117,7 +117,7 @@ PATTERNS = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(pattern=PATTERNS, text=st.text("abc", min_size=1, max_size=6))
 def test_pattern_matches_what_python_matches(pattern: str, text: str) -> None:
-    """For the subset common to both languages."""
+    """Matching equals Python's for the subset common to both languages."""
     assert compile_pattern(pattern).matches(text) is bool(re.fullmatch(pattern, text))
 
 
@@ -133,7 +133,7 @@ def test_pattern_matches_what_python_matches(pattern: str, text: str) -> None:
     ],
 )  # fmt: skip
 def test_pattern_that_is_none_or_too_large_is_refused(pattern: str) -> None:
-    """When it is set, not when a client connects."""
+    """An invalid or too large pattern is refused when it is set, not when a client connects."""
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
 
@@ -201,7 +201,9 @@ HOSTILE = {
 def test_pattern_beyond_its_budget_is_refused(
     pattern: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused like an invalid one; RE2 writes nothing to standard error for it."""
+    """A pattern beyond its budget is refused like an invalid one; RE2 writes nothing to standard
+    error.
+    """
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
     assert capfd.readouterr() == ("", "")
@@ -222,7 +224,7 @@ LARGE = {
 def test_large_pattern_within_its_budget_is_taken(
     pattern: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its cost is known: its size bounds the steps per byte of a name.
+    """A large pattern is accepted within its budget: its size bounds the steps per byte of a name.
 
     Some of them would take `re` exponential time.
     """

@@ -130,7 +130,7 @@ def test_stages_that_are_ended_leave_no_process(project, number, more):
 
 
 def test_stage_over_its_budget_leaves_no_process(project):
-    """In CI, where budgets bind."""
+    """A stage that exceeds its budget in CI is ended with all its processes."""
     code, text = project.stage("stays", seconds=1, more='make = "stays"').run(CI="true")
     assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")
     assert code == 1
@@ -139,9 +139,8 @@ def test_stage_over_its_budget_leaves_no_process(project):
 
 @pytest.mark.parametrize(("target", "expected"), [("leaves", 0), ("is-killed", 1)])
 def test_stage_that_ends_leaves_no_process(project, target, expected):
-    """By itself or by SIGKILL, after which no fixture stops anything.
-
-    Remaining processes are named.
+    """A stage that ends by itself, or by SIGKILL, after which no fixture stops anything, leaves no
+    process. Remaining processes are named.
     """
     code, text = project.stage(target, more=f'make = "{target}"').run()
     assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")
@@ -166,7 +165,9 @@ def test_stage_over_its_budget_outside_ci_is_slow_and_no_failure(project):
 
 
 def test_stage_whose_set_up_fails_does_not_run(project):
-    """Its tests would report the set-up's failure; other stages run."""
+    """A stage is skipped if its set-up fails, because its tests would report that failure; others
+    run.
+    """
     project.stage("lame", setup="broken", more='make = "leaves"')
     code, text = project.stage("sound", more='make = "passes"').run()
     assert code == 1

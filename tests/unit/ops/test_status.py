@@ -93,7 +93,9 @@ def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
 
 
 def test_server_that_is_cut_off_does_not_make_partitions_leaderless(capsys):
-    """It knows of no leaders; another server reports that it leads."""
+    """Partitions are led if another server reports that it leads them, though one that is cut off
+    knows of no leaders.
+    """
     cluster = cluster_of(2, notes=["no_leader: orders-0 has no leader"])
     cluster.topics[0].partitions[0].replicas = [Replica(2, "leader"), Replica(1, "follower")]
     print_tables(cluster, Shown())
@@ -120,7 +122,7 @@ def test_status_of_servers_that_are_all_down_names_each_once(capsys):
 
 
 def test_status_with_a_file_that_is_no_clients_properties_is_refused(tmp_path, capsys):
-    """It would be read as one without encryption."""
+    """A file without client properties is refused: it would be read as one without encryption."""
     file = tmp_path / "vdl.toml"
     file.write_text("# a server\n[server]\nid = 1\n")
     assert run_app(["status", "--bootstrap", "127.0.0.1:1", "--config", str(file)]) == 2

@@ -360,7 +360,7 @@ def test_admin_enums_have_the_values_of_the_messages(
 
 
 def test_admin_generated_code_is_current(tmp_path: Path) -> None:
-    """What is committed under rpc/proto is what protoc makes of admin.proto."""
+    """The committed files under rpc/proto are protoc's output for admin.proto."""
     command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=."]
     command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "rpc/proto/admin.proto"]
     subprocess.run(command, cwd=ROOT, check=True)

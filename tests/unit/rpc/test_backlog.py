@@ -40,7 +40,7 @@ def test_backlog_is_what_the_link_carries_in_a_moment(rate: int) -> None:
 
 
 def test_backlog_is_bounded_both_ways() -> None:
-    """Neither zero on the slowest link nor more than a link may have queued."""
+    """The bound is never zero on the slowest link, nor more than a link may have queued."""
     backlog = Backlog()
     fill(backlog, 1_000, times=40)
     assert backlog.bytes_max == BACKLOG_BYTES_MIN
@@ -69,7 +69,7 @@ def test_backlog_survives_a_stall() -> None:
 
 
 def test_stream_that_was_not_full_tells_nothing() -> None:
-    """For example before its handshake is done, when it accepts nothing."""
+    """A stream that accepts nothing, as before its handshake is done, does not change the bound."""
     backlog = Backlog()
     backlog.drained(0, SECOND_NS)
     assert backlog.bytes_max == BACKLOG_BYTES_FIRST

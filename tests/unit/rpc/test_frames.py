@@ -162,7 +162,7 @@ def test_frames_local_storage_messages_do_not_travel() -> None:
 
 @pytest.mark.parametrize("kind", [MsgReadIndex, MsgHeartbeatResp])
 def test_frames_context_at_the_limit_passes_one_more_is_refused(kind: type) -> None:
-    """Read index contexts are limited in size."""
+    """A context at the limit is encoded; one byte more is refused."""
     batch = [(1, kind(1, 2, 3, bytes(CONTEXT_BYTES_MAX)))]
     assert decode_messages(joined(batch)) == batch
     with pytest.raises(ValueError, match="context"):
@@ -225,7 +225,7 @@ def test_frames_are_cut_by_payload_bytes_never_within_a_message() -> None:
 
 
 def test_frames_hold_no_more_messages_than_a_receiver_handles_at_once() -> None:
-    """Their prefix holds the number of messages: links use it."""
+    """A frame's prefix holds its number of messages, which links use and which is limited."""
     batch: list[GroupMessage] = [
         (group, MsgHeartbeat(1, 2, 3, 4)) for group in range(2 * FRAME_MESSAGES_MAX + 1)
     ]

@@ -55,7 +55,7 @@ def test_boots_that_cannot_be_are_malformed(info: bytes) -> None:
 
 
 def test_journal_and_remembered_round_trip_byte_by_byte() -> None:
-    """Their numbers on the wire never change."""
+    """The frames have fixed numbers on the wire."""
     (journal,) = encode_journal(1 << 40)
     assert bytes(journal).hex() == "0000000000010000"
     assert decode_journal(memoryview(journal)) == 1 << 40

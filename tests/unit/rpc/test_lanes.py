@@ -131,7 +131,7 @@ def test_lanes_keep_the_order_of_messages() -> None:
 
 
 def test_peer_of_an_older_version_is_sent_whole_frames() -> None:
-    """It does not support pieces."""
+    """A peer of an older version does not support pieces, and gets whole frames."""
     dialer, acceptor = linked(two=replace(TWO, version=VERSION_OF_PIECES - 1))
     for source, count in ((dialer, 1), (acceptor, 2)):
         source.piece_bytes = PIECE_BYTES_MIN

@@ -74,7 +74,7 @@ def test_leaders_unchanged_list_costs_one_small_frame() -> None:
 
 
 def test_leaders_changes_follow_the_whole() -> None:
-    """After the whole list only changes are sent: each group once, in its last state."""
+    """Changes follow the whole list: each group once, in its last state."""
     lists = linked(ONE, TWO)
     sender = lists[ONE].sender
     for group in (10, 11, 12):
@@ -146,7 +146,9 @@ def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
 
 
 def test_leaders_row_that_was_not_taken_takes_nothing_away() -> None:
-    """When its server drops that claim, or its older one, the other is still the leader."""
+    """The other leader stays when the server of the refused row drops that claim, or its older
+    one.
+    """
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[THREE].sender.set(9, 3, replica(THREE))
@@ -267,7 +269,9 @@ def test_leaders_listing_another_servers_replica_is_malformed() -> None:
 
 
 def test_leaders_listing_a_leader_of_no_term_is_malformed() -> None:
-    """It would be taken for a heartbeat that is not bound to a term."""
+    """A leader of no term is refused: it would be taken for a heartbeat that is not bound to a
+    term.
+    """
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(9, 0, replica(ONE))
     with pytest.raises(MalformedFrame):
@@ -299,7 +303,7 @@ def test_leaders_forgotten_group_and_peer_leave_no_trace() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> None:
-    """Whatever is dropped on the way: a confirmed list always equals the sender's."""
+    """A confirmed list always equals the sender's, whatever is dropped on the way."""
     rng = random.Random(seed)
     servers = (ONE, TWO, THREE)
     lists = linked(*servers)
@@ -378,7 +382,9 @@ def denials(frames: list[OutFrame]) -> list[tuple[int, int, int]]:
 
 
 def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() -> None:
-    """Before the heartbeat that would otherwise confirm them, and until they are dropped."""
+    """An older claim is denied before the heartbeat that would otherwise confirm it, until it is
+    dropped.
+    """
     lists = linked(ONE, TWO, THREE)
     for group in (10, 11):
         lists[ONE].sender.set(group, 5, replica(ONE))
@@ -399,7 +405,9 @@ def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() ->
 
 
 def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> None:
-    """Independent of which is known first, and even if the newer term has no leader."""
+    """A claim older than a replica's term is denied, independent of which is known first, and even
+    if the newer term has no leader.
+    """
     lists = linked(ONE, TWO)
     receiver = lists[TWO].receiver
     receiver.entered(10, 6)
@@ -421,7 +429,9 @@ def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> N
 
 
 def test_claim_that_contradicts_is_denied_as_any_other_once_a_newer_term_is_known() -> None:
-    """Its server may have claimed an older term before, and sends the row once."""
+    """A contradicting claim is denied once a newer term is known: its server may have claimed an
+    older term before, and sends the row once.
+    """
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[ONE].sender.set(10, 4, replica(ONE))
@@ -485,7 +495,9 @@ def test_denials_that_make_no_sense_are_malformed(payload: bytes) -> None:
 
 
 def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:
-    """They are sent completely and as changes; evidence that a leader is alive is kept."""
+    """In-sync replicas are sent completely and as changes; evidence that a leader is alive is
+    kept.
+    """
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(9, 4, replica(ONE), (ONE, TWO, THREE))

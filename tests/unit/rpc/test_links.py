@@ -96,7 +96,8 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
         world.run(5)
         assert not 0 < passed < 18 or world[1].links.unread_ns() > 0
         senders = [server_id for server_id, _, _ in handler.frames[passed:]]
-        # Of ten messages each, the frame is one; fifty in the first turn, as no link was open.
+        # A frame counts as ten messages: its nine and itself. In the first turn each share is all
+        # fifty, as no link was open yet.
         assert senders.count(2) == senders.count(3) <= (3 if passed else 5)
         passed = len(handler.frames)
         if not turns.waiting:
@@ -130,7 +131,9 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
 def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It belongs to a session that has ended, and is sent again on the next."""
+    """Deferred frames of a link that has ended are dropped: they are sent again on the next
+    session.
+    """
     world = World(2, options=LinkOptions(turn_messages_max=10))
     world.run(SETTLED_MS)
     turns = Turns(world, monkeypatch)
@@ -278,7 +281,7 @@ def test_links_short_cut_keeps_the_link() -> None:
 
 
 def test_links_idle_link_stays_up_by_pings() -> None:
-    """Without any traffic of the host, pings prove liveness and measure the round trip."""
+    """Pings prove liveness and measure the round trip without any traffic of the host."""
     world = World(2, delay_ms=3.0)
     world.run(20_000)
     assert world[1].handler.events == [("up", 2)]
@@ -328,7 +331,9 @@ def test_links_restart_is_a_new_session_with_the_new_incarnation() -> None:
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: int) -> None:
-    """It runs in a copy of the directory; the first one's link is unaffected."""
+    """A second process, in a copy of the directory, is refused; the first one's link is
+    unaffected.
+    """
     world = World(2)
     world.run(SETTLED_MS)
     other = 3 - server_id
@@ -345,7 +350,7 @@ def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: in
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: int) -> None:
-    """Its machine lost power, and its link remains: the next process replaces it within the time
+    """A server lost power, and its link remains: its next process replaces it within the time
     granted to a suspected link.
     """
     world = World(2)
@@ -360,7 +365,7 @@ def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: in
 
 
 def test_links_do_not_believe_a_dialer_that_this_is_a_second_process() -> None:
-    """Only the dialled server may report it: any process may dial."""
+    """Only a dialled server may report a second process, because any process may dial."""
     world = World(2)
     world.run(SETTLED_MS)
     link = world[2].links._peers[1].link
@@ -421,7 +426,9 @@ def test_links_unadmitted_directory_gets_no_link() -> None:
 
 
 def test_links_unborn_servers_only_ask() -> None:
-    """Before both belong to the cluster a link carries ASK and ANSWER and nothing else."""
+    """A link carries ASK and ANSWER, and nothing else, before both servers belong to the
+    cluster.
+    """
     world = World(2, hellos={2: hello_of(2, cluster_id="")})
     world.run(100)
     assert world[1].handler.hellos[2].cluster_id == ""
@@ -473,7 +480,7 @@ def test_links_removed_peer_goes_down() -> None:
 
 
 def test_links_in_flight_bound_refuses_and_recovers() -> None:
-    """At the bound no more bulk is accepted, control frames still pass, and accepted frames
+    """No more bulk is accepted at the bound, control frames still pass, and accepted frames
     arrive.
     """
     limits = PeerLimits(in_flight_bytes_max=8 << 20)
@@ -555,7 +562,7 @@ def test_links_garbage_on_the_port_is_closed() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_links_random_faults_then_quiet_every_pair_is_linked(seed: int) -> None:
-    """After any sequence of crashes, cuts, resets and pauses, all pairs agree on one link."""
+    """All pairs agree on one link after any sequence of crashes, cuts, resets and pauses."""
     rng = random.Random(seed)
     world = World(4, seed=seed, jitter_ms=rng.choice([0.0, 2.0, 30.0]))
     ids = list(world.servers)
@@ -630,7 +637,7 @@ def test_links_same_seed_same_history() -> None:
 
 
 def test_links_confirm_a_live_peer_within_a_round_trip() -> None:
-    """It answers a ping that was sent after the request."""
+    """A live peer answers a ping that was sent after the request."""
     world = World(2)
     world.run(SETTLED_MS)
     asked: list[bool] = []

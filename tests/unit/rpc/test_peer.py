@@ -223,7 +223,7 @@ def test_peer_engine_frames_are_not_for_the_host() -> None:
 
 
 def test_peer_bound_is_exact() -> None:
-    """In flight up to the limit; one byte more is refused and none of it is queued."""
+    """Frames are accepted up to the limit; one byte more is refused and none of it is queued."""
     limits = PeerLimits(in_flight_bytes_max=1_000, control_reserve_bytes=100)
     dialer, acceptor = linked(limits=limits)
     assert dialer.send(FrameType.RAFT, [bytes(500 - HEAD_BYTES)])
@@ -272,8 +272,8 @@ def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
 
 @pytest.mark.parametrize("version", [VERSION_OF_LARGE_FRAMES - 1, VERSION_OF_LARGE_FRAMES])
 def test_peer_of_before_is_sent_no_frame_that_it_ends_the_link_for(version: int) -> None:
-    """It gets the frames that it accepts; the sender of others is notified that they were not
-    sent.
+    """A peer of an earlier version gets the frames that it accepts; the sender of others is
+    notified that they were not sent.
     """
     dialer, _ = linked(two=replace(TWO, version=version))
     frame = memoryview(bytes(OLD_FRAME_BYTES_MAX + 1))
@@ -291,7 +291,7 @@ def test_peer_before_hello_little_is_accepted() -> None:
 
 
 def test_peer_partial_writes_lose_and_repeat_nothing() -> None:
-    """Whatever prefix the socket accepts, the stream is the same."""
+    """The stream is the same whatever prefix the socket accepts."""
     dialer, acceptor = linked()
     payloads = [bytes([n]) * (n * 31) for n in range(40)]
     for payload in payloads:

@@ -53,7 +53,7 @@ def test_question_of_an_unknown_kind_is_no_error() -> None:
 
 @pytest.mark.parametrize("frame", [encode_query(5, AskQuorum(9)), encode_query(5, Elect((1, 2)))])
 def test_query_cut_is_malformed(frame: list[Buffer]) -> None:
-    """Or a shorter request, where a whole group is cut off."""
+    """A truncated query is malformed, or a shorter one where a whole group is cut off."""
     whole = joined(frame)
     for end in range(len(whole)):
         if end < 9 or (end - 9) % 8 or whole[8] != 1:

@@ -56,7 +56,7 @@ def test_range_cut_is_malformed() -> None:
 
 @VERSIONS
 def test_entries_come_back_whole(version: int) -> None:
-    """With their terms, offsets and payloads; payloads are sent from their memory."""
+    """Entries keep their terms, offsets and payloads; payloads are sent from their memory."""
     buffers = encode_answer(RangeAnswer(5, 3, 9, ENTRIES), version)
     assert any(buffer is ENTRIES[2].data for buffer in buffers)
     found = decode_answer(joined(buffers), version)
@@ -67,7 +67,7 @@ def test_entries_come_back_whole(version: int) -> None:
 
 @VERSIONS
 def test_a_state_comes_back_whole(version: int) -> None:
-    """It replaces entries that were trimmed."""
+    """A state, which replaces trimmed entries, is transferred unchanged."""
     state = Snapshot(20, 4, ConfState(voters=(1, 2, 3)), 77, b"what the entries did")
     found = decode_answer(
         joined(encode_answer(RangeAnswer(5, 21, 9, state=state), version)), version

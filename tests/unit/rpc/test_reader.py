@@ -86,8 +86,8 @@ def test_reader_memory_of_a_large_frame_is_used_again_once_nobody_holds_it() -> 
 
 
 def test_reader_large_frame_is_received_into_its_own_buffer() -> None:
-    """Only the bytes of a large payload that arrived with its head are copied; the rest is read in
-    place.
+    """The reader copies only the bytes of a large payload that arrived with its head, and reads the
+    rest in place.
     """
     payload = payload_of(1 << 20)
     data = frame(7, payload)

@@ -170,9 +170,9 @@ def test_transport_name_that_moved_is_found_again(names: Names) -> None:
 def test_transport_address_that_never_answers_does_not_keep_a_name_from_its_others(
     names: Names,
 ) -> None:
-    """As with an unreachable IPv6 address in the name server.
+    """A silent address, such as an unreachable IPv6 one, does not block the others of its name.
 
-    An attempt is over before the first address has been silent for long enough.
+    An attempt ends before the first address has been silent for long enough.
     """
 
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_resolver_tries_silent_addresses_last_and_longest_silent_first(names: Na
 
 
 def test_transport_name_that_means_nothing_is_told_once(names: Names) -> None:
-    """Once, however often it is dialled."""
+    """A name that does not exist is logged once, however often it is dialled."""
 
     async def scenario() -> None:
         troubles: list[Trouble] = []
@@ -302,8 +302,8 @@ def test_resolver_forgets_who_gave_up() -> None:
 
 
 def test_dial_troubles_are_told_when_they_are_news() -> None:
-    """They are logged again for another cause, though not at once, and for the same cause after a
-    pause.
+    """A failure is logged again for another cause, though not at once, and for the same cause after
+    a pause.
     """
     clock = VirtualClock()
     told: list[tuple[int, str]] = []  # (second, cause)

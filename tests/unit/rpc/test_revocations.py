@@ -86,7 +86,7 @@ def options(lists: Lists, auth: ClientAuth = ClientAuth.REQUIRED) -> TlsOptions:
 def test_list_that_cannot_be_used_is_refused_with_its_reason(
     lists: Lists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start it is an error; later the current list stays."""
+    """An unusable list is an error at the start; later the current list stays."""
     context = TlsContext(options(lists), server_side=True)
     good, current = lists.file.read_bytes(), context.current
     certificate = (authority("theirs").directory / "ca.pem").read_bytes()
@@ -128,8 +128,8 @@ def test_of_two_lists_of_an_authority_the_later_one_counts(lists: Lists) -> None
 def test_client_that_is_revoked_is_out(
     lists: Lists, version: ssl.TLSVersion, by_name: bool
 ) -> None:
-    """Its open connection and each new one are refused, also with a resumed session or another
-    certificate of the server; clients that are not in the list continue.
+    """A revoked client's open connection and each new one are refused, also with a resumed session
+    or another certificate of the server; clients that are not in the list continue.
     """
 
     async def steps() -> None:
@@ -168,7 +168,7 @@ def test_client_that_is_revoked_is_out(
 
 
 def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) -> None:
-    """It began before the list was known, and completes afterwards."""
+    """A handshake that began before the list was known is refused after it."""
 
     async def steps() -> None:
         edge = Edge(auth=ClientAuth.REQUIRED)
@@ -199,7 +199,9 @@ def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) ->
 def test_everybody_is_refused_whose_authority_has_no_list(
     lists: Lists, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with OpenSSL: a list that expired meanwhile, or none of this authority. It is logged."""
+    """All clients of an authority without a valid list are refused, as with OpenSSL, and it is
+    logged: the list has expired, or there is none.
+    """
     if what == "ended":
         lists.file.write_bytes(lists.raw(ends=NOW - DAY))
         monkeypatch.setattr(revocations.Revocations, "ends", NOW + DAY)
@@ -302,7 +304,7 @@ def test_administrator_that_is_revoked_is_refused_call_by_call(lists: Lists) -> 
 
 
 def test_server_follows_the_file_and_says_when_a_list_ends_soon(lists: Lists) -> None:
-    """Once a day, from a week before."""
+    """The server reloads the file, and logs a list's coming end once a day, from a week before."""
     lists.file.write_bytes(lists.raw(ends=NOW + 2 * DAY))
     tls = ServerTls(replace(Config(), tls=replace(authority().server(1), crl=lists.file)))
     tls.load()
@@ -320,7 +322,7 @@ def test_server_follows_the_file_and_says_when_a_list_ends_soon(lists: Lists) ->
 
 
 def test_command_revokes_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, or by a number.
+    """The command revokes by name or by number.
 
     Repeating it adds nothing; another authority's list is not changed.
     """

@@ -79,7 +79,9 @@ def _nothing_leaks() -> Iterator[None]:
 
 
 def test_transport_frames_of_every_size_arrive_in_order() -> None:
-    """From empty to several megabytes, both ways at once, through full socket buffers."""
+    """Frames from empty to several megabytes pass in both directions at once, through full socket
+    buffers.
+    """
 
     async def scenario() -> None:
         async with pair() as (one, handler_one, two, handler_two):
@@ -100,7 +102,9 @@ def test_transport_frames_of_every_size_arrive_in_order() -> None:
 
 
 def test_transport_frames_that_wait_for_other_turns_arrive_in_order() -> None:
-    """Of every size, and whether or not more of them are in the socket or in the buffer."""
+    """Deferred frames of every size arrive in order, both those in the socket and those in the
+    buffer.
+    """
 
     async def scenario() -> None:
         async with pair(replace(OPTIONS, turn_messages_max=2)) as (one, _, _, handler_two):
@@ -277,8 +281,8 @@ async def dial(host: str, port: int) -> Stream | DialFailed:
 
 @pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.ENETUNREACH, errno.EMFILE])
 def test_transport_stream_that_cannot_be_accepted_costs_no_other(code: int) -> None:
-    """On Linux `accept` reports errors of the stream next in line, and connections that a firewall
-    forbids. An exception in the loop would end the server.
+    """An `accept` error affects no other stream: on Linux it reports errors of the next stream in
+    line, and connections that a firewall forbids. An exception in the loop would end the server.
     """
 
     async def run() -> None:
@@ -339,7 +343,7 @@ def test_transport_dial_by_name() -> None:
 
 
 def test_transport_cancelled_dial_has_no_result() -> None:
-    """After `cancel` no callback runs."""
+    """No callback runs after `cancel`."""
 
     async def scenario() -> None:
         results: list[Stream | DialFailed] = []

@@ -33,7 +33,7 @@ def test_mark_is_looked_up_among_the_boots(mark, behind):
 
 
 def test_directory_without_boots_is_behind_any_mark():
-    """It was written by a version without boots, and so before the mark."""
+    """A directory without boots is behind any mark: it was written by an earlier version."""
     assert is_behind([], JournalMark(1, 1))
 
 

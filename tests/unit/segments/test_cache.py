@@ -52,7 +52,7 @@ def test_frames_that_touch_are_gathered_as_one_buffer():
 
 
 def test_slice_at_its_byte_limit_and_one_past():
-    """At least one entry, then ≤ the limit of frame bytes."""
+    """A slice has at least one entry, then at most the limit of frame bytes."""
     log = make_log()
     stage(log, 500, 52)
     for count in (1, 2, 17, 300):
@@ -101,7 +101,7 @@ def test_memory_of_a_chunk_is_reused_only_without_views():
 
 
 def test_full_cache_grows_on_the_memory_of_its_oldest_chunk():
-    """At the budget no more memory is taken, as long as segments hold the oldest chunk's
+    """A full cache reuses its oldest chunk's memory, as long as segments hold that chunk's
     entries.
     """
     log = make_log(budget=5 * CHUNK_BYTES_MAX)
@@ -173,8 +173,9 @@ def test_journal_runs_name_the_oldest_file_needed():
 
 
 def test_chunk_cut_to_what_segments_hold_may_go():
-    """Otherwise it stays for ever, and no later chunk of its log can be evicted either: unbounded
-    memory.
+    """A truncated chunk can be evicted.
+
+    Otherwise it and all later chunks of its log would stay for ever.
     """
     log = make_log(budget=0)
     cache = log.tail.cache
@@ -190,7 +191,9 @@ def test_chunk_cut_to_what_segments_hold_may_go():
 
 
 def test_nothing_of_a_dropped_tail_is_kept():
-    """Its log was deleted or reset; the budget no longer counts it, so nothing may remain."""
+    """A dropped tail's memory is released: its log was deleted or reset, and the budget no longer
+    counts it.
+    """
     log = make_log()
     cache = log.tail.cache
     stage(log, 300, 10_000)

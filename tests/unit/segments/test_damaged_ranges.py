@@ -24,7 +24,7 @@ class Counted(int):
 
 
 def test_ranges_are_what_a_set_of_entries_would_be():
-    """After any additions, repairs and trims."""
+    """Ranges equal a set of entries after any additions, repairs and trims."""
     rng = random.Random(5)
     for _ in range(200):
         ranges, entries, trimmed = DamagedRanges(), set(), 1

@@ -88,7 +88,7 @@ def test_large_flush_is_written_back_step_by_step_and_synced_once(tmp_path: Path
 
 
 def test_file_is_lengthened_once_for_all_that_a_flush_writes(tmp_path: Path) -> None:
-    """In large steps: the next small flush finds space."""
+    """A flush extends the file once, in large steps: the next small flush finds space."""
     fs = WatchedFileSystem()
     size = 300_000
     entries = [StoredEntry(1, index, 1, b"", index, 1, 0) for index in range(1, 22)]
@@ -112,8 +112,9 @@ def test_file_is_lengthened_once_for_all_that_a_flush_writes(tmp_path: Path) -> 
 
 
 def test_what_waits_for_old_files_to_go_counts_as_to_be_flushed(bench: Bench) -> None:
-    """Otherwise the limit on what a catching-up replica may hold would allow all the space there
-    is.
+    """Entries that wait for old files to be removed count as flushable.
+
+    Otherwise the limit on what a catching-up replica may hold would allow all the space there is.
     """
     (log,) = bench.create()
     store = bench.store

@@ -190,7 +190,9 @@ def test_identity_round_trips_and_refuses_damage():
 
 @pytest.mark.parametrize("halves", [1, 2])
 def test_identity_of_the_forms_before_is_read(halves):
-    """They name no server and no boots; the second one's magic has the meaning of a flag now."""
+    """Earlier identity formats name no server and no boots; the second one's magic has the meaning
+    of a flag now.
+    """
     half = bytes.fromhex(IDENTITY_1)
     data = half if halves == 1 else 2 * (half + bytes(4096 - len(half)))
     found = identity.decode(data)
@@ -200,7 +202,7 @@ def test_identity_of_the_forms_before_is_read(halves):
 
 
 def test_identity_that_is_begun_says_so():
-    """Until the first start has created everything else."""
+    """An identity is marked as incomplete until the first start has created everything else."""
     data = identity.encode(identity.Identity(bytes(16), is_whole=False))
     assert data[44:48] == bytes((1, 0, 0, 0))
     assert not identity.decode(data).is_whole
@@ -310,7 +312,9 @@ PLACED_RECORD = "04000000020000000b00000003000000070000000000000035000000938f8d7
 
 
 def test_records_of_a_placed_entry_are_as_documented():
-    """Its position, the fields of its Idx, and its checksum; no frame."""
+    """A placed entry's records hold its position, the fields of its Idx, and its checksum, but no
+    frame.
+    """
     files = LogFiles(None, "nowhere", 4, 9, 64)
     log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
     log.has_scrap = False

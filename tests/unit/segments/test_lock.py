@@ -50,7 +50,7 @@ def test_lock_is_held_until_the_last_job_of_a_closed_store_has_ended(bench):
 
 
 def test_lock_is_held_when_its_file_is_removed(bench):
-    """By a user who takes it for one that a dead process left."""
+    """The lock is held though a user removes its file, as if a dead process had left it."""
     (bench.path / "lock").unlink()
     assert other_is_refused(bench)
     bench.store.abandon()
@@ -77,7 +77,9 @@ def test_lock_is_held_while_a_read_is_under_way(bench):
 
 
 def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
-    """As in a killed process: a job that makes a journal file would replace the next process's."""
+    """A pending job of an abandoned store never runs: it would replace the next process's journal
+    file.
+    """
     (log,) = bench.create()
     bench.append(log, 10)
     bench.store._journal.allocation.prepared.clear()
@@ -92,7 +94,9 @@ def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
 
 
 def test_job_of_a_start_that_failed_does_not_begin(bench, monkeypatch):
-    """It has begun its journal by then, and requested the next file."""
+    """A pending job of a failed start never runs, though its journal has begun and requested the
+    next file.
+    """
     bench.store.abandon()
     workers = InlineWorkers()
 

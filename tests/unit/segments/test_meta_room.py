@@ -50,7 +50,9 @@ def near_half_a_page(rng: random.Random) -> bytes:
 def test_transaction_adds_no_more_pages_than_were_reserved(
     make: Callable[[random.Random], bytes], is_ordered: bool, tmp_path: Path
 ) -> None:
-    """Of few items and many; new, changed and deleted ones; in order and not."""
+    """The reserve covers transactions of few items and many; new, changed and deleted ones; in any
+    order.
+    """
     rng = random.Random(f"{make.__name__} {is_ordered}")
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     environment = file._environment
@@ -112,9 +114,9 @@ def test_refused_reserve_is_a_full_disk_that_ends(
 def test_full_disk_takes_one_more_transaction_as_large_as_any_before(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may record deletions, after which files are removed and space is freed.
+    """A transaction as large as any before fits, also in a process that started on the full disk.
 
-    Also in a process that started on the full disk.
+    It may record deletions, after which files are removed and space is freed.
     """
     rng = random.Random(seed)
     path = str(tmp_path / "meta")
@@ -150,7 +152,9 @@ def fill(file: MetaFile, count: int, first: int = 0) -> None:
 
 
 def test_map_grows_with_what_is_stored(tmp_path: Path) -> None:
-    """Also in the next process, which maps the whole file, whatever size it requests."""
+    """The map grows with the file, also in the next process, which maps the whole file, whatever
+    size it requests.
+    """
     path = str(tmp_path / "meta")
     file = RealFileSystem().open_meta(path, SMALL_MAP, meta_pages)
     assert file.usage.map_bytes == SMALL_MAP

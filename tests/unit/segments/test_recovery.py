@@ -122,9 +122,7 @@ def test_lost_replica_stays_lost_when_the_evidence_is_gone(bench):
 
 
 def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench):
-    """After an idle period an empty block is written, so that damage to the last one is
-    detectable.
-    """
+    """An empty block after an idle period makes damage to the last block detectable."""
     (log,) = bench.create()
     bench.append(log, 3)
     file = bench.journals()[-1]
@@ -136,7 +134,7 @@ def test_flip_in_the_last_block_is_proved_by_the_idle_block(bench):
 
 
 def test_idle_server_writes_one_idle_block(bench):
-    """No further idle blocks follow."""
+    """An idle server writes one empty block, and no further ones."""
     (log,) = bench.create()
     bench.append(log, 1)
     bench.idle()

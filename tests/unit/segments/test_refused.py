@@ -31,7 +31,7 @@ def refuse(monkeypatch):
 
 @pytest.mark.parametrize("code", CODES)
 def test_read_that_finds_no_descriptor_is_to_be_asked_again(bench, refuse, code):
-    """It is counted and logged; the entries are available as soon as there is a descriptor."""
+    """A read without a descriptor is counted, logged and retriable."""
     (log,) = bench.create()
     fatal, told, answers = [], [], []
     bench.store.on_fatal, bench.store.on_read_refused = fatal.append, told.append
@@ -72,7 +72,7 @@ def test_background_work_that_finds_no_descriptor_is_done_later(bench, refuse):
 
 
 def test_read_that_fails_for_another_reason_ends_the_process(bench, refuse):
-    """Its meaning is unknown."""
+    """An unknown error of a read ends the process."""
     (log,) = bench.create()
     fatal = []
     bench.store.on_fatal = fatal.append
@@ -85,6 +85,6 @@ def test_read_that_fails_for_another_reason_ends_the_process(bench, refuse):
 
 
 def test_failed_sync_is_no_want_of_memory():
-    """Whatever its error code, the data is gone."""
+    """A failed sync is fatal whatever its error code: the data is gone."""
     assert is_passing(OSError(errno.ENOMEM, "no memory"))
     assert not is_passing(SyncFailed(OSError(errno.ENOMEM, "no memory")))

@@ -26,7 +26,7 @@ def look(path):
 
 
 def test_dump_names_every_log_and_its_state(bench):
-    """From identity and journal, without a server."""
+    """The dump comes from identity and journal, without a server."""
     filled(bench)
     with look(bench.path) as directory:
         first, second = dump(directory)

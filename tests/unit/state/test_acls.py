@@ -65,7 +65,7 @@ def test_bindings_are_a_set_and_a_command_may_come_twice() -> None:
 
 
 def test_each_filter_selects_from_what_was_there_before() -> None:
-    """As in Kafka: a binding that two filters select is in both results."""
+    """A binding that two filters select is in both results, as in Kafka."""
     catalog = Catalog("c")
     create(catalog, binding("t"), binding("u"))
     only_t = AclFilter(AclResource.TOPIC, "t", AclPattern.LITERAL, None, None, 1, 1)

@@ -178,8 +178,8 @@ def test_topic_that_cannot_be_created_gets_kafkas_error(
 
 
 def test_topics_whose_metrics_would_have_one_name_collide(catalog: Catalog) -> None:
-    """As in Kafka 'a.b' and 'a_b' are exclusive, also after a restart; once one is deleted the
-    other may be created.
+    """The names 'a.b' and 'a_b' are exclusive, as in Kafka, also after a restart; once one is
+    deleted the other may be created.
     """
     assert create(catalog, "a.b_c").topics[0].error is ErrorCode.NONE
     again = Catalog("c")

@@ -76,7 +76,9 @@ def numbers(catalog: Catalog) -> list[int]:
 
 
 def test_replica_that_leaves_is_kept_until_the_group_has_done_its_part(catalog: Catalog) -> None:
-    """It may be one of the two that hold acknowledged records."""
+    """A leaving replica is kept until the group has removed it: it may be one of the two that hold
+    acknowledged records.
+    """
     assert alter(catalog, [4, 1, 2]) is ErrorCode.NONE
     assert wanted(catalog) == [(4, 1), (1, 1), (2, 1)]
     assert numbers(catalog) == [1, 1, 1, 1, 0, 0]
@@ -109,8 +111,8 @@ def test_finish_applied_twice_is_as_good_as_once(catalog: Catalog) -> None:
 
 
 def test_server_that_comes_back_gets_the_next_number(catalog: Catalog) -> None:
-    """Its first replica is deleted: a second one must not reuse the first one's votes (thesis
-    §4.1).
+    """A server's second replica gets a new number: its first one is deleted, and its votes must not
+    be reused (thesis §4.1).
     """
     for times in range(3):
         alter(catalog, [1, 2, 4])
@@ -153,7 +155,7 @@ def test_alter_after_a_cancel_begins_anew(catalog: Catalog) -> None:
 
 
 def test_another_order_is_no_reassignment(catalog: Catalog) -> None:
-    """Only the preferred leader changes."""
+    """A change of the order changes only the preferred leader."""
     assert alter(catalog, [3, 1, 2]) is ErrorCode.NONE
     assert wanted(catalog) == [(3, 1), (1, 1), (2, 1)]
     assert catalog.moves == {}
@@ -205,7 +207,9 @@ def test_deleted_topic_leaves_no_move(catalog: Catalog) -> None:
 
 
 def test_topic_that_is_moved_gets_no_more_partitions(catalog: Catalog) -> None:
-    """Holds until the reassignment has ended, and not for a cancelled one (KIP-455)."""
+    """A topic gets no partitions until its reassignment has ended; a cancelled one does not count
+    (KIP-455).
+    """
     grow = CreatePartitions([NewPartitions("t", 3)], False, list(SERVERS), 0)
     alter(catalog, [4, 5, 6])
     (refused,) = catalog.apply(grow, 0, 1).topics

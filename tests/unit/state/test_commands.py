@@ -139,7 +139,9 @@ def test_command_with_an_unknown_field_is_refused() -> None:
 
 
 def test_command_that_no_replica_could_apply_is_refused() -> None:
-    """Refused before it is in the log, where it would stop every replica at each start."""
+    """Such a command is refused before it is in the log, where it would stop every replica at each
+    start.
+    """
     data = commands.encode(commands.Envelope(1, 1, 1, 1, commands.AllocateProducerIds(0)))
     with pytest.raises(commands.DecodeError):
         commands.decode(data)

@@ -111,7 +111,7 @@ def script() -> Script:
 
 
 def test_first_member_alone_makes_a_generation_at_once(script: Script) -> None:
-    """It leads; its sync makes the group stable with its assignment."""
+    """The first member leads; its sync makes the group stable with its assignment."""
     answer = script.join()
     assert answer.error is ErrorCode.NONE
     assert answer.events == [RebalanceStarted(G), JoinCompleted(G)]
@@ -172,7 +172,9 @@ def test_pending_member_is_waited_for(script: Script) -> None:
 
 
 def test_pending_member_that_never_comes_disturbs_nobody(script: Script) -> None:
-    """Its expiry ends a rebalance that waits for it, and starts none in a stable group."""
+    """The expiry of a pending member ends a rebalance that waits for it, and starts none in a
+    stable group.
+    """
     (first,) = script.stable(1)
     pending = script.join(known_member_id_required=True).member_id
     changed = script.apply(commands.ExpireMembers(G, [pending]))
@@ -222,7 +224,7 @@ def test_timeout_of_another_generation_is_void(script: Script) -> None:
 
 
 def test_rejoin_of_a_follower_unchanged_in_a_stable_group_changes_nothing(script: Script) -> None:
-    """It lost an answer; it receives the current generation."""
+    """A follower that lost an answer receives the current generation."""
     first, second = script.stable(2)
     before = script.machine.items()
     answer = script.join(second)
@@ -232,7 +234,9 @@ def test_rejoin_of_a_follower_unchanged_in_a_stable_group_changes_nothing(script
 
 
 def test_rejoin_with_another_subscription_rebalances(script: Script) -> None:
-    """In a stable group, and while an assignment is awaited."""
+    """Another subscription starts a rebalance in a stable group, and while an assignment is
+    awaited.
+    """
     _, second = script.stable(2)
     assert script.join(second, protocols={"range": b"x"}).events == [RebalanceStarted(G)]
     other = Script()
@@ -497,7 +501,7 @@ def test_member_left_out_of_the_assignment_gets_an_empty_one(script: Script) -> 
 def test_leaving_member_starts_a_rebalance_and_the_last_one_empties_the_group(
     script: Script,
 ) -> None:
-    """Its partitions must go to the others at once."""
+    """A leaving member's partitions go to the others at once."""
     first, second = script.stable(2)
     answer = script.leave((first, None))
     assert answer.errors == [ErrorCode.NONE]
@@ -608,8 +612,8 @@ def subscription(*topics: str) -> bytes:
 def test_offsets_of_topics_that_a_live_group_left_expire(
     script: Script, metadata: bytes, protocol_type: str, left: list[str]
 ) -> None:
-    """As in Kafka: in a stable group of consumers, where all subscriptions are known; counted from
-    the commit. The group itself stays.
+    """Offsets of unsubscribed topics expire as in Kafka: in a stable group of consumers, where all
+    subscriptions are known; counted from the commit. The group itself stays.
     """
     fields: dict[str, Any] = {"protocols": {"range": metadata}, "protocol_type": protocol_type}
     (member,) = script.stable(1, **fields)
@@ -696,7 +700,7 @@ def test_offsets_are_not_deleted_where_subscriptions_cannot_be_read(
 
 
 def test_offsets_are_not_deleted_while_a_first_rebalance_is_held(script: Script) -> None:
-    """It is not yet decided which of a member's subscriptions counts."""
+    """Offsets are kept as long as it is not decided which of a member's subscriptions counts."""
     script.apply(
         commands.CommitOffsets(G, -1, "", None, [commands.OffsetCommit("t", b"", 0, 5, -1, "")])
     )

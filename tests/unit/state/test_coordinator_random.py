@@ -428,7 +428,7 @@ KINDS = [
 def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """Over checkpoints and restarts, and from the log alone, every replica has the same bytes; a
+    """Every replica has the same bytes, over checkpoints and restarts and from the log alone; a
     generation is set once, and only then does its number rise.
     """
     life = Life()

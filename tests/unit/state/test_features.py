@@ -42,7 +42,9 @@ def three(*features: Ranges) -> Catalog:
 
 
 def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> None:
-    """Not before the last of them has reported its levels; level 0 means absent."""
+    """Features are finalised once the last initial voter has reported its levels; level 0 means
+    absent.
+    """
     catalog = three(NEW, OLD)
     assert (catalog.features.epoch, catalog.features.levels) == (0, {})
     register(catalog, 3, NEW)
@@ -50,7 +52,9 @@ def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> Non
 
 
 def test_servers_without_features_begin_none() -> None:
-    """They run a version that would stop at commands that a level permits."""
+    """No feature is finalised with servers that report none: they would stop at commands that a
+    level permits.
+    """
     catalog = three(NEW, {}, NEW)
     assert catalog.features.epoch == 0
     register(catalog, 2, NEW)
@@ -77,7 +81,9 @@ def test_level_one_server_does_not_understand_is_refused() -> None:
 
 
 def test_server_that_does_not_understand_a_finalised_level_cannot_join() -> None:
-    """Also a server that was a member before and returns with an older version."""
+    """A server without support for a finalised level is refused, also if it was a member before and
+    returns with an older version.
+    """
     catalog = three(NEW, NEW, NEW)
     for server_id, features in ((4, OLD), (2, OLD), (5, {})):
         answer = register(catalog, server_id, features)
@@ -129,7 +135,7 @@ def test_epoch_grows_with_changes_only() -> None:
 
 
 def test_features_are_stored_and_restored() -> None:
-    """By checkpoints, which take changes, and by snapshots."""
+    """Features are stored by checkpoints, which take changes, and by snapshots."""
     catalog = three(NEW, NEW, NEW)
     stored: dict[bytes, bytes | None] = dict(catalog.take_dirty())
     update(catalog, ("b.version", 0, SAFE), ("a.version", 1, SAFE))

@@ -163,7 +163,9 @@ def test_whatever_members_say_is_answered(seed: int) -> None:
 
 @pytest.mark.parametrize("comes", ["as a member", "as a classic one"])
 def test_member_that_takes_another_instance_s_name_leaves_none_behind(comes: str) -> None:
-    """Its first name would belong to an absent member: the next member to use it would stop every
+    """A member that takes another instance's name gives up its first one.
+
+    Otherwise that would belong to an absent member, and the next member to use it would stop every
     replica.
     """
     liars = Liars()

@@ -19,7 +19,7 @@ def test_decisions_to_compact_only_go_forward() -> None:
 
 
 def test_decision_to_compact_is_stored_and_snapshotted() -> None:
-    """Stored by changes and as a whole, beside the rest."""
+    """A decision is stored by changes and as a whole, beside the rest."""
     state = PartitionState()
     state.apply(encode_command(AdvanceLogStart(7)), end_offset=100)
     state.apply(encode_command(Compact(10, 4)), end_offset=100)

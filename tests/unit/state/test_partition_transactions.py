@@ -115,7 +115,9 @@ def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
 
 
 def test_marker_of_the_first_version_is_noted_though_it_ends_nothing() -> None:
-    """Only its transaction number distinguishes it from the next transaction's marker."""
+    """A marker of the first version is stored: only its transaction number distinguishes it from
+    the next transaction's marker.
+    """
     state = PartitionState()
     for seen in range(2):
         told = [
@@ -185,7 +187,9 @@ def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> N
 
 
 def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
-    """Its marker is outstanding. Neither time nor the number of producers removes it."""
+    """A producer with an outstanding marker is removed neither by time nor by the number of
+    producers.
+    """
     state = PartitionState()
     write(state, 7, 0)
     state.apply(encode_command(ExpireProducers(1 << 40)), end_offset=1)
@@ -201,7 +205,9 @@ def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
 
 
 def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
-    """Only once the marker is deleted, too: records above the log's start may belong to it."""
+    """Aborted transactions are removed once their marker is deleted, too: records above the log's
+    start may belong to them.
+    """
     state = PartitionState()
     write(state, 7, 0)
     write(state, 8, 1)
@@ -316,7 +322,9 @@ def test_random_histories_are_those_of_the_model(seed: int) -> None:
 def test_aborted_list_is_what_a_look_at_all_of_it_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where ranges overlap widely, and over blocks and runs."""
+    """The list equals one computed from all transactions, also where ranges overlap widely, and
+    over blocks and runs.
+    """
     monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
     rng = random.Random(seed)
     aborted = AbortedTransactions()
@@ -424,7 +432,9 @@ def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
 
 
 def test_list_has_no_end_and_takes_little_memory() -> None:
-    """They are listed as long as their records can be read; no other bound limits their number."""
+    """Aborted transactions are listed as long as their records can be read; no other bound limits
+    their number.
+    """
     tracemalloc.start()
     try:
         aborted = AbortedTransactions()
@@ -443,8 +453,10 @@ def test_list_has_no_end_and_takes_little_memory() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int) -> None:
-    """Its snapshot may be anywhere in the log and hold the state of any later entry; the replica
-    may restart at any time. In the end it has the same state as a replica that applied everything.
+    """A replica restored from a snapshot ends in the same state as one that applied everything.
+
+    The snapshot may be anywhere in the log and hold the state of any later entry; the replica may
+    restart at any time.
     """
     rng = random.Random(seed)
     state = PartitionState()
@@ -498,7 +510,9 @@ def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int)
 
 
 def test_transaction_that_reaches_over_the_markers_that_go_is_listed_as_it_began() -> None:
-    """Its first batch is in an entry below, its marker above: all replicas list it."""
+    """A transaction whose first batch is in an entry below, and its marker above, is listed on all
+    replicas.
+    """
     state = PartitionState()
     write(state, 7, 3)
     end(state, 7, 5)
@@ -514,7 +528,7 @@ def test_transaction_that_reaches_over_the_markers_that_go_is_listed_as_it_began
 
 
 def test_snapshot_is_small_however_many_were_aborted() -> None:
-    """It holds only those that extend beyond the log's start."""
+    """A snapshot holds only aborted transactions that extend beyond the log's start."""
     state = PartitionState()
     write(state, 8, 0)
     for number in range(5_000):
@@ -531,8 +545,9 @@ def test_snapshot_is_small_however_many_were_aborted() -> None:
 
 
 def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:
-    """Under the first version both have one epoch: a marker is identified by its transaction's
-    number. This also holds on a replica restored from its log or from stored items.
+    """A repeated marker does not end the next transaction: under the first version both have one
+    epoch, and a marker is identified by its transaction's number. This also holds on a replica
+    restored from its log or from stored items.
     """
     state = PartitionState()
     write(state, 7, 0)

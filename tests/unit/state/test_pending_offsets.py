@@ -74,7 +74,9 @@ def test_offsets_are_seen_when_their_transaction_commits(commits: bool) -> None:
 
 
 def test_end_that_is_told_again_ends_nothing_more() -> None:
-    """Nor does the end of the previous transaction while the next one is open."""
+    """A repeated end has no effect, nor has the end of the previous transaction while the next one
+    is open.
+    """
     life = Life()
     life.pend(7, 5)
     life.end(7, True)
@@ -86,7 +88,9 @@ def test_end_that_is_told_again_ends_nothing_more() -> None:
 
 
 def test_offset_that_comes_after_its_transaction_is_refused() -> None:
-    """It was verified before the end and applied after it: no end would ever follow."""
+    """An offset verified before the end and applied after it is refused: no end would ever
+    follow.
+    """
     life = Life()
     life.end(7, True, number=4)
     assert life.pend(7, 5, number=4) is ErrorCode.INVALID_TXN_STATE
@@ -96,7 +100,7 @@ def test_offset_that_comes_after_its_transaction_is_refused() -> None:
 
 
 def test_later_commit_in_the_log_stands() -> None:
-    """Independent of which ends first."""
+    """The later commit in the log wins, independent of which transaction ends first."""
     life = Life()
     life.pend(7, 5)
     life.pend(8, 6)
@@ -133,7 +137,7 @@ def test_pending_offsets_go_with_their_group_and_their_partition() -> None:
 
 
 def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart the same one is removed next."""
+    """The least recent producer is removed first; a restarted replica removes the same one next."""
     monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
     life = Life()
     for producer in (7, 8, 7, 9):
@@ -150,9 +154,8 @@ def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) ->
 def test_offset_that_comes_after_an_end_that_is_forgotten_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was verified before its transaction ended, and thousands have ended since.
-
-    The producer's next transaction would commit it, or abort what was committed.
+    """An offset verified before its transaction's end is refused, also when thousands have ended
+    since. The producer's next transaction would commit it, or abort what was committed.
     """
     monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
     life = Life()

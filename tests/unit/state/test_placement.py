@@ -50,7 +50,7 @@ def test_racks_that_do_not_suffice_are_shared() -> None:
 
 
 def test_servers_that_are_down_come_last() -> None:
-    """With one server down topics are still created, led by servers that are up."""
+    """Topics are created with one server down, led by servers that are up."""
     racks = {1: "", 2: "", 3: "", 4: ""}
     alive = frozenset({2, 3, 4})
     for replicas in place(Load(racks), racks, partitions=6, replication_factor=3, alive=alive):

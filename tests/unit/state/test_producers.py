@@ -150,9 +150,8 @@ def test_producer_with_a_new_id_begins_at_zero() -> None:
 
 
 def test_producer_older_than_the_replica_begins_anywhere() -> None:
-    """It may have written to an earlier topic of that name.
-
-    Batches that it sent before its first batch here were never appended.
+    """A producer older than the replica may begin at any number: it may have written to an earlier
+    topic of that name. Batches that it sent before its first batch here were never appended.
     """
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
@@ -285,7 +284,7 @@ def test_epoch_that_rises_starts_a_new_sequence_and_fences_the_old() -> None:
 
 
 def test_duplicate_of_an_older_epoch_is_not_looked_for() -> None:
-    """The same numbers in another epoch denote another batch."""
+    """Equal numbers in another epoch denote another batch."""
     leader = Leader()
     leader.send(0)
     leader.send(10)
@@ -416,8 +415,8 @@ def test_producers_without_a_newer_batch_expire() -> None:
 
 
 def test_expired_producer_goes_on_where_it_was() -> None:
-    """It has been idle for so long that none of its batches is retried; Kafka accepts it as
-    well.
+    """An expired producer continues its numbers: none of its earlier batches is retried after so
+    long. Kafka accepts it as well.
     """
     leader = Leader()
     leader.send(0, epoch=3)
@@ -432,7 +431,7 @@ def test_expired_producer_goes_on_where_it_was() -> None:
 
 
 def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
-    """Once the table is below its bound, no producer was removed early."""
+    """A table below its bound again accepts any producer: none was removed early."""
     producers = Producers()
     for pid in range(PRODUCERS_MAX + 1):
         producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
@@ -528,9 +527,9 @@ def test_command_of_another_version_is_not_skipped() -> None:
 def test_random_sends_never_append_twice_or_out_of_order(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Against the reference model, the log itself: every batch once, dense from 0 in its epoch.
-
-    A batch in the log is never called unknown or not appended while it is within the window.
+    """Random sends are compared with the log as reference model: every batch once, dense from 0 in
+    its epoch. A batch in the log is never called unknown or not appended while it is within the
+    window.
     """
     leader = Leader()
     for kind, number, epoch in steps:

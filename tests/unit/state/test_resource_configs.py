@@ -55,7 +55,7 @@ def test_two_additions_to_a_list_that_race_are_both_kept() -> None:
 
 
 def test_resources_are_stored_and_restored() -> None:
-    """By checkpoints, which take changes, and by snapshots."""
+    """Settings are stored by checkpoints, which take changes, and by snapshots."""
     catalog = Catalog("c")
     alter(
         catalog,
@@ -81,7 +81,7 @@ def test_resources_are_stored_and_restored() -> None:
 
 
 def test_settings_of_all_resources_together_are_bounded() -> None:
-    """At the limit one more byte is refused; changes that need no more space never are."""
+    """One byte beyond the limit is refused; changes that need no more space never are."""
     catalog = Catalog("c")
     each = RESOURCE_BYTES + 5 + CONFIGS_BYTES_MAX
     value = "x" * (CONFIGS_BYTES_MAX - 1)

@@ -61,7 +61,7 @@ def test_credentials_that_change_are_stored_with_the_next_checkpoint() -> None:
 
 
 def test_command_applied_twice_changes_nothing_more() -> None:
-    """Its client may have retried."""
+    """A client's retry has no further effect."""
     once, twice = Catalog(), Catalog()
     for catalog, times in ((once, 1), (twice, 2)):
         for _ in range(times):
@@ -77,8 +77,8 @@ def test_deletion_of_what_is_not_there_does_not_stop_the_rest() -> None:
 
 
 def test_first_users_count_once_for_ever() -> None:
-    """They are ignored when there are users, and after the last one was removed: otherwise they
-    would return with the next start of a server.
+    """First users are ignored when there are users, and after the last one was removed: otherwise
+    they would return with the next start of a server.
     """
     catalog = Catalog()
     alter(catalog, upsert("admin"), only_first=True)

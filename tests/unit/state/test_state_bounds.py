@@ -107,7 +107,9 @@ def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
 
 
 def test_an_assignment_counts_like_a_subscription() -> None:
-    """It is refused before anything is set: the leader may send a smaller one."""
+    """An assignment beyond the bound is refused before anything is set: the leader may send a
+    smaller one.
+    """
     script = Script()
     leader = script.join("g", MB).member_id
 
@@ -125,7 +127,10 @@ def test_an_assignment_counts_like_a_subscription() -> None:
 
 
 def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
-    """For each kind of request that grows it. All of them continue as soon as there is space."""
+    """Each kind of request that grows the state gets a retriable error.
+
+    All of them continue as soon as there is space.
+    """
     script = Script()
     leader = script.join("g", 10).member_id
     names = iter(range(100_000))
@@ -160,7 +165,9 @@ def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
 
 
 def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
-    """At the bound, with incompressible content; its log may still be truncated."""
+    """The groups at the bound fit into a snapshot with incompressible content; the log may still be
+    truncated.
+    """
     script = Script()
     names = iter(range(100_000))
     while script.join(f"g{next(names)}", MB // 2).error is ErrorCode.NONE:
@@ -217,10 +224,9 @@ def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Posi
     ],
 )
 def test_positions_of_any_names_fit_into_a_snapshot(groups: int, topics: int, each: int) -> None:
-    """At the bound; its log may still be truncated, and a replica unpacks it.
-
-    Each position counts the same as when it was added, also after a restart, and the count is zero
-    when all are gone.
+    """The positions at the bound fit into a snapshot, which a replica can unpack; the log may still
+    be truncated. Each position counts the same as when it was added, also after a restart, and the
+    count is zero when all are gone.
     """
     script = Script()
     for group, position, retention_ms in spread(script, groups, topics, each):
@@ -283,7 +289,7 @@ def test_positions_that_have_a_bound_of_their_own_leave_the_other_to_the_rest() 
 
 
 def test_positions_have_a_number_at_the_most() -> None:
-    """At the limit and one past it.
+    """The number of positions is limited, tested at the limit and one past it.
 
     Existing positions can be updated, also in a commit that names new ones.
     """
@@ -301,7 +307,9 @@ def test_positions_have_a_number_at_the_most() -> None:
 
 
 def test_positions_have_bytes_at_the_most() -> None:
-    """At the limit and one past it, including those pending in transactions."""
+    """The bytes of positions are limited, including pending ones of transactions; tested at the
+    limit and one past it.
+    """
     script = raised(bytes_max=10_000, count_max=1_000)
     assert script.commit("g", "m" * 5_000) is ErrorCode.NONE
     left = 10_000 - script.machine.offsets.bytes
@@ -327,10 +335,8 @@ def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
 
 
 def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
-    """It would refuse what others apply.
-
-    An older build takes every key that begins like a group's for a group, and does not start with
-    one that is none.
+    """Stored bounds do not look like a group to an older build, which takes every key that begins
+    like a group's for one. It refuses to start, and cannot diverge.
     """
     script = raised()
     groups = [value for key, value in script.machine.items() if key[:1] == b"g"]
@@ -342,7 +348,7 @@ def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
 
 
 def test_a_state_that_is_loaded_in_pieces_is_the_same() -> None:
-    """Independent of the order of the pieces; the previous state is dropped."""
+    """The loaded state is independent of the order of its pieces; the previous state is dropped."""
     script = Script()
     for n in range(30):
         script.commit(f"g{n}", *("m" for _ in range(n)))
@@ -398,7 +404,9 @@ def test_names_and_ids_count() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_counted_is_what_is_there(seed: int) -> None:
-    """Counted incrementally, and anew from a snapshot: every replica decides alike."""
+    """Sizes counted incrementally equal those counted from a snapshot: every replica decides
+    alike.
+    """
     script = Script()
     rng = Random(seed)
     members: list[str] = [""]
@@ -465,7 +473,9 @@ def topic(name: str, partitions: int = -1, **fields: Any) -> commands.NewTopic:
 
 
 def test_replicas_of_a_server_are_bounded(catalog: Catalog) -> None:
-    """At the limit and one past it, summed over the topics of one command."""
+    """The replicas of a server are limited, summed over the topics of one command; tested at the
+    limit and one past it.
+    """
     assert create(catalog, topic("a", 11)) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("a", 6), topic("b", 4), topic("c", 1)) == [
         ErrorCode.NONE,
@@ -505,8 +515,8 @@ def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
 
 
 def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) -> None:
-    """It is applied again at a start, and by replicas that were away: all of them decide by the
-    total.
+    """An older version's command is decided by the total again, at a start and on replicas that
+    were away.
     """
     assert create(catalog, topic("a", assignments=[[1]] * 9)) == [ErrorCode.NONE]
     old = commands.CreateTopics([topic("b", 6)], replicas_per_server_max=10)
@@ -517,7 +527,9 @@ def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) ->
 
 
 def test_settings_of_a_topic_are_bounded(catalog: Catalog) -> None:
-    """When it is created and when they change: they are in every snapshot of the catalog."""
+    """A topic's settings are limited when it is created and when they change: they are in every
+    snapshot of the catalog.
+    """
     long = {"retention.ms": "0" * CONFIGS_BYTES_MAX}
     assert create(catalog, topic("a", 1, configs=long)) == [ErrorCode.INVALID_CONFIG]
     assert create(catalog, topic("a", 1)) == [ErrorCode.NONE]

@@ -134,7 +134,7 @@ def test_open_transaction_is_aborted_before_the_next_instance_begins(life: Life)
 
 
 def test_producer_that_names_its_epoch_is_not_fenced_by_its_own_request(life: Life) -> None:
-    """Its open transaction is aborted, and it continues with the resulting epoch."""
+    """The producer's open transaction is aborted, and it continues with the resulting epoch."""
     assert life.add(9) is NONE
     assert life.init(new=-1, expected=(7, 5)).error is FENCED
     assert life.x.state is TransactionState.ONGOING, "somebody else's request ends nothing"
@@ -165,7 +165,7 @@ def test_fencing_an_exhausted_producer_uses_the_last_epoch(life: Life) -> None:
 
 
 def test_producer_that_asks_again_is_never_given_the_epoch_of_markers(life: Life) -> None:
-    """Its open transaction was aborted with that epoch: none follows it."""
+    """A retry gets no epoch after an abort with the epoch of markers: none follows it."""
     life.x.epoch = EPOCH_MAX - 1
     last = 7, EPOCH_MAX - 1
     assert life.add(9) is NONE
@@ -192,7 +192,7 @@ def test_nobody_goes_on_with_the_epoch_of_markers(life: Life) -> None:
 
 
 def test_producer_whose_epochs_were_used_up_is_fenced_by_the_next_instance(life: Life) -> None:
-    """It has the last epoch of the previous id.
+    """A producer with the last epoch of the previous id is fenced.
 
     It receives the new id only if it is the one that requested it.
     """
@@ -230,7 +230,7 @@ def test_transaction_begins_with_its_first_participant(life: Life) -> None:
 
 
 def test_add_says_the_number_of_the_transaction(life: Life) -> None:
-    """Also when the partition is added again."""
+    """The result names the transaction's number, also when the partition is added again."""
     command = commands.AddToTransaction(X, 7, 0, [9], version=2)
     assert [life.apply(command).data for _ in range(2)] == [(1).to_bytes(8)] * 2
 
@@ -398,8 +398,8 @@ def test_answer_to_each_end_is_kafkas(
 
 
 def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life) -> None:
-    """It continues under a new producer id before all partitions received the end under the old
-    one: its requests must not end the old transaction.
+    """A producer that continues under a new id before all partitions received the end under the old
+    one must not end the old transaction.
     """
     last = EPOCH_MAX - 1
     life.x.epoch = last
@@ -466,7 +466,9 @@ def test_producer_whose_transaction_timed_out_goes_on_in_the_next_epoch(
 
 
 def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life: Life) -> None:
-    """Only the timer lets it keep its epoch."""
+    """A fenced producer stays fenced after the timeout of its transaction: only the timer lets a
+    producer keep its epoch.
+    """
     life.add(9)
     assert life.init(new=-1).error is CONCURRENT
     life.apply(commands.TimeOutTransactions([(X, 7, 1)]))
@@ -475,7 +477,9 @@ def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life:
 
 
 def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> None:
-    """It receives the epoch with which it continues; a commit is refused."""
+    """A producer of the second version receives the epoch with which it continues; a commit is
+    refused.
+    """
     life.add(9)
     life.apply(commands.AbortTransactions([(X, 7, 1)]))
     assert life.end(True, version=2, epoch=0).error is CONCURRENT
@@ -514,7 +518,7 @@ def fill(life: Life, size: int) -> list[TransactionAnswer]:
 
 
 def test_ids_stay_within_what_a_snapshot_carries() -> None:
-    """They leave space for groups. Existing ids continue; no new ones are accepted."""
+    """New ids are refused at the bound, which leaves space for groups. Existing ids continue."""
     life = Life()
     life.init()
     assert fill(life, 1_000)[-1].error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -574,7 +578,9 @@ def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ids_make_room_in_the_order_in_which_they_were_used_last(seed: int) -> None:
-    """Independent of earlier iterations and of restarts."""
+    """The least recently used ids are removed first, independent of earlier iterations and of
+    restarts.
+    """
     rng = random.Random(seed)
     machine, restarted = Coordinator(), Coordinator()
     now_ms = 1_000
