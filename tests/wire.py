@@ -19,8 +19,10 @@ from vdl.kafka.wire import registry
 
 @cache
 def codec(api_key: int) -> ModuleType:
-    """Return the codec of an API in both directions and every version; the server's direction and
-    the messages are the product's own. Raise KeyError if there is no such API.
+    """Return the codec of an API in both directions and every version.
+
+    The server's direction and the messages are the product's own. Raise KeyError if there is no
+    such API.
     """
     api = load(FACTS / f"{registry.MODULES[api_key]}.json")
     product = wire_module(api)

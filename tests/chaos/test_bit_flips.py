@@ -48,8 +48,9 @@ SETTINGS = {**SMALL_FILES, "storage.cache_bytes": "8MiB"}
 
 
 def strike(servers: DiskSet, load: Load, kind: str, *, is_live: bool, rng: random.Random) -> float:
-    """Flip one bit, and check that it has no effect; return the seconds until all copies were
-    good.
+    """Flip one bit, and check that it has no effect.
+
+    Return the seconds until all copies were good.
     """
     load.wait_acknowledged(rng.randint(1, ACKS_BETWEEN))
     store = servers.stores[VICTIM - 1]
@@ -66,8 +67,9 @@ def strike(servers: DiskSet, load: Load, kind: str, *, is_live: bool, rng: rando
 
 
 def wait_healed(servers: DiskSet) -> float:
-    """Wait until no replica is lost and no damaged range is known on the victim; return the
-    seconds. A process that has ended is restarted, as a supervisor does.
+    """Wait until no replica is lost and no damaged range is known on the victim.
+
+    Return the seconds. A process that has ended is restarted, as a supervisor does.
     """
     began = time.monotonic()
     while True:

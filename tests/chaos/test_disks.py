@@ -117,8 +117,9 @@ def test_killed_session_leaves_no_process_mount_or_file(disks: Disks) -> None:
 
 
 def test_next_session_sweeps_what_an_abandoned_one_left(disks: Disks) -> None:
-    """The next session sweeps an abandoned one whose sweeper is gone, too; files of a live session
-    stay.
+    """The next session sweeps an abandoned one whose sweeper is gone, too.
+
+    Files of a live session stay.
     """
     abandoned = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     point = abandoned / "disk"

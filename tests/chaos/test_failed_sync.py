@@ -64,8 +64,9 @@ class Outcome:
 
 
 Fault = Callable[[DiskSet, int], float]
-"""Makes the disk of a server fail and waits until the server has ended; returns the seconds between
-the first failure and its end.
+"""Makes the disk of a server fail and waits until the server has ended.
+
+Returns the seconds between the first failure and its end.
 """
 
 
@@ -122,8 +123,9 @@ def strike(servers: DiskSet, load: Load, number: int, fault: Fault) -> Outcome:
 def strike_again_and_again(
     servers: DiskSet, faults: list[Fault], figure: Figure, *, end_seconds_max: float
 ) -> None:
-    """Fail leaders repeatedly; then check that everything acknowledged is there, and the copies are
-    equal.
+    """Fail leaders repeatedly.
+
+    Then check that everything acknowledged is there, and the copies are equal.
     """
     create_topic(servers, TOPIC)
     load = Load(servers.bootstrap, TOPIC, IDEMPOTENT, **BATCHES_THAT_FIT)

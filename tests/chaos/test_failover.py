@@ -58,8 +58,9 @@ def assert_all_kept(replica_set: ReplicaSet, load: Load) -> None:
 def test_killed_leader_loses_nothing_and_is_replaced_in_time(
     replica_set: ReplicaSet, variant: Variant, figure: Figure
 ) -> None:
-    """kill -9 of the leader, repeatedly, each restarted: 0 lost, 0 moved, order kept; the gap at
-    most 1 s in the median, 3 s at worst.
+    """kill -9 of the leader, repeatedly, each restarted: 0 lost, 0 moved, order kept.
+
+    The gap is at most 1 s in the median, 3 s at worst.
     """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, variant)

@@ -1,6 +1,4 @@
-"""A consumer group continues to read while the servers that lead its partitions and coordinate it
-die.
-"""
+"""A consumer group continues while its coordinator and its partitions' leaders die."""
 
 from __future__ import annotations
 

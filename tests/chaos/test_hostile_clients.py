@@ -1,5 +1,4 @@
-"""Forty clients of one user, and forty unauthenticated ones, beside regular clients of the same
-servers.
+"""Hostile clients of one user, and unauthenticated ones, beside regular clients: forty of each.
 
 HOSTILE_SECONDS sets the length of each phase: 4 s by default, 300 for the full form (`make
 hostile`), which is for an otherwise idle machine, and limits the effect on others. Calm phases

@@ -150,9 +150,10 @@ FAULTS = (
 
 
 def test_lists_of_transactions_show_no_anomaly_under_faults(tmp_path: Path, figure: Figure) -> None:
-    """Servers are killed, restarted at once, paused and cut off in one direction; producers are
-    killed, or replaced while they are paused. Every kind of anomaly that is planted into the
-    history is found.
+    """Servers are killed, restarted at once, paused and cut off in one direction.
+
+    Producers are killed, or replaced while they are paused. Every kind of anomaly that is planted
+    into the history is found.
     """
     seed = int(os.environ.get("SEED", str(random.randrange(1 << 32))))
     print(f"SEED={seed}")

@@ -166,8 +166,9 @@ class Pinger:
 def test_coordinator_with_many_positions_moves_and_starts_with_all_of_them(
     servers: ReplicaSet, figure: Figure
 ) -> None:
-    """One server is away during the commits, and gets them in a snapshot; then the leader is
-    killed, then all servers.
+    """One server is away during the commits, and gets them in a snapshot.
+
+    Then the leader is killed, then all servers.
     """
     host, port = servers.address(1).split(":")
     create_topic(servers, TOPIC, partitions=PARTITIONS)

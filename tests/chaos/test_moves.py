@@ -1,6 +1,4 @@
-"""Partitions move among four servers under load, while servers die, a throttle is set, and some
-moves are cancelled.
-"""
+"""Partitions move under load, while servers die, a throttle is set, and moves are cancelled."""
 
 from __future__ import annotations
 
@@ -148,8 +146,10 @@ def test_partitions_that_move_under_load_lose_nothing(
 
 
 def set_limits(servers: ReplicaSet, rate: int | None, listed: dict[int, list[int]]) -> None:
-    """Set the throttles as `kafka-reassign-partitions --throttle` does; without a rate, remove them
-    as `--verify` does at the end. `listed`: by partition, the leader replicas that feed it.
+    """Set the throttles as `kafka-reassign-partitions --throttle` does.
+
+    Without a rate, remove them as `--verify` does at the end. `listed`: by partition, the leader
+    replicas that feed it.
     """
     operation = 0 if rate is not None else 1  # SET, DELETE
     leaders = ",".join(f"{p}:{server}" for p, of in listed.items() for server in of)
@@ -187,8 +187,9 @@ def fill(servers: ReplicaSet) -> None:
 def test_moves_keep_to_a_limit_and_can_be_cancelled(
     four_servers: ReplicaSet, figure: Figure
 ) -> None:
-    """Thirty partitions get a replica on server 4, at 2 MB/s in all; a third of them is cancelled
-    midway. Producers are not affected, and nothing is lost.
+    """Thirty partitions get a replica on server 4, at 2 MB/s in all.
+
+    A third of them is cancelled midway. Producers are not affected, and nothing is lost.
     """
     create(four_servers)
     fill(four_servers)

@@ -1,7 +1,7 @@
-"""Data directories that contradict what their peers know: restored from an old copy as a whole or
-in part, swapped, or copied for a second process.
+"""Data directories that contradict their peers' notes: old copies, swapped ones, and duplicates.
 
-Each is reported. Nothing acknowledged is lost while a majority is intact.
+Old copies are restored as a whole or in part; a duplicate is used by a second process. Each is
+reported. Nothing acknowledged is lost while a majority is intact.
 """
 
 from __future__ import annotations
@@ -218,8 +218,9 @@ def test_second_process_in_a_copy_ends_and_says_why(replica_set: ReplicaSet) -> 
 
 
 def moved(config: str) -> str:
-    """Return the configuration of a second process: its own ports, the same peers; its data is
-    beside it, as the first one's is.
+    """Return the configuration of a second process: its own ports, the same peers.
+
+    Its data is beside it, as the first one's is.
     """
     lines = config.splitlines()
     for n, line in enumerate(lines):

@@ -34,8 +34,9 @@ RESTART_SECONDS_MAX = 30.0
 
 
 def cut(servers: DiskSet, load: Load, rng: random.Random) -> float:
-    """Cut the power at a random moment, and restart; return the seconds until all servers are
-    healthy again.
+    """Cut the power at a random moment, and restart.
+
+    Return the seconds until all servers are healthy again.
     """
     struck = rng.sample(list(servers.server_ids), rng.choice(SIZES))
     load.wait_acknowledged(rng.randint(1, ACKS_BETWEEN))

@@ -105,8 +105,9 @@ def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_alone_waits_and_founds_no_cluster(replica_set: ReplicaSet) -> None:
-    """A wiped server waits while both others are down and cannot be queried; when they return it is
-    admitted.
+    """A wiped server waits while both others are down and cannot be queried.
+
+    When they return it is admitted.
     """
     load = write(replica_set)
     wait_healthy(replica_set)

@@ -193,8 +193,9 @@ class Driver:
     def transact(
         self, records: Sequence[Record], end: str = "", *, positions: bool = False
     ) -> None:
-        """Run a transaction of the producer that `init_transactions` created; without an `end` it
-        is left open.
+        """Run a transaction of the producer that `init_transactions` created.
+
+        Without an `end` it is left open.
         """
         self.ask(
             "transact",

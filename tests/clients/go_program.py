@@ -15,8 +15,9 @@ BUILD_SECONDS_MAX = 900
 
 
 def go_program(folder: Path) -> Path:
-    """Return the program of the sources in `folder`; build it if there is none of exactly these
-    sources.
+    """Return the program of the sources in `folder`.
+
+    Build it if there is none of exactly these sources.
     """
     sources = sorted(path for path in folder.iterdir() if path.is_file())
     program = CACHE / f"go-{digest(sources)}"

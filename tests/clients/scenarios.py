@@ -365,8 +365,9 @@ def _poll_until(
     seen: Counter[int],
     is_done: Callable[[list[frozenset[Partition]]], bool],
 ) -> list[frozenset[Partition]]:
-    """Poll all members at the same time until `is_done`; return each one's assignment at the
-    end.
+    """Poll all members at the same time until `is_done`.
+
+    Return each one's assignment at the end.
     """
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:

@@ -233,8 +233,9 @@ def test_topics_are_made_where_a_prefix_allows_it(admin: AdminClient, made: Topi
 def test_acls_change_under_load_and_nobody_else_notices(
     secured: ReplicaSet, admin: AdminClient, made: Topics
 ) -> None:
-    """No request of a client with permission fails; a client without is refused on every server
-    within a second, and admitted again as quickly.
+    """No request of a client with permission fails.
+
+    A client without is refused on every server within a second, and admitted again as quickly.
     """
     kept, revoked = made.create("kept", partitions=3), made.create("revoked", partitions=1)
     create(admin, acl(revoked, AclOperation.ALL, ALLOW))
@@ -306,8 +307,9 @@ def filter_of(binding: AclBinding) -> AclBindingFilter:
 
 
 def test_what_was_denied_stands_in_the_audit_log(secured: ReplicaSet, made: Topics) -> None:
-    """The audit log has principal, host and operation of every denial in this test; each line is a
-    JSON object.
+    """The audit log has principal, host and operation of every denial in this test.
+
+    Each line is a JSON object.
     """
     lines = [
         json.loads(line)

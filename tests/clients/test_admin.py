@@ -33,8 +33,9 @@ def earliest(admin: AdminClient, partition: TopicPartition) -> int:
 def test_deleted_records_are_gone_for_every_client(
     admin: AdminClient, bootstrap: str, topics: Topics
 ) -> None:
-    """A consumer that starts at the beginning starts behind them; remaining records keep their
-    offsets (KIP-107).
+    """A consumer that starts at the beginning starts behind them.
+
+    Remaining records keep their offsets (KIP-107).
     """
     topic = topics.create("deleted", partitions=1)
     producer = Producer({"bootstrap.servers": bootstrap})
@@ -65,8 +66,9 @@ def test_deleted_records_are_gone_for_every_client(
 
 
 def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> None:
-    """Settings are changed individually (KIP-339); unknown names and invalid numbers are
-    refused.
+    """Settings are changed individually (KIP-339).
+
+    Unknown names and invalid numbers are refused.
     """
     topic = topics.create("settings", partitions=1)
 

@@ -76,8 +76,9 @@ def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each
 def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """The newest values are read from the beginning to the end, across all removed records;
-    eventually fewer than half of the records remain.
+    """The newest values are read from the beginning to the end, across all removed records.
+
+    Eventually fewer than half of the records remain.
     """
     one, driver = writing(client), drivers.of(client, 1)[0]
     deadline = time.monotonic() + SECONDS

@@ -1,6 +1,4 @@
-"""Unmodified clients with group.protocol=consumer share partitions, also with classic members
-(KIP-848).
-"""
+"""Unmodified clients with group.protocol=consumer, also beside classic members (KIP-848)."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ SECONDS = 40.0
 
 
 def wait_shared(drivers: Sequence[Driver], topic: str, values: set[bytes]) -> list[bytes]:
-    """Poll until the drivers share all partitions and these values have come; return all values
-    that came.
+    """Poll until the drivers share all partitions and these values have come.
+
+    Return all values that came.
     """
     deadline = time.monotonic() + SECONDS
     everything = {(topic, index) for index in range(PARTITIONS)}

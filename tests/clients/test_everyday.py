@@ -69,8 +69,9 @@ def run(command: Sequence[str], text: str = "") -> list[str]:
 
 
 def test_kcat_writes_and_reads(kcat: str, bootstrap: str, topics: Topics) -> None:
-    """Keys, headers, compression; alone and as a member of a group, which continues at its
-    positions.
+    """kcat uses keys, headers and compression, alone and as a member of a group.
+
+    The group continues at its positions.
     """
     topic = topics.create("kcat", partitions=2)
     base = [kcat, "-b", bootstrap]

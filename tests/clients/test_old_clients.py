@@ -206,8 +206,9 @@ BAD_SETS = {
 def test_set_that_is_not_sound_is_refused_and_the_next_one_taken(
     name: str, topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """An invalid message set is refused as by Kafka; nothing of it is written, and the next one is
-    accepted.
+    """An invalid message set is refused as by Kafka.
+
+    Nothing of it is written, and the next one is accepted.
     """
     topic = topics.create("bad-set")
     connection = connect(topics.leader(topic))
@@ -241,8 +242,9 @@ def test_list_offsets_of_version_0(topics: Topics, connect: Callable[[int], RawC
 def test_positions_of_version_0_are_kept_by_the_coordinator(
     topics: Topics, connect: Callable[[int], RawConnection]
 ) -> None:
-    """A partition without a committed offset is unknown; a server that does not coordinate the
-    group reports that.
+    """A partition without a committed offset is unknown.
+
+    A server that does not coordinate the group reports that.
     """
     topic = topics.create("old-positions", partitions=2)
     group = f"group-{topic}"

@@ -56,8 +56,9 @@ def size_of(described: Any, partition: int) -> int:
 
 
 def test_sizes_of_replicas_are_told_by_each_server(admin: Any, topic: str) -> None:
-    """Each server reports the sizes of its replicas, once followers know the commit index; moves to
-    another directory are refused.
+    """Each server reports the sizes of its replicas, once followers know the commit index.
+
+    Moves to another directory are refused.
     """
     deadline = time.monotonic() + SECONDS
     while True:

@@ -1,6 +1,4 @@
-"""Authenticated users and their permissions: a secured set, `vdl acl` and `vdl quota`,
-librdkafka.
-"""
+"""Authenticated users and their permissions: `vdl acl` and `vdl quota` with librdkafka."""
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ def fate(bootstrap: str, topic: str, size: int) -> KafkaError | None:
 def test_setting_of_servers_is_in_force_without_a_restart(
     admin: AdminClient, bootstrap: str, topics: Topics
 ) -> None:
-    """A setting takes effect on the leader of any partition as soon as it has applied it; its
-    removal takes effect as quickly.
+    """A setting takes effect on the leader of any partition as soon as it has applied it.
+
+    Its removal takes effect as quickly.
     """
     topic = topics.create("limited", partitions=1)
     for limit, code in (("2000", KafkaError.MSG_SIZE_TOO_LARGE), (None, None)):

@@ -1,5 +1,4 @@
-"""Every client over TLS, with every kind of authentication; and each one's error when it is
-refused.
+"""Every client over TLS, with every kind of authentication, and its error when it is refused.
 
 One set of three servers for all: links and the admin plane use certificates, and each server has a
 port for logins, one for client certificates, and one whose certificate is for another host.
@@ -422,8 +421,9 @@ def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
 def test_client_whose_certificate_is_revoked_is_out_within_a_second(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """A revoked client is refused, also a connected one; other clients, and the servers' links,
-    continue.
+    """A revoked client is refused, also a connected one.
+
+    Other clients, and the servers' links, continue.
     """
     bootstrap = secured.bootstrap(MTLS_STEP)
 
@@ -464,8 +464,9 @@ def test_client_whose_certificate_is_revoked_is_out_within_a_second(
 def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(
     secured: Secured,
 ) -> None:
-    """A producer continues through both; new connections see the new certificate; the old password
-    is invalid.
+    """A producer continues through both.
+
+    New connections see the new certificate; the old password is invalid.
     """
     topic = secured.topic("rotated")
     secured.vdl("user", "add", "dave", text="first\n")

@@ -15,8 +15,9 @@ CACHE = Path(__file__).parents[2] / ".cache" / "codec-java"
 
 
 def oracle_command(version: str = NEWEST) -> list[str]:
-    """Return the command of the program with the classes of this version; missing parts are
-    built.
+    """Return the command of the program with the classes of this version.
+
+    Missing parts are built.
     """
     libraries = {known: _libraries(known) for known in (NEWEST, OLDER)}
     return ["java", "-cp", f"{_classes(libraries[NEWEST])}:{libraries[version]}/*", "vdl.Oracle"]

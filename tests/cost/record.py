@@ -72,8 +72,9 @@ class Change:
 def changes(
     workload: str, unit: str, recorded: Figures, counted: Figures, meanings: Mapping[str, str]
 ) -> list[Change]:
-    """Return the changes of all figures, in the order of counting; an unrecorded one counts as
-    zero.
+    """Return the changes of all figures, in the order of counting.
+
+    An unrecorded one counts as zero.
     """
     return [
         Change(workload, unit, name, meanings[name], recorded.get(name, 0.0), value)

@@ -92,8 +92,9 @@ def bytes_of(time: VirtualTime, function: Callable[[], object]) -> int:
 
 
 def test_calls_of_a_server_are_told_apart_from_the_system(time, server, system) -> None:
-    """Calls that the simulator makes for itself are not counted; its callbacks into the server
-    are.
+    """Calls that the simulator makes for itself are not counted.
+
+    Its callbacks into the server are.
     """
     calls = calls_of(time, lambda: server.works(system.calls))
     assert calls.python == {

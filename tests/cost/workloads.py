@@ -44,8 +44,9 @@ class Workload:
     idempotent: bool = False
     consumers: int = 0
     producers: int = 0
-    """Number of transactional producers, each with `requests` transactions; 0: one producer without
-    transactions.
+    """Number of transactional producers, each with `requests` transactions.
+
+    0: one producer without transactions.
     """
     record_bytes: int = RECORD_BYTES
     counts_memory: bool = False

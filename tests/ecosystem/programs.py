@@ -35,8 +35,9 @@ QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
 def libraries(project: str) -> Path:
-    """Return the folder with everything that `<project>/pom.xml` names; skip the test where it is
-    unavailable.
+    """Return the folder with everything that `<project>/pom.xml` names.
+
+    Skip the test where it is unavailable.
     """
     pom = HERE / project / "pom.xml"
     folder = CACHE / f"{project}-{digest([pom])}"

@@ -1,6 +1,4 @@
-"""kafka-reassign-partitions, unmodified: a plan, its throttled execution, its end, and a
-cancellation.
-"""
+"""kafka-reassign-partitions, unmodified: plan, throttled execution, end, and cancellation."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ JOURNAL = "kafkasql-journal"
 
 
 def test_registry_knows_its_schemas_after_a_restart(topics: Topics, log: Path) -> None:
-    """Several versions of schemas are registered; a registry that starts with only the topics gives
-    the same answers.
+    """Several versions of schemas are registered.
+
+    A registry that starts with only the topics gives the same answers.
     """
     schemas = {
         f"subject-{number}": [_schema(number, fields) for fields in range(1, 4)]

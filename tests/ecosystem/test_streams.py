@@ -1,5 +1,4 @@
-"""Kafka Streams: a word count and a windowed join with state in changelog topics; and exactly once
-across kill -9.
+"""Kafka Streams: word count and windowed join with changelog topics, and exactly-once across kills.
 
 VDL_STREAMS_LINES, VDL_STREAMS_KILLS and VDL_STREAMS_LEADERS set the size of the last test, and how
 often the program and leaders are killed.
@@ -39,9 +38,10 @@ SPAN_MS = 300_000
 def test_streams_counts_words_and_joins_over_a_restart(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """The program ends after half of the input and its local state is lost; then the other half
-    follows. All of the left side comes before: later pairs need state that only a changelog still
-    has.
+    """The program ends after half of the input and its local state is lost.
+
+    Then the other half follows. All of the left side comes before: later pairs need state that only
+    a changelog still has.
     """
     rng = random.Random(7)
     topics.create("lines", "counts", "left", "right", "joined")

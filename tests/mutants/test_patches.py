@@ -67,9 +67,7 @@ def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
 
 
 def test_head_may_name_worlds_of_a_kind_that_there_is(tmp_path):
-    """The head may name a kind of worlds, and why a world without faults shows the bug; nothing
-    else.
-    """
+    """The head may also name a kind of worlds, and why a world without faults shows the bug."""
     path = tmp_path / "07-some-bug.patch"
     path.write_text("A bug (§5).\nWorlds: power\nQuiet: why\n--- a/raft/log.py\n")
     mutation = load(path)

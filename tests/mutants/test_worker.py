@@ -1,6 +1,4 @@
-"""Functions get the bodies that they have in another file, or the worker reports that it cannot
-replace them.
-"""
+"""Functions get the bodies that they have in another file, or the worker refuses."""
 
 from __future__ import annotations
 
@@ -62,8 +60,9 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def replace(module: ModuleType, tmp_path: Path) -> Replace:
-    """Return a function that replaces text of the source; it returns True if the functions have it
-    now.
+    """Return a function that replaces text of the source.
+
+    It returns True if the functions have it now.
     """
     functions = Functions()
 

@@ -160,8 +160,10 @@ class Functions:
         self._names = {(file, name) for file, name, _ in self._at}
 
     def replace(self, sources: Mapping[str, str]) -> bool:
-        """Replace the bodies of functions with those in other files, by module; existing references
-        see the new body. Return False, without any change, where anything else differs.
+        """Replace the bodies of functions with those in other files, by module.
+
+        Existing references see the new body. Return False, without any change, where anything else
+        differs.
         """
         found: list[tuple[FunctionType, CodeType]] = []
         for name, source in sources.items():

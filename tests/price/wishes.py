@@ -53,9 +53,7 @@ NAMES: dict[str, bytes | None] = {
 """Name of each kind; None: a different one in each element."""
 NUMBERS = ("0", "1", "8192", "-1", "counted", "largest")
 SHAPES = ("inner", "outer", "even")
-"""One outer element with all inner ones; as many outer ones as possible, with one each; equal
-numbers of both.
-"""
+"""One outer element with all inner ones; many outer ones with one each; equal numbers of both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Search for the most expensive request of one API, and its price: `python -m tests.price.worker
-KEY`.
+"""Search for the most expensive request of one API: `python -m tests.price.worker KEY`.
 
 A server of its own runs in this process, with an authorizer, twenty topics and a few groups, and
 alone in its replica set: each request is its own, and all replicated data goes through its journal.

@@ -1,6 +1,4 @@
-"""Batches larger than a segment, the cache or a link's bound: accepted, stored and read as any
-other.
-"""
+"""Batches larger than a segment, the cache or a link's bound are handled as any other."""
 
 from __future__ import annotations
 
@@ -155,8 +153,9 @@ def test_leader_that_dies_under_large_records_loses_none(
 def test_follower_that_was_away_gets_large_records(
     servers: ReplicaSet, topics: Topics, names: dict[str, str]
 ) -> None:
-    """A returning follower gets large records from the leader's disk; then it is one of the two
-    remaining servers.
+    """A returning follower gets large records from the leader's disk.
+
+    Then it is one of the two remaining servers.
     """
     topic = names["away"]
     leader = topics.leader(topic)

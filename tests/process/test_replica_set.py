@@ -1,6 +1,4 @@
-"""A replica set on this machine: its layout, its ports, and the processes that it treats as its
-own.
-"""
+"""A replica set on this machine: its layout, its ports, and its processes."""
 
 import errno
 import json
@@ -46,8 +44,9 @@ def replica_set(tmp_path):
 
 @pytest.fixture
 def process_like_a_server():
-    """Yield a function that starts a process whose command line looks like a server's; it ends when
-    its input is closed.
+    """Yield a function that starts a process whose command line looks like a server's.
+
+    It ends when its input is closed.
     """
     started = []
 

@@ -145,8 +145,9 @@ def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, aro
 
 
 def test_pid_file_of_a_server_that_runs_is_left_to_it(tmp_path):
-    """Any other server started with that file ends with a message; the first can still be found and
-    stopped. A stale file is overwritten.
+    """Any other server started with that file ends with a message.
+
+    The first can still be found and stopped. A stale file is overwritten.
     """
     port = free_port()
     pid_file = tmp_path / "server.pid"

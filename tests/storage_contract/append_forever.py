@@ -1,5 +1,6 @@
-"""Child process of test_kill: appends and commits entries and prints each one that is durable,
-until it is killed.
+"""Child process of test_kill.
+
+Appends and commits entries, and prints each one that is durable, until it is killed.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""Data directories as earlier versions of this store wrote them: `python -m ...golden_files NAME`
-adds one.
+"""Archives of data directories that earlier versions wrote.
+
+`python -m ...golden_files NAME` adds one.
 
 Each is an archive of a directory that uses every format there is, with a file beside it that lists
 what a store must show after opening it. Archives are only ever added: a store must keep reading

@@ -1,5 +1,4 @@
-"""Random histories of a directory on a disk that is sometimes full, cut anywhere, also during a
-start.
+"""Random histories of a directory on a sometimes full disk, cut anywhere, also during a start.
 
 Invariant: no boot ends before what its peers have received. A boot that did would have a healthy
 directory replaced.

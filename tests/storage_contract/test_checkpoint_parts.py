@@ -233,8 +233,9 @@ def test_many_logs_are_never_flushed_together(harness, writer, flushes):
 
 
 def test_journal_grows_with_a_burst_and_not_beyond_it(harness, writer):
-    """The logs of each share are flushed in turn, also those of the last share; journal files that
-    they no longer need go, and rounds end.
+    """The logs of each share are flushed in turn, also those of the last share.
+
+    Journal files that they no longer need go, and rounds end.
     """
     begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(3 * MANY_LOGS)]

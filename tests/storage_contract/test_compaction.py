@@ -300,8 +300,9 @@ def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_what_is_left_can_be_read_however_small_it_becomes(codec):
-    """Compaction may remove all that did not compress; readers refuse data that decompresses to too
-    much.
+    """Compaction may remove all that did not compress.
+
+    Readers refuse data that decompresses to too much.
     """
     zeros, noise = bytes(1 << 20), random.Random(1).randbytes(1 << 16)
     records = [Record(b"a", noise), *(Record(b"z%d" % n, zeros) for n in range(4))]
@@ -636,8 +637,9 @@ def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
 
 
 def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
-    """A damaged newest segment that needs rewriting ends with the next entry; until then a smaller
-    copy has to wait.
+    """A damaged newest segment that needs rewriting ends with the next entry.
+
+    Until then a smaller copy has to wait.
     """
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -866,8 +868,9 @@ def test_disk_that_fails_is_fatal_once(place, tmp_path, request):
 
 
 def test_copies_that_are_compacted_apart_do_not_differ(tmp_path):
-    """Copies compacted to different limits count as equal; once all are compacted as far, each byte
-    counts.
+    """Copies compacted to different limits count as equal.
+
+    Once all are compacted as far, each byte counts.
     """
     harnesses = []
     for name in ("a", "b"):

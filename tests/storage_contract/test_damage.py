@@ -283,8 +283,9 @@ def test_flipped_bits_of_the_meta_are_found_or_harmless(make_harness, tmp_path):
 
 
 def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
-    """Every segment, also the newest, is read repeatedly at a bounded number of bytes a second;
-    damage that it finds is counted once.
+    """Every segment, also the newest, is read repeatedly at a bounded number of bytes a second.
+
+    Damage that it finds is counted once.
     """
     engine, model = build(make_harness, tmp_path)
     log = engine.log

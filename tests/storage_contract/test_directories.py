@@ -85,8 +85,9 @@ def test_server_adopts_a_directory_once(harness):
 
 
 def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
-    """The error is readable and is raised before anything is changed; the directory opens for its
-    own server and for tools.
+    """The error is readable and is raised before anything is changed.
+
+    The directory opens for its own server and for tools.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"), server_id=3)
     engine.start()

@@ -100,8 +100,9 @@ def test_one_half_of_the_note_is_enough(engine, tmp_path):
 
 
 def test_life_whose_form_could_not_be_written_clears_nothing(writer, monkeypatch):
-    """A run that could not write its format note trims as earlier versions do; the next run writes
-    the note.
+    """A run that could not write its format note trims as earlier versions do.
+
+    The next run writes the note.
     """
     engine = SimHarness(SMALL)
     real = SimFileSystem.rename

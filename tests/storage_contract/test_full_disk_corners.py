@@ -1,5 +1,4 @@
-"""Full disks where one operation waits for another, and failed disks, after which nothing is
-acknowledged.
+"""Full disks on which one operation waits for another, and failed disks.
 
 The simulated disk gives no space back when files are removed, as if others took it at once.
 """
@@ -108,8 +107,9 @@ def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
 
 
 def test_many_deleted_logs_go_in_several_removals(engine, writer):
-    """There are more than one removal takes; some are deleted before and some while the identity is
-    written.
+    """There are more than one removal takes.
+
+    Some are deleted before and some while the identity is written.
     """
     logs = [engine.new_log(group_id=n) for n in range(300)]
     for log in logs:
@@ -234,8 +234,9 @@ def cut_short(fs, path):
 
 
 def test_nothing_is_acknowledged_after_a_failed_job_of_the_pool(engine, writer):
-    """The owner is notified that the disk failed; if it continues all the same, no request is
-    answered.
+    """The owner is notified that the disk failed.
+
+    If it continues all the same, no request is answered.
     """
     log = engine.new_log()
     token = put(engine, log, writer, 20, size=2000)

@@ -31,8 +31,10 @@ from vdl.sim.filesystem import SimFileSystem
 
 CASES = {**SIZES, "odd": ODD}
 FOUND = (("odd", 8), ("odd", 21), ("as a piece", 23), ("as a piece", 53))
-"""Seeds of bugs found: entries left votes no file; interrupted starts used up the reserve; a file
-was given to a reserve that did not exist yet.
+"""Seeds that found bugs, with the options under which they did.
+
+Entries left votes no file; interrupted starts used up the reserve; a file was given to a reserve
+that did not exist yet.
 """
 
 
@@ -137,8 +139,9 @@ def live(engine, model, rng, steps):
     [*((size, seed) for size in CASES for seed in range(3)), *FOUND],
 )
 def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, seed):
-    """Every acknowledged step is there; the one under way is there as a whole, not at all, or as a
-    prefix if it has many entries.
+    """Every acknowledged step is there.
+
+    The one under way is there as a whole, not at all, or as a prefix if it has many entries.
     """
     rng = random.Random(f"{size} {seed}")
     engine, model = MortalEngine(CASES[size]), Model(CASES[size])

@@ -35,8 +35,9 @@ def test_golden_directories_are_there():
 
 
 def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
-    """The newest directory has every kind of record; otherwise a later version could lose the
-    support for one.
+    """The newest directory has every kind of record.
+
+    Otherwise a later version could lose the support for one.
     """
     harness = open_copy("v3-killed", tmp_path)
     found = set()

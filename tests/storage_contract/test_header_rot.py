@@ -1,5 +1,4 @@
-"""Damage to any byte of a journal file's header or of the identity loses nothing and stops no
-start.
+"""Damage to any byte of a journal header or of the identity loses nothing and stops no start.
 
 What a start has repaired withstands the next damage.
 """

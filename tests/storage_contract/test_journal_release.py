@@ -1,5 +1,4 @@
-"""Journal files are released when a block behind the notes says that these are durable, and not
-before.
+"""Journal files are released once a block behind the notes says that these are durable.
 
 The last block may be damaged undetectably: a start then treats it as if it had never been written.
 """

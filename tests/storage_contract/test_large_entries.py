@@ -43,9 +43,7 @@ def check(engine, log, held):
 
 
 def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_it(options):
-    """Nothing is copied; the entry is accounted separately; entries before it leave memory along
-    with it.
-    """
+    """A large entry is not copied, is accounted separately, and takes earlier entries along."""
     engine = SimHarness(options)
     engine.start()
     log, held = engine.new_log(), {}

@@ -1,4 +1,4 @@
-"""Removal of logs with very many files: in pieces, so that a flush neither waits nor seems to
+"""Removal of logs with very many files in pieces, so that a flush neither waits nor seems to
 hang.
 """
 

@@ -1,6 +1,4 @@
-"""Indexes or windows that point behind the requested offset: serving from there would skip
-records.
-"""
+"""Indexes or windows that point behind the requested offset, which would skip records."""
 
 import pytest
 
@@ -25,8 +23,9 @@ def harness(tmp_path, writer):
 
 
 def test_index_that_leads_behind_the_offset_is_damage(harness):
-    """An index that points behind the offset is reported as damage; where it is intact, rebuilding
-    does not help.
+    """An index that points behind the offset is reported as damage.
+
+    Where it is intact, rebuilding does not help.
     """
     log = harness.log
     look = cold.read(log, 10, 120, 1 << 20, 12, 0)

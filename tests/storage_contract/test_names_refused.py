@@ -65,8 +65,9 @@ def test_directory_of_a_log_is_durable_where_its_first_flush_was_refused(
 
 
 def test_start_makes_the_identity_durable_before_logs_go_by_it(engine, monkeypatch):
-    """A run ended between the identity's rename and the sync; the start after it ends at a power
-    cut.
+    """A run ended between the identity's rename and the sync.
+
+    The start after it ends at a power cut.
     """
     log = engine.new_log()
     put(engine, log, 50)

@@ -1,5 +1,4 @@
-"""Placed appends: large ones that are written directly to their segments, and the journal blocks
-that describe them.
+"""Placed appends: large ones written directly to their segments, described by journal blocks.
 
 Covers what counts when only a part of both is on the disk, and what damage means.
 """
@@ -115,8 +114,9 @@ def spoil(engine, index):
 
 
 def test_large_append_is_in_its_segment_and_not_in_the_journal(engine):
-    """A large append is written once, to its segment; a checkpoint writes only its Idx; it is read
-    as any entry.
+    """A large append is written once, to its segment.
+
+    A checkpoint writes only its Idx; it is read as any entry.
     """
     log = engine.log
     before = engine.all_entries(log)
@@ -487,8 +487,9 @@ def test_commit_ahead_of_the_payload_flushes_nothing(sim):
 
 
 def committed_ahead(sim):
-    """Return (jobs of a block whose entries are committed, bytes of these); nothing else is
-    unflushed.
+    """Return (jobs of a block whose entries are committed, bytes of these).
+
+    Nothing else is unflushed.
     """
     settle_all(sim)
     append(sim, 8)
@@ -694,8 +695,9 @@ def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
 
 
 def damaged_first_frame(sim, sequence=0):
-    """Damage the first frame of that journal file, or of the newest that replaces others; return
-    the frame's log.
+    """Damage the first frame of that journal file, or of the newest that replaces others.
+
+    Return the frame's log.
     """
     files = [found for found in _files(sim.disk) if found[1].replaced]
     inode, header = [found for found in files if sequence in (0, found[1].sequence)][-1]
@@ -1043,8 +1045,9 @@ ROOMY = replace(
 
 
 def staged_across_files(sim):
-    """Stage a batch that no journal file takes whole; the first file ends among the records of
-    placed entries. Return the batch's other log.
+    """Stage a batch that no journal file takes whole.
+
+    The first file ends among the records of placed entries. Return the batch's other log.
     """
     other = sim.new_log()
     sim.store.append(other, entries_from(other, 1, 30, 1, 1400))
@@ -1055,8 +1058,9 @@ def staged_across_files(sim):
 
 
 def survives_without_its_first_file(sim):
-    """Flush what is committed and release files that nothing needs; then check that a start finds
-    it all.
+    """Flush what is committed and release files that nothing needs.
+
+    Then check that a start finds it all.
     """
     sim.submit()
     proved(sim)
@@ -1082,8 +1086,9 @@ def test_cut_batch_keeps_placed_entries_with_the_record_of_their_place(monkeypat
 
 
 def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(monkeypatch):
-    """Nothing records where the entries behind the split were placed; that they are flushed is
-    enough.
+    """Nothing records where the entries behind the split were placed.
+
+    That they are flushed is enough.
     """
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))

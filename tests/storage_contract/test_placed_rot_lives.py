@@ -434,8 +434,9 @@ class RotLives(CrowdedLives):
         ]
 
     def go_on(self, found, holes, lost):
-        """Rewrite damaged entries from copies; remove lost logs, and those that the previous run
-        had deleted or begun to create.
+        """Rewrite damaged entries from copies.
+
+        Remove lost logs, and those that the previous run had deleted or begun to create.
         """
         engine = self.engine
         for log_id in sorted(holes):

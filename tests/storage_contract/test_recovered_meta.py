@@ -74,8 +74,9 @@ def test_checkpoint_found_damaged_at_a_start_covers_nothing(engine, writer, key)
 
 
 def test_first_whole_state_after_a_damaged_one_counts(engine, writer):
-    """A batch that is incomplete is dropped, one with `clear` restores the state; then trims go
-    on.
+    """A batch that is incomplete is dropped, one with `clear` restores the state.
+
+    Then trims go on.
     """
     log = engine.new_log()
     put(engine, log, writer, 50)
@@ -155,8 +156,9 @@ def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writ
 
 
 def die_while_deleting(engine, doomed, monkeypatch):
-    """Die with the log removed from the identity and everything else of it still there; return the
-    prefix of its items.
+    """Die with the log removed from the identity and everything else of it still there.
+
+    Return the prefix of its items.
     """
     with monkeypatch.context() as patch:
         patch.setattr(Removals, "_run", lambda removals, removal, job: None)

@@ -267,8 +267,9 @@ class Engine(SimHarness):
             self.flush()
 
     def repair_damage(self, group, index, *, loses_index=False, upto=0):
-        """Flip a bit of an entry's frame; its copy comes from another replica, which may be
-        compacted further.
+        """Flip a bit of an entry's frame.
+
+        Its copy comes from another replica, which may be compacted further.
         """
         log = self.log_of(group)
         idx = replace(log.files, fs=SimFileSystem(self.disk)).idx(index)

@@ -1,5 +1,6 @@
-"""A repair and a compaction of one log at the same time, as threads that stall at any system call
-while the other proceeds.
+"""A repair and a compaction of one log at the same time.
+
+They run in threads that stall at any system call while the other proceeds.
 """
 
 import random

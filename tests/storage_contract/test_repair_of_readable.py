@@ -1,5 +1,4 @@
-"""Repairs of undamaged data: entries that turn out to be readable, and damage to a file that does
-not count.
+"""Repairs of entries that turn out to be readable, and of damage to a file that does not count.
 
 Neither ends a server.
 """

@@ -437,8 +437,9 @@ def test_nothing_is_placed_where_files_are_not_written_in_place(tmp_path):
 
 
 def test_type_of_a_mount_is_what_the_system_says(tmp_path):
-    """`mount_type` returns the type of the mount that holds the directory; none for a missing
-    path.
+    """A file system writes in place or not, by the type of the mount that holds the directory.
+
+    A missing path has none.
     """
     fs = RealFileSystem()
     assert fs.writes_in_place("/dev/shm")

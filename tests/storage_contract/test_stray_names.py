@@ -1,6 +1,4 @@
-"""Names in a data directory that do not belong to the store are kept and reported, in every
-folder.
-"""
+"""Foreign names in any folder of a data directory are kept and reported."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The last block of a journal is damaged: is its directory behind what peers have received of it?
+"""Damage to the last block of a journal, and if its directory is then behind its peers' notes.
 
 It is if a durable record is lost with the block: nothing else shows that one is missing. It is not
 if the block only proved the previous one: nothing is missing then, and a directory that is taken

@@ -144,8 +144,9 @@ class Timed:
         self.engine.reopen()
 
     def do_damage(self, fraction, is_idx_damaged, ahead):
-        """Damage a frame, with its Idx or not, and one more Idx, so that the rest is rewritten;
-        append while it is damaged; then repair it.
+        """Damage a frame, with its Idx or not, and one more Idx, so that the rest is rewritten.
+
+        Append while it is damaged; then repair it.
         """
         log = self.log
         if not self.is_disk or log.flushed_index <= self.first:

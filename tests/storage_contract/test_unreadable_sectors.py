@@ -261,8 +261,9 @@ def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
 
 
 def test_flush_into_a_bad_page_of_an_index(medium):
-    """A flush writes the file's header and its own Idx into the bad page; those that lay there are
-    rebuilt.
+    """A flush writes the file's header and its own Idx into the bad page.
+
+    Those that lay there are rebuilt.
     """
     engine = build()
     path = engine.log.files.index_path(engine.log.flushed_index // BOTH.index_segment_entries)
@@ -477,8 +478,9 @@ def damaged_without_index(engine, count, *, is_wiped=False):
 
 
 def test_copies_that_come_one_at_a_time_fill_a_hole_without_index():
-    """The entries behind the first are damaged, too, and cannot confirm it; the last one closes the
-    chain.
+    """The entries behind the first are damaged, too, and cannot confirm it.
+
+    The last one closes the chain.
     """
     engine = build()
     first = damaged_without_index(engine, 3)

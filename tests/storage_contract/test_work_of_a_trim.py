@@ -1,6 +1,4 @@
-"""Work of a trim, counted in calls: proportional to what it removes, however many files the log
-has.
-"""
+"""Work of a trim, counted in calls: proportional to what it removes, not to the log's files."""
 
 from dataclasses import replace
 

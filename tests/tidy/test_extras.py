@@ -1,6 +1,4 @@
-"""Imported packages are installed by the set-up of the stage that imports them, not by
-another's.
-"""
+"""Imported packages are installed by the set-up of the stage that imports them."""
 
 import ast
 import re

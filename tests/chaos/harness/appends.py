@@ -191,8 +191,9 @@ def history(folder: Path) -> list[Op]:
 
 
 def final_reads(bootstrap: str, topic: str, partitions: int) -> Iterator[Op]:
-    """Yield one operation for each list, which reads everything committed; no transaction is open
-    any more.
+    """Yield one operation for each list, which reads everything committed.
+
+    No transaction is open any more.
     """
     plain = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", **IMPATIENT})
     ends = {

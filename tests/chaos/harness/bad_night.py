@@ -1,5 +1,4 @@
-"""Reports of servers with a fault: `vdl status` and its exit code, `/health`, `/ready`, the metric
-and the log.
+"""Reports of servers with a fault: status, health, readiness, metric and log.
 
 Does not depend on which faults there are.
 """

@@ -100,8 +100,9 @@ def leader(replica_set: ReplicaSet, topic: str, partition: int = 0) -> int:
 
 
 def wait_healthy(replica_set: ReplicaSet) -> float:
-    """Wait until every group has a leader and all its replicas are members and up to date; return
-    the seconds.
+    """Wait until every group has a leader and all its replicas are members and up to date.
+
+    Return the seconds.
     """
     return _wait(replica_set, is_quiet=False)
 

@@ -1,5 +1,4 @@
-"""Many members of one KIP-848 group, each a thread that heartbeats and commits, and their
-observations.
+"""Many members of one KIP-848 group, each a thread, and their observations.
 
 A member reads nothing. For each partition that it owns it commits the position after the one that
 it found committed when it got the partition. So positions count successive owners, and two

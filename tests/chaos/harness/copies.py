@@ -91,8 +91,9 @@ def _read_store(store: Path) -> list[Copy]:
 
 
 def open_directory(store: Path) -> Directory:
-    """Open a directory; files of a process that has just been killed are closed a moment after it
-    is gone.
+    """Open a directory.
+
+    Files of a process that has just been killed are closed a moment after it is gone.
     """
     deadline = time.monotonic() + CLOSED_SECONDS_MAX
     while True:

@@ -39,8 +39,9 @@ class Flip:
 
 
 def flip(store: Path, kind: str, rng: random.Random) -> Flip | None:
-    """Flip one bit in one file of the kind, larger files more often; return None when there is
-    none.
+    """Flip one bit in one file of the kind, larger files more often.
+
+    Return None when there is none.
     """
     paths = sorted(store.glob(_PATTERNS[kind]))
     sizes = [path.stat().st_size for path in paths]

@@ -214,9 +214,10 @@ def audit(acks: list[Ack], stored: list[Stored]) -> None:
 
 
 def assert_kept(load: Load, stored: list[Stored]) -> None:
-    """Check that every acknowledged value is there, identical, at its acknowledged offset; that
-    nothing else is there except sent values; that the order is that of sending; and that with
-    idempotence no value occurs twice.
+    """Check that every acknowledged value is stored, identical, at its acknowledged offset.
+
+    Nothing else is stored except sent values, the order is that of sending, and with idempotence no
+    value occurs twice.
     """
     by_offset = {record.offset: record.value for record in stored}
     assert sorted(by_offset) == list(range(len(stored))), "offsets are not dense"

@@ -1,5 +1,4 @@
-"""Transactional producers that continue while servers die, and the checks of read-committed
-consumers.
+"""Transactional producers that continue while servers die, and the checks of their results.
 
 Each transaction writes one record, with the transaction's name, to every partition of a topic. Its
 producer knows that it committed, that it aborted, or neither: then all of its records are there, or

@@ -21,8 +21,9 @@ def test_incompressible_over_partitions_spreads_evenly(partitions: int) -> None:
 
 
 def test_log_lines_of_a_batch_shrink_as_told() -> None:
-    """A megabyte, the maximum of a batch, is compressed four to five times; no line occurs twice in
-    it.
+    """A megabyte, the maximum of a batch, is compressed four to five times.
+
+    No line occurs twice in it.
     """
     lists = log_lines(1_000)
     assert len(lists) == LOG_LINE_LISTS

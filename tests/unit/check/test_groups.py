@@ -71,8 +71,9 @@ def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
 
 
 def test_epochs_are_each_member_s_own() -> None:
-    """A commit with an epoch that only other members have left is no zombie; one of its own past
-    is.
+    """A commit with an epoch that only other members have left is no zombie.
+
+    One of its own past is.
     """
     one, two = own(1, "m1", 1, "t-0"), own(2, "m2", 2, "t-1")
     again = own(4, "m1", 3, "t-0")

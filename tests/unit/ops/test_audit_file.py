@@ -23,8 +23,9 @@ def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditF
 
 
 def test_lines_are_appended_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
-    """Lines are appended, also behind those of an earlier process; only the owner may read the
-    file.
+    """Lines are appended, also behind those of an earlier process.
+
+    Only the owner may read the file.
     """
     path = tmp_path / "audit.log"
     for life in (b"one\n", b"two\n"):

@@ -1,6 +1,4 @@
-"""`vdl status`: the reports of several servers are merged into one picture, even when some are
-silent.
-"""
+"""`vdl status` merges the reports of several servers, even when some are silent."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The images of `deploy/`: their build context holds what they copy, and they copy what they
-install.
-"""
+"""The images of `deploy/` have in their context what they copy, and copy what they install."""
 
 import re
 import subprocess

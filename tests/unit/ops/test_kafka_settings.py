@@ -177,8 +177,9 @@ replica.lag.time.max.ms = "10s"
     ],
 )
 def test_server_is_described_by_what_its_file_says(name: str, value: str, source: Source) -> None:
-    """Settings are shown under Kafka's names, also where the file uses others; client addresses are
-    those for clients only.
+    """Settings are shown under Kafka's names, also where the file uses others.
+
+    Client addresses are those for clients only.
     """
     config = parse_config(CONFIG, source="vdl.toml", folder=Path("/where"))
     layer = file_settings(config)[name]

@@ -201,8 +201,9 @@ HOSTILE = {
 def test_pattern_beyond_its_budget_is_refused(
     pattern: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A pattern beyond its budget is refused like an invalid one; RE2 writes nothing to standard
-    error.
+    """A pattern beyond its budget is refused like an invalid one.
+
+    RE2 writes nothing to standard error.
     """
     with pytest.raises(BadPattern):
         compile_pattern(pattern)

@@ -1,5 +1,4 @@
-"""Execution of the stages of `make test`: processes that they start end with them, and no others
-do.
+"""Execution of the stages of `make test`, which end exactly the processes that they start.
 
 Each test has a small project of its own, whose stages are targets of its Makefile. Some leave a
 process that detached itself, as the servers of `vdl up --detach` do: it holds a named pipe open, so
@@ -165,8 +164,9 @@ def test_stage_over_its_budget_outside_ci_is_slow_and_no_failure(project):
 
 
 def test_stage_whose_set_up_fails_does_not_run(project):
-    """A stage is skipped if its set-up fails, because its tests would report that failure; others
-    run.
+    """A stage is skipped if its set-up fails, because its tests would report that failure.
+
+    Others run.
     """
     project.stage("lame", setup="broken", more='make = "leaves"')
     code, text = project.stage("sound", more='make = "passes"').run()

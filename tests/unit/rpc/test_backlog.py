@@ -16,8 +16,9 @@ SECOND_NS = 1_000_000_000
 
 
 def fill(backlog: Backlog, rate: int, *, times: int, late_ns: int = 0) -> None:
-    """Simulate a loop that always has more to send, over a link of `rate`; it is notified, late,
-    when half has left.
+    """Simulate a loop that always has more to send, over a link of `rate`.
+
+    It is notified, late, when half has left.
     """
     now_ns = 1
     for _ in range(times):

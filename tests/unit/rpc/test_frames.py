@@ -1,6 +1,4 @@
-"""Raft messages of many groups in one frame: decoding inverts encoding, or raises
-MalformedFrame.
-"""
+"""Raft messages of many groups in one frame: round trips, and MalformedFrame otherwise."""
 
 from __future__ import annotations
 

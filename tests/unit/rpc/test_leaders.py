@@ -1,6 +1,4 @@
-"""Leader lists: O(1) heartbeats, the whole list on connect, changes afterwards, and
-confirmation.
-"""
+"""Leader lists: O(1) heartbeats, whole list on connect, changes afterwards, confirmation."""
 
 from __future__ import annotations
 
@@ -495,8 +493,9 @@ def test_denials_that_make_no_sense_are_malformed(payload: bytes) -> None:
 
 
 def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:
-    """In-sync replicas are sent completely and as changes; evidence that a leader is alive is
-    kept.
+    """In-sync replicas are sent completely and as changes.
+
+    Evidence that a leader is alive is kept.
     """
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]

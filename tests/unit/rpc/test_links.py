@@ -331,8 +331,9 @@ def test_links_restart_is_a_new_session_with_the_new_incarnation() -> None:
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: int) -> None:
-    """A second process, in a copy of the directory, is refused; the first one's link is
-    unaffected.
+    """A second process, in a copy of the directory, is refused.
+
+    The first one's link is unaffected.
     """
     world = World(2)
     world.run(SETTLED_MS)

@@ -272,8 +272,9 @@ def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
 
 @pytest.mark.parametrize("version", [VERSION_OF_LARGE_FRAMES - 1, VERSION_OF_LARGE_FRAMES])
 def test_peer_of_before_is_sent_no_frame_that_it_ends_the_link_for(version: int) -> None:
-    """A peer of an earlier version gets the frames that it accepts; the sender of others is
-    notified that they were not sent.
+    """A peer of an earlier version gets the frames that it accepts.
+
+    The sender of others is notified that they were not sent.
     """
     dialer, _ = linked(two=replace(TWO, version=version))
     frame = memoryview(bytes(OLD_FRAME_BYTES_MAX + 1))

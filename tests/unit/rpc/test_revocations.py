@@ -1,6 +1,4 @@
-"""Certificate revocation: lists that are accepted, and refused peers, clients and
-administrators.
-"""
+"""Certificate revocation: accepted lists, and refused peers, clients and administrators."""
 
 from __future__ import annotations
 

@@ -190,8 +190,9 @@ def test_identity_round_trips_and_refuses_damage():
 
 @pytest.mark.parametrize("halves", [1, 2])
 def test_identity_of_the_forms_before_is_read(halves):
-    """Earlier identity formats name no server and no boots; the second one's magic has the meaning
-    of a flag now.
+    """Earlier identity formats name no server and no boots.
+
+    The second one's magic has the meaning of a flag now.
     """
     half = bytes.fromhex(IDENTITY_1)
     data = half if halves == 1 else 2 * (half + bytes(4096 - len(half)))

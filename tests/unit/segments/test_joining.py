@@ -52,8 +52,9 @@ def test_long_run_of_nothing_is_joined_with_its_like_only() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_log_that_grows_has_few_segments_and_is_seldom_written_again(seed: int) -> None:
-    """Some tens of segments out of a thousand; each byte is written about as often as they
-    double.
+    """Some tens of segments out of a thousand.
+
+    Each byte is written about as often as they double.
     """
     rng = random.Random(seed)
     have: list[Size] = []

@@ -79,8 +79,9 @@ def test_logs_are_forgotten_whole_and_together(meta: Meta, monkeypatch: pytest.M
 
 @pytest.fixture
 def full(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Simulate a disk that has no space for a new file, while the list is not empty; it keeps what
-    a refused request allocated.
+    """Simulate a disk that has no space for a new file, while the list is not empty.
+
+    It keeps what a refused request allocated.
     """
     made, real = [1], os.posix_fallocate
 

@@ -1,6 +1,4 @@
-"""Space for LMDB is reserved before a transaction, because a transaction cannot be refused
-within.
-"""
+"""Space for LMDB is reserved before a transaction, which cannot be refused space within."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def near_half_a_page(rng: random.Random) -> bytes:
 def test_transaction_adds_no_more_pages_than_were_reserved(
     make: Callable[[random.Random], bytes], is_ordered: bool, tmp_path: Path
 ) -> None:
-    """The reserve covers transactions of few items and many; new, changed and deleted ones; in any
-    order.
-    """
+    """The reserve covers few items and many; new, changed and deleted ones; in any order."""
     rng = random.Random(f"{make.__name__} {is_ordered}")
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     environment = file._environment

@@ -1,6 +1,4 @@
-"""ACL bindings of the catalog: a set, found by pattern and principal, stored completely and
-bounded.
-"""
+"""ACL bindings of the catalog: a bounded set, found by pattern and principal."""
 
 from __future__ import annotations
 
@@ -155,8 +153,9 @@ def test_filters_are_checked() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_index_finds_what_a_look_at_all_bindings_finds(seed: int) -> None:
-    """Random bindings come and go; the bindings for a name, and a filter's selection, are compared
-    with a plain list.
+    """Random bindings come and go.
+
+    The bindings for a name, and a filter's selection, are compared with a plain list.
     """
     rng = random.Random(seed)
     names = ["a", "ab", "abc", "b", ANY_NAME]

@@ -128,8 +128,9 @@ def test_group_ids_are_never_reused(catalog: Catalog) -> None:
 
 
 def test_defaults_fill_what_was_not_asked(catalog: Catalog) -> None:
-    """KIP-464: -1 is the server's default; the default factor is limited to the number of
-    servers.
+    """KIP-464: -1 is the server's default.
+
+    The default factor is limited to the number of servers.
     """
     (created,) = create(catalog, "t", default_partitions=4).topics
     assert (created.partitions, created.replication_factor) == (4, 3)
@@ -178,8 +179,9 @@ def test_topic_that_cannot_be_created_gets_kafkas_error(
 
 
 def test_topics_whose_metrics_would_have_one_name_collide(catalog: Catalog) -> None:
-    """The names 'a.b' and 'a_b' are exclusive, as in Kafka, also after a restart; once one is
-    deleted the other may be created.
+    """The names 'a.b' and 'a_b' are exclusive, as in Kafka, also after a restart.
+
+    Once one is deleted the other may be created.
     """
     assert create(catalog, "a.b_c").topics[0].error is ErrorCode.NONE
     again = Catalog("c")
@@ -213,8 +215,9 @@ def test_explicit_assignment_is_taken_as_it_is(catalog: Catalog) -> None:
 
 
 def test_topics_are_deleted_by_name_and_by_id(catalog: Catalog) -> None:
-    """Unknown names are 3, unknown ids 100; the result names the groups for the servers with
-    replicas.
+    """Unknown names are 3, unknown ids 100.
+
+    The result names the groups for the servers with replicas.
     """
     create(catalog, "a")
     create(catalog, "b", partitions=2)
@@ -318,8 +321,9 @@ def test_two_additions_to_a_list_that_race_are_both_kept(catalog: Catalog) -> No
 
 
 def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:
-    """Each topic is altered independently; nothing is stored for a value that is back at its
-    default.
+    """Each topic is altered independently.
+
+    Nothing is stored for a value that is back at its default.
     """
     create(catalog, "t", configs={"a": "1", "b": "2"})
 

@@ -207,8 +207,9 @@ def test_deleted_topic_leaves_no_move(catalog: Catalog) -> None:
 
 
 def test_topic_that_is_moved_gets_no_more_partitions(catalog: Catalog) -> None:
-    """A topic gets no partitions until its reassignment has ended; a cancelled one does not count
-    (KIP-455).
+    """A topic gets no partitions until its reassignment has ended.
+
+    A cancelled one does not count (KIP-455).
     """
     grow = CreatePartitions([NewPartitions("t", 3)], False, list(SERVERS), 0)
     alter(catalog, [4, 5, 6])

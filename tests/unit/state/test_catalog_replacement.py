@@ -72,8 +72,9 @@ def test_founding_members_are_remembered(catalog: Catalog) -> None:
 
 
 def test_replacement_decided_twice_happens_once(catalog: Catalog) -> None:
-    """Two catalog leaders may see the same new directory; the second one's command changes
-    nothing.
+    """Two catalog leaders may see the same new directory.
+
+    The second one's command changes nothing.
     """
     replace(catalog, OLD, NEW)
     assert replace(catalog, OLD, NEW).error is ErrorCode.INVALID_REQUEST
@@ -101,8 +102,9 @@ def test_initial_voter_that_never_registered_is_replaced_all_the_same() -> None:
 
 
 def test_lost_replicas_are_renumbered_one_by_one(catalog: Catalog) -> None:
-    """Damage to some replicas of a directory leaves its others alone; a repeated command does
-    nothing.
+    """Damage to some replicas of a directory leaves its others alone.
+
+    A repeated command does nothing.
     """
     command = ReplaceReplicas(3, OLD, [LostReplica(1, 1), LostReplica(GROUP, 1)])
     assert catalog.apply(command, 0, 1).events == [ReplicasReplaced(3, [1, GROUP])]

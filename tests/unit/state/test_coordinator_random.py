@@ -428,8 +428,9 @@ KINDS = [
 def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """Every replica has the same bytes, over checkpoints and restarts and from the log alone; a
-    generation is set once, and only then does its number rise.
+    """Every replica has the same bytes, over checkpoints and restarts and from the log alone.
+
+    A generation is set once, and only then does its number rise.
     """
     life = Life()
     for step in steps:

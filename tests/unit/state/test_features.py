@@ -1,6 +1,4 @@
-"""Finalised features: only levels that all servers support, all changes or none (KIP-584,
-KIP-778).
-"""
+"""Finalised features: only levels that all servers support (KIP-584, KIP-778)."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ def three(*features: Ranges) -> Catalog:
 
 
 def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> None:
-    """Features are finalised once the last initial voter has reported its levels; level 0 means
-    absent.
+    """Features are finalised once the last initial voter has reported its levels.
+
+    Level 0 means absent.
     """
     catalog = three(NEW, OLD)
     assert (catalog.features.epoch, catalog.features.levels) == (0, {})

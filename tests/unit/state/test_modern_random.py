@@ -1,5 +1,4 @@
-"""Random histories of KIP-848 groups: no partition belongs to two members, whatever is late or
-lost.
+"""Random histories of KIP-848 groups: no partition belongs to two members.
 
 Members are simulated as clients: each knows only the answers that reached it, and reads the
 partitions of the last one. The rule is therefore tested at the clients, and not only in the

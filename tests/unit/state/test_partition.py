@@ -4,8 +4,9 @@ from vdl.state.partition import AdvanceLogStart, Compact, PartitionState, encode
 
 
 def test_decisions_to_compact_only_go_forward() -> None:
-    """A decision applied twice, or late, changes nothing; the markers' limit never passes the
-    compacted limit.
+    """A decision applied twice, or late, changes nothing.
+
+    The markers' limit never passes the compacted limit.
     """
     state = PartitionState()
     for command, found in (

@@ -382,8 +382,8 @@ def test_stored_blocks_are_the_list_whenever_they_are_taken(
 def test_checkpoint_unpacks_nothing_however_many_were_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A million additions since the last one would block the loop for seconds; also when all were
-    removed.
+    """A million additions, or the removal of all, since the last one would block the loop for
+    seconds.
     """
     looked: list[int] = []
     unpacked = _Run.ranges
@@ -432,8 +432,9 @@ def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
 
 
 def test_list_has_no_end_and_takes_little_memory() -> None:
-    """Aborted transactions are listed as long as their records can be read; no other bound limits
-    their number.
+    """Aborted transactions are listed as long as their records can be read.
+
+    No other bound limits their number.
     """
     tracemalloc.start()
     try:

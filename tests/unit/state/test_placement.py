@@ -1,6 +1,4 @@
-"""Placement: leaders and replicas are spread, machines are not shared, the result is
-deterministic.
-"""
+"""Placement: leaders and replicas are spread over servers and racks, deterministically."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ def test_resources_of_one_name_are_told_apart_by_their_type() -> None:
 
 
 def test_two_additions_to_a_list_that_race_are_both_kept() -> None:
-    """Each of two proposers read the list without the other's addition (KIP-339); it may be
-    empty.
+    """Each of two proposers read the list without the other's addition (KIP-339).
+
+    It may be empty.
     """
     catalog = Catalog("c")
 

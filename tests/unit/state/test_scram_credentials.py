@@ -1,6 +1,4 @@
-"""Credentials of users in the catalog: independent changes, stored completely, bounded as a
-whole.
-"""
+"""Credentials of users in the catalog: independent changes, bounded as a whole."""
 
 from __future__ import annotations
 

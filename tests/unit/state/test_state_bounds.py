@@ -165,8 +165,9 @@ def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
 
 
 def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
-    """The groups at the bound fit into a snapshot with incompressible content; the log may still be
-    truncated.
+    """The groups at the bound fit into a snapshot with incompressible content.
+
+    The log may still be truncated.
     """
     script = Script()
     names = iter(range(100_000))
@@ -224,9 +225,10 @@ def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Posi
     ],
 )
 def test_positions_of_any_names_fit_into_a_snapshot(groups: int, topics: int, each: int) -> None:
-    """The positions at the bound fit into a snapshot, which a replica can unpack; the log may still
-    be truncated. Each position counts the same as when it was added, also after a restart, and the
-    count is zero when all are gone.
+    """The positions at the bound fit into a snapshot, which a replica can unpack.
+
+    The log may still be truncated. Each position counts the same as when it was added, also after a
+    restart, and the count is zero when all are gone.
     """
     script = Script()
     for group, position, retention_ms in spread(script, groups, topics, each):
@@ -307,8 +309,9 @@ def test_positions_have_a_number_at_the_most() -> None:
 
 
 def test_positions_have_bytes_at_the_most() -> None:
-    """The bytes of positions are limited, including pending ones of transactions; tested at the
-    limit and one past it.
+    """The bytes of positions are limited, including pending ones of transactions.
+
+    Tested at the limit and one past it.
     """
     script = raised(bytes_max=10_000, count_max=1_000)
     assert script.commit("g", "m" * 5_000) is ErrorCode.NONE
@@ -335,8 +338,9 @@ def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
 
 
 def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
-    """Stored bounds do not look like a group to an older build, which takes every key that begins
-    like a group's for one. It refuses to start, and cannot diverge.
+    """Stored bounds share the key prefix of groups.
+
+    So an older build, which cannot apply them, fails to load instead of diverging.
     """
     script = raised()
     groups = [value for key, value in script.machine.items() if key[:1] == b"g"]
@@ -473,8 +477,9 @@ def topic(name: str, partitions: int = -1, **fields: Any) -> commands.NewTopic:
 
 
 def test_replicas_of_a_server_are_bounded(catalog: Catalog) -> None:
-    """The replicas of a server are limited, summed over the topics of one command; tested at the
-    limit and one past it.
+    """The replicas of a server are limited, summed over the topics of one command.
+
+    Tested at the limit and one past it.
     """
     assert create(catalog, topic("a", 11)) == [ErrorCode.POLICY_VIOLATION]
     assert create(catalog, topic("a", 6), topic("b", 4), topic("c", 1)) == [

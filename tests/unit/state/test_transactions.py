@@ -477,8 +477,9 @@ def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life:
 
 
 def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> None:
-    """A producer of the second version receives the epoch with which it continues; a commit is
-    refused.
+    """A producer of the second version receives the epoch with which it continues.
+
+    A commit is refused.
     """
     life.add(9)
     life.apply(commands.AbortTransactions([(X, 7, 1)]))
