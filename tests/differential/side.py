@@ -129,8 +129,8 @@ class Side:
     def each(self, label: str, make: Make | Any, *, to: int = 0, first: int = 0) -> None:
         """Send the same request in every common version from `first` on.
 
-        `make` is the message, or makes it for a version. A request may change state, so answers
-        must not depend on earlier ones.
+        `make` is the message, or a function that makes it for a version. Each request may change
+        state: the answers to later ones must not depend on that.
         """
         is_made = callable(make)
         sample = make(first) if is_made else make
