@@ -73,9 +73,7 @@ def _run(pid: int) -> int:
 
 
 def _end(pid: int) -> None:
-    """Interrupt the command's process group, and return when the command has ended or time is
-    up.
-    """
+    """Interrupt the command's process group; return when the command has ended or time is up."""
     # Not collected yet, so the process id is still the command's.
     os.killpg(pid, signal.SIGINT)
     deadline = time.monotonic() + GRACE_SECONDS

@@ -197,8 +197,8 @@ def make(target: str) -> list[str]:
 
 
 def stretch() -> float:
-    """Return by how many times this machine is slower than expected, by the fastest of some
-    measurements.
+    """Return the machine's slowness relative to that of the budgets, by the fastest of some
+    runs.
     """
     taken: list[float] = []
     for _ in range(5):
@@ -296,9 +296,7 @@ def environment() -> dict[str, str]:
 
 
 def has_memory() -> bool:
-    """Return True if there is a file system in memory with enough space, from which programs may be
-    run.
-    """
+    """Return True if a file system in memory has enough space and may hold programs."""
     if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return False
     return shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
@@ -306,8 +304,9 @@ def has_memory() -> bool:
 
 @contextmanager
 def files_of(stage: Stage) -> Iterator[dict[str, str]]:
-    """Yield the variables that name the folder of a stage's temporary files: for one marked
-    `memory` a folder in memory if there is enough, else the default.
+    """Yield the variables that name the folder of a stage's temporary files.
+
+    For a stage marked `memory` it is a folder in memory if there is enough, else the default.
     """
     if not stage.memory or not has_memory():
         yield {}

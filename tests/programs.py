@@ -25,8 +25,9 @@ from tests.ecosystem import apicurio
 from tests.ecosystem.programs import classes
 
 Making = tuple[str, Callable[[], object]]
-"""Name of a program, and the function that prepares it, which may raise OSError,
-CalledProcessError, TimeoutExpired or skip.
+"""Name of a program, and the function that prepares it.
+
+The function may raise OSError, CalledProcessError, TimeoutExpired or skip.
 """
 
 

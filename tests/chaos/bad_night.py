@@ -828,8 +828,10 @@ def producer_of(servers: ReplicaSet, give_up_ms: int) -> Producer:
 
 
 def produce(servers: ReplicaSet, count: int, topic: str = "") -> None:
-    """Produce `count` large records, each acknowledged: round robin over the partitions of the
-    first topic, or to the only partition of another one.
+    """Produce `count` large records, each acknowledged.
+
+    They go round robin over the partitions of the first topic, or to the only partition of another
+    one.
     """
     producer = producer_of(servers, 30_000)
     failed: list[object] = []

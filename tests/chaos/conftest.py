@@ -76,8 +76,9 @@ def make_disk_set(request: pytest.FixtureRequest, disks: Disks) -> Iterator[Make
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest, record_property: Figure) -> Figure:
-    """Yield a function that records figures in the test's report, the end of the output and
-    build/figures/chaos.json.
+    """Yield a function that records figures.
+
+    They go to the test's report, the end of the output and build/figures/chaos.json.
     """
 
     def record(name: str, value: object) -> None:

@@ -103,8 +103,10 @@ def wait_scrubbed(servers: DiskSet) -> None:
 def test_flipped_bits_of_one_server_are_served_to_nobody_and_healed(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:
-    """Journal, segments, index and meta, live and at rest: 0 acknowledged records lost, 0 corrupt
-    bytes delivered, healed within 30 s, and at the end all copies are equal.
+    """Flips in journal, segments, index and meta, live and at rest, are harmless.
+
+    0 acknowledged records are lost, 0 corrupt bytes delivered, all is healed within 30 s, and at
+    the end all copies are equal.
     """
     print(f"SEED={SEED} FLIPS={FLIPS}")
     rng = random.Random(SEED)

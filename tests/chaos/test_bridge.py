@@ -42,9 +42,7 @@ ASK_SECONDS = 0.01
 
 
 class Asker(threading.Thread):
-    """Client that repeatedly fetches from one server, and records when each partition was
-    served.
-    """
+    """Client that repeatedly fetches from one server, and records when it was served."""
 
     def __init__(self, replica_set: ReplicaSet, server_id: int) -> None:
         super().__init__(daemon=True)
@@ -100,8 +98,10 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def bridged_ms(replica_set: ReplicaSet, wires: Wires, rng: random.Random) -> list[int]:
-    """Return, for each partition whose leader the far server became, the milliseconds for which the
-    near one served it as well; if it serves to the end, up to there.
+    """Return the milliseconds for which both servers served each partition that moved to the far
+    one.
+
+    A partition that the near one serves to the end counts up to there.
     """
     near, far = Asker(replica_set, NEAR), Asker(replica_set, FAR)
     near.start()

@@ -42,9 +42,7 @@ def coordinator(replica_set: ReplicaSet) -> int:
 
 
 def settled(members: list[ConsumerThread]) -> bool:
-    """Return True if every partition belongs to one member, and no member has more than its
-    share.
-    """
+    """Return True if each partition has one owner, and no member more than its share."""
     owned = [partition for member in members for partition in set(member.owned)]
     share = -(-PARTITIONS // len(members))
     return (
@@ -67,8 +65,9 @@ def wait_settled(members: list[ConsumerThread]) -> float:
 def test_churn_over_a_leader_kill_gives_no_partition_to_two(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """No partition is owned twice in an epoch, no committed offset goes back, and when the churn
-    ends every member has a share within seconds.
+    """No partition is owned twice in an epoch, and no committed offset goes back.
+
+    When the churn ends every member has a share within seconds.
     """
     rng = random.Random(848)
     create_topic(replica_set, TOPIC, partitions=PARTITIONS)

@@ -53,8 +53,9 @@ SETTLED_ACKS = 100
 
 
 class Filler:
-    """Producer of large incompressible values, as many as there is space for, round robin over
-    partitions. Keeps (partition, offset) -> checksum of each acknowledged value.
+    """Producer of large incompressible values, round robin over partitions, as many as fit.
+
+    Keeps (partition, offset) -> checksum of each acknowledged value.
     """
 
     def __init__(self, bootstrap: str, *, partitions: int = 1) -> None:
@@ -215,7 +216,9 @@ def test_full_disks_refuse_writes_and_do_all_else(
 def test_deleted_records_make_room(
     make_disk_set: MakeDiskSet, figure: Figure, partitions: int
 ) -> None:
-    """The deletion is an entry of the log for which records were refused, and entries that a full
+    """Deleted records free space also on full disks.
+
+    The deletion is an entry of the log for which records were refused, and entries that a full
     follower did not accept are before it. Each of many partitions has only one segment, which no
     other follows on a full disk.
     """

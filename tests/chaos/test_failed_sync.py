@@ -54,8 +54,9 @@ not: for these a full disk is a state.
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One failed disk: how long the server continued, how long nothing was acknowledged, and the
-    server's last log lines.
+    """One failed disk: the server's remaining time, the gap, and its last log lines.
+
+    The gap is the time without acknowledgements.
     """
 
     end_seconds: float
@@ -172,9 +173,7 @@ def test_failed_sync_ends_the_server_and_nothing_acknowledged_is_lost(
 
 
 def inject(call: str, n: int, error: str, trace: Path) -> Fault:
-    """Return a fault that makes the n-th `call` of any thread from now on fail, and all later
-    ones.
-    """
+    """Return a fault that makes the n-th `call` of any thread fail, and all later ones."""
 
     def fault(servers: DiskSet, server_id: int) -> float:
         command = [
@@ -217,8 +216,9 @@ def strace_missing() -> str:
 def test_injected_failure_of_a_sync_ends_the_server_and_nothing_is_lost(
     make_disk_set: MakeDiskSet, figure: Figure, tmp_path: Path
 ) -> None:
-    """The n-th durable journal write fails, or the n-th fdatasync of a thread, which may well
-    return ENOSPC: that is no full disk, where a refused write can be retried.
+    """A failed durable journal write, or fdatasync, ends the server.
+
+    The error may well be ENOSPC: that is no full disk, where a refused write can be retried.
     """
     if missing := strace_missing():
         pytest.skip(missing)

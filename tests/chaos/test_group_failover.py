@@ -30,8 +30,9 @@ def committed(replica_set: ReplicaSet) -> int:
 def test_group_misses_no_record_and_no_commit_goes_back(
     replica_set: ReplicaSet, fault: str, figure: Figure
 ) -> None:
-    """Every acknowledged record is delivered at least once, and the group's committed offset never
-    falls: its coordinator, on any server, loses neither members' progress nor the group.
+    """Every acknowledged record is delivered at least once, and no committed offset goes back.
+
+    The coordinator, on any server, loses neither members' progress nor the group.
     """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)

@@ -63,8 +63,9 @@ ACT_SECONDS = 0.25
 PASSWORD = "a-password-of-users-7c1f"
 CALL_SECONDS = 60.0
 RSS_MORE_MAX = 512 << 20
-"""Sum of the budgets: requests, answers, batches to be checked, and data to be decoded
-(docs/operations.md).
+"""Sum of the budgets for requests, answers, and batches and data to be checked or decoded.
+
+See docs/operations.md.
 """
 
 
@@ -241,8 +242,10 @@ def noted(servers: ReplicaSet) -> int:
 
 @pytest.mark.parametrize("who", ["mallory", "nobody"])
 def test_hostile_clients_stop_nobody(who: str, servers: ReplicaSet, figure: Figure) -> None:
-    """No operation of others fails or is refused, no election happens, no member of their group is
-    expelled, memory stays within its budgets, and each action of the administrator is audited.
+    """Hostile clients do not affect others.
+
+    No operation fails or is refused, no election happens, no member of their group is expelled,
+    memory stays within its budgets, and each action of the administrator is audited.
     """
     own = read_client_settings(servers.directory / "client.properties")
 

@@ -18,8 +18,10 @@ ACKS_BETWEEN = 200
 def test_killed_replica_set_has_every_acknowledged_record_after_restart(
     replica_set: ReplicaSet, variant: Variant, figure: Figure
 ) -> None:
-    """kill -9 of all three under load: after the restart each acknowledged record is there,
-    identical, at its offset; and the producer continues.
+    """kill -9 of all three under load.
+
+    After the restart each acknowledged record is there, identical, at its offset; and the producer
+    continues.
     """
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, variant)

@@ -37,8 +37,9 @@ SERVING_SECONDS_MAX = 120.0
 """Limit for a server that reads its logs while all others work, on two processors."""
 FAULT_SECONDS, CALM_SECONDS = (1.0, 4.0), (2.0, 5.0) if IS_FULL else (1.0, 2.0)
 AT_ONCE_SECONDS = (0.3, 1.2)
-"""Time between two kills of a server that is restarted at once: both within the period for which a
-leader still answers requests of the first process.
+"""Time between two kills of a server that is restarted at once.
+
+Both are within the period for which a leader still answers requests of the first process.
 """
 SHOWN = 10
 

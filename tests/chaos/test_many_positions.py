@@ -29,8 +29,9 @@ TOO_EARLY = {14, 15, 16}
 """Errors that clients retry: the coordinator is loading, not available, elsewhere."""
 SETTINGS = {"cluster.coordinators": 1, "raft.command_entries_kept": 50}
 CHECKPOINT_SECONDS = 15.0
-"""Interval of checkpoints, behind which logs are trimmed: a replica that lacks more needs a
-snapshot.
+"""Interval of checkpoints, behind which logs are trimmed.
+
+A replica that lacks more needs a snapshot.
 """
 SECONDS_MAX = 120.0
 

@@ -112,8 +112,10 @@ def replicas(servers: ReplicaSet) -> dict[int, list[int]]:
 def test_partitions_that_move_under_load_lose_nothing(
     four_servers: ReplicaSet, figure: Figure
 ) -> None:
-    """All partitions are repeatedly reassigned; in every other round one server is killed at some
-    point, and restarted. Acknowledged records are there, at their offsets.
+    """All partitions are repeatedly reassigned, while servers are killed and restarted.
+
+    In every other round one is killed at some point. Acknowledged records are there, at their
+    offsets.
     """
     rng = random.Random(RNG_SEED)
     create(four_servers)

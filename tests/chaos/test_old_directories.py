@@ -27,8 +27,9 @@ TOLD_SECONDS = 20.0
 POLL_SECONDS = 0.02
 PAST = "directory_from_the_past"
 MADE_GOOD = ("logs", "meta")
-"""Parts without information about votes, whose missing contents the journal has, if they were not
-released meanwhile; otherwise the replicas are lost.
+"""Parts without information about votes, whose missing contents the journal has.
+
+If files were released meanwhile, the replicas are lost.
 """
 LOCAL = ("data_missing", "replica_lost", "cannot_start", "foreign_file")
 
@@ -90,9 +91,10 @@ def written(replica_set: ReplicaSet) -> Load:
 def test_part_of_a_directory_from_an_old_copy_is_found_out(
     replica_set: ReplicaSet, part: str, figure: Figure
 ) -> None:
-    """An old part is detected by the server's peers, or by itself where the parts contradict each
-    other, or it is repaired from the journal. Acknowledged records are there, and the server is a
-    member again in the end.
+    """An old part of a directory is detected, or repaired from the journal.
+
+    The server's peers detect it, or the server itself where the parts contradict each other.
+    Acknowledged records are there, and the server is a member again in the end.
     """
     load = written(replica_set)
     victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
@@ -134,8 +136,9 @@ def test_old_copy_is_found_out_when_all_servers_were_restarted(replica_set: Repl
 
 
 def test_two_of_three_old_copies_do_not_overrule_the_third(replica_set: ReplicaSet) -> None:
-    """Both are reported, and the partition has no leader: no client is answered from a log that
-    lacks acknowledged records.
+    """Both are reported, and the partition has no leader.
+
+    No client is answered from a log that lacks acknowledged records.
     """
     load = written(replica_set)
     leads = leader(replica_set, TOPIC)

@@ -61,9 +61,10 @@ def cut(servers: DiskSet, load: Load, rng: random.Random) -> float:
 def test_power_cuts_of_one_two_or_all_servers_lose_nothing(
     make_disk_set: MakeDiskSet, figure: Figure
 ) -> None:
-    """The servers start by themselves after each cut, and every acknowledged record is at its
-    offset, identical; at the end order was kept and the three copies are equal. No replica was
-    replaced: what it had acknowledged was on its disk.
+    """Servers start by themselves after each cut, with every acknowledged record at its offset.
+
+    At the end order was kept and the three copies are equal. No replica was replaced: what it had
+    acknowledged was on its disk.
     """
     print(f"SEED={SEED} CUTS={CUTS}")
     rng = random.Random(SEED)

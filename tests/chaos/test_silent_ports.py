@@ -157,8 +157,10 @@ def log_lines(servers: ReplicaSet) -> int:
 
 @pytest.mark.parametrize("port", PORTS)
 def test_silent_connections_keep_nobody_out(port: str, servers: ReplicaSet, figure: Figure) -> None:
-    """Clients with and without logins, an administrator and a monitor are served, and another
-    server that was restarted becomes a member again; the strangers' descriptors are freed.
+    """Regular clients, an administrator and a monitor are served beside silent strangers.
+
+    The clients have logins or none. Another server that was restarted becomes a member again, and
+    the strangers' descriptors are freed.
     """
     client, pid = Client(servers), servers.pid(STRUCK)
     lines, before = log_lines(servers), descriptors(pid)

@@ -20,8 +20,9 @@ SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
 def test_transactions_are_all_or_nothing_while_servers_die(
     replica_set: ReplicaSet, figure: Figure
 ) -> None:
-    """The server that dies leads coordinators, partitions, or both, in the middle of transactions
-    at every step; the others complete decided ones and abort the rest.
+    """Transactions at every step survive the death of coordinators, leaders, or both.
+
+    The other servers complete decided ones and abort the rest.
     """
     create_topic(replica_set, TOPIC, partitions=PARTITIONS)
     transactors = [

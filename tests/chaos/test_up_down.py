@@ -71,8 +71,10 @@ def pids(data):
 
 
 def test_up_detached_serves_within_seconds_and_down_keeps_everything(folder):
-    """Start to first acknowledged record ≤ 3 s, RSS ≤ 100 MB a server, clean stop ≤ 2 s, and the
-    record is there, at its offset, when the set is started again.
+    """A set starts and stops in time, and keeps its records.
+
+    Start to first acknowledged record ≤ 3 s, RSS ≤ 100 MB a server, clean stop ≤ 2 s. The record is
+    there, at its offset, when the set is started again.
     """
     started = time.monotonic()
     up = vdl("up", "--data", folder, "--base-port", BASE_PORT, "--detach")

@@ -84,9 +84,10 @@ def test_wiped_server_is_replaced(replica_set: ReplicaSet) -> None:
 
 
 def test_wiped_server_does_not_vote(replica_set: ReplicaSet) -> None:
-    """A wiped server does not vote while one of the two others is down: its vote would complete a
-    majority, and it may have voted or acknowledged differently before. Nothing is served until the
-    other returns.
+    """A wiped server does not vote while one of the two others is down.
+
+    Its vote would complete a majority, and it may have voted or acknowledged differently before.
+    Nothing is served until the other returns.
     """
     load = write(replica_set)
     wait_healthy(replica_set)

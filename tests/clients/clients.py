@@ -132,9 +132,7 @@ def node_program(folder: Path) -> Path:
 
 
 def _old_kafka_python(api_version: str) -> list[str]:
-    """Return the command of the driver in an environment with the last kafka-python that supports
-    old protocols.
-    """
+    """Return the driver's command, with the last kafka-python that supports old protocols."""
     python = python_environment("kafka-python", OLD_REQUIREMENTS)
     return [str(python), "-m", "tests.clients.drivers.old_kafka_python", api_version]
 

@@ -92,9 +92,7 @@ class Record:
 
 @dataclass(slots=True)
 class Polled:
-    """Result of one poll: records by (topic, partition), with their offsets, and the consumer's
-    assignment.
-    """
+    """Result of one poll: records by (topic, partition), with offsets, and the assignment."""
 
     records: list[tuple[int, Record]] = field(default_factory=list)
     owned: frozenset[Partition] = frozenset()

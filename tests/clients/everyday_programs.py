@@ -16,9 +16,7 @@ INSTALL_SECONDS_MAX = 240
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A client's program: how it is built, its requirements, and the results that it does not
-    report.
-    """
+    """A client's program: how it is built, its requirements, and results that it omits."""
 
     command: Callable[[], list[str]]
     needs: str = ""

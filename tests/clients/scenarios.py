@@ -55,8 +55,10 @@ def numbered(topic: str, numbers: range, *, partition: int = 0) -> list[Record]:
 
 
 def varied(topic: str, *, seed: int, has_null_header: bool) -> list[Record]:
-    """Return records of every shape: null and empty keys and values, headers, timestamps out of
-    order, compressible text and incompressible bytes.
+    """Return records of every shape.
+
+    They have null and empty keys and values, headers, timestamps out of order, compressible text
+    and incompressible bytes.
     """
     blob = bytes((seed * 131 + i * i * 7 + i * 13) % 256 for i in range(3_000))
     ahead, behind = BASE_TIMESTAMP + 1_000_000 * seed, BASE_TIMESTAMP - 5_000
@@ -292,9 +294,7 @@ def poll_nothing(driver: Driver) -> None:
 
 
 def commit_and_resume(stage: Stage) -> None:
-    """The group's next consumer continues behind the committed offset, not behind the last read
-    one.
-    """
+    """The group's next consumer continues at the committed offset, not at the last read one."""
     topic = stage.topics.create("commit", partitions=2)
     group = stage.topics.unused_name("group")
     driver = stage.driver
@@ -316,8 +316,9 @@ def commit_and_resume(stage: Stage) -> None:
 
 
 def rebalance_two_members(stage: Stage) -> None:
-    """Every partition has one owner before, during and after a second member's presence, and no
-    record is missed.
+    """Every partition always has one owner while a second member comes and goes.
+
+    No record is missed.
     """
     topic = stage.topics.create("rebalance", partitions=6)
     group = stage.topics.unused_name("group")

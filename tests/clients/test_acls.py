@@ -167,9 +167,7 @@ def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
 def test_topic_is_closed_and_opened_to_producers_and_consumers(
     secured: ReplicaSet, admin: AdminClient, made: Topics
 ) -> None:
-    """A topic is closed and opened by ACLs, and is invisible to clients that may not describe
-    it.
-    """
+    """ACLs close and open a topic, which is invisible to clients that may not describe it."""
     topic = made.create("closed", partitions=1)
     assert produced(secured, topic) is None
     create(admin, acl(topic, AclOperation.WRITE, DENY), acl(topic, AclOperation.READ, ALLOW))

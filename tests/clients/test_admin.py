@@ -98,9 +98,7 @@ def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> No
 def test_records_of_a_topic_with_a_codec_are_read_as_they_were_sent(
     admin: AdminClient, bootstrap: str, topics: Topics, kept: str
 ) -> None:
-    """Records are read unchanged, with any compression of their producers, in small batches and
-    large ones.
-    """
+    """Records are read unchanged, with any compression, in small batches and large ones."""
     topic = topics.unused_name(f"kept-{kept}")
     asked = NewTopic(topic, 1, 3, config={"compression.type": kept})
     admin.create_topics([asked])[topic].result(SECONDS)

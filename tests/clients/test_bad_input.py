@@ -141,9 +141,7 @@ def stage(topics: Topics, background: Background) -> Iterator[Scene]:
 
 @pytest.fixture
 def scene(stage: Scene) -> Iterator[Scene]:
-    """Yield the scene; afterwards the bystander's connection still works and nothing was
-    appended.
-    """
+    """Yield the scene, and check afterwards that the bystander works and nothing was appended."""
     assert stage.bystander.is_alive()
     yield stage
     assert stage.bystander.is_alive()
@@ -182,8 +180,9 @@ CLOSED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("sent", CLOSED.values(), ids=CLOSED.keys())
 def test_unreadable_request_gets_its_connection_closed(scene: Scene, sent: bytes) -> None:
-    """An unreadable request cannot be answered: the connection is closed at once, without a
-    response.
+    """An unreadable request cannot be answered.
+
+    The connection is closed at once, without a response.
     """
     connection = scene.connect()
     connection.send(sent)
@@ -368,8 +367,10 @@ def test_bad_produce_with_acks_0_closes_its_connection(scene: Scene) -> None:
 def test_claimed_lengths_take_neither_time_nor_memory(
     scene: Scene, servers: ReplicaSet | None
 ) -> None:
-    """Connections that announce the largest frame and send little of it: reserving the announced
-    size would need 5 GB. (Kafka does so, and fails this test with a heap of 512 MB.)
+    """Connections that announce the largest frame and send little of it.
+
+    Reserving the announced size would need 5 GB. (Kafka does so, and fails this test with a heap of
+    512 MB.)
     """
     before = 0 if servers is None else servers.rss_bytes(scene.leader)
     for _ in range(CLAIMS):

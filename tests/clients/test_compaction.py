@@ -66,9 +66,7 @@ def written(driver: Driver, topics: Topics) -> Written:
 def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each_key(
     client: Client, drivers: Drivers, writing: Writing
 ) -> None:
-    """The newest value of each key is read right behind the last record, however much was removed
-    by then.
-    """
+    """A reader that starts right after the last write gets the newest value of each key."""
     one = writing(client)
     assert_newest(read_all(drivers.of(client, 1)[0], one.topic), one.newest)
 

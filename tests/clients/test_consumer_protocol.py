@@ -54,8 +54,10 @@ def produce(driver: Driver, topic: str, numbers: range) -> set[bytes]:
 def test_members_share_partitions_and_commit(
     client: Client, drivers: Drivers, topics: Topics, first: str
 ) -> None:
-    """The second one uses the newer protocol: a classic group is converted while its member is
-    active. When the first leaves, the second continues at its positions.
+    """The second one uses the newer protocol.
+
+    A classic group is converted while its member is active. When the first leaves, the second
+    continues at its positions.
     """
     if client.name not in SPEAKERS:
         pytest.skip(f"{client.name} does not offer group.protocol=consumer")

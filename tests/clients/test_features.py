@@ -22,8 +22,9 @@ def admin(bootstrap: str) -> Iterator[Any]:
 
 
 def test_features_are_finalised_from_the_start(admin: Any) -> None:
-    """Features are finalised as soon as clients are served: all servers have reported their
-    levels.
+    """Features are finalised as soon as clients are served.
+
+    All servers have reported their levels.
     """
     feature = admin.describe_features()[FEATURE]
     assert feature["finalized_epoch"] >= 1

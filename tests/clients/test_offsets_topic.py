@@ -15,8 +15,10 @@ INTERNAL = "__consumer_offsets"
 
 
 def committed(key: bytes | None, value: bytes | None) -> tuple[str, str, int, int]:
-    """Return group, topic, partition and offset of an OffsetCommitKey v1 and an OffsetCommitValue
-    v3; for a group's own record, whose key names nothing else, an empty topic.
+    """Return group, topic, partition and offset of a key v1 and a value v3.
+
+    They are OffsetCommitKey and OffsetCommitValue. A group's own record, whose key names nothing
+    else, has an empty topic.
     """
     assert key is not None
     (version,) = Struct(">h").unpack_from(key)

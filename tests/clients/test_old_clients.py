@@ -89,8 +89,9 @@ def without_timestamps(records: list[tuple[int, Record]]) -> list[tuple[int, Rec
 
 @pytest.fixture(scope="module", params=OLD_COMPRESSIONS)
 def of_all_times(request: pytest.FixtureRequest, drivers: Drivers, topics: Topics) -> list[Record]:
-    """Return the stored records, in offset order, of one partition to which clients of all
-    generations have produced with one compression.
+    """Return the stored records of a partition that clients of all generations have written.
+
+    They are in offset order and have one compression.
     """
     compression: str = request.param
     topic = topics.create(f"of-all-times-{compression}")

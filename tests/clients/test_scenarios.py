@@ -27,8 +27,9 @@ def test_scenario_with_client_goes_as_with_kafka(
 
 @pytest.fixture(scope="module")
 def everybodys(drivers: Drivers, topics: Topics) -> list[Record]:
-    """Return the records, in offset order, of one partition to which every available client has
-    produced once with each compression.
+    """Return the records, in offset order, of a partition that every available client has written.
+
+    Each has produced once with each compression.
     """
     topic = topics.create("everybody")
     sent: list[Record] = []

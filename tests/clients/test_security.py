@@ -204,8 +204,9 @@ FAMILIES = [client for client in CLIENTS if client.name != "java-3.9"]
 def driven(
     bootstrap: str, security: dict[str, str], folder: Path
 ) -> Iterator[list[tuple[Driver, Path]]]:
-    """Yield a driver of each family and its log, all started at the same time: a JVM starts
-    slowly.
+    """Yield a driver of each family and its log, all started at the same time.
+
+    A JVM starts slowly.
     """
     started: list[tuple[Driver, Path]] = []
     try:
@@ -298,8 +299,9 @@ def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> No
 
 
 def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
-    """Logs, metrics, results of DescribeConfigs, journals and segments: no password, no token, no
-    private key.
+    """No password, token or private key is in anything that servers wrote.
+
+    Checked are logs, metrics, results of DescribeConfigs, journals and segments.
     """
     settings = read_client_settings(secured.directory / "client.properties")
     secrets = {settings.password, PASSWORD_OF_ALICE, (secured.tls / "delegation").read_text()}
@@ -376,8 +378,9 @@ DELEGATED = [client for client in CLIENTS if client.name in ("java-4.4", "franz-
 def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
     secured: Secured, mechanism: str, tmp_path: Path
 ) -> None:
-    """`vdl token` creates it on behalf of another user, shows it, renews it and ends it, after
-    which the client is refused. A client with a wrong part of the token is refused, too.
+    """`vdl token` creates a token on behalf of another user, shows it, renews it and ends it.
+
+    Then the client is refused. A client with a wrong part of the token is refused, too.
     """
     made = secured.vdl("token", "create", "--owner", "User:alice", "--max-lifetime", "2h")
     token = dict(line.rsplit(" ", 1) for line in made.splitlines()[:3])

@@ -19,9 +19,7 @@ def numbered(topic: str, numbers: range, partition: int = 0) -> list[Record]:
 
 
 def read(driver: Driver, topic: str, partitions: int, count: int) -> list[int]:
-    """Return the numbers that a read-committed consumer gets, by partition and offset: at least
-    `count`.
-    """
+    """Return at least `count` numbers from a read-committed consumer, by partition and offset."""
     driver.open(isolation="read_committed")
     driver.ask("assign", partitions=[(topic, p) for p in range(partitions)])
     found: list[tuple[int, int, int]] = []
@@ -35,8 +33,8 @@ def read(driver: Driver, topic: str, partitions: int, count: int) -> list[int]:
 def test_committed_transactions_are_read_and_aborted_ones_are_not(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """Committed records of every partition are read in the order of their offsets, also behind an
-    aborted transaction.
+    """Committed records are read in the order of their offsets, also behind an aborted
+    transaction.
     """
     driver = drivers.of(client, 1)[0]
     topic = topics.create("transactions", partitions=2)

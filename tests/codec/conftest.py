@@ -14,8 +14,9 @@ Oracle = Callable[[str, list[str]], list[list[str]]]
 
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
-    """Return a function that sends lines to the oracle of one library version, and returns the
-    fields of each line's answer.
+    """Return a function that sends lines to the oracle of one library version.
+
+    It returns the fields of each line's answer.
     """
 
     def ask(version: str, lines: list[str]) -> list[list[str]]:

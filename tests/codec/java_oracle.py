@@ -35,9 +35,7 @@ def _classes(libraries: Path) -> Path:
 
 
 def _libraries(version: str) -> Path:
-    """Return the folder with the client library of this version and its dependencies, filled
-    once.
-    """
+    """Return the folder with this version's client library and dependencies, filled once."""
     folder = CACHE / version
     if not (folder / f"kafka-clients-{version}.jar").exists():
         partial = _fresh(folder)

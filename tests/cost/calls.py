@@ -32,8 +32,8 @@ _SYNCS = frozenset(
 
 
 def _functions(kind: type, *names: str) -> dict[CodeType, str]:
-    """Return the code objects of a class's functions, by default of all public ones, with their
-    names.
+    """Return the code objects of a class's functions with their names; by default all public
+    ones.
     """
     chosen = names or [name for name in vars(kind) if not name.startswith("_")]
     found = [vars(kind)[name] for name in chosen]

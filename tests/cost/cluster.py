@@ -94,9 +94,7 @@ class Cluster:
 
     @property
     def digest(self) -> str:
-        """Return a digest that is equal in two runs in which the same bytes arrived at the same
-        instants.
-        """
+        """Return a digest that is equal if the same bytes arrived at the same instants."""
         return self._trace.digest()
 
     def client(self, versions: Mapping[int, int] | None = None) -> KafkaClient:

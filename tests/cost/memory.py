@@ -71,9 +71,7 @@ class Memory:
         return self._system
 
     def _server(self, frame: FrameType, event: str, argument: Any) -> _Trace:
-        """Handle an instruction of a server's function that is about to begin, or that was its
-        last.
-        """
+        """Handle a server's instruction that is about to begin, or that was its function's last."""
         self._measure(frame)
         if event == "return" and not self._owners.is_server(frame.f_back):
             self._level = _OUTSIDE

@@ -51,9 +51,7 @@ def counts():
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_workload_costs_what_is_recorded(name, counts, record_property):
-    """A workload costs neither more, nor so much less that the recorded value would permit losing
-    the gain.
-    """
+    """A workload costs neither more than recorded, nor so much less that the gain could be lost."""
     if not IS_NATIVE:
         pytest.skip("no C compiler was there: records are walked by calls in Python")
     before = recorded()
@@ -70,9 +68,7 @@ def test_workload_costs_what_is_recorded(name, counts, record_property):
 
 @pytest.mark.parametrize("name", AGAIN)
 def test_count_in_another_process_is_the_same(name, counts):
-    """Counts are equal to the last call and byte, independent of string hashes and object
-    addresses.
-    """
+    """Counts are equal to the last call and byte, whatever string hashes and addresses are."""
     assert counts[name, "", "4711"].result() == counts[name, "", "0"].result()
 
 

@@ -181,9 +181,7 @@ class KafkaCluster:
         return "".join(f"{name}={value}\n" for name, value in rows.items())
 
     def _format(self, jars: Path) -> None:
-        """Format the three data directories in parallel, because most of the time is a JVM's
-        start.
-        """
+        """Format the three data directories in parallel, as a JVM starts slowly."""
         tool = ["java", *self._jvm, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
         formatting = []
         for node in self.nodes:

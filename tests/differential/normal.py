@@ -158,9 +158,7 @@ def normal(message: Any, symbols: Symbols) -> Tree:
 
 
 def _rows(rows: list[Any], symbols: Symbols) -> Tree:
-    """Return structs by their identifying fields; further ones with the same key have a plus
-    appended.
-    """
+    """Return structs by their identifying fields, with a plus appended to repeated keys."""
     found: dict[str, Tree] = {}
     for name, row in sorted(((_key(row, symbols), row) for row in rows), key=lambda pair: pair[0]):
         while name in found:

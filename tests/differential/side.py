@@ -109,8 +109,10 @@ class Side:
         return found
 
     def ask(self, label: str, message: Any, *, version: int | None = None, to: int = 0) -> Any:
-        """Send a request to server `to` (0: any) in this version, by default the newest, and keep
-        the answer under `label`. Return None if there was none, and if the version lacks a field.
+        """Send a request to server `to` (0: any), and keep the answer under `label`.
+
+        The version is the newest by default. Return None if there was no answer, and if the version
+        lacks a field.
         """
         try:
             answer = self.quiet(message, version=version, to=to)
@@ -156,8 +158,9 @@ class Side:
         self._connection(to).send(message, version)
 
     def begin(self, label: str, message: Any, *, to: int) -> Callable[[], Any]:
-        """Send a request that waits for others, in the newest version, over a connection of its
-        own. Return a function that waits for the answer, keeps it under `label`, and returns it.
+        """Send a request that waits for others, in the newest version, over its own connection.
+
+        Return a function that waits for the answer, keeps it under `label`, and returns it.
         """
         version = self.newest(message)
         connection = Connection(self._node(to), self._login)

@@ -215,8 +215,9 @@ def _renamed(message: Any) -> Any:
 
 
 def test_partly_denied_answers_are_kafkas(secured: Secured) -> None:
-    """Allowed parts are executed, the others refused, and absent resources reported only to users
-    with permission.
+    """Allowed parts are executed and others refused.
+
+    Absent resources are reported only to users with permission.
     """
 
     def ask(side: Side) -> None:

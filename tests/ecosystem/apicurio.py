@@ -27,9 +27,7 @@ class Registry:
         self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
 
     def ask(self, path: str, body: object = None) -> Any:
-        """Return the answer, or None if the registry does not answer yet, or the resource does not
-        exist.
-        """
+        """Return the answer, or None if there is none yet, or the resource does not exist."""
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),

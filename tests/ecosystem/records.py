@@ -107,8 +107,9 @@ class Topics:
         assert not failures, failures[0]
 
     def read(self, topic: str, *, committed: bool = False) -> list[Record]:
-        """Return all records of a topic, in the order of each partition; `committed`: without those
-        of open or aborted transactions.
+        """Return all records of a topic, in the order of each partition.
+
+        `committed`: without those of open or aborted transactions.
         """
         consumer = _reader(
             self.bootstrap,
@@ -190,9 +191,7 @@ class Followed:
         self._consumer.close()
 
     def count(self) -> int:
-        """Return the current number of records; for a topic that grows continuously, after a time
-        limit.
-        """
+        """Return the current number of records, or for a growing topic that after a time limit."""
         deadline = time.monotonic() + COUNT_SECONDS_MAX
         while found := self._consumer.consume(BATCH_MAX, timeout=BATCH_SECONDS):
             self.records += [_record(one) for one in found if one.error() is None]

@@ -50,9 +50,7 @@ class Worker:
         self._address = f"http://127.0.0.1:{port}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Return the answer, or None if the worker does not answer yet, or the resource does not
-        exist.
-        """
+        """Return the answer, or None if there is none yet, or the resource does not exist."""
         request = urllib.request.Request(
             self._address + path,
             None if body is None else json.dumps(body).encode(),
@@ -81,8 +79,9 @@ class Worker:
 def test_connect_copies_a_file_through_a_topic_over_a_restart(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """The worker ends, lines are added, and a worker with no other state than the three topics
-    continues: no line is missing and none is duplicated.
+    """A new worker with only the three topics continues: no line is missing or duplicated.
+
+    The first worker ends, and lines are added in between.
     """
     source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
     topics.create("copied", partitions=1)
@@ -118,10 +117,11 @@ def test_connect_copies_a_file_through_a_topic_over_a_restart(
 def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """`exactly.once.source.support`: workers are killed in the middle of their transactions, which
-    contain lines and the position in the file. Then one is suspended in the middle of a transaction
-    until another has taken over, and is fenced when it continues. A read-committed reader gets each
-    line once, in order.
+    """Exactly-once source: workers are killed in transactions, and one is suspended and fenced.
+
+    With `exactly.once.source.support` transactions contain lines and the position in the file. The
+    suspended worker is in the middle of a transaction until another has taken over, and is fenced
+    when it continues. A read-committed reader gets each line once, in order.
     """
     source = tmp_path / "once.txt"
     topics.create("once", partitions=1)
@@ -249,9 +249,7 @@ def _connector(kind: str, file: Path) -> dict[str, str]:
 
 
 def _configure(settings: Path, topics: Topics, port: int, *, name: str = "connect") -> None:
-    """Write settings of a worker with plain text as keys and values, and Connect's defaults
-    otherwise.
-    """
+    """Write a worker's settings: plain text as keys and values, otherwise Connect's defaults."""
     settings.write_text(
         f"""bootstrap.servers={topics.bootstrap}
 group.id={name}-workers

@@ -45,9 +45,11 @@ def test_flink_adds_up_what_is_in_a_topic(topics: Topics, log: Path) -> None:
 def test_flink_writes_each_total_exactly_once_over_failures(
     servers: ReplicaSet | None, topics: Topics, log: Path, naming: str
 ) -> None:
-    """`DeliveryGuarantee.EXACTLY_ONCE`: records written since the last checkpoint are aborted, by
-    producers that take over the transactional ids, or find the open transactions by
-    ListTransactions; prepared ones are committed by producers of the same epoch.
+    """`DeliveryGuarantee.EXACTLY_ONCE`: each total is written exactly once.
+
+    Records written since the last checkpoint are aborted, by producers that take over the
+    transactional ids, or find the open transactions by ListTransactions. Prepared ones are
+    committed by producers of the same epoch.
     """
     group = f"once-{naming.lower()}"
     amounts = _amounts(topics, group, ONCE_RECORDS)

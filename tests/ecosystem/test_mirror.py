@@ -23,8 +23,9 @@ GROUP = "accounting"
 def test_mirror_maker_copies_both_ways(
     topics: Topics, kafka: Kafka, tmp_path: Path, log: Path
 ) -> None:
-    """Keys, values, headers, timestamps and partitions are equal, each record is there once, and a
-    group's offsets are copied.
+    """Each record is copied once, with all fields, and a group's offsets are copied.
+
+    Keys, values, headers, timestamps and partitions are equal.
     """
     sent = {}
     for name, cluster in (("orders", kafka.topics), ("bills", topics)):

@@ -89,9 +89,7 @@ def throttled(bootstrap: str) -> str:
 def test_thirty_partitions_are_reassigned_under_load_by_kafkas_tool(
     four_servers: ReplicaSet, tmp_path: Path
 ) -> None:
-    """The tool proposes a plan, executes it with a throttle, detects its end and removes the
-    throttle.
-    """
+    """The tool proposes a plan, executes it with a throttle, and removes that at the end."""
     bootstrap = four_servers.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     tool = Tool(bootstrap, tmp_path)

@@ -79,8 +79,9 @@ def test_streams_counts_words_and_joins_over_a_restart(
 def test_streams_counts_each_word_exactly_once_over_kills(
     servers: ReplicaSet | None, topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """`exactly_once_v2`: the program is killed repeatedly in the middle of its transactions, and
-    leaders are too. Each count of each word is written once, in order: none is lost or duplicated.
+    """`exactly_once_v2`: each count of each word is written once, in order.
+
+    The program is killed repeatedly in the middle of its transactions, and leaders are too.
     """
     rng = random.Random(8)
     topics.create(*(f"once-{name}" for name in ("lines", "counts", "left", "right", "joined")))

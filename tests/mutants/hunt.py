@@ -36,9 +36,7 @@ WORKER = HERE / "worker.py"
 ENVIRONMENT = dict(os.environ)
 QUIET_SEED = 1
 BEHIND_MAX = 10
-"""If more than one finding is wanted: range behind the first one in which the others are searched
-for.
-"""
+"""Range behind the first finding in which further ones are searched for, if wanted."""
 
 
 class WorkerError(Exception):
@@ -184,7 +182,9 @@ class Copies:
 
 class Warm:
     """Process that has loaded the unmutated code, and runs worlds in children with replaced
-    functions: loading the code took half of a search.
+    functions.
+
+    Loading the code took half of a search.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -303,8 +303,9 @@ def hunt(
     calm: bool = False,
     first: bool = False,
 ) -> Hunt:
-    """Search for one mutation in the worlds of `seeds`, in this order; `calm`: and in one without
-    faults; `first`: end each world at its first violation.
+    """Search for one mutation in the worlds of `seeds`, in this order.
+
+    `calm`: and in one without faults; `first`: end each world at its first violation.
     """
     result = Hunt(mutation)
     try:

@@ -27,9 +27,7 @@ SEEDS_FILE = HERE / "seeds.toml"
 SEEDS_MAX = 1_000
 RECORDED_MAX = 3
 RECORDED_WITHIN = 40
-"""A mutation that fewer than one world in this number shows would be missed whenever the seeds
-change.
-"""
+"""A mutation that shows in fewer worlds than one in this number is missed when seeds change."""
 
 _HEAD = """\
 # Seeds that showed each mutation when they were recorded: `make mutants RECORD=1` writes this file.

@@ -23,8 +23,10 @@ The others take too many worlds for this stage: `make mutants` searches for all.
 """
 
 FRESH_SEEDS = 160
-"""Length of the search when the recorded seeds miss: four times `RECORDED_WITHIN`, so a change of
-all worlds seldom hides a recorded one. `make mutants` goes to 1,000.
+"""Length of the search when the recorded seeds miss.
+
+It is four times `RECORDED_WITHIN`, so a change of all worlds seldom hides a recorded mutation.
+`make mutants` goes to 1,000.
 """
 
 

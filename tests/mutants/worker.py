@@ -191,8 +191,9 @@ def place(code: CodeType) -> Place:
 
 
 def differing(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] | None:
-    """Return the functions of a module or class whose bodies differ in another version of it, with
-    the new ones; None where the code around them differs.
+    """Return a module's or class's functions whose bodies differ in another version of it.
+
+    Each comes with its new code. None if the code around them differs.
     """
     if essence(old, deep=False) != essence(new, deep=False):
         return None
@@ -226,8 +227,9 @@ def signature(code: CodeType) -> tuple[object, ...]:
 
 
 def essence(code: CodeType, *, deep: bool = True) -> tuple[object, ...]:
-    """Return its behaviour, independent of its position; of its parts only the names, unless
-    `deep`.
+    """Return the behaviour of code, independent of its position.
+
+    Of its parts it has only the names, unless `deep`.
     """
     consts = tuple(
         (essence(part) if deep else (part.co_qualname, part.co_freevars))
@@ -242,8 +244,10 @@ def essence(code: CodeType, *, deep: bool = True) -> tuple[object, ...]:
 
 
 def note_first_violation(*, ends_world: bool) -> list[float]:
-    """Return a list that receives the processor time of a world's first violation, however the
-    simulator records it; `ends_world`: the violation also ends the world.
+    """Return a list that receives the processor time of a world's first violation.
+
+    It does so however the simulator records the violation. `ends_world`: the violation also ends
+    the world.
     """
     from vdl.sim.invariants import Violation, Watch
 

@@ -41,8 +41,9 @@ def test_planted_bug_names_its_cve_and_test_and_applies(one, tmp_path: Path) -> 
 
 
 def test_copy_has_what_the_tests_import(tmp_path: Path) -> None:
-    """The copy has the imports of all planted bugs' tests: the drawn ones differ from commit to
-    commit.
+    """The copy has the imports of all planted bugs' tests.
+
+    The drawn ones differ from commit to commit.
     """
     copy_tree(tmp_path)
     for path in sorted({one.test.partition("::")[0] for one in load_all()}):

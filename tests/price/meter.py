@@ -26,8 +26,10 @@ class Reading:
 
 
 class Meter:
-    """Meter: call `watch` in the thread of the loop, before it runs; in the client's thread
-    `begin`, then `reading`.
+    """Meter of a request's cost.
+
+    Call `watch` in the thread of the loop, before it runs; in the client's thread `begin`, then
+    `reading`.
     """
 
     def __init__(self) -> None:

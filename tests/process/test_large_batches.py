@@ -116,9 +116,7 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
 def test_large_records_are_taken_and_read_as_they_were(
     servers: ReplicaSet, names: dict[str, str]
 ) -> None:
-    """Uncompressed and compressed records, with small ones between, are read by a consumer whose
-    fetches request far less.
-    """
+    """Large records, compressed or not, with small ones between, are read with small fetches."""
     topic = names["any"]
     sent: list[bytes] = []
     for codec in ("none", "zstd"):

@@ -122,9 +122,7 @@ def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
 
 
 def test_replica_set_from_before_keeps_records_for_ever(replica_set):
-    """A set without a recorded retention keeps records for ever, with existing files and rewritten
-    ones.
-    """
+    """A set without a recorded retention keeps records for ever, also with rewritten files."""
     assert "retention" not in (replica_set.directory / "replica_set.toml").read_text()
     found = find_replica_set(replica_set.directory)
     assert found == replica_set
@@ -323,8 +321,9 @@ def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
 
 @pytest.mark.parametrize("trouble", ["port", "log"])
 def test_server_that_cannot_start_does_not_take_the_others_down(tmp_path, trouble):
-    """The other servers serve; `vdl up` names the failed one and fails; when the cause is removed
-    it starts that one.
+    """The other servers serve, and `vdl up` names the failed one and fails.
+
+    When the cause is removed it starts that one.
     """
     vdl, data = [sys.executable, "-m", "vdl.cli"], tmp_path / "set"
     port = free_base_port(3, random.Random())
@@ -443,8 +442,9 @@ def test_server_whose_pid_file_cannot_be_written_is_not_left_running(tmp_path, m
 
 
 def test_replica_set_empty_configuration_is_refused(replica_set):
-    """An empty file is refused: it would be a server with every default, on another's port and with
-    another's data.
+    """An empty file is refused.
+
+    It would be a server with every default, on another's port and with another's data.
     """
     replica_set.servers[1].config_file.write_text("")
     with pytest.raises(ReplicaSetError, match=r"2/vdl\.toml is empty"):

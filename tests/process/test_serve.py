@@ -121,8 +121,9 @@ def may_be_process_1():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("around", [[], AS_PROCESS_1], ids=["plain", "process_1"])
 def test_server_that_is_still_reading_its_directory_ends_by_a_signal(number, around, tmp_path):
-    """A server ends by a signal during its start: in a container, the system drops signals to
-    process 1 that have no handler.
+    """A server ends by a signal during its start.
+
+    In a container, the system drops signals to process 1 that have no handler.
     """
     if around and (may_be_process_1() is None or may_be_process_1().returncode):
         pytest.skip("needs the right to be process 1 of a namespace")

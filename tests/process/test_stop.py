@@ -43,8 +43,9 @@ sys.exit(main())
 
 @pytest.mark.parametrize("hangs", ["names", "executor"])
 def test_stopped_server_ends_whatever_still_hangs(hangs, tmp_path):
-    """SIGTERM during name look-ups, and with a job in asyncio's own pool, which asyncio would wait
-    for.
+    """SIGTERM ends a server during name look-ups, and with a job in asyncio's own pool.
+
+    asyncio would wait for that job.
     """
     peers = '2 = "two.test:7"\n3 = "three.test:7"\n' if hangs == "names" else ""
     settings = tmp_path / "server.toml"
@@ -99,8 +100,9 @@ def test_process_ends_though_its_connections_cannot_be_found():
 
 
 def test_process_that_cannot_end_lets_go_of_its_connections():
-    """A process that cannot end closes its connections: clients would otherwise wait until the disk
-    returns an error.
+    """A process that cannot end closes its connections.
+
+    Clients would otherwise wait until the disk returns an error.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

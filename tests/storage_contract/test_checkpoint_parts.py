@@ -92,8 +92,9 @@ def test_logs_that_grow_alike_are_flushed_a_few_at_a_time(harness, writer, flush
 
 
 def test_tails_that_keep_old_journal_files_go_with_their_shares(harness, writer, flushes):
-    """Tails that need old journal files are flushed with their shares: all at once would delay
-    appends. This holds also when the journal has outgrown its files.
+    """Tails that need old journal files are flushed with their shares.
+
+    All at once would delay appends. This holds also when the journal has outgrown its files.
     """
     begin_again(harness, journal_file_bytes=4 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
@@ -121,8 +122,9 @@ def test_few_logs_are_flushed_one_by_one_once_a_round(harness, writer, flushes):
 
 
 def test_state_is_collected_share_by_share(harness, writer):
-    """Each log's state is collected once a round: collecting a thousand at once would stop the
-    loop.
+    """Each log's state is collected once a round.
+
+    Collecting a thousand at once would stop the loop.
     """
     logs = [harness.new_log(group_id=n + 1) for n in range(3 * PARTS_MAX)]
     asked = []
@@ -272,8 +274,9 @@ def test_what_was_held_back_is_flushed_once_it_is_committed(harness, writer):
 
 
 def test_full_disk_is_not_found_free_by_having_nothing_to_do(harness, writer, monkeypatch):
-    """Parts without flushable tails do not end the full state: only a successful retry of the
-    refused work does.
+    """Parts without flushable tails do not end the full state.
+
+    Only a successful retry of the refused work does.
     """
     begin_again(harness, journal_file_bytes=1 << 20, checkpoint_bytes=1 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]

@@ -17,8 +17,9 @@ def harness(tmp_path):
 
 
 def test_retry_that_meets_a_chore_is_not_the_last(harness):
-    """Files of a deleted log are being removed when the retry falls due: the disk must not count as
-    full for ever.
+    """Files of a deleted log are being removed when the retry falls due.
+
+    The disk must not count as full for ever.
     """
     log = harness.new_log()
     failpoint.arm("flush.written:enospc")

@@ -36,8 +36,9 @@ def held_bytes(engine):
 @pytest.mark.parametrize("is_full", [True, False])
 @pytest.mark.parametrize("life", ["same", "next"])
 def test_newest_segment_goes_when_all_is_trimmed(engine, writer, is_full, life):
-    """A disk full of newest segments would stay full: only records begin another segment, and a
-    full disk takes none.
+    """A disk full of newest segments would stay full.
+
+    Only records begin another segment, and a full disk takes none.
     """
     logs = [engine.new_log(group_id=10 + n) for n in range(20)]
     for log in logs:
@@ -173,8 +174,9 @@ def test_segment_stays_that_has_a_payload_behind_the_trim(writer):
 
 
 def test_reader_of_what_is_cleared_meanwhile_is_told_so(writer):
-    """A reader of a cleared range gets the error for trimmed entries: its missing file is no
-    damage.
+    """A reader of a cleared range gets the error for trimmed entries.
+
+    Its missing file is no damage.
     """
     engine = SimHarness(replace(ROOMY, cache_bytes_max=16 << 10))
     engine.start()

@@ -438,8 +438,9 @@ def test_journal_records_are_counted_beyond_32_bits(make_harness, writer, hard_s
 def test_reader_that_goes_on_is_served_from_what_was_read_ahead(
     make_harness, writer, hard_state, tmp_path
 ):
-    """read_cold, entries_cold: one larger read serves the reads that follow, for several readers at
-    once. Nothing of it enters the tail cache, and a reset ends it.
+    """read_cold, entries_cold: one larger read serves later ones, for several readers at once.
+
+    Nothing of it enters the tail cache, and a reset ends it.
     """
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()

@@ -108,8 +108,9 @@ class CrowdedLives(Lives):
         super().die()
 
     def is_part_of_a_batch(self, found, states):
-        """Return True if a prefix of a batch was found: each part of a batch larger than a file is
-        a block of its own.
+        """Return True if a prefix of a batch was found.
+
+        Each part of a batch larger than a file is a block of its own.
         """
         return any(
             all(_is_between(found[n], before[n], after[n]) for n in self.ids)

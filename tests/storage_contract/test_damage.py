@@ -214,8 +214,9 @@ def test_index_that_is_missing_short_or_wrong_is_built_again(make_harness, tmp_p
 
 
 def test_hole_whose_index_is_damaged_too_is_repaired_by_walking(make_harness, tmp_path):
-    """A damaged entry with a damaged index is repaired: its position is behind the entries before
-    it.
+    """A damaged entry with a damaged index is repaired.
+
+    Its position is behind the entries before it.
     """
     engine, model = build(make_harness, tmp_path)
     log = engine.log
@@ -451,8 +452,9 @@ def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_p
 
 
 def test_meta_that_has_gone_back_is_refused(make_harness, tmp_path):
-    """An older state, intact in itself, is not what was stored: the journal records the state's
-    index.
+    """An older state, intact in itself, is not what was stored.
+
+    The journal records the state's index.
     """
     engine = make_harness("disk", tmp_path)
     log = engine.new_log()
@@ -498,8 +500,10 @@ def test_index_that_cannot_be_rebuilt_for_want_of_room_is_rebuilt_later(tmp_path
 
 @pytest.mark.parametrize("at", [60, 5, 7, 30], ids=["data", "length", "large length", "header"])
 def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness, tmp_path, at):
-    """Idx are synced only when their segment is sealed: a power cut takes those of the newest one,
-    and damage among its entries must not hide the good ones behind it.
+    """Idx are synced only when their segment is sealed.
+
+    A power cut takes those of the newest one, and damage among its entries must not hide the good
+    ones behind it.
     """
     engine, model = build(make_harness, tmp_path)
     log = engine.log

@@ -114,8 +114,9 @@ def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
 
 
 def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_path, writer):
-    """A disk lied about a sync: the start takes the missing blocks for torn, and its peers
-    notice.
+    """A disk lied about a sync.
+
+    The start takes the missing blocks for torn, and its peers notice.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()

@@ -44,8 +44,9 @@ A failing one is a failed sync.
 
 @pytest.mark.parametrize("name", [n for n in at("job") if n not in NEVER_FULL])
 def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
-    """ENOSPC at every step of every job is never fatal: the store reports it, recovers when there
-    is space again, and everything is where it belongs.
+    """ENOSPC at every step of every job is never fatal.
+
+    The store reports it, recovers when there is space again, and everything is where it belongs.
     """
     model = Model(OPTIONS)
     engine = Engine(OPTIONS, directory=str(tmp_path / "data"))
@@ -133,8 +134,10 @@ def append(harness, log, writer, count, size):
 
 @pytest.mark.parametrize("leave", [0, 100_000, 700_000])
 def test_votes_are_durable_on_a_file_system_that_is_full(small_disk, writer, leave):
-    """There is no space for a journal file, a segment or an index: votes are written all the same,
-    also by the next process. Entries that were acknowledged are served when there is space again.
+    """There is no space for a journal file, a segment or an index.
+
+    Votes are written all the same, also by the next process. Entries that were acknowledged are
+    served when there is space again.
     """
     harness = DiskHarness(REAL, directory=str(small_disk / "data"))
     harness.start()

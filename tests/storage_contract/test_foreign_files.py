@@ -82,8 +82,9 @@ def goes_on(two):
 
 
 def test_newer_file_of_another_directory_stops_the_start(two):
-    """A newer foreign file is an error: it would count as the newest, and define the votes of the
-    logs here.
+    """A newer foreign file is an error.
+
+    It would count as the newest, and define the votes of the logs here.
     """
     theirs = two.written(two.theirs)[-1]
     here = Path(two.ours.directory, "journal", theirs.name)
@@ -106,8 +107,9 @@ def test_file_of_another_directory_in_place_of_ours_stops_the_start(two):
 
 
 def test_file_of_another_directory_under_another_name_stops_the_start(two):
-    """A foreign file under another name is an error: it would pass for a released file and be
-    reused, or for a sign of damage.
+    """A foreign file under another name is an error.
+
+    It would pass for a released file and be reused, or for a sign of damage.
     """
     last = two.journals(two.ours)[-1]
     here = last.with_name(f"{int(last.stem, 16) + 9:016x}.journal")

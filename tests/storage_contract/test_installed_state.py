@@ -123,8 +123,9 @@ def test_checkpoint_collected_before_the_reset_does_not_cover_it(harness, writer
 
 
 def test_meta_of_a_reset_that_is_not_durable_waits_for_it(harness):
-    """Applied state is never ahead of its log, also when a checkpoint is faster than the journal: a
-    crash there finds the old log and the old state.
+    """Applied state is never ahead of its log, also when a checkpoint is faster than the journal.
+
+    A crash there finds the old log and the old state.
     """
     log = harness.new_log()
     reset(harness, log)
@@ -264,8 +265,8 @@ def test_trim_behind_an_installed_state_waits_for_its_checkpoint(harness, writer
 
 
 def test_two_logs_of_one_group_live_side_by_side(harness, writer):
-    """create_log, delete_log: a replica's successor exists before the replica is removed, and each
-    step survives a crash.
+    """create_log, delete_log: a successor exists before its replica goes; each step survives a
+    crash.
     """
     old = harness.new_log(9, 1)
     fill(harness, old, writer, 60)
@@ -304,8 +305,9 @@ def test_two_logs_of_one_group_live_side_by_side(harness, writer):
 def test_covering_state_that_was_late_does_not_cover_the_next_reset(
     make_harness, writer, tmp_path, request
 ):
-    """The batch was refused by a full disk and written after another reset: it was made of the
-    first one's state.
+    """The batch was refused by a full disk and written after another reset.
+
+    It was made of the first one's state.
     """
     request.addfinalizer(lambda: failpoint.arm(""))
     harness = make_harness("disk", tmp_path)
@@ -327,8 +329,9 @@ def test_covering_state_that_was_late_does_not_cover_the_next_reset(
 
 
 def test_flush_that_a_reset_overtook_counts_for_nothing(make_harness, writer, tmp_path):
-    """A checkpoint of the previous log is under way during the reset: neither its segments nor its
-    removals may touch the log that follows.
+    """A checkpoint of the previous log is under way during the reset.
+
+    Neither its segments nor its removals may touch the log that follows.
     """
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()

@@ -311,8 +311,8 @@ def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: 
 
 
 def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
-    """Zeros, or leftovers of its earlier use: no start takes them for damage, and the next one uses
-    the file.
+    """No start takes a prepared file's zeros or leftovers for damage, and the next one uses the
+    file.
     """
     kinds = set()
     for life in range(6):

@@ -56,8 +56,9 @@ def written(tmp_path_factory):
 @pytest.mark.parametrize("page", [0, 1])
 @pytest.mark.parametrize("first", range(0, HEADER_BYTES, 8))
 def test_flipped_header_never_loses_a_key_silently(tmp_path, written, first, page, is_live):
-    """Flip a bit of each byte, at rest or under a running store: later loads return everything or
-    are refused, and refused state can be written again.
+    """Flip a bit of each byte, at rest or under a running store.
+
+    Later loads return everything or are refused, and refused state can be written again.
     """
     rng = random.Random(f"{first} {page} {is_live}")
     for byte in range(first, first + 8):
@@ -88,8 +89,9 @@ def test_flipped_header_never_loses_a_key_silently(tmp_path, written, first, pag
 
 
 def test_version_of_a_later_lmdb_is_not_taken_for_damage(tmp_path, written):
-    """A later LMDB version is refused, not repaired: that would discard the meta of every server
-    alike.
+    """A later LMDB version is refused, not repaired.
+
+    That would discard the meta of every server alike.
     """
     path = tmp_path / "meta"
     shutil.copytree(written[0], path)

@@ -29,8 +29,9 @@ SEED = int(os.environ.get("SEED", time.time_ns() % (1 << 32)))
 
 
 def items(log_id, round_):
-    """Return a round's changes: a new key, a key that always changes, and now and then a value with
-    overflow pages.
+    """Return a round's changes, as keys and values.
+
+    They are a new key, a key that always changes, and now and then a value with overflow pages.
     """
     values = {b"k%03d" % round_: b"%d " % log_id * 20, b"last": b"%d" % round_}
     if (log_id + round_) % 16 == 0:

@@ -130,8 +130,9 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_part_that_is_missing_stops_the_start_and_changes_nothing(lived, name):
-    """The directory is neither new nor lost: the error names the missing path, and once the part is
-    back all is as before.
+    """The directory is neither new nor lost.
+
+    The error names the missing path, and once the part is back all is as before.
     """
     place = Place(lived)
     place.take(name)
@@ -275,8 +276,9 @@ def test_empty_directory_is_refused_when_the_configuration_says_so(tmp_path, bac
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_directory_with_something_else_in_it_is_not_new(tmp_path, backend):
-    """A directory one level too high, or an identity under another name: no store is created beside
-    it.
+    """No store is created beside other files.
+
+    For example in a directory one level too high, or beside an identity under another name.
     """
     harness = make(backend, tmp_path)
     harness.close()

@@ -347,8 +347,9 @@ def test_damaged_payload_of_the_last_block_is_the_end_of_the_log(engine):
 
 
 def test_damaged_payload_behind_the_mark_loses_what_was_not_committed(engine):
-    """A damaged uncommitted payload loses the log, as a damaged frame of a journal block does: it
-    may have been acknowledged.
+    """A damaged uncommitted payload loses the log, as a damaged frame of a journal block does.
+
+    It may have been acknowledged.
     """
     append(engine, 8)
     engine.submit()
@@ -469,8 +470,9 @@ def test_log_deleted_while_a_payload_is_under_way(engine):
 
 
 def test_commit_ahead_of_the_payload_flushes_nothing(sim):
-    """The other replicas have committed entries that are not durable here: segments hold none of
-    them yet.
+    """The other replicas have committed entries that are not durable here.
+
+    Segments hold none of them yet.
     """
     append(sim, 8)
     commit(sim)
@@ -583,8 +585,9 @@ def begun(sim):
 
 
 def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):
-    """A smaller entry goes to the previous segment: the file begun with the replaced entry is gone,
-    and no start takes it for a segment of the log.
+    """A smaller entry goes to the previous segment.
+
+    The file begun with the replaced entry is gone, and no start takes it for a segment of the log.
     """
     first = begun(sim)
     append(sim, 1, first=first, term=2, size=2)
@@ -711,8 +714,9 @@ def damaged_first_frame(sim, sequence=0):
 @pytest.mark.parametrize("proof", ["block", "file"])
 @pytest.mark.parametrize("damage", ["frame", "payload"])
 def test_damage_where_others_are_stood_for_costs_one_log(sim, proof, damage):
-    """The replaced files are gone, so the file counts: a later block, or the file that continues
-    it, says that all of its first block had been durable.
+    """The replaced files are gone, so the file counts.
+
+    A later block, or the file that continues it, says that all of its first block had been durable.
     """
     log, other = stood_for(sim)
     full = sim.store.logs[2]
@@ -933,8 +937,10 @@ def test_no_more_logs_have_room_than_may(sim, monkeypatch):
 
 
 def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
-    """Space is preallocated without overwriting a payload: where a file system cannot allocate, the
-    C library writes a zero into each block that holds only zeros.
+    """Space is preallocated without overwriting a payload.
+
+    Where a file system cannot allocate, the C library writes a zero into each block that holds only
+    zeros.
     """
     monkeypatch.setattr(rooms, "ROOM_BYTES_MIN", 600)
     options = replace(PLACING, segment_bytes=64 << 10)
@@ -977,8 +983,9 @@ def has_places(engine):
 
 
 def test_directory_says_that_appends_may_be_placed(tmp_path):
-    """The directory records for good that appends may be placed, before the first one: a version
-    without this feature must refuse it.
+    """The directory records for good that appends may be placed, before the first one.
+
+    A version without this feature must refuse it.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
@@ -996,8 +1003,9 @@ def test_directory_says_that_appends_may_be_placed(tmp_path):
 
 
 def test_nothing_is_placed_where_the_directory_could_not_say_so(tmp_path, monkeypatch):
-    """There was no space to write the identity: the store opens, and the journal holds
-    everything.
+    """There was no space to write the identity.
+
+    The store opens, and the journal holds everything.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
@@ -1100,8 +1108,10 @@ def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(m
 
 
 def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(monkeypatch):
-    """A batch is split, its second part uncommitted: after a start it outlives the first file,
-    though entries behind the split are only in the journal.
+    """A batch is split, its second part uncommitted.
+
+    After a start it outlives the first file, though entries behind the split are only in the
+    journal.
     """
     monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     sim = settled(SimHarness(ROOMY))

@@ -133,8 +133,9 @@ class RotLives(CrowdedLives):
         self.engine.store.set_segment_limits(log, self.limits)
 
     def fill(self, log):
-        """Append, but not while a page is bad: a file that ends in one becomes longer when it is
-        written.
+        """Append, but not while a page is bad.
+
+        A file that ends in one becomes longer when it is written.
         """
         if not self.engine.disk.bad_pages:
             super().fill(log)
@@ -196,8 +197,9 @@ class RotLives(CrowdedLives):
         self.start()
 
     def judge_pages(self):
-        """Judge a page that went bad in the run: it may hold what the last block says is in a
-        segment.
+        """Judge a page that went bad in the run.
+
+        It may hold what the last block says is in a segment.
         """
         disk = self.engine.disk
         bad_pages, disk.bad_pages = disk.bad_pages, set()

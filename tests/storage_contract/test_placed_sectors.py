@@ -111,8 +111,9 @@ def test_both_pages_that_a_payload_has_a_part_of_cannot_be_read():
 
 
 def test_payload_of_less_than_a_page_begins_a_segment_that_was_written_before():
-    """A payload begins a segment whose first page cannot be read: its header and frames are a part
-    of it.
+    """A payload begins a segment whose first page cannot be read.
+
+    Its header and frames are a part of it.
     """
     sim = settled(SimHarness(replace(PLACING, segment_bytes=2048)))
     append(sim, 4, size=400)

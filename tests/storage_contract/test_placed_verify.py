@@ -232,8 +232,9 @@ def test_damaged_payload_that_is_committed(sim, behind, at):
 @pytest.mark.parametrize("at", [0, 4, 16, 24, 60])
 @pytest.mark.parametrize("behind", [0, 3, 7])
 def test_damaged_payload_that_is_not_committed(sim, behind, at):
-    """Damage to an uncommitted payload loses the replica, for the start and the tool: it may have
-    been acknowledged.
+    """Damage to an uncommitted payload loses the replica, for the start and the tool.
+
+    It may have been acknowledged.
     """
     last, places = placed(sim)
     path, position = places[last - behind]
@@ -330,8 +331,9 @@ def flushed_end(engine):
 
 @pytest.mark.parametrize(("kept", "finds"), [(1, LOST), (0, GOOD)])
 def test_end_of_the_last_flushed_entry_that_nothing_tells(sim, kept, finds):
-    """The next entry would be placed there: the replica lost its log, unless the segment is removed
-    as well.
+    """The next entry would be placed there.
+
+    The replica lost its log, unless the segment is removed as well.
     """
     log, last = sim.log, sim.log.last_index
     path, position = flushed_end(sim)

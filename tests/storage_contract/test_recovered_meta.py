@@ -133,8 +133,9 @@ def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full
 
 
 def test_state_that_a_damaged_checkpoint_covered_is_installed_again(engine, writer):
-    """The installed state is restored as long as the journal has it: the log begins behind it, so
-    nothing else can replace it.
+    """The installed state is restored as long as the journal has it.
+
+    The log begins behind it, so nothing else can replace it.
     """
     log = engine.new_log()
     engine.store.reset_log(log, first_index=500, prev_term=1, next_offset=900, state=b"snapshot")

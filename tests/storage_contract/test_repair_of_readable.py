@@ -132,8 +132,9 @@ def test_only_what_cannot_be_read_of_a_range_is_written(engine):
 
 
 def damage_without_index(engine, log, index):
-    """Damage a frame's length in two bits, with no Idx that gives it: the frames behind it cannot
-    be found.
+    """Damage a frame's length in two bits, with no Idx that gives it.
+
+    The frames behind it cannot be found.
     """
     files = log.files
     position = files.idx(index).position
@@ -165,8 +166,9 @@ def test_smaller_copies_of_a_part_of_a_range_without_index_are_enough(engine):
 
 
 def test_frame_that_a_client_has_sent_is_not_taken_for_the_next_one(engine):
-    """A client's data that looks like the next frame is not taken for it: there are two candidates
-    then, and copies of both are needed.
+    """A client's data that looks like the next frame is not taken for it.
+
+    There are two candidates then, and copies of both are needed.
     """
     log = engine.log
     write(engine, [entry(n) for n in range(COUNT + 1, COUNT + 20)])

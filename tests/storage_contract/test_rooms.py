@@ -222,8 +222,9 @@ def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
 
 
 def test_nothing_is_cut_while_a_payload_is_under_way(sim):
-    """No file is truncated while a payload is under way: it may lie anywhere in the released
-    space.
+    """No file is truncated while a payload is under way.
+
+    It may lie anywhere in the released space.
     """
     append(sim, 8, size=SIZE)
     block, payload = jobs(sim)
@@ -262,8 +263,9 @@ def test_what_was_cut_off_goes_back_too(sim):
 
 
 def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
-    """Segments of truncated entries are removed before a flush: the entries that follow may be too
-    few for one.
+    """Segments of truncated entries are removed before a flush.
+
+    The entries that follow may be too few for one.
     """
     options = replace(LARGE, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
@@ -517,8 +519,10 @@ def twins(seed):
 
 @pytest.mark.parametrize("seed", range(FULL_LIVES))
 def test_disk_becomes_full_no_sooner_for_the_room_that_is_made(seed):
-    """Preallocation does not fill a disk sooner: the same appends run on two disks, one without it,
-    and as long as that one accepts appends, the other does, too.
+    """Preallocation does not fill a disk sooner.
+
+    The same appends run on two disks, one without it, and as long as that one accepts appends, the
+    other does, too.
     """
     rng = random.Random(seed)
     placing, other = engines = twins(seed)

@@ -311,8 +311,9 @@ def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypa
 
 @pytest.mark.parametrize("waiting", [1, 8], ids=["stands for all", "stands for some"])
 def test_round_that_begins_while_a_file_takes_the_place_of_others(monkeypatch, waiting):
-    """A round on a full disk reads a file that replaces others: it is there and complete, though
-    its block is still being written.
+    """A round on a full disk reads a file that replaces others.
+
+    It is there and complete, though its block is still being written.
     """
     engine = SimHarness(replace(SMALL, cache_bytes_max=1 << 20))
     engine.start()
@@ -371,8 +372,9 @@ def test_file_that_cannot_be_opened_is_damaged(engine, monkeypatch, what):
 
 
 def test_journal_is_read_from_the_medium(monkeypatch):
-    """The journal is read from the medium, also all of a block longer than a step: the page cache
-    may hold data that the medium has lost.
+    """The journal is read from the medium, also all of a block longer than a step.
+
+    The page cache may hold data that the medium has lost.
     """
     engine = SimHarness(
         replace(OPTIONS, journal_file_bytes=8 << 20, journal_first_file_bytes=8 << 20,
@@ -433,8 +435,9 @@ def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine
 
 
 def test_what_a_damaged_file_is_needed_for_is_staged_a_piece_at_a_time(monkeypatch):
-    """The newest file may be needed for everything that is not in segments: that is never staged at
-    once.
+    """The newest file may be needed for everything that is not in segments.
+
+    That is never staged at once.
     """
     engine = SimHarness(
         replace(OPTIONS, journal_file_bytes=4 << 20, journal_first_file_bytes=4 << 20)

@@ -187,9 +187,7 @@ def test_idx_of_a_cut_flush_do_not_come_back_with_a_power_cut(first, then):
 
 
 def test_segment_cut_short_before_the_scrap_of_a_flush_is_scrap_itself(tmp_path):
-    """A header that never arrived, and behind it a good one that another flush had left: neither
-    holds live data.
-    """
+    """Neither a segment whose header never arrived nor leftovers behind it hold live data."""
     engine = Engine(RealFileSystem(), str(tmp_path / "data"))
     engine.put(100)
     engine.flush(SMALL)
@@ -208,8 +206,9 @@ def test_segment_cut_short_before_the_scrap_of_a_flush_is_scrap_itself(tmp_path)
 
 
 def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
-    """A missing segment is damage: a reader must not get the error for entries deleted by
-    intent.
+    """A missing segment is damage.
+
+    A reader must not get the error for entries deleted by intent.
     """
     engine = Engine(RealFileSystem(), str(tmp_path / "data"))
     engine.put(200)

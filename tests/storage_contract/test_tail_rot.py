@@ -50,8 +50,9 @@ def closed(harness, log, writer):
 
 
 def committed(harness, log, writer):
-    """Commit; the last block carries a commit index alone: nothing proves it, and it is not
-    needed.
+    """Commit; the last block carries a commit index alone.
+
+    Nothing proves it, and it is not needed.
     """
     harness.store.append(log, writer(log).entries(1, size=400))
     harness.submit()

@@ -150,8 +150,9 @@ def test_hint_that_is_refused_is_no_failure(tmp_path, monkeypatch):
 
 
 def test_scrubber_reads_from_the_medium(tmp_path, monkeypatch):
-    """All pages to be checked leave the page cache right before they are read: it may hold data
-    that the medium has lost for months.
+    """All pages to be checked leave the page cache right before they are read.
+
+    It may hold data that the medium has lost for months.
     """
     harness = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     harness.start()

@@ -237,8 +237,9 @@ def test_any_page_may_go_bad(medium, where, at_once):
 
 
 def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
-    """A store opens although neither headers nor first frames can be read: the indexes show what
-    begins there. The repair rewrites the headers.
+    """A store opens although neither headers nor first frames can be read.
+
+    The indexes show what begins there. The repair rewrites the headers.
     """
     engine = build()
     expected = []
@@ -339,8 +340,10 @@ def test_scrap_in_a_bad_page_of_an_index_is_cut_off(medium):
 
 
 def test_two_write_one_bad_page_of_an_index(medium):
-    """Rebuilds of two segments, or one and a flush: the later one's zeros overwrite the other's
-    Idx, and a reader that misses those has them rebuilt.
+    """Two writers of one bad page do not lose Idx for good.
+
+    They are rebuilds of two segments, or one and a flush. The later one's zeros overwrite the
+    other's Idx, and a reader that misses those has them rebuilt.
     """
     engine = build()
     files, segments = engine.log.files, engine.log.segments
@@ -501,8 +504,9 @@ def test_copies_that_come_one_at_a_time_fill_a_hole_without_index():
 @pytest.mark.parametrize("is_wiped", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_copy_that_does_not_fit_a_hole_without_index_is_refused(count, is_wiped, change):
-    """Damaged neighbours do not confirm it: what is known of them and of the entries behind them
-    still holds.
+    """Damaged neighbours do not confirm a copy.
+
+    Known facts about them and about the entries behind them still apply.
     """
     engine = build()
     first = damaged_without_index(engine, count, is_wiped=is_wiped)
@@ -547,8 +551,10 @@ def flush_all(engine, count):
 
 
 def test_repair_that_leaves_zeros_makes_durable_where_entries_lie(medium):
-    """Trimmed entries are not repaired: the data beside the others in their page is zeros now,
-    which cannot be walked, and a power cut takes the newest Idx along.
+    """Trimmed entries are not repaired.
+
+    The data beside the others in their page is zeros now, which cannot be walked, and a power cut
+    takes the newest Idx along.
     """
     engine = Watched(SimFileSystem(SimDisk(random.Random(1), DiskProfile())), "data", BOTH)
     flush_all(engine, 80)

@@ -102,8 +102,9 @@ def test_start_after_a_power_cut_reads_what_was_not_synced(
 
 
 def test_start_asks_for_the_logs_that_there_are_and_not_for_all_that_ever_were(engine, monkeypatch):
-    """Ids are never reused: a server that creates and deletes topics for years has used
-    millions.
+    """Ids are never reused.
+
+    A server that creates and deletes topics for years has used millions.
     """
     engine.new_log()
     engine.store._registry._identity.next_log_id = 3_000_000

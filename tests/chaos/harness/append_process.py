@@ -211,8 +211,9 @@ def _delivered(send: Send, error: KafkaError | None, message: Any) -> None:
 
 
 class Reader:
-    """Reader of the committed records of all lists, by successive consumers: each goes back a
-    little and continues from there.
+    """Reader of the committed records of all lists, by successive consumers.
+
+    Each goes back a little and continues from there.
     """
 
     def __init__(

@@ -28,8 +28,9 @@ def create_topic(
     alone_on: int = 0,
     first_on: int = 0,
 ) -> None:
-    """Create a topic with a replica on every server, led by `first_on`, or with a single replica on
-    `alone_on`.
+    """Create a topic and place its replicas.
+
+    It has one on every server, led by `first_on`, or a single one on `alone_on`.
     """
     servers = list(replica_set.server_ids)
     placed: dict[str, Any] = {"replication_factor": replica_set.nodes}

@@ -120,8 +120,9 @@ class ConsumerThread:
 
     # --- the thread ----------------------------------------------------------------------------
     def _run(self) -> None:
-        """Run until the member has left: one that ends without leaving keeps its partitions for a
-        session.
+        """Run until the member has left.
+
+        One that ends without leaving keeps its partitions for a session.
         """
         leaves_until = 0.0
         while not self.has_left:

@@ -51,8 +51,10 @@ def read_copies(stores: Iterable[Path]) -> list[Copy]:
 
 
 def assert_equal(copies: list[Copy], *, replicas: int) -> int:
-    """Check that each group has `replicas` complete copies with the same entries up to the highest
-    commit index among them; return the number of entries compared.
+    """Check that all copies of each group are equal; return the number of entries compared.
+
+    Each group has `replicas` complete copies, with the same entries up to the highest commit index
+    among them.
     """
     groups: dict[int, list[Copy]] = defaultdict(list)
     for copy in copies:

@@ -26,13 +26,16 @@ SMALL_FILES: Mapping[str, object] = {
     "storage.checkpoint_interval": "500ms",
     "storage.index_segment_entries": 1_024,
 }
-"""Settings under which journal files are recycled, segments sealed and checkpoints made every few
-seconds at a few hundred records a second, so that a power cut interrupts all of these.
+"""Settings with small files and frequent checkpoints.
+
+Every few seconds, at a few hundred records a second, journal files are recycled, segments sealed
+and checkpoints made, so that a power cut interrupts all of these.
 """
 
 BATCHES_THAT_FIT = {"batch.size": 32_768}
-"""Producer setting: batches queued while the servers were away are as large as the producer
-permits, and `SMALL_FILES` has no space for large ones.
+"""Producer setting with batches small enough for `SMALL_FILES`.
+
+Records queued while the servers were away are sent in batches as large as the producer permits.
 """
 
 
@@ -60,10 +63,11 @@ class DiskSet(ReplicaSet):
         return [self.directory / str(server_id) / "store" for server_id in self.server_ids]
 
     def power_cut(self, *server_ids: int) -> None:
-        """Cut the power of some servers: their unsynced data is lost. Their disks are mounted
-        again, with the journal of the file system replayed; the servers are not started.
+        """Cut the power of some servers, so that their unsynced data is lost.
 
-        The disk goes first: the system would write the data that a killed process left behind.
+        Their disks are mounted again, with the journal of the file system replayed; the servers are
+        not started. The disk goes first: the system would write the data that a killed process left
+        behind.
         """
         for server_id in server_ids:
             self.disks[server_id].cut_power()

@@ -114,9 +114,7 @@ class Disk:
                 return
 
     def cut_power(self) -> None:
-        """Cut the power: later writes do not reach the disk, and data only in the system's memory
-        is lost.
-        """
+        """Cut the power: drop later writes, and data only in the system's memory."""
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             how = struct.pack("I", SHUTDOWN_WITHOUT_LOG_FLUSH)
@@ -149,9 +147,7 @@ class Disk:
             os.close(descriptor)
 
     def check(self) -> None:
-        """Repair the unmounted file system automatically, as a machine does at boot after
-        errors.
-        """
+        """Repair the unmounted file system, as a machine does at boot after errors."""
         done = subprocess.run(
             ["e2fsck", "-p", str(self._image)],
             capture_output=True,

@@ -46,9 +46,7 @@ class Planting:
         return self.ops[op.i]
 
     def committed(self, sends: int = 1) -> Op:
-        """Return a committed transaction of at least `sends` records, all of which were read before
-        the end.
-        """
+        """Return a committed transaction of at least `sends` records, all read before the end."""
         return self.pick(
             lambda op: (
                 op.f == "txn"

@@ -245,8 +245,9 @@ class ReplicaSet:
             time.sleep(POLL_SECONDS)
 
     def _threads(self, server_id: int) -> str:
-        """Return the kernel state of each thread of the server: one that waits for a disk for ever
-        keeps an exited process.
+        """Return the kernel state of each thread of the server.
+
+        One that waits for a disk for ever keeps an exited process.
         """
         found = []
         for task in Path(f"/proc/{self.server(server_id).running_pid()}/task").glob("*"):

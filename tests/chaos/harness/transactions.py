@@ -117,8 +117,9 @@ class Transactor:
 
 
 def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, list[str]]:
-    """Return what a read-committed consumer finds in each partition, in order: everything stable,
-    with no open transaction left.
+    """Return the records of a read-committed consumer by partition, in order.
+
+    They are everything stable, with no open transaction left.
     """
     consumer = Consumer(
         {
@@ -156,9 +157,7 @@ def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, lis
 
 
 def problems(fates: dict[str, Fate], found: dict[int, list[str]], partitions: int) -> list[str]:
-    """Return the violations: records of aborted transactions, lost or duplicate records, partial
-    transactions.
-    """
+    """Return the violations: aborted, lost or duplicate records, and partial transactions."""
     told: list[str] = []
     counts = [Counter(found[partition]) for partition in range(partitions)]
     for name, fate in fates.items():

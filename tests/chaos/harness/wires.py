@@ -83,9 +83,7 @@ class Wires:
         self._change({(other, server_id) for other in self._ids if other != server_id})
 
     def cut(self, *ways: tuple[int, int]) -> None:
-        """Cut these directions and no others: data from the first server of each pair does not
-        reach the second.
-        """
+        """Cut these directions, from the first to the second server of each pair, and no others."""
         self._change(set(ways))
 
     def heal(self) -> None:

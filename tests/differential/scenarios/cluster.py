@@ -226,8 +226,9 @@ def headers(side: Side) -> None:
 
 
 def cut_short(side: Side) -> None:
-    """Send valid requests without their last bytes, in a version with tagged fields and in one
-    without: the connection is closed, or the request was complete without them.
+    """Send valid requests without their last bytes, with and without tagged fields.
+
+    The connection is closed, or the request was complete without them.
     """
     name = f"{side.prefix}.none"
     requests = {

@@ -156,9 +156,7 @@ def membership(side: Side) -> None:
     other = to % 3 + 1
 
     def at(name: str, to: int) -> int:
-        """Return the server that answers for a group: `to`, or an unknown group's own
-        coordinator.
-        """
+        """Return the server that answers for a group: `to`, or another group's own coordinator."""
         return to if name == group else side.coordinator(name)
 
     def beat(label: str, *names: Any, to: int = to, first: int = 0) -> None:
@@ -317,8 +315,9 @@ def two_members(side: Side) -> None:
 
 
 def static_members(side: Side) -> None:
-    """Send requests of a member with an instance id (KIP-345): a new member with the same one
-    replaces it.
+    """Send requests of a member with an instance id (KIP-345).
+
+    A new member with the same one replaces it.
     """
     joined = _joined(side, "static", instance="i")
     group, member, generation, to = (

@@ -65,8 +65,10 @@ def _join(group: str, *topics: str, **fields: Any) -> ConsumerGroupHeartbeatRequ
 
 
 def _until_known(side: Side, topic: str, at: int) -> None:
-    """Wait until a server's coordinators know the topic: a member of a separate group gets it
-    assigned. Kafka does not assign twice within a second, so that group is not compared.
+    """Wait until a server's coordinators know the topic.
+
+    A member of a separate group gets it assigned. Kafka does not assign twice within a second, so
+    that group is not compared.
     """
     names = (f"{side.prefix}.first{number}" for number in itertools.count())
     group = next(name for name in names if side.coordinator(name) == at)

@@ -53,9 +53,7 @@ def _at(offset: int, *, partition: int = 0, size: int = MIB, **fields: Any) -> F
 
 
 def _written(side: Side, name: str) -> tuple[str, bytes, int]:
-    """Return a topic whose partition 0 has records 3 to 8 of 9, in batches of three; its id; its
-    leader.
-    """
+    """Return (topic, id, leader); partition 0 has records 3 to 8 of 9, in batches of three."""
     topic = side.topic(name, 2)
     for number in range(3):
         side.produce(topic, batch(f"{number}-{at}".encode() for at in range(3)))
@@ -254,8 +252,9 @@ def list_offsets(side: Side) -> None:
 
 
 TIMES_MS = ((10, 30, 20), (5, 50, 40), (50, 7, 8))
-"""Timestamps of the records of three batches, relative to that of the first; out of order, as
-producers send them.
+"""Timestamps of the records of three batches, relative to that of the first.
+
+They are out of order, as producers send them.
 """
 
 

@@ -219,7 +219,7 @@ def end(side: Side) -> None:
 
 
 def produce_beside_a_transaction(side: Side) -> None:
-    """Produce batches of a transactional producer outside of its open transaction, and after its
+    """Produce a transactional producer's batches outside of its transaction, and after its
     timeout.
     """
     topic = side.topic("beside")

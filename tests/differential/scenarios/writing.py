@@ -57,8 +57,9 @@ def produce(side: Side) -> None:
         )
 
     def ask_own(label: str, **fields: Any) -> None:
-        """Send the request to a topic of its own: if only one of the two refuses it, all later
-        offsets differ.
+        """Send the request to a topic of its own.
+
+        If only one of the two refuses it, all later offsets differ.
         """
         own = side.topic(label.replace(" ", "-"))
         own_id = side.topic_id(own)

@@ -51,8 +51,10 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
-    """The disk does not keep up: the loop goes on, and the next line holds the number of lost
-    lines. No audited action is lost: its requester has to wait.
+    """The disk does not keep up.
+
+    The loop goes on, and the next line holds the number of lost lines. No audited action is lost:
+    its requester has to wait.
     """
     path = tmp_path / "audit.log"
     os.mkfifo(path)
@@ -220,8 +222,9 @@ file.close()
 
 
 def test_older_files_stay_while_there_is_no_room_for_a_new_one(tmp_path: Path) -> None:
-    """There is no space for another file: existing files are not removed one by one without effect,
-    and lines without space are counted.
+    """There is no space for another file.
+
+    Existing files are not removed one by one without effect, and lines without space are counted.
     """
     path = tmp_path / "audit.log"
     older = {path.with_name(f"audit.log.{n}"): b"older %d\n" % n for n in (1, 2, 3)}

@@ -76,8 +76,9 @@ def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
     ids=["all know it", "caught up", "a follower has not heard", "it has not heard itself"],
 )
 def test_replica_is_a_learner_until_all_know_that_it_votes(voters, roles):
-    """An operator who stops a server relies on the others: a majority that does not know the new
-    voter cannot be formed with it.
+    """An operator who stops a server relies on the others.
+
+    A majority that does not know the new voter cannot be formed with it.
     """
     shown = (Role.LEADER, Role.FOLLOWER, Role.FOLLOWER)
     by_server = {

@@ -28,8 +28,9 @@ def copied(dockerfile):
 
 
 def is_admitted(path):
-    """Return True if .dockerignore leaves a path in the context: the last rule that matches the
-    path, or a folder above it, decides.
+    """Return True if .dockerignore leaves a path in the context.
+
+    The last rule that matches the path, or a folder above it, decides.
     """
     places = [path, *(str(folder) for folder in Path(path).parents)]
     admitted = True

@@ -49,8 +49,9 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_file_of_long_ago_is_refused(tmp_path: Path) -> None:
-    """An old file is refused: it came with a copy of the directory, and users removed since do not
-    return.
+    """An old file is refused.
+
+    It came with a copy of the directory, and users removed since do not return.
     """
     written = left(tmp_path).stat().st_mtime
     with pytest.raises(ConfigError, match="day"):

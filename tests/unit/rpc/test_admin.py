@@ -136,9 +136,10 @@ def test_admin_status_arrives_whole() -> None:
 
 @pytest.mark.parametrize(("turn_s", "expected"), [(0.001, 1), (0.2, 10)])
 def test_admin_status_of_many_groups_lets_the_loop_go_on(turn_s: float, expected: int) -> None:
-    """A server with thousands of partitions serves clients while it reports on them: there is a
-    turn of the loop between two parts of an answer, and between those of all answers under way.
-    Where turns are long, a tenth of them is for the answer, or it would come too late.
+    """A server with thousands of partitions serves clients while it reports on them.
+
+    There is a turn of the loop between two parts of an answer, and between those of all answers
+    under way. Where turns are long, a tenth of them is for the answer, or it would come too late.
     """
     time_s = 0.0
     parts_in_turn = 0

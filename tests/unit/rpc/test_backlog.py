@@ -77,8 +77,9 @@ def test_stream_that_was_not_full_tells_nothing() -> None:
 
 
 def test_stream_that_is_empty_when_it_takes_no_more_is_not_what_bounds_the_link() -> None:
-    """Everything was sent and waits for the other end to read: the bound is in the in-flight bytes
-    then.
+    """Everything was sent and waits for the other end to read.
+
+    The bound is in the in-flight bytes then.
     """
     backlog = Backlog()
     backlog.full(0, 1)
@@ -87,8 +88,9 @@ def test_stream_that_is_empty_when_it_takes_no_more_is_not_what_bounds_the_link(
 
 
 def test_bytes_that_leave_in_a_lump_are_no_fast_link() -> None:
-    """A last burst within zero time suggested 45 MB/s where there were 1.9: heartbeats waited for
-    0.8 s.
+    """A last burst within zero time suggested 45 MB/s where there were 1.9.
+
+    Heartbeats waited for 0.8 s.
     """
     backlog = Backlog()
     fill(backlog, 1_960_000, times=40)

@@ -48,8 +48,9 @@ def test_urgent_frame_overtakes_all_bulk_that_has_not_begun(part: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_lanes_keep_their_order_whatever_the_stream_takes(seed: int) -> None:
-    """Partial writes, pieces and both lanes: nothing is lost, repeated or reordered within its
-    lane. An urgent frame waits at most for the piece that has begun.
+    """Nothing is lost, repeated or reordered within a lane, under partial writes and pieces.
+
+    An urgent frame waits at most for the piece that has begun.
     """
     rng = random.Random(seed)
     dialer, acceptor = linked()

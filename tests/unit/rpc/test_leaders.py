@@ -267,8 +267,9 @@ def test_leaders_listing_another_servers_replica_is_malformed() -> None:
 
 
 def test_leaders_listing_a_leader_of_no_term_is_malformed() -> None:
-    """A leader of no term is refused: it would be taken for a heartbeat that is not bound to a
-    term.
+    """A leader of no term is refused.
+
+    It would be taken for a heartbeat that is not bound to a term.
     """
     lists = linked(ONE, TWO)
     lists[ONE].sender.set(9, 0, replica(ONE))
@@ -427,8 +428,9 @@ def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> N
 
 
 def test_claim_that_contradicts_is_denied_as_any_other_once_a_newer_term_is_known() -> None:
-    """A contradicting claim is denied once a newer term is known: its server may have claimed an
-    older term before, and sends the row once.
+    """A contradicting claim is denied once a newer term is known.
+
+    Its server may have claimed an older term before, and sends the row once.
     """
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)

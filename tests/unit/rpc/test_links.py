@@ -131,8 +131,9 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
 def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Deferred frames of a link that has ended are dropped: they are sent again on the next
-    session.
+    """Deferred frames of a link that has ended are dropped.
+
+    They are sent again on the next session.
     """
     world = World(2, options=LinkOptions(turn_messages_max=10))
     world.run(SETTLED_MS)
@@ -351,8 +352,9 @@ def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: in
 
 @pytest.mark.parametrize("server_id", [1, 2])
 def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: int) -> None:
-    """A server lost power, and its link remains: its next process replaces it within the time
-    granted to a suspected link.
+    """A server lost power, and its link remains.
+
+    Its next process replaces it within the time granted to a suspected link.
     """
     world = World(2)
     world.run(SETTLED_MS)

@@ -26,8 +26,9 @@ Trouble = tuple[int, Address, str]
 
 
 class Names:
-    """`socket.getaddrinfo` for names that end in `.test`: their addresses, and which lookups
-    wait.
+    """`socket.getaddrinfo` for names that end in `.test`.
+
+    It has their addresses, and makes chosen lookups wait.
     """
 
     def __init__(self) -> None:

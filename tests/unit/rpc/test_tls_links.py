@@ -130,8 +130,9 @@ def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
 
 
 def test_intruder_with_frames_in_its_handshake_is_not_read() -> None:
-    """Bytes behind the client's last message are not delivered before its certificate is known: a
-    client signed by the same authority sends HELLO and a frame at once.
+    """Bytes behind the client's last message are not delivered before its certificate is known.
+
+    A client signed by the same authority sends HELLO and a frame at once.
     """
 
     async def scenario() -> None:
@@ -397,8 +398,9 @@ def test_what_is_decrypted_waits_while_nobody_reads_and_comes_before_the_rest() 
 
 @pytest.mark.parametrize("bytes_max", [64 << 10, 75_000, 1 << 20, 16 << 20])
 def test_what_waits_over_tls_is_no_more_than_without(bytes_max: int) -> None:
-    """Ciphertext that the socket has not accepted waits too, and heartbeats wait behind both: a
-    server whose links were full lost its leadership.
+    """Ciphertext that the socket has not accepted waits too, and heartbeats wait behind both.
+
+    A server whose links were full lost its leadership.
     """
     inner, maker = Narrow(), Clearing()
     stream = TlsStream(inner, security(authority().server(1)), cast(EngineMaker, maker))

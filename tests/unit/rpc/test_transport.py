@@ -155,8 +155,9 @@ asyncio.run(serve())
 
 
 def test_transport_dial_in_the_queue_of_a_dying_listener_is_reset() -> None:
-    """The kernel accepted the connection, and the process ends before it does: no dial was
-    refused.
+    """The kernel accepted the connection, and the process ends before it does.
+
+    No dial was refused.
     """
 
     async def scenario() -> None:
@@ -281,8 +282,10 @@ async def dial(host: str, port: int) -> Stream | DialFailed:
 
 @pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.ENETUNREACH, errno.EMFILE])
 def test_transport_stream_that_cannot_be_accepted_costs_no_other(code: int) -> None:
-    """An `accept` error affects no other stream: on Linux it reports errors of the next stream in
-    line, and connections that a firewall forbids. An exception in the loop would end the server.
+    """An `accept` error affects no other stream.
+
+    On Linux it reports errors of the next stream in line, and connections that a firewall forbids.
+    An exception in the loop would end the server.
     """
 
     async def run() -> None:
@@ -389,8 +392,9 @@ def test_transport_connection_to_itself_is_a_refusal() -> None:
 
 
 def test_stream_holds_no_more_unsent_than_it_is_told() -> None:
-    """Data that the kernel has accepted cannot be overtaken: it accepts little, and notifies when
-    half is left.
+    """The kernel holds little unsent data, because that cannot be overtaken.
+
+    It notifies when half of the limit is left.
     """
 
     async def scenario() -> None:

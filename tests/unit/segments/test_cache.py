@@ -191,8 +191,9 @@ def test_chunk_cut_to_what_segments_hold_may_go():
 
 
 def test_nothing_of_a_dropped_tail_is_kept():
-    """A dropped tail's memory is released: its log was deleted or reset, and the budget no longer
-    counts it.
+    """A dropped tail's memory is released.
+
+    Its log was deleted or reset, and the budget no longer counts it.
     """
     log = make_log()
     cache = log.tail.cache
@@ -240,8 +241,9 @@ def test_charge_after_a_cut_and_a_flush_is_for_the_memory_that_stays():
 
 
 def test_cache_keeps_its_books_whatever_happens():
-    """Random appends, truncations, flushes and drops of several tails: the charged, evictable and
-    unflushed bytes equal a recount.
+    """The charged, evictable and unflushed bytes always equal a recount.
+
+    Tested by random appends, truncations, flushes and drops of several tails.
     """
     rng = random.Random(11)
     cache = TailCache(200_000)

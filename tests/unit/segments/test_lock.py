@@ -77,8 +77,9 @@ def test_lock_is_held_while_a_read_is_under_way(bench):
 
 
 def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
-    """A pending job of an abandoned store never runs: it would replace the next process's journal
-    file.
+    """A pending job of an abandoned store never runs.
+
+    It would replace the next process's journal file.
     """
     (log,) = bench.create()
     bench.append(log, 10)

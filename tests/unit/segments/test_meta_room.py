@@ -310,8 +310,9 @@ def test_commit_that_fails_is_a_failed_sync_whatever_for(
 def test_reserve_for_one_more_leaves_a_nearly_full_disk_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may keep what it allocated for a request that it refuses: no more is requested
-    than there is.
+    """A file system may keep what it allocated for a request that it refuses.
+
+    No more is requested than there is.
     """
     file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
     file.commit(items(0, 10))

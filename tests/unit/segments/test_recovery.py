@@ -80,8 +80,9 @@ def test_journal_goes_on_after_a_cut(bench):
 
 @pytest.mark.parametrize("where", ["frame", "table", "header", "chain"])
 def test_flip_before_the_durable_mark_marks_the_replica_lost(bench, where):
-    """A bad block followed by a good one had been durable: its records may have been acknowledged,
-    so the replica never votes or serves again.
+    """A bad block followed by a good one had been durable.
+
+    Its records may have been acknowledged, so the replica never votes or serves again.
     """
     first, second = bench.create(2)
     bench.append(first, 3)
@@ -352,8 +353,9 @@ def test_start_that_is_cut_in_its_first_write_loses_nothing(bench, arrived):
 @pytest.mark.parametrize("damaged", ["", "table", "frame"])
 @pytest.mark.parametrize("arrived", [0, 64, 200])
 def test_header_of_a_file_that_never_began_proves_the_one_before(bench, arrived, damaged):
-    """A power cut in the first write of a file, and damage in the last block before it: that block
-    was acknowledged, so it is no torn tail.
+    """A damaged block is no torn tail if a next file's header shows that it was acknowledged.
+
+    A power cut tore the first write of that file.
     """
     (log,) = bench.create()
     while len(bench.journals()) < 2:

@@ -88,8 +88,10 @@ class Bench:
 
 
 def test_reads_that_hang_stop_neither_new_logs_nor_the_journal_nor_flushes(tmp_path):
-    """All threads that read are stuck: a log is still created, the journal has its next files, and
-    committed entries reach segments; then the reads end.
+    """All threads that read are stuck.
+
+    A log is still created, the journal has its next files, and committed entries reach segments;
+    then the reads end.
     """
     fs = StuckFileSystem()
 

@@ -299,8 +299,9 @@ def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int
 
 
 def test_two_additions_to_a_list_that_race_are_both_kept(catalog: Catalog) -> None:
-    """The result of an addition to a list is computed at apply (KIP-339): each of two proposers
-    read the list without the other's addition. Invalid elements are refused.
+    """The result of an addition to a list is computed at apply (KIP-339).
+
+    Each of two proposers read the list without the other's addition. Invalid elements are refused.
     """
     create(catalog, "t")
 

@@ -76,8 +76,9 @@ def numbers(catalog: Catalog) -> list[int]:
 
 
 def test_replica_that_leaves_is_kept_until_the_group_has_done_its_part(catalog: Catalog) -> None:
-    """A leaving replica is kept until the group has removed it: it may be one of the two that hold
-    acknowledged records.
+    """A leaving replica is kept until the group has removed it.
+
+    It may be one of the two that hold acknowledged records.
     """
     assert alter(catalog, [4, 1, 2]) is ErrorCode.NONE
     assert wanted(catalog) == [(4, 1), (1, 1), (2, 1)]
@@ -111,8 +112,9 @@ def test_finish_applied_twice_is_as_good_as_once(catalog: Catalog) -> None:
 
 
 def test_server_that_comes_back_gets_the_next_number(catalog: Catalog) -> None:
-    """A server's second replica gets a new number: its first one is deleted, and its votes must not
-    be reused (thesis §4.1).
+    """A server's second replica gets a new number.
+
+    Its first one is deleted, and its votes must not be reused (thesis §4.1).
     """
     for times in range(3):
         alter(catalog, [1, 2, 4])

@@ -120,8 +120,9 @@ def test_every_command_has_an_example_and_its_own_tag() -> None:
 
 
 def test_every_command_is_understood_by_one_machine() -> None:
-    """A leader appends what its machine can apply: a command that no machine knows is never
-    appended.
+    """A leader appends what its machine can apply.
+
+    A command that no machine knows is never appended.
     """
     machines = (Catalog(), Coordinator())
     for example in EXAMPLES:

@@ -51,8 +51,9 @@ def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> Non
 
 
 def test_servers_without_features_begin_none() -> None:
-    """No feature is finalised with servers that report none: they would stop at commands that a
-    level permits.
+    """No feature is finalised with servers that report none.
+
+    They would stop at commands that a level permits.
     """
     catalog = three(NEW, {}, NEW)
     assert catalog.features.epoch == 0

@@ -115,8 +115,9 @@ def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
 
 
 def test_marker_of_the_first_version_is_noted_though_it_ends_nothing() -> None:
-    """A marker of the first version is stored: only its transaction number distinguishes it from
-    the next transaction's marker.
+    """A marker of the first version is stored.
+
+    Only its transaction number distinguishes it from the next transaction's marker.
     """
     state = PartitionState()
     for seen in range(2):

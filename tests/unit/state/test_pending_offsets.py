@@ -88,8 +88,9 @@ def test_end_that_is_told_again_ends_nothing_more() -> None:
 
 
 def test_offset_that_comes_after_its_transaction_is_refused() -> None:
-    """An offset verified before the end and applied after it is refused: no end would ever
-    follow.
+    """An offset verified before the end and applied after it is refused.
+
+    No end would ever follow.
     """
     life = Life()
     life.end(7, True, number=4)

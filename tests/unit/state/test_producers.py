@@ -129,8 +129,9 @@ def test_gap_in_sequence_is_out_of_order() -> None:
 
 
 def test_batch_below_the_window_is_out_of_order() -> None:
-    """Numbers need not begin at 0 here: lower ones may never have been appended, and 46 would count
-    as an acknowledgement.
+    """Numbers need not begin at 0 here.
+
+    Lower ones may never have been appended, and 46 would count as an acknowledgement.
     """
     leader = Leader()
     for n in range(WINDOW_BATCHES + 1):
@@ -150,8 +151,10 @@ def test_producer_with_a_new_id_begins_at_zero() -> None:
 
 
 def test_producer_older_than_the_replica_begins_anywhere() -> None:
-    """A producer older than the replica may begin at any number: it may have written to an earlier
-    topic of that name. Batches that it sent before its first batch here were never appended.
+    """A producer older than the replica may begin at any number.
+
+    It may have written to an earlier topic of that name. Batches that it sent before its first
+    batch here were never appended.
     """
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
@@ -415,8 +418,9 @@ def test_producers_without_a_newer_batch_expire() -> None:
 
 
 def test_expired_producer_goes_on_where_it_was() -> None:
-    """An expired producer continues its numbers: none of its earlier batches is retried after so
-    long. Kafka accepts it as well.
+    """An expired producer continues its numbers.
+
+    None of its earlier batches is retried after so long. Kafka accepts it as well.
     """
     leader = Leader()
     leader.send(0, epoch=3)
@@ -443,8 +447,9 @@ def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
 
 
 def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
-    """The leader accepted the batch while the command was under way: later batches are in order,
-    and a retried batch is recognised.
+    """The leader accepted the batch while the command was under way.
+
+    Later batches are in order, and a retried batch is recognised.
     """
     leader = Leader()
     leader.send(0)

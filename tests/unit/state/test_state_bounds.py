@@ -107,8 +107,9 @@ def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
 
 
 def test_an_assignment_counts_like_a_subscription() -> None:
-    """An assignment beyond the bound is refused before anything is set: the leader may send a
-    smaller one.
+    """An assignment beyond the bound is refused before anything is set.
+
+    The leader may send a smaller one.
     """
     script = Script()
     leader = script.join("g", MB).member_id
@@ -532,8 +533,9 @@ def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) ->
 
 
 def test_settings_of_a_topic_are_bounded(catalog: Catalog) -> None:
-    """A topic's settings are limited when it is created and when they change: they are in every
-    snapshot of the catalog.
+    """A topic's settings are limited when it is created and when they change.
+
+    They are in every snapshot of the catalog.
     """
     long = {"retention.ms": "0" * CONFIGS_BYTES_MAX}
     assert create(catalog, topic("a", 1, configs=long)) == [ErrorCode.INVALID_CONFIG]

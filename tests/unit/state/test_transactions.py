@@ -417,8 +417,9 @@ def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life
 
 
 def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
-    """A transaction is identified by its number: a former leader may report again that one is
-    complete.
+    """A transaction is identified by its number.
+
+    A former leader may report again that one is complete.
     """
     life.run()
     life.add(9)
@@ -431,8 +432,9 @@ def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
 
 
 def test_timed_out_transaction_is_aborted_and_its_producer_fenced(life: Life) -> None:
-    """The command names the transaction's number: one that ended meanwhile, or another one, is left
-    alone.
+    """The command names the transaction's number.
+
+    One that ended meanwhile, or another one, is left alone.
     """
     life.add(9, version=FIRST_VERSION)
     abort = commands.AbortTransactions([(X, 7, 1), ("y", 7, 1)])
@@ -466,8 +468,9 @@ def test_producer_whose_transaction_timed_out_goes_on_in_the_next_epoch(
 
 
 def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life: Life) -> None:
-    """A fenced producer stays fenced after the timeout of its transaction: only the timer lets a
-    producer keep its epoch.
+    """A fenced producer stays fenced after the timeout of its transaction.
+
+    Only the timer lets a producer keep its epoch.
     """
     life.add(9)
     assert life.init(new=-1).error is CONCURRENT
