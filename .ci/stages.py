@@ -197,9 +197,7 @@ def make(target: str) -> list[str]:
 
 
 def stretch() -> float:
-    """Return the machine's slowness relative to that of the budgets, by the fastest of some
-    runs.
-    """
+    """Return this machine's slowness relative to that of the budgets, the best of some runs."""
     taken: list[float] = []
     for _ in range(5):
         before = time.process_time()

@@ -98,10 +98,10 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def bridged_ms(replica_set: ReplicaSet, wires: Wires, rng: random.Random) -> list[int]:
-    """Return the milliseconds for which both servers served each partition that moved to the far
-    one.
+    """Return the milliseconds for which both servers served each moved partition.
 
-    A partition that the near one serves to the end counts up to there.
+    The far server became its leader. A partition that the near one serves to the end counts up to
+    there.
     """
     near, far = Asker(replica_set, NEAR), Asker(replica_set, FAR)
     near.start()

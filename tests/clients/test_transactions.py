@@ -33,9 +33,7 @@ def read(driver: Driver, topic: str, partitions: int, count: int) -> list[int]:
 def test_committed_transactions_are_read_and_aborted_ones_are_not(
     client: Client, drivers: Drivers, topics: Topics
 ) -> None:
-    """Committed records are read in the order of their offsets, also behind an aborted
-    transaction.
-    """
+    """Committed records are read in offset order, also behind an aborted transaction."""
     driver = drivers.of(client, 1)[0]
     topic = topics.create("transactions", partitions=2)
     driver.ask("init_transactions", transactional_id=topic)

@@ -32,9 +32,7 @@ _SYNCS = frozenset(
 
 
 def _functions(kind: type, *names: str) -> dict[CodeType, str]:
-    """Return the code objects of a class's functions with their names; by default all public
-    ones.
-    """
+    """Return the code objects of a class's functions, by default public ones, with their names."""
     chosen = names or [name for name in vars(kind) if not name.startswith("_")]
     found = [vars(kind)[name] for name in chosen]
     return {f.__code__: f.__qualname__ for f in found if isinstance(f, FunctionType)}

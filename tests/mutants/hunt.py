@@ -181,10 +181,9 @@ class Copies:
 
 
 class Warm:
-    """Process that has loaded the unmutated code, and runs worlds in children with replaced
-    functions.
+    """Process with the unmutated code loaded, which runs worlds in children.
 
-    Loading the code took half of a search.
+    The children have replaced functions. Loading the code took half of a search.
     """
 
     def __init__(self, tree: Path) -> None:

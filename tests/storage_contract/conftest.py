@@ -115,9 +115,7 @@ class Harness:
             return self.cold(self.store.read_cold, log, offset, end_index, bytes_max)
 
     def entries(self, log, first, end, bytes_max=1 << 30):
-        """Return as many entries of [first, end) as one call may return, from memory or else from
-        disk.
-        """
+        """Return up to one call's worth of entries of [first, end), from memory or disk."""
         try:
             return list(log.entries(first, end, bytes_max))
         except NotInMemory:

@@ -71,8 +71,10 @@ class Cleaner:
 
 
 def fill_with_later_kinds(harness):
-    """Add a log with placed entries, a log without files, and a compacted log in which one segment
-    still has its old file beside the new one.
+    """Add logs that need the later kinds of records.
+
+    They are a log with placed entries, a log without files, and a compacted log in which one
+    segment still has its old file beside the new one.
     """
     placed, cleared, compacted = (harness.new_log(group, 1) for group in (14, 15, 16))
     for log in (placed, cleared, compacted):
@@ -98,8 +100,9 @@ def checkpoint(harness, *batches):
 
 
 def fill(harness, *, clean):
-    """Write every kind of record, several files of each kind, and an installed state that awaits
-    its checkpoint.
+    """Write every kind of record, and several files of each kind.
+
+    An installed state still awaits its checkpoint.
     """
     harness.store.adopt_cluster(b"the birth record")
     first = harness.new_log(9, 1)

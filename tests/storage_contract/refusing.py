@@ -59,9 +59,7 @@ class Faults:
     def __init__(self):
         self.count = 0
         self.places = {}
-        """(function called, lines of the engine) -> (number of the first such call, True if during
-        a start).
-        """
+        """(call, lines of the engine) -> (number of the first such call, True if in a start)."""
         self.is_start = False
         self._at = 0
         self._code = 0

@@ -135,9 +135,7 @@ class BootLives:
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["in-place", "elsewhere"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_boot_ends_before_what_peers_have_heard(seed, is_elsewhere, monkeypatch):
-    """No start ends before marks that peers hold, also where the disk has no space to overwrite
-    files.
-    """
+    """No start ends before its peers' marks, also if the disk cannot overwrite files."""
     lives = BootLives(seed)
     overwrite = start.overwrite_identity
 

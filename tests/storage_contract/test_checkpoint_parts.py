@@ -172,8 +172,9 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
 
 
 def test_small_tails_of_many_logs_leave_room(harness, writer):
-    """No tail is worth a flush by itself, yet appends would wait for ever once half of the cache
-    was waiting for one.
+    """Tails that are each too small for a flush are flushed together.
+
+    Appends would otherwise wait for ever once half of the cache was waiting for a flush.
     """
     begin_again(harness, cache_bytes_max=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(2 * MANY_LOGS)]
@@ -187,8 +188,9 @@ def test_small_tails_of_many_logs_leave_room(harness, writer):
 
 @pytest.mark.parametrize("count", [1, MANY_LOGS - 1, MANY_LOGS])
 def test_small_cache_does_not_fill_between_rounds(harness, writer, count):
-    """Appends would otherwise wait for the end of a round, or for `checkpoint_bytes` that are not
-    reached.
+    """A small cache is flushed before a round ends or `checkpoint_bytes` are reached.
+
+    Appends would otherwise wait for one of these.
     """
     begin_again(harness, cache_bytes_max=8 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(count)]
@@ -216,8 +218,10 @@ def test_what_cannot_be_flushed_does_not_begin_checkpoints_for_ever(harness, wri
 
 
 def test_many_logs_are_never_flushed_together(harness, writer, flushes):
-    """A checkpoint by bytes flushes a bounded number of logs, also when hundreds of tails need an
-    old journal file or were rewritten at the same moment.
+    """A checkpoint flushes a bounded number of logs.
+
+    This holds by bytes, and when hundreds of tails need an old journal file or were rewritten at
+    the same moment.
     """
     begin_again(harness, journal_file_bytes=4 << 20, checkpoint_bytes=2 << 20)
     logs = [harness.new_log(group_id=n + 1) for n in range(4 * MANY_LOGS)]

@@ -107,9 +107,7 @@ def test_journal_files_go_when_what_they_hold_is_trimmed(engine, writer, life, l
 @pytest.mark.parametrize("end", ["crash", "power cut", "none"])
 @pytest.mark.parametrize("moment", ["staged", "durable", "removed", "flushed"])
 def test_what_follows_is_kept(engine, writer, moment, end):
-    """Entries behind the trim are kept, committed or not, and if a crash keeps or loses the
-    trim.
-    """
+    """Entries behind the trim are kept, committed or not, whether a crash keeps the trim or not."""
     log = engine.new_log()
     put(engine, log, writer, 200, size=1000)
     engine.checkpoint()
@@ -213,9 +211,7 @@ def test_files_of_a_flush_under_way_go_too(engine, writer):
 def test_refused_removal_does_not_remove_what_was_written_since(
     engine, writer, monkeypatch, first, second
 ):
-    """A refused removal does not delete new files, though other files of its log were removed
-    before it.
-    """
+    """A refused removal keeps new files, though earlier removals of its log succeeded."""
     logs = [engine.new_log(), engine.new_log(group_id=10)]
     for log in logs:
         for _ in range(4):

@@ -173,8 +173,10 @@ def test_newest_record_of_each_key_stays_where_it_was(harness, seed):
 
 
 def test_every_way_to_compact_comes_to_the_same_bytes(tmp_path):
-    """Replicas compact at different times, in one pass or many, with small or large memory, all of
-    the log or only what others have not compacted yet.
+    """Replicas that compact in different ways end with the same bytes.
+
+    They do so in one pass or many, with small or large memory, for all of the log or only what
+    others have not compacted yet.
     """
     outcomes = set()
     for way in range(5):
@@ -560,9 +562,7 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
 @pytest.mark.parametrize("how", ["page", "empty"])
 @pytest.mark.parametrize("when", ["compact.named", "compact.indexed", "compact.join_indexed"])
 def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, how):
-    """Damage to a file that another replaces is harmless, also where neither it nor any Idx
-    describes it.
-    """
+    """Damage to a replaced file is harmless, also where neither it nor any Idx describes it."""
     harness = make("disk", tmp_path)
     log = harness.new_log()
     fill(harness, log, random.Random(1), 400, keys=3)
@@ -603,8 +603,9 @@ def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, 
 
 
 def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
-    """A copy of another length is refused, except for an entry that compaction may have made
-    smaller, at the same position in the log.
+    """A copy of another length is refused where compaction cannot have made the entry smaller.
+
+    It has to be at the same position in the log.
     """
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -665,9 +666,7 @@ def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
 
 
 def test_trim_and_reset_meanwhile(tmp_path):
-    """The log changes during a compaction: files written for segments that are gone are removed
-    too.
-    """
+    """Files written for segments that a concurrent trim or reset removed are removed too."""
     for move in ("trim", "reset", "delete"):
         harness = DiskHarness(SMALL, directory=str(tmp_path / move))
         harness.start()
@@ -704,8 +703,10 @@ def test_trim_and_reset_meanwhile(tmp_path):
 def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
     tmp_path, monkeypatch, by
 ):
-    """The disk is slow: the read has looked up the entries' positions, the segment is rewritten,
-    and the file that it is about to open is removed. Nothing is damaged.
+    """A slow read finds the entries though their segment is rewritten.
+
+    It has looked up their positions, and the file that it is about to open is removed. Nothing is
+    damaged.
     """
     harness = make("disk", tmp_path)
     log = harness.new_log()
@@ -915,9 +916,7 @@ def files_of(log):
 
 
 def joined(harness, log, upto, markers_upto=0):
-    """Compact the log up to there, and return it once its small segments are joined and old files
-    are gone.
-    """
+    """Compact the log up to there; return it with small segments joined and old files gone."""
     assert compact(harness, log, upto, markers_upto)
     harness.workers.advance(60_000)
     return log

@@ -504,8 +504,9 @@ def test_readers_at_one_place_share_what_is_read(make_harness, writer, hard_stat
 def test_reader_that_goes_on_does_not_wait_for_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """The next range is read while the reader processes the current one, and every byte is as
-    written.
+    """The next range is read while the reader processes the current one.
+
+    Every byte is as written.
     """
     monkeypatch.setattr("segments.log.reader.AHEAD_BYTES", 3_000)
     harness = make_harness("disk", tmp_path)
@@ -530,9 +531,7 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
 def test_read_looks_at_no_more_of_the_index_than_it_needs(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """Looking at a row costs as much as an entry: of the rows that one `pread` returned, few are
-    looked at.
-    """
+    """A read looks at few of the rows that one `pread` returned: each costs as much as an entry."""
     harness = make_harness("disk", tmp_path, StoreOptions(index_segment_entries=1024))
     log = harness.new_log()
     fill(harness, log, writer, hard_state, 400, size=300)
@@ -552,9 +551,7 @@ def test_read_looks_at_no_more_of_the_index_than_it_needs(
 def test_offset_where_a_term_ended_is_known_without_the_disk(
     make_harness, writer, hard_state, tmp_path, monkeypatch
 ):
-    """offset_after: consumers query it for old terms (KIP-101), and the loop must not wait for
-    it.
-    """
+    """offset_after: consumers query it for old terms (KIP-101) without blocking the loop."""
     harness = make_harness("disk", tmp_path)
     log = harness.new_log()
     make = writer(log)

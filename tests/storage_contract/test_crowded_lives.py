@@ -80,8 +80,9 @@ class CrowdedLives(Lives):
         self.engine.disk.room = self.rng.choice((0, 5_000, 50_000, None, None, None))
 
     def repeat(self, log):
-        """Repeat records as a checkpoint does with the oldest file of a long journal, then flush
-        and trim them before the block that says they are flushed is written.
+        """Repeat records as a checkpoint does with the oldest file of a long journal.
+
+        Flush and trim them before the block that says they are flushed is written.
         """
         store, rng = self.engine.store, self.rng
         if rng.random() < 0.5:
@@ -119,9 +120,7 @@ class CrowdedLives(Lives):
 
 
 def _is_between(found, before, after):
-    """Return True if `found` is `before` followed by a prefix of the records that lead to
-    `after`.
-    """
+    """Return True if `found` is `before` with a prefix of the records that lead to `after`."""
     if found in (before, after):
         return True
     if any(after.get(n, entry) != entry for n, entry in found.items()):
@@ -144,7 +143,5 @@ def live(kind, seed, steps_max, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
-    """A start finds all that was acknowledged, for any set of logs in the files and any free
-    space.
-    """
+    """A start finds all that was acknowledged, for any logs in the files and any free space."""
     live(CrowdedLives, seed, 150, monkeypatch)

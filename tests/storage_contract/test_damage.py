@@ -152,8 +152,10 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
 def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
     make_harness, tmp_path
 ):
-    """Flip one or two bits at a time, between runs or under a running store: what is served is
-    right, damage is repaired from the model, and the next run finds everything good.
+    """Flipped bits anywhere are found or harmless, between runs or under a running store.
+
+    One or two are flipped at a time. What is served is right, damage is repaired from the model,
+    and the next run finds everything good.
     """
     engine, model = build(make_harness, tmp_path)
     rng = random.Random(8)
@@ -351,8 +353,9 @@ def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch
 
 
 def test_scrubber_rests_after_many_small_logs(make_harness, tmp_path):
-    """The scrubber pauses between passes: at its byte rate alone it would read a thousand small
-    logs repeatedly, a hundred a second.
+    """The scrubber pauses between passes over small logs.
+
+    At its byte rate alone it would read a thousand of them repeatedly, a hundred a second.
     """
     engine = make_harness("disk", tmp_path, SMALL)
     for group_id in range(9, 309):
@@ -531,8 +534,9 @@ def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness
 
 
 def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path):
-    """Damage that begins among trimmed entries is not reported as deletion: from the damaged range
-    on, entries can be repaired.
+    """Damage that begins among trimmed entries is not reported as deletion.
+
+    From the damaged range on, entries can be repaired.
     """
     engine, _ = build(make_harness, tmp_path)
     log = engine.log

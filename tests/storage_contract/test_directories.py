@@ -36,9 +36,7 @@ def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writ
 
 
 def test_directory_that_is_given_up_is_another_one_and_its_logs_stay_lost(harness, writer):
-    """Retiring a directory gives it a new id and marks its existing logs as lost, immediately and
-    durably.
-    """
+    """Retiring a directory durably gives it a new id and marks its existing logs as lost."""
     log = harness.new_log(9)
     put(harness, log, writer, 20)
     harness.pump()
@@ -139,9 +137,7 @@ def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_pat
 
 
 def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_path, writer):
-    """A directory restored from a copy is behind, whatever number of starts followed and however
-    far its journal got.
-    """
+    """A restored directory is behind, after any number of starts and any journal progress."""
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
     log = engine.new_log()
@@ -206,8 +202,9 @@ def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypat
 
 
 def test_start_that_cannot_write_over_the_note_takes_a_piece_of_the_reserve(tmp_path, monkeypatch):
-    """A start whose journal ends before that of the previous boot, and that cannot record it, is
-    refused. This also covers disks where overwriting takes space.
+    """A start that cannot record that its journal ends before the previous boot's is refused.
+
+    This also covers disks where overwriting takes space.
     """
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()

@@ -112,7 +112,9 @@ def settle(model, found, step):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_store_killed_at_a_failpoint_has_exactly_what_was_acknowledged(name, tmp_path):
-    """kill -9 at every step of append, checkpoint, roll, truncate, install, trim, delete,
+    """A store killed at any step has exactly what was acknowledged.
+
+    The kill is -9, at every step of append, checkpoint, roll, truncate, install, trim, delete,
     recycling, identity and meta writes; and again after the recovery from that.
     """
     directory = tmp_path / "data"

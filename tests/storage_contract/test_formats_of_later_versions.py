@@ -53,8 +53,9 @@ def test_later_form_is_refused(engine, tmp_path):
 
 @pytest.mark.parametrize("with_lock", [True, False])
 def test_later_form_is_told_from_damage_whatever_else_is_new(engine, tmp_path, with_lock):
-    """A later format is refused as such, though to this version the identity looks damaged, the
-    meta missing and the journal empty.
+    """A later format is refused as such, and is not taken for damage.
+
+    To this version the identity looks damaged, the meta missing and the journal empty.
     """
     engine.close()
     data = tmp_path / "data"

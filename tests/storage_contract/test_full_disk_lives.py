@@ -145,9 +145,7 @@ def test_votes_are_taken_however_many_there_are(size, steps):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", range(12))
 def test_full_disk_keeps_what_it_took_and_goes_on_voting(size, seed):
-    """Entries, truncations, resets and trims as long as there is space for them, and votes after
-    that.
-    """
+    """A full disk takes entries, truncations, resets and trims while they fit, and then votes."""
     rng = random.Random(f"{size} {seed}")
     engine, model = make(SIZES[size], rng.randint(5, 80), rng)
     taken = 0

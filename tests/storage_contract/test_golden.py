@@ -53,8 +53,9 @@ def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_directory_of_an_earlier_version_shows_what_it_showed(name, tmp_path):
-    """Every log, entry, term, vote, applied item and installed state is there, and the store goes
-    on from it.
+    """Every log, entry, term, vote, applied item and installed state is there.
+
+    The store continues from it.
     """
     expected = json.loads((FOLDER / f"{name}.json").read_text())
     harness = open_copy(name, tmp_path)

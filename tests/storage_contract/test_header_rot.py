@@ -16,9 +16,7 @@ STEP = 409
 
 @pytest.fixture
 def lived(tmp_path, writer):
-    """Return a harness with several journal files that a log needs, and one that was used
-    before.
-    """
+    """Return a harness with several needed journal files, and one used before."""
     harness = make("disk", tmp_path)
     log, other = harness.new_log(9), harness.new_log(10)
     put(harness, log, writer, 120, size=400)

@@ -87,9 +87,7 @@ def test_trim_at_a_damaged_idx_reads_no_segment_and_succeeds_once_it_is_rebuilt(
 
 
 def test_trim_without_its_index_on_a_full_disk_ends_nobody(log_on_disk):
-    """An index that cannot be rebuilt for want of space is reported as damaged, also by the read
-    that tries.
-    """
+    """An index that cannot be rebuilt for want of space is damaged, also for that read."""
     store, workers, log = log_on_disk
     fatal = []
     store.on_fatal = fatal.append

@@ -265,9 +265,7 @@ def test_trim_behind_an_installed_state_waits_for_its_checkpoint(harness, writer
 
 
 def test_two_logs_of_one_group_live_side_by_side(harness, writer):
-    """create_log, delete_log: a successor exists before its replica goes; each step survives a
-    crash.
-    """
+    """create_log, delete_log: a successor exists before its replica goes, across crashes."""
     old = harness.new_log(9, 1)
     fill(harness, old, writer, 60)
     new = harness.new_log(9, 2, first_index=1)

@@ -260,8 +260,9 @@ def run_pool(workers: InlineWorkers) -> None:
 def checkpoint_with_its_note_under_way(
     store: DiskStore, workers: InlineWorkers, small: Log, large: Log
 ) -> None:
-    """Build a journal whose first file is needed only for a few entries of `small`, once the block
-    being written is durable.
+    """Build a journal whose first file is needed only for a few entries of `small`.
+
+    It is so once the block being written is durable.
     """
     append(store, small, 5, 1_000)
     workers.pump()
@@ -279,8 +280,9 @@ def checkpoint_with_its_note_under_way(
 def test_files_stay_until_what_ends_the_need_for_them_is_durable(
     tmp_path: Path, change: str
 ) -> None:
-    """A checkpoint's note becomes durable while another log's snapshot or deletion is being
-    written. A crash then finds that log as it was.
+    """Files stay until another log's snapshot or deletion is durable.
+
+    A checkpoint's note becomes durable before it. A crash then finds that log as it was.
     """
     workers = InlineWorkers()
     store = open_store(tmp_path, workers)
@@ -387,8 +389,10 @@ def test_files_of_a_trimmed_log_go_also_while_checkpoints_follow_one_another(
 def test_state_of_all_logs_is_collected_once_for_a_journal_file(
     monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
-    """The state of all logs is collected once a file: with ten thousand logs that takes the loop
-    some milliseconds. The length of a file's header is computed by counting them.
+    """The state of all logs is collected once a file.
+
+    With ten thousand logs that takes the loop some milliseconds. The length of a file's header is
+    computed by counting them.
     """
     harness = SimHarness(OPTIONS)
     store = harness.start()

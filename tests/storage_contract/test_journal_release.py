@@ -25,9 +25,7 @@ def journal_sequences(engine):
 
 
 def noted(writer):
-    """Return an engine with several files of entries, and in the last block the note that they are
-    flushed.
-    """
+    """Return an engine with several files of entries, noted as flushed in the last block."""
     engine = SimHarness(RARE)
     engine.start()
     log = engine.new_log()
@@ -63,8 +61,9 @@ def test_start_goes_on_without_the_note_in_a_damaged_last_block(writer):
 
 
 def filled(engine, log, blocks):
-    """Fill a disk until the journal's file has space for `blocks` blocks of a page and no other
-    file is ready; several files before it hold entries.
+    """Fill a disk until the journal's file has space for `blocks` blocks of a page.
+
+    No other file is ready; several files before it hold entries.
     """
     journal = engine.store._journal
     for _ in range(20):

@@ -188,9 +188,7 @@ def begin(engine: Engine, begun: str) -> None:
 def test_one_damaged_page_of_a_header_costs_nothing(
     engine: Engine, begun: str, damage: str
 ) -> None:
-    """The page follows from the others and is rewritten, so the next damage finds an intact
-    header.
-    """
+    """A damaged header page follows from the others and is rewritten before the next damage."""
     begin(engine, begun)
     want = engine.outcome()
     newest = engine.journals()[engine.current]
@@ -311,9 +309,7 @@ def test_start_that_is_all_there_is_left_of_a_first_write(engine: Engine, size: 
 
 
 def test_prepared_file_is_used_whatever_it_holds(engine: Engine) -> None:
-    """No start takes a prepared file's zeros or leftovers for damage, and the next one uses the
-    file.
-    """
+    """No start takes a prepared file's zeros or leftovers for damage, and the next uses it."""
     kinds = set()
     for life in range(6):
         if life:

@@ -27,8 +27,9 @@ LIVES = 6
 
 
 def test_store_after_kill_has_every_acknowledged_entry(tmp_path):
-    """kill -9 at any point under an append loop: acknowledged entries are identical, none is lost,
-    and behind them is a clean prefix of what was staged.
+    """kill -9 at any point under an append loop loses no acknowledged entry.
+
+    Acknowledged entries are identical, and behind them is a clean prefix of what was staged.
     """
     directory = tmp_path / "data"
     rng = random.Random(5)

@@ -85,8 +85,9 @@ def test_large_entry_keeps_no_more_than_twice_its_memory(options):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("backend", ["sim", "disk"])
 def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):
-    """Appends, commits, truncations, checkpoints, trims, closes, kills and power cuts in any
-    order.
+    """Entries survive all operations, kills and power cuts in any order.
+
+    The operations are appends, commits, truncations, checkpoints, trims and closes.
     """
     rng = random.Random(seed)
     if backend == "sim":
@@ -172,8 +173,9 @@ def test_full_disk_has_room_for_no_large_entry():
 
 
 def checkpoints_while_others_append(size):
-    """Count the checkpoints that begin while 100 small appends go to another log, beside an
-    uncommitted entry of `size` bytes. Return (count, engine, the entry's log).
+    """Count the checkpoints that begin beside an uncommitted entry of `size` bytes.
+
+    Meanwhile 100 small appends go to another log. Return (count, engine, the entry's log).
     """
     engine = SimHarness(
         replace(

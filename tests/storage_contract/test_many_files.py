@@ -1,6 +1,4 @@
-"""Removal of logs with very many files in pieces, so that a flush neither waits nor seems to
-hang.
-"""
+"""Removal of logs with very many files in pieces, so that no flush waits or seems to hang."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,7 @@ SEGMENTS = 3 * FILES_AT_ONCE - 100
 
 
 class Removals:
-    """Number of files that each job removed, and the work that the store reported at each of
-    them.
-    """
+    """Files that each job removed, and the work that the store reported at each of them."""
 
     def __init__(self, engine, monkeypatch):
         self.jobs = []
@@ -170,8 +166,10 @@ def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
 def test_removal_has_its_turn_where_one_checkpoint_follows_the_other(
     make_harness, tmp_path, is_asked
 ):
-    """A crowded server requests a checkpoint with each append that it refuses, also between the end
-    of the last one and its notes; or enough has been appended by then. Each has something to flush.
+    """Removals progress although one checkpoint follows the other.
+
+    A crowded server requests one with each append that it refuses, also between the end of the last
+    one and its notes; or enough has been appended by then. Each has something to flush.
     """
     options = replace(MANY, checkpoint_entries=100)  # flushes any tail
     if not is_asked:

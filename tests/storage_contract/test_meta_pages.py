@@ -125,8 +125,9 @@ def test_item_is_found_by_the_pages_on_its_way(written):
 
 
 def test_item_on_a_flipped_page_is_told_or_found(written):
-    """A look-up over a flipped page finds the item or raises CorruptRecord, for every bit of every
-    page: LMDB would follow the page out of the file.
+    """A look-up over a flipped page finds the item or raises CorruptRecord.
+
+    This holds for every bit of every page: LMDB would follow the page out of the file.
     """
     read, size = reader(written)
     header = check_headers(read, size)

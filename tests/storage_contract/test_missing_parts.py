@@ -251,9 +251,7 @@ def test_directory_that_is_empty_is_new(tmp_path, backend):
 
 @pytest.mark.parametrize("backend", ["disk", "sim"])
 def test_empty_directory_is_refused_when_the_configuration_says_so(tmp_path, backend):
-    """The configuration can refuse an empty directory, which may be the mount point of an unmounted
-    disk.
-    """
+    """The configuration can refuse an empty directory, which may be an unmounted disk's."""
     from dataclasses import replace
 
     harness = make(backend, tmp_path)

@@ -279,8 +279,9 @@ def test_payloads_of_a_block_are_all_on_their_way_before_a_sync_waits(tmp_path, 
 
 @pytest.mark.parametrize("nth", range(2))
 def test_failed_sync_of_one_payload_among_several_is_the_end(nth, monkeypatch):
-    """A failed sync of any of several payloads is reported once and never retried, and nothing is
-    acknowledged.
+    """A failed sync of any of several payloads is reported once and never retried.
+
+    Nothing is acknowledged.
     """
     sim, other = two_logs(SimHarness)
     append_to_both(sim, other)
@@ -422,8 +423,10 @@ def test_place_is_not_written_again_before_the_cut_is_durable(sim):
 
 
 def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
-    """A start does not require frames that their own block truncates: once the block is durable,
-    files of the reset log are removed, while the block is still the last.
+    """A start does not require frames that their own block truncates.
+
+    Once the block is durable, files of the reset log are removed, while the block is still the
+    last.
     """
     append(sim, 8)
     assert sim.store._queue.batch.payloads
@@ -437,9 +440,7 @@ def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
 
 
 def test_reset_while_a_payload_is_under_way(sim):
-    """A payload under way during a reset is written to the old file, and has no effect on the log
-    after it.
-    """
+    """A payload under way during a reset goes to the old file, and does not affect the log."""
     append(sim, 8)
     block, payload = jobs(sim)
     log = sim.log
@@ -500,9 +501,7 @@ def committed_ahead(sim):
 
 
 def test_what_is_committed_ahead_of_its_payload_is_soon_flushed(sim):
-    """Committed entries count as flushable while their payload is under way, and no more than
-    these.
-    """
+    """Committed entries, and no more, count as flushable while their payload is under way."""
     both, size = committed_ahead(sim)
     assert sim.store.flushable_bytes == size > 0
     for job, done in both:
@@ -634,11 +633,10 @@ def test_place_behind_a_cut_where_a_segment_began(sim):
 
 
 def stood_for(sim):
-    """Return (the log, another with an entry) whose newest journal file repeats the records of
-    those that it replaces.
+    """Return (the log, another with an entry) whose newest journal file replaces others.
 
-    Nothing proves that file. The entries before the payload are in a file that is kept, and the
-    block that described their place is in one that is not.
+    It repeats their records, and nothing proves it. The entries before the payload are in a file
+    that is kept, and the block that described their place is in one that is not.
     """
     full, other = sim.new_log(), sim.new_log()
     log = sim.log
@@ -763,9 +761,10 @@ def test_file_that_stands_for_others_needs_no_payload_that_the_next_file_cuts_of
 
 
 def rolled():
-    """Return (engine, other log, its entries up to that block, last placed index) with a placed
-    append and a small one of another log in a journal file's last block, and the job that begins
-    the next file.
+    """Return (engine, other log, its entries up to the block, last placed index).
+
+    A placed append and a small one of the other log are in a journal file's last block. The job
+    that begins the next file is done.
     """
     sim = settled(SimHarness(PLACING))
     other = sim.new_log()
@@ -1137,8 +1136,10 @@ def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(mo
 
 
 def test_block_that_says_that_its_placed_entries_are_flushed_needs_no_frames():
-    """A start needs no frames of repeated entries that are committed, flushed and trimmed before
-    their block is written. Appends of other logs in that block are acknowledged.
+    """A start needs no frames of repeated entries that are flushed and trimmed.
+
+    They are committed, flushed and trimmed before their block is written. Appends of other logs in
+    that block are acknowledged.
     """
     sim = settled(SimHarness(PLACING))
     log, other = sim.log, sim.new_log()

@@ -138,9 +138,7 @@ class Lives:
         self.begin()
 
     def is_part_of_a_batch(self, found, states):
-        """Return False: no batch is larger than a file, so each is there as a whole or not at
-        all.
-        """
+        """Return False: no batch is larger than a file, so it is there completely or not at all."""
         return False
 
     def read(self, log_id):
@@ -175,9 +173,7 @@ class Lives:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_start_finds_what_was_acknowledged_and_nothing_else(seed):
-    """A start finds exactly what was acknowledged, whatever is placed, truncated, flushed or
-    rolled.
-    """
+    """A start finds exactly what was acknowledged, despite placement, cuts, flushes and rolls."""
     lives = Lives(seed)
     lives.run(80)
     lives.settle()

@@ -273,8 +273,10 @@ class RotLives(CrowdedLives):
         self.undo = flip if damage.is_open else None
 
     def reach(self, damage, inode, first, end):
-        """Return the logs to which bytes [first, end) of a file matter, and whether they belong to
-        a block that nothing proves, or to what it says is in a segment.
+        """Add the logs to which bytes [first, end) of a file matter to `damage`.
+
+        Set its `is_open` if they belong to a block that nothing proves, or to what it says is in a
+        segment.
         """
         fs = SimFileSystem(self.engine.disk)
         identity = read_identity(fs, "data")
@@ -391,9 +393,7 @@ class RotLives(CrowdedLives):
         raise AssertionError((log_id, self.story))
 
     def read_all(self, log_id):
-        """Return entries by index; None where the entry is damaged, which is allowed for committed
-        ones only.
-        """
+        """Return entries by index; None for damaged ones, which have to be committed."""
         engine, log, found = self.engine, self.engine.store.logs[log_id], {}
         index = log.first_index
         while index <= log.last_index:

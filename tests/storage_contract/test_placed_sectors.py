@@ -42,9 +42,7 @@ def segment_of(sim):
 
 
 def survives(sim):
-    """Check that all that was appended is there: in this run, after a power cut, and from
-    segments.
-    """
+    """Check that everything is there: in this run, after a power cut, and from segments."""
     assert sim.fatal == []
     held = sim.all_entries(sim.log)
     sim.power_cut()
@@ -125,8 +123,10 @@ def test_payload_of_less_than_a_page_begins_a_segment_that_was_written_before():
 
 
 def test_last_page_of_a_file_that_ends_in_it_cannot_be_read():
-    """Preallocated space ends where a segment does, which need not be a page boundary: then the
-    file ends with the page, and is cut to length as usual.
+    """A payload into the unreadable last page of a file is written.
+
+    Preallocated space ends where a segment does, which need not be a page boundary: then the file
+    ends with the page, and is cut to length as usual.
     """
     sim = settled(SimHarness(replace(ROOMY, segment_bytes=9000)))
     while sim.log.placement.position < 2 * PAGE:
@@ -201,9 +201,7 @@ def test_written_bytes_are_those_of_the_frames():
 
 
 def spoiled_head(sim):
-    """Return (block's job, payload's job) of a payload under way whose first page cannot be
-    read.
-    """
+    """Return (block's job, payload's job) of a payload whose first page cannot be read."""
     path, position = segment_of(sim), sim.log.placement.position
     assert position % PAGE
     append(sim, 8)
@@ -250,8 +248,10 @@ def test_payload_is_written_where_the_index_is_missing():
 
 
 def test_payload_that_finds_no_descriptor_for_the_index_changes_nothing(monkeypatch):
-    """A payload without a descriptor for the index waits before it replaces unreadable frames with
-    zeros: a power cut would take the Idx, without which the frames cannot be walked.
+    """A payload without a descriptor for the index waits, and changes nothing.
+
+    It would replace unreadable frames with zeros. A power cut would take the Idx, without which the
+    frames cannot be walked.
     """
     sim = settled(SimHarness(PLACING))
     block, payload = spoiled_head(sim)
@@ -298,8 +298,9 @@ def test_failed_sync_of_the_index_is_the_end(monkeypatch):
 
 
 def test_header_that_cannot_be_read_is_left_alone_by_a_payload_elsewhere():
-    """Writing it would replace frames beside it with zeros that may be unreadable only
-    temporarily.
+    """A payload elsewhere does not write an unreadable header.
+
+    That would replace frames beside it with zeros, which may be unreadable only temporarily.
     """
     sim = cut_back()
     while sim.log.placement.position < PAGE:

@@ -190,9 +190,7 @@ def test_damaged_payload_that_was_cut_off(engine):
 
 
 def test_damaged_payload_that_its_own_block_cut_off(engine):
-    """Damage to payloads that their own block truncates is not reported, while the block is the
-    last.
-    """
+    """Damage to payloads that their own last block truncates is not reported."""
     append(engine, 8)
     last = engine.log.last_index
     path, position = place_of(engine, last - 1)

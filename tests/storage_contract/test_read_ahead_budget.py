@@ -96,9 +96,7 @@ def test_everything_is_given_back():
 
 @pytest.mark.parametrize("readers", [1, 5, 10, 15])
 def test_windows_of_so_many_readers_are_taken_before_they_are_dropped(readers):
-    """Each reader takes a mebibyte at a time in turn, has a window and the next one, and finds
-    both.
-    """
+    """Each of several readers finds its window and the next one, a mebibyte at a time in turn."""
     windows = ReadAhead()
     asked, size = 1 << 20, 64 << 10
     for reader in range(readers):

@@ -56,8 +56,9 @@ def trim_as_an_owner_does(engine, log):
 
 @pytest.mark.parametrize("key", [b"kk3", b"a"])
 def test_checkpoint_found_damaged_at_a_start_covers_nothing(engine, writer, key):
-    """An owner that trimmed behind it and died before the state was stored again would have
-    neither.
+    """A checkpoint found damaged at a start covers nothing.
+
+    An owner that trimmed behind it, and died before the state was stored again, would have neither.
     """
     log = engine.new_log()
     put(engine, log, writer, 50)
@@ -109,8 +110,9 @@ def test_damage_in_one_log_leaves_the_others_their_checkpoints(engine, writer):
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_checkpoint_found_damaged_in_life_covers_nothing(engine, writer, is_full):
-    """A checkpoint found damaged by a running store covers nothing, also when the transaction that
-    found it is then refused for want of space.
+    """A checkpoint found damaged by a running store covers nothing.
+
+    This holds also when the transaction that found it is then refused for want of space.
     """
     bad, good = engine.new_log(), engine.new_log(group_id=10)
     for log in (bad, good):

@@ -505,9 +505,7 @@ def refuse(place, code, *, lasts, may_end):
 @pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("name", CODES)
 def test_refused_call_ends_nobody_and_loses_nothing(places, name, lasts):
-    """Each call is refused once with each possible error, or, for a while, together with all of its
-    kind.
-    """
+    """Each call is refused once with each error, or, for a while, with all of its kind."""
     for n, place in enumerate(place for place in places if place.name == name):
         passing = [code for code in CODES[name] if code != errno.ENOSPC]
         codes = {passing[n % len(passing)], *set(CODES[name]) - set(passing)}

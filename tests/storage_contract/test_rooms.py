@@ -81,9 +81,7 @@ def disk_bytes(engine, log):
 
 
 def bound(log):
-    """Return the bytes that they hold, in whole blocks, plus a block or two each that the file
-    system needs.
-    """
+    """Return the bytes that they hold, in blocks, plus a block or two each for the file system."""
     segments = {*(info.number for info in log.segments), log.placement.segment}
     held = sum(info.sealed.bytes if info.sealed else 0 for info in log.segments[:-1])
     return held + log.placement.position + 3 * BLOCK * len(segments)
@@ -210,9 +208,7 @@ def test_start_of_many_logs_looks_at_some_at_a_time(sim, monkeypatch):
 
 
 def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
-    """A log releases its space at once when others need its place among `ROOMS_MAX`, not a round
-    later.
-    """
+    """A log releases its space at once when others need its place among `ROOMS_MAX`."""
     monkeypatch.setattr(rooms, "ROOMS_MAX", 2)
     logs = [sim.log, *(sim.new_log() for _ in range(5))]
     settle_twice(sim, logs)
@@ -357,8 +353,9 @@ def test_failed_sync_of_names_is_the_end(engine, request):
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_room_that_was_refused_leaves_nothing(tmp_path, monkeypatch, at):
-    """The system may have allocated a part of it when the disk was full, in this file or the
-    next.
+    """A refused preallocation leaves nothing.
+
+    The system may have allocated a part of it when the disk was full, in this file or the next.
     """
     options = replace(LARGE, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
@@ -390,8 +387,9 @@ def test_room_that_was_refused_leaves_nothing(tmp_path, monkeypatch, at):
 
 
 def test_no_room_is_made_of_the_last_of_a_disk(sim):
-    """The space that the journal and the segments may need, and several times the preallocation, is
-    left.
+    """Preallocation leaves space for the journal and the segments.
+
+    Several times its own size remain, too.
     """
     kept = sim.store._checkpoints._space_kept
     sim.workers.advance(ROUNDS_MS)
@@ -482,9 +480,7 @@ class QuietLives(CrowdedLives):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_logs_at_rest_have_no_more_than_they_need(seed, monkeypatch):
-    """Idle logs hold no more space than needed, whatever was placed, truncated, evicted or refused
-    before.
-    """
+    """Idle logs hold no more space than needed, after any operations and refusals."""
     if seed % 3:
         monkeypatch.setattr(rooms, "ROOMS_MAX", 1 + seed % 2)
     lives = live(QuietLives, seed, 120, monkeypatch)

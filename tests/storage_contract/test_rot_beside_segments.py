@@ -30,9 +30,7 @@ OPTIONS = StoreOptions(
 
 
 def fill(engine):
-    """Create three logs: entries in segments, small tails, uncommitted entries, an installed
-    state.
-    """
+    """Create three logs with segments, small tails, uncommitted entries and an installed state."""
     store = engine.store
     for group in (9, 10, 11):
         engine.new_log(group_id=group)
@@ -66,8 +64,9 @@ def told(engine):
 
 @pytest.fixture(params=[0, 4_000], ids=["journaled", "placed"])
 def engine(request):
-    """Yield an engine whose entries are in the journal, or in segments with their checksums in the
-    journal.
+    """Yield an engine whose entries are in the journal, or in segments.
+
+    In the second case the journal has their checksums.
     """
     made = SimHarness(replace(OPTIONS, place_bytes_min=request.param))
     made.start()
@@ -283,8 +282,9 @@ def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
 
 
 def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):
-    """The meta is rewritten with its readable contents, before an access through the map to the bad
-    page ends the process.
+    """The meta is rewritten before an access through the map to a bad page ends the process.
+
+    It keeps its readable contents.
     """
     engine = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
     engine.start()

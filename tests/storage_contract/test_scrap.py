@@ -165,8 +165,9 @@ def test_segments_of_a_flush_that_met_a_full_disk_do_not_come_back(tmp_path):
 
 @pytest.mark.parametrize(("first", "then"), [(SMALL, LARGE), (LARGE, SMALL)])
 def test_idx_of_a_cut_flush_do_not_come_back_with_a_power_cut(first, then):
-    """Leftover Idx pass their checks and name wrong positions, but do not return after a power
-    cut.
+    """Leftover Idx, which pass their checks, do not return after a power cut.
+
+    They name wrong positions.
     """
     for seed in range(20):
         disk = SimDisk(random.Random(seed), DiskProfile())

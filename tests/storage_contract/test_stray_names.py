@@ -48,8 +48,9 @@ def strew(harness):
 
 
 def test_stray_names_are_let_be_and_told(lived, writer):
-    """A start, appends, flushes, trims, deletions and a stop proceed beside them, and all remain,
-    directories and names similar to the store's among them.
+    """Foreign names remain across a start, appends, flushes, trims, deletions and a stop.
+
+    Among them are directories, and names similar to the store's.
     """
     made = strew(lived)
     log = None

@@ -66,9 +66,7 @@ ENDS = (just_appended, proved, started_again, started_again_and_carried, closed,
 
 
 def facts(store):
-    """Return what peers received of each log, without the commit index, which a leader sends
-    again.
-    """
+    """Return what peers received of each log, without the commit index, which is sent again."""
     return {
         log.log_id: (log.last_index, log.hard_state.term, log.hard_state.vote, log.lost)
         for log in store.logs.values()

@@ -211,9 +211,7 @@ class Timed:
         assert answers == [naive], (timestamp, start, end)
 
     def check_spans(self):
-        """Check that spans are as read from the last Idx of each segment, without anything
-        remembered.
-        """
+        """Check that spans equal the last Idx of each segment, without anything remembered."""
         log, answers = self.log, []
         self.engine.store.segment_spans(log, answers.append)
         self.engine.pump()
@@ -248,8 +246,9 @@ def _ignore(_):
 )
 @given(plan=st.lists(operations, min_size=4, max_size=30))
 def test_time_is_found_where_a_scan_finds_it(make_harness, backend, plan):
-    """Look-ups of existing and missing times from several entries equal a scan, after every
-    step.
+    """Look-ups of existing and missing times equal a scan, after every step.
+
+    They begin at several entries.
     """
     with tempfile.TemporaryDirectory() as directory:
         engine = make_harness(backend, Path(directory), TINY)
@@ -307,8 +306,9 @@ MANY = replace(
 
 
 def time_of(index):
-    """Return a small timestamp, in no order, except for one of two entries in every hundredth
-    segment, which is later than all before it.
+    """Return a small timestamp, in no order.
+
+    One of two entries in every hundredth segment has a timestamp later than all before it.
     """
     segment = (index - 1) // 2
     return 1_000 + segment if segment % 100 == 99 and index % 2 else index * 7 % 50
@@ -341,8 +341,9 @@ ASKED = (0, 30, 49, 50, 1_050, 1_700, 1_099, 2_500, 2_999, 3_000)
 
 
 def look_at_few(engine, looks):
-    """For any time: no segment is opened but the one that holds it, and the one in which the
-    look-up begins, if not at its first entry.
+    """A look-up of any time opens only the segment that holds it.
+
+    It also opens the one in which it begins, if not at its first entry.
     """
     log = engine.log
     for timestamp in ASKED:
@@ -369,9 +370,7 @@ def test_look_up_behind_what_was_trimmed_reads_one(many, monkeypatch):
 
 
 def test_first_segment_whose_late_entry_is_deleted_does_not_hide_the_others(many, monkeypatch):
-    """Segments are found although the first one's largest time is that of an entry below the log's
-    start.
-    """
+    """Segments are found though the first one's largest time is of a trimmed entry."""
     first = next(index for index in range(2, SEGMENTS) if time_of(index - 1) > 1_000)
     many.store.trim_log(many.log, first_index=first)
     many.submit()
@@ -494,8 +493,10 @@ def test_hole_that_is_filled_in_the_newest_segment_counts_for_what_follows(holed
 
 
 def test_hole_that_is_filled_raises_what_was_known_of_its_segment(holed):
-    """Covers what was read of a sealed segment while it was damaged, and the result of a read begun
-    before the repair that ends after it.
+    """A repaired entry raises what was known of its sealed segment.
+
+    This covers what was read while it was damaged, and the result of a read begun before the repair
+    that ends after it.
     """
     for _ in range(8):
         holed.do_append([8] * 8)

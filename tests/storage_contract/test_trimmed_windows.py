@@ -74,8 +74,9 @@ def filled() -> Filled:
 
 
 def test_reader_that_stands_where_the_log_begins_reads_on(filled: Filled) -> None:
-    """A reader continues at the log's start, though its window names the next entry, a command,
-    whose segment is gone.
+    """A reader continues at the log's start, though its window names a trimmed entry.
+
+    That is the next entry, a command, whose segment is gone.
     """
     one = filled.read(0, 31 * 2_000)
     assert isinstance(one, Slices)

@@ -205,8 +205,10 @@ def test_entry_of_zeros_in_a_bad_page_is_not_served(medium):
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 @pytest.mark.parametrize("where", ["segment", "index", "both"])
 def test_any_page_may_go_bad(medium, where, at_once):
-    """Pages of segments and indexes, between runs or under a running store, with copies in small
-    answers: the store opens, serves the rest, and is intact when all was repaired.
+    """A store opens with any page bad, serves the rest, and is intact when all was repaired.
+
+    Pages are of segments and indexes, and go bad between runs or under a running store. Copies come
+    in small answers.
     """
     engine = build()
     rng = random.Random(at_once)
@@ -278,9 +280,7 @@ def test_flush_into_a_bad_page_of_an_index(medium):
 
 
 def test_flush_into_a_bad_page_of_a_segment(medium):
-    """Data in the bad page at the end of the newest segment is damaged, data flushed now is
-    there.
-    """
+    """Data flushed into a bad page is readable; the page's earlier data is damaged."""
     engine = build()
     number = engine.log.segments[-1].number
     size = engine.log.cursor.position

@@ -19,9 +19,7 @@ KNOWN: dict[tuple[str, ...], str] = {
 
 
 def imports_within_rooms():
-    """Return, by module, the modules of its own folder that it imports, also those for types
-    only.
-    """
+    """Return, by module, its imports within its own folder, also those for types only."""
     rooms = {}
     modules = {module_name(path): path for path in sources()}
     for module, path in modules.items():

@@ -31,9 +31,7 @@ def is_in(path, *places):
 
 
 def outside_imports(path):
-    """Yield (line, module) of each import that is neither this project's nor the standard
-    library's.
-    """
+    """Yield (line, module) of each import of a third-party module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         modules = []
         if isinstance(node, ast.Import):
@@ -100,8 +98,6 @@ def test_stages_name_a_set_up_that_make_knows():
 
 
 def test_stages_of_the_pipeline_alone_install_spark():
-    """The pipeline's stage has a separate environment, so that the others detect a missing
-    dependency.
-    """
+    """The pipeline's stage has its own environment, so that others detect a missing dependency."""
     of_spark = {stage["name"] for stage in STAGES if stage["setup"] == "setup-pipeline"}
     assert of_spark == {"pipeline"}

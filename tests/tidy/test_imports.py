@@ -89,8 +89,10 @@ longest matching prefix decides.
 """
 
 PURE = ("raft", "vdl.state")
-"""Packages to which time is given as ticks or arguments, randomness as a `random.Random`, disk and
-network as values.
+"""Pure packages.
+
+Time is given to them as ticks or arguments, randomness as a `random.Random`, disk and network as
+values.
 """
 
 IMPURE_MODULES = {
@@ -221,9 +223,7 @@ def test_imports_pure_layers_have_no_clock_luck_or_outside():
 
 
 def test_imports_pipeline_knows_only_what_a_client_knows():
-    """The pipeline imports stored formats, the client protocol and the checkers, and nothing of a
-    server.
-    """
+    """The pipeline imports stored formats, the client protocol and the checkers; no server."""
     allowed = {
         "ids", "segments", "vdl.check", "vdl.kafka.client",
         "vdl.kafka.security.client_settings", "vdl.kafka.wire", "vdl.pipeline", "vdl.records",
@@ -249,9 +249,7 @@ def test_imports_check_knows_nothing_of_ours():
 
 
 def imports_outside(component, allowed):
-    """Return this project's imports in the files of a component, except those of the allowed
-    components.
-    """
+    """Return this project's imports in a component, except those of the allowed components."""
     return {
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in sources()

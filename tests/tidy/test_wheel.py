@@ -37,9 +37,7 @@ def wheel_names(tmp_path_factory):
 
 
 def names_in_wheel(folder, *, compiler):
-    """Return the names in a wheel built from a copy of the tracked tree: builds leave nothing
-    here.
-    """
+    """Return the names in a wheel built from a copy of the tracked tree, which stays clean."""
     source = folder / "source"
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

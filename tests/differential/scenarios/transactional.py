@@ -219,9 +219,7 @@ def end(side: Side) -> None:
 
 
 def produce_beside_a_transaction(side: Side) -> None:
-    """Produce a transactional producer's batches outside of its transaction, and after its
-    timeout.
-    """
+    """Produce a transactional producer's batches outside of a transaction and after its timeout."""
     topic = side.topic("beside")
     topic_id, leader = side.topic_id(topic), side.leader(topic)
     name, at, producer = begin(side, "beside")

@@ -26,9 +26,7 @@ def payload(index: int) -> bytes:
 
 
 def run(directory: Path) -> DiskStore:
-    """Return a store to which a hundred entries were appended, each after the previous
-    acknowledgement.
-    """
+    """Return a store with a hundred entries, appended each after the previous acknowledgement."""
     workers = InlineWorkers()
     store = DiskStore.open(RealFileSystem(), str(directory), workers, OPTIONS, random.Random(1))
     logs: list[Log] = []
@@ -63,9 +61,7 @@ def test_store_of_variant_writes_what_it_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A variant acknowledges everything, records flushes, and its bytes are where they should
-    be.
-    """
+    """A variant acknowledges everything, records flushes, and has its bytes where they belong."""
     for change in VARIANTS[variant]:
         monkeypatch.setattr(change.owner, change.name, change.value)
     store = run(tmp_path)

@@ -232,9 +232,7 @@ def test_two_servers_acknowledging_in_one_epoch_are_two_leaders() -> None:
     ("timestamp", "offset"), [(LATEST, 1), (EARLIEST, 1), (105, -1), (110, 0), (100, 1)]
 )
 def test_listed_offset_that_hides_records_is_found(timestamp: int, offset: int) -> None:
-    """list-offsets: latest is beyond every acknowledgement, earliest is the first, a time gives the
-    lowest.
-    """
+    """list-offsets: latest is beyond all acknowledgements, earliest is first, a time lowest."""
     h = Script()
     h.send(1, 0)
     h.send(2, 1)

@@ -50,9 +50,7 @@ def test_two_owners_in_one_generation_are_found() -> None:
 
 
 def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
-    """own-overlap: between two accepted heartbeats that both named the partition, a member owned
-    it.
-    """
+    """own-overlap: a member owns a partition between two accepted heartbeats that name it."""
 
     def owns(i: int, member: str, gen: int, *keys: str) -> Op:
         return op(i, "owns", proc=member, member=member, gen=gen, keys=list(keys))

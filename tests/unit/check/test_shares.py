@@ -47,8 +47,9 @@ def test_anomalies_of_share_groups_are_found(more: list[Op], name: str) -> None:
 
 @pytest.mark.parametrize(("limit", "names"), [(10, {"share-lost"}), (3, set())])
 def test_a_record_that_nobody_was_given_is_lost(limit: int, names: set[str]) -> None:
-    """A record that was never delivered counts as lost if there are many deliveries; with few, all
-    of them may have been lost on their way.
+    """A record that was never delivered counts as lost if there are many deliveries.
+
+    With few, all of them may have been lost on their way.
     """
     records = [Record(offset, 100 + offset) for offset in range(6)]
     polled = op(5, "poll", polls=[(KEY, records)], final=True, group="")

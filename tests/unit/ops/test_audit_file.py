@@ -124,9 +124,7 @@ def test_acts_of_one_do_not_make_others_wait(tmp_path: Path) -> None:
 
 
 def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
-    """Losses are logged in the server's own log at once, and in the file when it accepts lines
-    again.
-    """
+    """Losses are logged in the server's own log at once, and later in the file."""
     path = tmp_path / "audit.log"
     losses: list[str] = []
     file = opened(path, losses)
@@ -163,8 +161,9 @@ def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_pa
 
 
 def test_thread_outlives_an_error_that_no_disk_makes(tmp_path: Path) -> None:
-    """Lack of memory, or a failing server log: actions would otherwise wait for ever, without a
-    report.
+    """The writer thread survives lack of memory, and a failing server log.
+
+    Actions would otherwise wait for ever, without a report.
     """
     path = tmp_path / "audit.log"
     losses: list[str] = []

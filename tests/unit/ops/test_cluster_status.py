@@ -51,9 +51,7 @@ def test_admin_address_in_advertised_listeners_is_found(text, address):
 
 
 def test_group_lag_is_what_the_leader_has_and_a_replica_has_not():
-    """A replica's lag is in records by its own report, in entries by what its leader knows to be
-    durable.
-    """
+    """A replica's lag is in records by its own report, in durable entries by its leader's."""
     by_server = {
         1: replica(1, Role.LEADER, match={1: 50, 2: 48, 3: 20}),
         2: replica(2, Role.FOLLOWER, end=96),

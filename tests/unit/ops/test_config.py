@@ -171,9 +171,7 @@ def test_config_wrong_value_names_file_key_and_expectation(text, key, words):
 
 
 def test_config_port_of_the_system_s_choice_may_be_bound_where_another_is_told():
-    """A listener that advertises another address, and the metrics port, may have a port chosen by
-    the system.
-    """
+    """The system may choose the port of the metrics, and of a listener that advertises another."""
     config = parse("""
         [[listeners]]
         listen = "127.0.0.1:0"
@@ -294,8 +292,10 @@ def test_config_links_are_all_encrypted_unless_the_file_says_otherwise():
 
 
 def test_config_links_without_encryption_need_a_certificate_and_open_listeners():
-    """Links without encryption need a certificate to migrate to, and listeners without
-    authentication: where clients have to authenticate, the peer port must not be open.
+    """Links without encryption need a certificate, and listeners without authentication.
+
+    The certificate is needed for a later migration. Where clients have to authenticate, the peer
+    port must not be open.
     """
     problem = problem_of('[tls]\nlinks = "accepted"')
     assert (problem.key, "tls.ca" in str(problem)) == ("tls.links", True)

@@ -92,9 +92,7 @@ def test_documented_defaults_are_the_real_defaults():
 
 @pytest.mark.parametrize("transfer_stop", ["0s", "1200ms", "2s", "10s", "60s"])
 def test_stop_is_not_given_up_before_its_leaderships_may_have_moved(transfer_stop):
-    """A second is left to close the store, whatever timeout the file sets for moving
-    leaderships.
-    """
+    """A second is left to close the store, with any timeout for moving leaderships."""
     text = f'[raft]\ntransfer_stop = "{transfer_stop}"\n'
     config = parse_config(text, source="test", folder=Path.cwd())
     waited_seconds = config.host.transfer_stop_ms / 1_000

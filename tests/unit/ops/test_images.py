@@ -15,9 +15,7 @@ DOCKERFILES = sorted((ROOT / "deploy").rglob("Dockerfile"))
 
 
 def copied(dockerfile):
-    """Return the paths that an image copies from the context, not from another stage of its
-    build.
-    """
+    """Return the paths that an image copies from the context, not from another build stage."""
     rows = re.findall(r"^COPY +((?:--\S+ +)*)(.+)$", dockerfile.read_text(), re.MULTILINE)
     return [
         source

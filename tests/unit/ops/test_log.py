@@ -126,8 +126,10 @@ def test_log_line_that_cannot_be_written_is_lost_quietly():
 
 
 def test_log_line_of_a_library_that_comes_again_is_one_a_minute_with_its_count():
-    """A repeated line of a library, such as asyncio's for each write to a closed connection, is
-    logged once a minute with its count. Our own repeated events are limited at their source.
+    """A repeated line of a library is logged once a minute with its count.
+
+    An example is asyncio's for each write to a closed connection. Our own repeated events are
+    limited at their source.
     """
     now_ns = 0
     passing = RepeatFilter(lambda: now_ns)

@@ -15,8 +15,9 @@ from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 
 
 def run(scenario: Callable[[TurnLoop], None], done: Callable[[], bool]) -> None:
-    """Call `scenario`, then run turns of the loop until `done()`, and some more, so that unexpected
-    calls can happen.
+    """Call `scenario`, then run turns of the loop until `done()`, and some more.
+
+    Unexpected calls could happen in these.
     """
     loop = TurnLoop()
     more = iter(range(10))
@@ -42,9 +43,7 @@ def ready_file() -> int:
 
 
 def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
-    """Work requested by the callbacks of two sockets runs once both were called, in the same
-    round.
-    """
+    """Work requested by two sockets' callbacks runs once both were called, in the same round."""
     seen: list[str] = []
     files = [ready_file(), ready_file()]
 
@@ -250,8 +249,9 @@ def test_files_of_transports_share_the_turn() -> None:
 
 
 def test_files_that_asyncio_watches_itself_are_its_own() -> None:
-    """`sock_connect` and similar calls register a file through asyncio, and remove it by the loop's
-    public methods.
+    """`sock_connect` registers a file through asyncio, and removes it by the loop's methods.
+
+    Similar calls do so, too.
     """
 
     async def scenario() -> None:
@@ -285,8 +285,9 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
 
 
 def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
-    """asyncio would take an event of the previous registration as a reason to remove the new
-    one.
+    """A transport registered anew keeps reading.
+
+    asyncio would take an event of the previous registration as a reason to remove the new one.
     """
     file = os.eventfd(0, os.EFD_NONBLOCK)
     got: list[bytes] = []

@@ -221,9 +221,7 @@ def test_http_route_that_raises_is_a_500(caplog):
 
 
 def test_http_server_answers_and_closes():
-    """One request over a real socket gets one answer and the end of the stream, also byte by
-    byte.
-    """
+    """A request over a real socket gets an answer and the end of the stream, also byte by byte."""
 
     async def run():
         server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)

@@ -45,9 +45,7 @@ def test_tea_without_kettle_is_skipped(case):
 
 @pytest.fixture(autouse=True)
 def _hang_ups_count():
-    """Restore SIGHUP: the tests may be run with it ignored (nohup), which children would
-    inherit.
-    """
+    """Restore SIGHUP, which children inherit: the tests may be run with it ignored (nohup)."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -138,8 +136,9 @@ def test_stage_over_its_budget_leaves_no_process(project):
 
 @pytest.mark.parametrize(("target", "expected"), [("leaves", 0), ("is-killed", 1)])
 def test_stage_that_ends_leaves_no_process(project, target, expected):
-    """A stage that ends by itself, or by SIGKILL, after which no fixture stops anything, leaves no
-    process. Remaining processes are named.
+    """A stage that ends, also by SIGKILL, leaves no process.
+
+    No fixture stops anything then. Remaining processes are named.
     """
     code, text = project.stage(target, more=f'make = "{target}"').run()
     assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")

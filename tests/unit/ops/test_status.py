@@ -93,8 +93,9 @@ def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
 
 
 def test_server_that_is_cut_off_does_not_make_partitions_leaderless(capsys):
-    """Partitions are led if another server reports that it leads them, though one that is cut off
-    knows of no leaders.
+    """Partitions are led if any server reports that it leads them.
+
+    A server that is cut off knows of no leaders.
     """
     cluster = cluster_of(2, notes=["no_leader: orders-0 has no leader"])
     cluster.topics[0].partitions[0].replicas = [Replica(2, "leader"), Replica(1, "follower")]

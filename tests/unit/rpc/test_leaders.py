@@ -144,9 +144,7 @@ def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
 
 
 def test_leaders_row_that_was_not_taken_takes_nothing_away() -> None:
-    """The other leader stays when the server of the refused row drops that claim, or its older
-    one.
-    """
+    """The other leader stays when the refused row's server drops that claim, or an older one."""
     found: list[LeaderConflict] = []
     lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[THREE].sender.set(9, 3, replica(THREE))
@@ -213,9 +211,7 @@ def test_leaders_disconnect_ends_confirmation_but_not_knowledge() -> None:
 
 
 def test_leaders_list_frame_that_was_not_sent_is_made_good() -> None:
-    """The receiver detects a version that it does not hold, confirms nothing, and gets the whole
-    list.
-    """
+    """A receiver of an unknown version confirms nothing, and gets the whole list."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     one.sender.set(8, 4, replica(ONE))
@@ -381,9 +377,7 @@ def denials(frames: list[OutFrame]) -> list[tuple[int, int, int]]:
 
 
 def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() -> None:
-    """An older claim is denied before the heartbeat that would otherwise confirm it, until it is
-    dropped.
-    """
+    """An older claim is denied before each heartbeat that would confirm it, until it is dropped."""
     lists = linked(ONE, TWO, THREE)
     for group in (10, 11):
         lists[ONE].sender.set(group, 5, replica(ONE))
@@ -404,8 +398,9 @@ def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() ->
 
 
 def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> None:
-    """A claim older than a replica's term is denied, independent of which is known first, and even
-    if the newer term has no leader.
+    """A claim older than a replica's term is denied.
+
+    This is independent of which is known first, and holds even if the newer term has no leader.
     """
     lists = linked(ONE, TWO)
     receiver = lists[TWO].receiver

@@ -79,9 +79,7 @@ class Turns:
 def test_links_bring_no_more_than_their_part_in_a_turn(
     chunk_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that receives more than it can handle in time must still send heartbeats and receive
-    them.
-    """
+    """A server that receives more than it can handle still sends and receives heartbeats."""
     options = LinkOptions(turn_messages_max=50)
     world = World(3, chunk_bytes_max=chunk_bytes_max, options=options)
     world.run(SETTLED_MS)
@@ -429,9 +427,7 @@ def test_links_unadmitted_directory_gets_no_link() -> None:
 
 
 def test_links_unborn_servers_only_ask() -> None:
-    """A link carries ASK and ANSWER, and nothing else, before both servers belong to the
-    cluster.
-    """
+    """A link carries only ASK and ANSWER before both servers belong to the cluster."""
     world = World(2, hellos={2: hello_of(2, cluster_id="")})
     world.run(100)
     assert world[1].handler.hellos[2].cluster_id == ""
@@ -483,9 +479,7 @@ def test_links_removed_peer_goes_down() -> None:
 
 
 def test_links_in_flight_bound_refuses_and_recovers() -> None:
-    """No more bulk is accepted at the bound, control frames still pass, and accepted frames
-    arrive.
-    """
+    """At the bound bulk is refused, control frames pass, and accepted frames arrive."""
     limits = PeerLimits(in_flight_bytes_max=8 << 20)
     world = World(2, options=LinkOptions(limits=limits))
     world.run(100)

@@ -86,9 +86,7 @@ def test_reader_memory_of_a_large_frame_is_used_again_once_nobody_holds_it() -> 
 
 
 def test_reader_large_frame_is_received_into_its_own_buffer() -> None:
-    """The reader copies only the bytes of a large payload that arrived with its head, and reads the
-    rest in place.
-    """
+    """A large payload is read in place, except for the bytes that arrived with its head."""
     payload = payload_of(1 << 20)
     data = frame(7, payload)
     reader = FrameReader(frame_bytes_max=1 << 20)

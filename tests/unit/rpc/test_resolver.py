@@ -104,8 +104,9 @@ def failures(one: SocketTransport) -> int:
 
 
 def test_transport_name_that_takes_longer_than_an_attempt_is_linked_to(names: Names) -> None:
-    """One lookup per name is under way however often it is dialled, and a dial that began after it
-    uses its result. Only the first lookup ever returns.
+    """One lookup per name is under way however often it is dialled.
+
+    A dial that began after it uses its result. Only the first lookup ever returns.
     """
 
     async def scenario() -> None:
@@ -303,8 +304,9 @@ def test_resolver_forgets_who_gave_up() -> None:
 
 
 def test_dial_troubles_are_told_when_they_are_news() -> None:
-    """A failure is logged again for another cause, though not at once, and for the same cause after
-    a pause.
+    """A failure is logged again for another cause, and for the same one after a pause.
+
+    Another cause is not logged at once.
     """
     clock = VirtualClock()
     told: list[tuple[int, str]] = []  # (second, cause)

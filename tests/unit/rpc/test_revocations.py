@@ -126,8 +126,10 @@ def test_of_two_lists_of_an_authority_the_later_one_counts(lists: Lists) -> None
 def test_client_that_is_revoked_is_out(
     lists: Lists, version: ssl.TLSVersion, by_name: bool
 ) -> None:
-    """A revoked client's open connection and each new one are refused, also with a resumed session
-    or another certificate of the server; clients that are not in the list continue.
+    """A revoked client's open connection and each new one are refused.
+
+    This includes a resumed session and another certificate of the server. Clients that are not in
+    the list continue.
     """
 
     async def steps() -> None:
@@ -197,8 +199,9 @@ def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) ->
 def test_everybody_is_refused_whose_authority_has_no_list(
     lists: Lists, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All clients of an authority without a valid list are refused, as with OpenSSL, and it is
-    logged: the list has expired, or there is none.
+    """All clients of an authority without a valid list are refused, as with OpenSSL.
+
+    The list has expired, or there is none. It is logged.
     """
     if what == "ended":
         lists.file.write_bytes(lists.raw(ends=NOW - DAY))

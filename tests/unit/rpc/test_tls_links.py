@@ -92,9 +92,7 @@ def test_links_over_tls_carry_frames_both_ways(size: int) -> None:
     "intruder", ["stranger", "client", "admin", "other set", "other id", "plain"]
 )
 def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
-    """An intruder that dials, or is dialled, makes no link, and the server keeps accepting
-    others.
-    """
+    """An intruder that dials or is dialled makes no link, and the server accepts others."""
 
     async def scenario() -> None:
         ours = authority()

@@ -79,8 +79,9 @@ def _nothing_leaks() -> Iterator[None]:
 
 
 def test_transport_frames_of_every_size_arrive_in_order() -> None:
-    """Frames from empty to several megabytes pass in both directions at once, through full socket
-    buffers.
+    """Frames of up to several megabytes pass in both directions at once.
+
+    Socket buffers are full meanwhile.
     """
 
     async def scenario() -> None:
@@ -102,9 +103,7 @@ def test_transport_frames_of_every_size_arrive_in_order() -> None:
 
 
 def test_transport_frames_that_wait_for_other_turns_arrive_in_order() -> None:
-    """Deferred frames of every size arrive in order, both those in the socket and those in the
-    buffer.
-    """
+    """Deferred frames of every size arrive in order, from the socket and from the buffer."""
 
     async def scenario() -> None:
         async with pair(replace(OPTIONS, turn_messages_max=2)) as (one, _, _, handler_two):
@@ -177,9 +176,7 @@ def test_transport_dial_in_the_queue_of_a_dying_listener_is_reset() -> None:
 
 @pytest.mark.parametrize("with_traffic", [False, True])
 def test_transport_killed_process_is_refused_within_milliseconds(with_traffic: bool) -> None:
-    """kill -9: the link ends and the port is closed, which proves the crash long before any
-    timeout.
-    """
+    """kill -9 ends the link and closes the port, which proves the crash before any timeout."""
 
     async def scenario() -> None:
         handler = Recorder()

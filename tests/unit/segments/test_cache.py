@@ -101,9 +101,7 @@ def test_memory_of_a_chunk_is_reused_only_without_views():
 
 
 def test_full_cache_grows_on_the_memory_of_its_oldest_chunk():
-    """A full cache reuses its oldest chunk's memory, as long as segments hold that chunk's
-    entries.
-    """
+    """A full cache reuses its oldest chunk's memory, if segments hold that chunk's entries."""
     log = make_log(budget=5 * CHUNK_BYTES_MAX)
     cache = log.tail.cache
     stage(log, 4, CHUNK_BYTES_MAX - 1000)

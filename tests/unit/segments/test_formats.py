@@ -313,9 +313,7 @@ PLACED_RECORD = "04000000020000000b00000003000000070000000000000035000000938f8d7
 
 
 def test_records_of_a_placed_entry_are_as_documented():
-    """A placed entry's records hold its position, the fields of its Idx, and its checksum, but no
-    frame.
-    """
+    """A placed entry's records hold its position, its Idx's fields and its checksum, no frame."""
     files = LogFiles(None, "nowhere", 4, 9, 64)
     log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
     log.has_scrap = False

@@ -82,9 +82,7 @@ def test_log_that_grows_has_few_segments_and_is_seldom_written_again(seed: int) 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_largest_timestamps_of_joined_segments_are_those_of_all(seed: int) -> None:
-    """The maxima of joined segments equal those of a list, whatever was added and removed
-    before.
-    """
+    """The maxima of joined segments equal those of a list, after any additions and removals."""
     rng = random.Random(seed)
     values = [rng.randrange(100) for _ in range(rng.randint(1, 40))]
     maxima = LargestTimestamps(values)

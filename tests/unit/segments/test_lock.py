@@ -95,8 +95,9 @@ def test_job_of_a_store_that_was_abandoned_does_not_begin(bench):
 
 
 def test_job_of_a_start_that_failed_does_not_begin(bench, monkeypatch):
-    """A pending job of a failed start never runs, though its journal has begun and requested the
-    next file.
+    """A pending job of a failed start never runs.
+
+    The start has begun its journal by then, and requested the next file.
     """
     bench.store.abandon()
     workers = InlineWorkers()

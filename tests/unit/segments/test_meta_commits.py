@@ -24,9 +24,7 @@ def meta(tmp_path: Path) -> Meta:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record one element for each check of the file's headers, which each transaction does
-    first.
-    """
+    """Record one element for each check of the file's headers, one for each transaction."""
     found: list[int] = []
     check_headers = meta_pages.check_headers
 

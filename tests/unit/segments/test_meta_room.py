@@ -148,8 +148,9 @@ def fill(file: MetaFile, count: int, first: int = 0) -> None:
 
 
 def test_map_grows_with_what_is_stored(tmp_path: Path) -> None:
-    """The map grows with the file, also in the next process, which maps the whole file, whatever
-    size it requests.
+    """The map grows with the file.
+
+    The next process maps the whole file, whatever size it requests.
     """
     path = str(tmp_path / "meta")
     file = RealFileSystem().open_meta(path, SMALL_MAP, meta_pages)

@@ -293,8 +293,9 @@ def test_vote_survives_the_release_of_its_file(bench):
 
 
 def test_sync_failure_is_fatal_and_nothing_is_acknowledged_after(bench):
-    """A failed journal write: on_fatal once, no token afterwards (a retry would report success over
-    lost pages).
+    """A failed journal write is fatal: on_fatal once, and no token afterwards.
+
+    A retry would report success over lost pages.
     """
     (log,) = bench.create()
     bench.append(log, 1)

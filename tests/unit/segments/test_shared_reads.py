@@ -4,7 +4,9 @@ from segments.api import HardState, StoredEntry
 
 
 def test_reader_that_joins_a_read_which_ends_earlier_is_given_what_lies_behind(bench):
-    """The first one may read no further than the stable entries, and up to there only emptied ones
+    """A reader that joins a read which ends earlier gets the entries behind it.
+
+    The first one may read no further than the stable entries, and up to there only emptied ones
     remain. An empty result would make the other one wait although there are records.
     """
     (log,) = bench.create()

@@ -63,8 +63,9 @@ def catalog() -> Catalog:
 
 
 def test_time_of_the_first_command_is_noted_until_there_is_a_note() -> None:
-    """A single server that is killed before the first `NoteTime` has a lower bound of the time in
-    its next run.
+    """A server killed before the first `NoteTime` has a lower bound of the time in its next run.
+
+    It is the only server of its cluster.
     """
     catalog = Catalog("cluster", initial_voters={1: b"a"})
     catalog.apply(commands.AllocateProducerIds(1), 5_000, 1)
@@ -265,8 +266,10 @@ STEPS = st.one_of(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, max_size=25), st.integers(0, 25))
 def test_replay_gives_equal_bytes_over_any_checkpoint(steps: list[Any], cut: int) -> None:
-    """Replayed through encode and decode, and through a checkpoint at any point, every replica has
-    the same bytes. Dirty keys merged are the whole state; indexes by name and id agree.
+    """Replay gives equal bytes on every replica.
+
+    It goes through encode and decode, and through a checkpoint at any point. Dirty keys merged are
+    the whole state; indexes by name and id agree.
     """
     straight, restarted = Catalog("c"), Catalog("c")
     disk: dict[bytes, bytes] = {}
@@ -373,9 +376,7 @@ def test_topic_grows_once_however_often_it_is_asked(catalog: Catalog) -> None:
 
 
 def test_new_partitions_spread_beside_all_others(catalog: Catalog) -> None:
-    """The preferred leaders of six partitions are two on each of three servers, also after
-    growing.
-    """
+    """The preferred leaders of six partitions, also after growing, are two on each server."""
     create(catalog, "t", partitions=2)
     grow(catalog, "t", 6)
     leaders = [catalog.groups[g].replicas[0].server_id for g in catalog.topics["t"].partitions]

@@ -91,8 +91,9 @@ def test_retired_directory_never_returns(catalog: Catalog) -> None:
 
 
 def test_initial_voter_that_never_registered_is_replaced_all_the_same() -> None:
-    """Wiped between cluster creation and registration, its catalog replica may have voted
-    already.
+    """A server wiped before it registered is replaced.
+
+    Its catalog replica may have voted already since the cluster was created.
     """
     catalog = fresh()
     assert register(catalog, 3, NEW) is ErrorCode.DUPLICATE_BROKER_REGISTRATION

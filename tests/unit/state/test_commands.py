@@ -102,9 +102,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: type(command).__name__)
 def test_envelope_decoded_is_what_was_encoded(command: commands.Command) -> None:
-    """An entry's payload carries the command and the waiter's name unchanged, in any kind of
-    buffer.
-    """
+    """An entry's payload carries command and waiter's name, in any kind of buffer."""
     envelope = commands.Envelope(3, 1 << 60, 7, 1_700_000_000_000, command)
     data = commands.encode(envelope)
     assert commands.decode(memoryview(bytearray(data))) == envelope
@@ -140,9 +138,7 @@ def test_command_with_an_unknown_field_is_refused() -> None:
 
 
 def test_command_that_no_replica_could_apply_is_refused() -> None:
-    """Such a command is refused before it is in the log, where it would stop every replica at each
-    start.
-    """
+    """Such a command is refused before it is in the log, where it would stop every replica."""
     data = commands.encode(commands.Envelope(1, 1, 1, 1, commands.AllocateProducerIds(0)))
     with pytest.raises(commands.DecodeError):
         commands.decode(data)

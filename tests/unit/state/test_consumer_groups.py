@@ -172,9 +172,7 @@ def test_pending_member_is_waited_for(script: Script) -> None:
 
 
 def test_pending_member_that_never_comes_disturbs_nobody(script: Script) -> None:
-    """The expiry of a pending member ends a rebalance that waits for it, and starts none in a
-    stable group.
-    """
+    """A pending member's expiry ends a rebalance that waits for it, and starts none."""
     (first,) = script.stable(1)
     pending = script.join(known_member_id_required=True).member_id
     changed = script.apply(commands.ExpireMembers(G, [pending]))
@@ -234,9 +232,7 @@ def test_rejoin_of_a_follower_unchanged_in_a_stable_group_changes_nothing(script
 
 
 def test_rejoin_with_another_subscription_rebalances(script: Script) -> None:
-    """Another subscription starts a rebalance in a stable group, and while an assignment is
-    awaited.
-    """
+    """Another subscription starts a rebalance, also while an assignment is awaited."""
     _, second = script.stable(2)
     assert script.join(second, protocols={"range": b"x"}).events == [RebalanceStarted(G)]
     other = Script()
@@ -284,8 +280,9 @@ def test_group_at_its_limit_takes_no_further_member(script: Script) -> None:
 
 
 def test_group_at_its_limit_takes_none_of_those_that_have_an_id(script: Script) -> None:
-    """81 for a member that returns too late (KIP-389); its id is removed, and no rebalance waits
-    for it.
+    """81 for a member that returns too late (KIP-389).
+
+    Its id is removed, and no rebalance waits for it.
     """
     fields = {"members_max": 3, "known_member_id_required": True, "hold_first_rebalance": True}
     first, second = (script.join(**fields).member_id for _ in range(2))
@@ -343,9 +340,7 @@ def test_join_costs_the_same_however_many_members_there_are() -> None:
 
 
 def calls_per_join(count: int) -> dict[str, int]:
-    """Return the number of function calls for one join in a group of `count` members, by kind of
-    join.
-    """
+    """Return the function calls of one join in a group of `count` members, by kind of join."""
     script = Script()
     costs: dict[str, int] = {}
 
@@ -612,8 +607,10 @@ def subscription(*topics: str) -> bytes:
 def test_offsets_of_topics_that_a_live_group_left_expire(
     script: Script, metadata: bytes, protocol_type: str, left: list[str]
 ) -> None:
-    """Offsets of unsubscribed topics expire as in Kafka: in a stable group of consumers, where all
-    subscriptions are known; counted from the commit. The group itself stays.
+    """Offsets of unsubscribed topics expire as in Kafka.
+
+    They do so in a stable group of consumers, where all subscriptions are known; counted from the
+    commit. The group itself stays.
     """
     fields: dict[str, Any] = {"protocols": {"range": metadata}, "protocol_type": protocol_type}
     (member,) = script.stable(1, **fields)

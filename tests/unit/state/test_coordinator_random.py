@@ -384,8 +384,9 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
 
 
 def write_share(life: Life, state: ShareState, number: int, choice: int) -> None:
-    """Write a share-partition's state, in order or not: processed records stay processed, and its
-    start never moves back.
+    """Write a share-partition's state, in order or not.
+
+    Processed records stay processed, and its start never moves back.
     """
     start = state.start_offset
     done = [(first, last) for first, last, value in state.runs if value == DONE]

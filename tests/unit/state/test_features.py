@@ -81,8 +81,9 @@ def test_level_one_server_does_not_understand_is_refused() -> None:
 
 
 def test_server_that_does_not_understand_a_finalised_level_cannot_join() -> None:
-    """A server without support for a finalised level is refused, also if it was a member before and
-    returns with an older version.
+    """A server without support for a finalised level is refused.
+
+    It may have been a member before, and return with an older version.
     """
     catalog = three(NEW, NEW, NEW)
     for server_id, features in ((4, OLD), (2, OLD), (5, {})):

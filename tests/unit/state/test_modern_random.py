@@ -324,8 +324,9 @@ def test_partition_belongs_to_one_member_whatever_is_late(
 
 
 def settle(life: Life) -> None:
-    """Continue clients that are in the group and expel the others, also those that are fenced only
-    now because they received too few answers.
+    """Continue clients that are in the group, and expel the others.
+
+    Some are fenced only now, because they received too few answers.
     """
     group = life.group
     if group is None:

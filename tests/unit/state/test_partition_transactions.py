@@ -92,9 +92,7 @@ def test_open_transactions_end_in_any_order() -> None:
 def test_marker_of_an_open_transaction_is_judged_by_its_epochs(
     epoch: int, coordinator_epoch: int, version: int, expected: bool | ErrorCode
 ) -> None:
-    """KIP-1228: from version 2 on a marker's epoch is newer than that of the transaction that it
-    ends.
-    """
+    """KIP-1228: from version 2 on a marker's epoch is newer than its transaction's."""
     state = PartitionState()
     state.apply_marker(7, 2, 5, commit=True, offset=0, index=1, timestamp=0)
     write(state, 7, 1, epoch=3)
@@ -174,8 +172,9 @@ def test_overlay_says_what_the_newest_entry_makes_of_the_transaction() -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> None:
-    """An administrator's marker may have none: DescribeProducers returns -1 where no marker was
-    written yet.
+    """A marker without a coordinator epoch, such as an administrator's, survives a restart.
+
+    DescribeProducers returns -1 where no marker was written yet.
     """
     state = PartitionState()
     write(state, 7, 0)
@@ -188,9 +187,7 @@ def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> N
 
 
 def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
-    """A producer with an outstanding marker is removed neither by time nor by the number of
-    producers.
-    """
+    """Neither time nor the number of producers removes one with an outstanding marker."""
     state = PartitionState()
     write(state, 7, 0)
     state.apply(encode_command(ExpireProducers(1 << 40)), end_offset=1)
@@ -206,8 +203,9 @@ def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
 
 
 def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
-    """Aborted transactions are removed once their marker is deleted, too: records above the log's
-    start may belong to them.
+    """Aborted transactions are removed once their marker is deleted, too.
+
+    Records above the log's start may belong to them.
     """
     state = PartitionState()
     write(state, 7, 0)
@@ -272,8 +270,9 @@ def dropped_by_consumer(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_histories_are_those_of_the_model(seed: int) -> None:
-    """Open transactions, and the records that a reader of any range drops, over restarts from
-    stored items.
+    """Open transactions, and the records dropped by readers of any range, equal the model's.
+
+    The state is restarted from stored items.
     """
     rng = random.Random(seed)
     state, model = PartitionState(), Model()
@@ -323,8 +322,9 @@ def test_random_histories_are_those_of_the_model(seed: int) -> None:
 def test_aborted_list_is_what_a_look_at_all_of_it_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list equals one computed from all transactions, also where ranges overlap widely, and
-    over blocks and runs.
+    """The list equals one computed from all transactions, also with widely overlapping ranges.
+
+    It covers blocks and runs.
     """
     monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
     rng = random.Random(seed)
@@ -383,8 +383,9 @@ def test_stored_blocks_are_the_list_whenever_they_are_taken(
 def test_checkpoint_unpacks_nothing_however_many_were_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A million additions, or the removal of all, since the last one would block the loop for
-    seconds.
+    """A checkpoint unpacks nothing after a million additions, or the removal of all.
+
+    That would block the loop for seconds.
     """
     looked: list[int] = []
     unpacked = _Run.ranges
@@ -512,8 +513,9 @@ def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int)
 
 
 def test_transaction_that_reaches_over_the_markers_that_go_is_listed_as_it_began() -> None:
-    """A transaction whose first batch is in an entry below, and its marker above, is listed on all
-    replicas.
+    """A transaction that begins below the removed markers, and ends above, is listed everywhere.
+
+    Its first batch is in an entry below, its marker above.
     """
     state = PartitionState()
     write(state, 7, 3)
@@ -547,9 +549,10 @@ def test_snapshot_is_small_however_many_were_aborted() -> None:
 
 
 def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:
-    """A repeated marker does not end the next transaction: under the first version both have one
-    epoch, and a marker is identified by its transaction's number. This also holds on a replica
-    restored from its log or from stored items.
+    """A repeated marker does not end the next transaction.
+
+    Under the first version both have one epoch, and a marker is identified by its transaction's
+    number. This also holds on a replica restored from its log or from stored items.
     """
     state = PartitionState()
     write(state, 7, 0)

@@ -74,9 +74,7 @@ def test_offsets_are_seen_when_their_transaction_commits(commits: bool) -> None:
 
 
 def test_end_that_is_told_again_ends_nothing_more() -> None:
-    """A repeated end has no effect, nor has the end of the previous transaction while the next one
-    is open.
-    """
+    """A repeated end has no effect, nor the previous transaction's while the next is open."""
     life = Life()
     life.pend(7, 5)
     life.end(7, True)
@@ -155,8 +153,9 @@ def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) ->
 def test_offset_that_comes_after_an_end_that_is_forgotten_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An offset verified before its transaction's end is refused, also when thousands have ended
-    since. The producer's next transaction would commit it, or abort what was committed.
+    """An offset verified before its transaction's end is refused, also thousands of ends later.
+
+    The producer's next transaction would commit it, or abort what was committed.
     """
     monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
     life = Life()

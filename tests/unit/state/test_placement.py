@@ -12,9 +12,7 @@ NONE = frozenset[int]()
 
 
 def test_leaders_and_replicas_of_one_topic_spread_evenly() -> None:
-    """30 partitions on three servers: ten leaders each, and with two replicas twenty copies
-    each.
-    """
+    """30 partitions on three servers: ten leaders each, and with two replicas twenty copies."""
     placed = place(
         Load([1, 2, 3]), {1: "", 2: "", 3: ""}, partitions=30, replication_factor=2, alive=NONE
     )

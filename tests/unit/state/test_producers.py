@@ -178,7 +178,9 @@ def old_leader() -> Leader:
 
 @pytest.mark.parametrize("lost", [0, 10, 70])
 def test_batch_that_overtakes_the_first_ones_is_sent_back(lost: int) -> None:
-    """The first ones were refused, or sent to another server, and their client sends all again, in
+    """A batch that overtakes the first ones is refused.
+
+    The first ones were refused, or sent to another server, and their client sends all again, in
     order. If this one were appended, they would be out of order, which is fatal to a librdkafka
     producer.
     """
@@ -204,7 +206,9 @@ def test_batch_overtakes_none_that_came_and_found_no_room() -> None:
 
 
 def test_batch_that_was_sent_back_in_another_term_or_epoch_is_sent_back() -> None:
-    """Earlier batches may have been on their way to the leader in between, and those of a new epoch
+    """A batch refused in another term or epoch is refused again.
+
+    Earlier batches may have been on their way to the leader in between, and those of a new epoch
     are.
     """
     leader = old_leader()
@@ -532,9 +536,10 @@ def test_command_of_another_version_is_not_skipped() -> None:
 def test_random_sends_never_append_twice_or_out_of_order(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Random sends are compared with the log as reference model: every batch once, dense from 0 in
-    its epoch. A batch in the log is never called unknown or not appended while it is within the
-    window.
+    """Random sends are never appended twice or out of order, compared with the log as model.
+
+    Every batch is there once, dense from 0 in its epoch. A batch in the log is never called unknown
+    or not appended while it is within the window.
     """
     leader = Leader()
     for kind, number, epoch in steps:

@@ -75,8 +75,9 @@ def test_deletion_of_what_is_not_there_does_not_stop_the_rest() -> None:
 
 
 def test_first_users_count_once_for_ever() -> None:
-    """First users are ignored when there are users, and after the last one was removed: otherwise
-    they would return with the next start of a server.
+    """First users are ignored when there are users, and after the last one was removed.
+
+    Otherwise they would return with the next start of a server.
     """
     catalog = Catalog()
     alter(catalog, upsert("admin"), only_first=True)

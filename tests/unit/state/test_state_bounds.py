@@ -92,8 +92,9 @@ def test_a_group_is_bounded_whoever_joins() -> None:
 
 
 def test_a_group_at_its_bound_goes_on_with_what_it_has() -> None:
-    """A member that rejoins with no more than before is never refused; with more, it keeps its
-    place.
+    """A member that rejoins with no more than before is never refused.
+
+    With more, it keeps its place.
     """
     script = Script()
     first = script.join("g", MB).member_id
@@ -199,8 +200,9 @@ def test_what_is_said_along_with_offsets_counts() -> None:
 
 
 def spread(script: Script, groups: int, topics: int, each: int) -> Iterator[Positions]:
-    """Return positions of `groups` groups in `topics` topics, `each` per group, in shuffled order,
-    with incompressible names, ids and numbers.
+    """Return positions of `groups` groups in `topics` topics, `each` per group.
+
+    They are in shuffled order, with incompressible names, ids and numbers.
     """
     rng = script.rng
     names = [(script.noise(30), rng.randbytes(16)) for _ in range(topics)]
@@ -271,9 +273,7 @@ def raised(*, bytes_max: int = MB, count_max: int = 100) -> Script:
 
 
 def test_positions_that_have_a_bound_of_their_own_leave_the_other_to_the_rest() -> None:
-    """Groups, members and transactions keep their limit, whatever positions take, and vice
-    versa.
-    """
+    """Groups, members and transactions keep their limit beside positions, and vice versa."""
     script = raised(bytes_max=2 * COORDINATOR_BYTES_MAX, count_max=1_000_000)
     names = iter(range(100_000))
     while script.commit("g", *(script.noise(40_000) for _ in range(next(names)))) == 0:
@@ -409,9 +409,7 @@ def test_names_and_ids_count() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_counted_is_what_is_there(seed: int) -> None:
-    """Sizes counted incrementally equal those counted from a snapshot: every replica decides
-    alike.
-    """
+    """Incremental sizes equal those counted from a snapshot: every replica decides alike."""
     script = Script()
     rng = Random(seed)
     members: list[str] = [""]
@@ -521,9 +519,7 @@ def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
 
 
 def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) -> None:
-    """An older version's command is decided by the total again, at a start and on replicas that
-    were away.
-    """
+    """An older version's command is decided by the total again, at a start or a late replica."""
     assert create(catalog, topic("a", assignments=[[1]] * 9)) == [ErrorCode.NONE]
     old = commands.CreateTopics([topic("b", 6)], replicas_per_server_max=10)
     assert [topic.error for topic in catalog.apply(old, 0, 9).topics] == [ErrorCode.NONE]

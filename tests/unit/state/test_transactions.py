@@ -357,9 +357,7 @@ for _state in (EMPTY, ONGOING, PREPARED_COMMIT, PREPARED_ABORT, COMMITTED, ABORT
 
 
 def reach(state: TransactionState, version: int) -> Life:
-    """Return a transactional id in this state, of a producer of this version, not in its first
-    epoch.
-    """
+    """Return a transactional id in this state and version, not in its first epoch."""
     life = Life()
     life.init()
     life.run(version=version)
@@ -398,8 +396,9 @@ def test_answer_to_each_end_is_kafkas(
 
 
 def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life) -> None:
-    """A producer that continues under a new id before all partitions received the end under the old
-    one must not end the old transaction.
+    """A producer that continues under a new id cannot end the old id's transaction.
+
+    It continues before all partitions received the end under the old one.
     """
     last = EPOCH_MAX - 1
     life.x.epoch = last
@@ -582,9 +581,7 @@ def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ids_make_room_in_the_order_in_which_they_were_used_last(seed: int) -> None:
-    """The least recently used ids are removed first, independent of earlier iterations and of
-    restarts.
-    """
+    """The least recently used ids are removed first, also after iterations and restarts."""
     rng = random.Random(seed)
     machine, restarted = Coordinator(), Coordinator()
     now_ms = 1_000
