@@ -64,7 +64,7 @@ def without_log_lines(lines: list[str]) -> list[str]:
 
 
 def parse_changes(text: str) -> tuple[ConfChangeSingle, ...]:
-    """`v1 l2 r3 u4`."""
+    """Parse changes such as `v1 l2 r3 u4`."""
     return tuple(ConfChangeSingle(_CHANGE_TYPES[one[0]], int(one[1:])) for one in text.split())
 
 
@@ -130,7 +130,7 @@ class Cluster:
     # --- Directives ----------------------------------------------------------------------------
 
     def log_level(self, block: Block) -> None:
-        """`none` silences everything, the other levels only concern log lines."""
+        """Set the log level: `none` silences everything, other levels only concern log lines."""
         self._is_quiet = block.positional == ["none"]
 
     def add_nodes(self, block: Block) -> None:

@@ -172,7 +172,7 @@ def test_much_that_waits_is_flushed_whatever_its_share(harness, writer, flushes)
 
 
 def test_small_tails_of_many_logs_leave_room(harness, writer):
-    """Tails that are each too small for a flush are flushed together.
+    """Small tails of many logs are flushed, although none is worth a flush by itself.
 
     Appends would otherwise wait for ever once half of the cache was waiting for a flush.
     """

@@ -85,7 +85,7 @@ class Lives:
             self.written.setdefault(index, entry)
 
     def compact(self):
-        """Deletion markers are removed once all that they delete is gone."""
+        """Compact the log; remove deletion markers once all that they delete is gone."""
         rng, engine, log = self.rng, self.engine, self.engine.log
         upto = rng.randint(self.decided.upto, max(self.decided.upto, log.applied_index))
         if not log.first_index <= upto <= log.applied_index:

@@ -341,7 +341,7 @@ ASKED = (0, 30, 49, 50, 1_050, 1_700, 1_099, 2_500, 2_999, 3_000)
 
 
 def look_at_few(engine, looks):
-    """A look-up of any time opens only the segment that holds it.
+    """Check that a look-up of any time opens only the segment that holds it.
 
     It also opens the one in which it begins, if not at its first entry.
     """

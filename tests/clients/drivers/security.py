@@ -43,7 +43,7 @@ _KAFKA_PYTHON = {
 
 
 def librdkafka() -> dict[str, Any]:
-    """Settings of confluent-kafka."""
+    """Return the settings of confluent-kafka."""
     settings: dict[str, Any] = {
         name: SECURITY[field] for field, name in _LIBRDKAFKA.items() if field in SECURITY
     }
@@ -58,7 +58,7 @@ def _fresh_token(config: str) -> tuple[str, float]:
 
 
 def kafka_python() -> dict[str, Any]:
-    """Arguments of kafka-python's clients."""
+    """Return the arguments of kafka-python's clients."""
     settings: dict[str, Any] = {
         name: SECURITY[field] for field, name in _KAFKA_PYTHON.items() if field in SECURITY
     }

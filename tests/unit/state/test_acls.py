@@ -198,7 +198,7 @@ def test_index_finds_what_a_look_at_all_bindings_finds(seed: int) -> None:
 
 
 def selects(wanted: AclFilter, one: AclBinding) -> bool:
-    """Reference implementation of KIP-290 matching."""
+    """Return True if the filter selects the binding: reference implementation of KIP-290."""
     by_name = {
         1: one.name == wanted.name,
         2: one.name in (wanted.name, ANY_NAME)

@@ -29,7 +29,7 @@ SERVERS = (1, 2, 3, 4, 5, 6)
 
 @pytest.fixture
 def catalog() -> Catalog:
-    """A topic `t` of two partitions, each on servers 1, 2 and 3."""
+    """Return a catalog with a topic `t` of two partitions, each on servers 1, 2 and 3."""
     catalog = Catalog("cluster", coordinator_groups=COORDINATORS)
     for server in SERVERS:
         catalog.apply(RegisterServer(server, bytes([server]) * 16, "", {}, True), 0, 1)

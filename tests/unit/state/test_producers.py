@@ -75,7 +75,7 @@ class Leader:
         self.applied = max(self.applied, until)
 
     def fail_over(self) -> None:
-        """Become a new leader, which has what was applied and nothing that was only appended."""
+        """Become a new leader, which has only what was applied."""
         del self.log[self.applied :]
         self.overlay = Overlay()
 
