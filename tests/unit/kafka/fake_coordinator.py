@@ -1,4 +1,4 @@
-"""A coordinator's state group without Raft: commands are committed and applied at once."""
+"""Coordinator state group without Raft: commands commit and apply at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vdl.state.coordinator import Coordinator
 
 
 class FakeCoordinator:
-    """See the module; `index` and `term` are what a log would give."""
+    """Coordinator whose `index` and `term` are what a log would give."""
 
     is_running = is_leader = serving = True
     term = 7
@@ -41,7 +41,7 @@ class FakeCoordinator:
         done(True)
 
     def led_again(self) -> None:
-        """Another server's term, and this one's after it: its first entries do nothing."""
+        """Lose leadership for one term and regain it. The terms' first entries do nothing."""
         for observer in self.observers:
             observer.on_stopped_serving(self)
         self.group.applied += 2

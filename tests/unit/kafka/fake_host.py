@@ -1,9 +1,9 @@
-"""A host in one process's memory, with the meaning of the real one, and a client that speaks bytes.
+"""In-memory host with the semantics of the real one, and a client that speaks bytes.
 
-The fake keeps what the front end may rely on: `append` takes its place at once and is answered when
-it commits, committed data alone is readable, one wake a turn, read index and serving as gates,
-commands applied to a real `Catalog`. A test decides when things commit, who leads, what is on disk.
-Virtual time comes from the simulator.
+The fake keeps the guarantees that the front end relies on: `append` takes its place at once and is
+answered when it commits, only committed data is readable, waiters are woken once a turn, read index
+and serving are gates, and commands are applied to a real `Catalog`. The test decides when appends
+commit, who leads and which batches are on disk. Virtual time comes from the simulator.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class FakeWait:
 
 
 class FakeStream:
-    """A partition's log. With `auto_commit` an append commits one turn later, else at `commit`."""
+    """Log of one partition.
+
+    With `auto_commit` an append commits one turn later, else at `commit`.
+    """
 
     def __init__(self, clock: NodeClock, group_id: int) -> None:
         self.clock = clock
@@ -105,7 +108,7 @@ class FakeStream:
         """Batches below this offset are not in memory."""
         self.cold_reads = 0
         self.is_cold_read_at_once = False
-        """Whether what is asked for is there before the call returns, as when others read it."""
+        """True if a cold read completes before the call returns, as when readers share it."""
         self.sizes_asked = 0
         self.active_producers: list[ActiveProducer] = []
         self.cold_error: StorageError | None = None
@@ -117,11 +120,11 @@ class FakeStream:
         self.asked: list[Callable[[bool], None]] = []
         self.committing = False
         self.open_offset: int | None = None
-        """Where the oldest open transaction begins."""
+        """First offset of the oldest open transaction."""
         self.aborted_ranges: list[AbortedRange] = []
         self.aborted_age = 0
         self.duplicate_timestamp: int | None = None
-        """Every batch is called a duplicate of one with this timestamp."""
+        """If set, every batch is reported as a duplicate of one with this timestamp."""
 
     @property
     def end_offset(self) -> int:
@@ -170,7 +173,7 @@ class FakeStream:
             self.clock.call_soon(self.commit)
 
     def commit(self) -> None:
-        """All that is appended commits; waiters and long polls hear of it."""
+        """Commit all appended batches and notify waiters and long polls."""
         self.committing = False
         for batch in self.batches:
             self.high_watermark = batch.end_offset
@@ -199,7 +202,7 @@ class FakeStream:
         ]
 
     def end_open(self) -> None:
-        """The oldest open transaction ends; there is no other."""
+        """End the oldest open transaction; no other is open."""
         self.open_offset = None
         self.wake_readers()
 
@@ -230,7 +233,7 @@ class FakeStream:
         self.clock.call_soon(applied)
 
     def lose_leadership(self) -> None:
-        """Another server leads from now on; uncommitted batches have an open fate."""
+        """Hand leadership to another server; the outcome of uncommitted batches is unknown."""
         self.is_leader = self.serving = False
         self.term += 1
         for batch in self.batches:
@@ -308,7 +311,7 @@ class FakeStream:
             self.asked.append(done)
 
     def segment_starts(self, done: Callable[[Any], None]) -> None:
-        """Each batch is a segment here."""
+        """Report each batch as a segment of its own."""
         committed = [one for one in self.batches if one.end_offset <= self.high_watermark]
         starts = [
             (max(one.base_offset, self.log_start_offset), one.timestamp)
@@ -370,28 +373,28 @@ class FakeHost:
         self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
         self.preferred = -1
-        """The read replica that the host chooses."""
+        """Read replica that the host chooses."""
         self.may_follow = False
-        """Whether a follower here may be read from."""
+        """True if a follower on this server may serve reads."""
         self.preference_asked: list[tuple[str, int]] = []
-        """Rack and offset of each question for a read replica."""
+        """Rack and offset of each lookup of a read replica."""
         self.lost: dict[int, tuple[int, int]] = {}
-        """Group → when it lost its leader, and the server that failed."""
+        """Group → time at which it lost its leader, and the server that failed."""
         self.is_heard = True
         self.streams: dict[int, FakeStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
         self.leaders_at_once = True
         self.kept: set[int] = set()
-        """Groups whose leaders refuse to hand them over."""
+        """Groups whose leaders refuse a leadership transfer."""
         self.says_nothing = False
-        """Leaders that are asked to hand over do not, and give no answer."""
+        """True if leaders that are requested to transfer leadership neither do so nor answer."""
         self.commands: list[Any] = []
-        """Sent to other groups."""
+        """Commands sent to other groups."""
         self.command_outcome = Outcome(OutcomeKind.APPLIED, CommandAnswer(ErrorCode.NONE))
         self.quorum: Quorum | None = None
         self.coordinator: Coordinator | None = None
-        """All coordinators."""
+        """Coordinator of all keys, if there is one."""
         self._applied = 0
         self.on_catalog_change: Callable[[], None] = lambda: None
         for server_id in (1, 2, 3):
@@ -411,8 +414,10 @@ class FakeHost:
     def command_group(
         self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """The command is kept; `self.command_outcome` is its fate, at the next turn. With a
-        coordinator it is applied there instead, a moment later."""
+        """Record the command; `self.command_outcome` is its outcome, at the next turn.
+
+        With a coordinator the command is applied there instead, a moment later.
+        """
         command = commands.decode_command(data)
         self.commands.append(command)
         coordinator = self.coordinator
@@ -529,7 +534,7 @@ class FakeHost:
 
 @dataclass(slots=True)
 class FakeLog:
-    """Keeps events for tests to look at."""
+    """Log that keeps its events for tests to inspect."""
 
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
@@ -544,7 +549,7 @@ class FakeLog:
 
 
 class Client:
-    """One connection: collects what the server sends, and is the server's transport."""
+    """One connection: collects what the server sends and serves as the server's transport."""
 
     def __init__(self, world: World, peer: tuple[str, int]) -> None:
         self.world = world
@@ -554,7 +559,7 @@ class Client:
         self.aborted = False
         self.reading = True
         self.room = 1 << 40
-        """Bytes its socket takes from here on."""
+        """Number of bytes that its socket still accepts."""
         self.expected: list[tuple[int, int, int]] = []
         self._correlation_id = 0
         session = world.frontend.accept(self, LISTENER, peer)
@@ -590,7 +595,7 @@ class Client:
 
     # --- the client ----------------------------------------------------------------------------
     def frame(self, api_key: int, version: int, body: bytes) -> bytes:
-        """A request frame; remembers that an answer is expected."""
+        """Return a request frame, and record that a response is expected."""
         self._correlation_id += 1
         header = encode_request_header(
             RequestHeader(api_key, version, self._correlation_id, "fake", 0),
@@ -604,7 +609,7 @@ class Client:
         self.session.receive(self.frame(api_key, version, body))
 
     def answers(self) -> list[Any]:
-        """The answers that have arrived, decoded, in order of the requests."""
+        """Return the decoded responses that have arrived, in order of the requests."""
         found = []
         view = memoryview(bytes(self.received))
         position = 0
@@ -622,7 +627,7 @@ class Client:
         return found
 
     def ask(self, api_key: int, version: int, message: Any, wait_ms: int = 50) -> Any:
-        """One request and its answer."""
+        """Send one request and return its response."""
         self.request(api_key, version, message)
         self.world.run(wait_ms)
         (answer,) = self.answers()
@@ -630,7 +635,7 @@ class Client:
 
 
 class World:
-    """A front end over a fake host on virtual time."""
+    """Front end over a fake host on virtual time."""
 
     def __init__(
         self,
@@ -666,8 +671,10 @@ class World:
         configs: dict[str, str] | None = None,
         servers: tuple[int, ...] = (1, 2, 3),
     ) -> list[FakeStream]:
-        """Create a topic, which this server leads unless `servers` begins with another; the logs of
-        its partitions that are here."""
+        """Create a topic and return the logs of its partitions on this server.
+
+        This server leads the topic unless `servers` begins with another one.
+        """
         self.host.apply(
             commands.CreateTopics(
                 [
@@ -686,7 +693,7 @@ class World:
 
 
 def batch(count: int = 1, size: int = 10, timestamp: int = WALL_MS, **fields: Any) -> bytearray:
-    """A sealed batch of `count` records."""
+    """Return a sealed batch of `count` records."""
     return build_batch(
         [Record(None, bytes(size), timestamp=timestamp + index) for index in range(count)],
         BatchFields(**fields),

@@ -1,4 +1,4 @@
-"""Answers that come later: what goes wrong on the way to one is its own."""
+"""Deferred responses: an error on the way becomes the response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def broken(what: str) -> None:
 
 
 def test_step_that_fails_where_it_is_called_back_is_the_answer() -> None:
-    """A coordinator that calls back, and the other requests that it serves, see nothing of it."""
+    """The coordinator that calls back, and its other requests, do not see the exception."""
     later = Later()
     answered: list[Any] = []
     later.when_done(lambda one: answered.append(one.response))

@@ -32,7 +32,7 @@ def test_api_row_names_a_handler_and_a_codec(api: Api) -> None:
 
 
 def test_loaded_apis_need_no_module_for_their_first_request() -> None:
-    """In a process of its own: others have loaded some of them here."""
+    """Runs in a process of its own, since other tests have loaded some modules here."""
     program = (
         "import sys\n"
         "from vdl.kafka.api import ROWS, load\n"
@@ -49,7 +49,7 @@ def test_loaded_apis_need_no_module_for_their_first_request() -> None:
 
 @ROW
 def test_api_failure_can_be_sent_in_every_version(api: Api) -> None:
-    """A handler that raises is answered, whatever the API and version: the answer encodes."""
+    """A handler that raises gets a response in any API and version: the response encodes."""
     request_class = getattr(api.wire, f"{api.name}Request")
     request = request_class()
     if api.pipelined:
@@ -60,7 +60,7 @@ def test_api_failure_can_be_sent_in_every_version(api: Api) -> None:
 
 
 def test_failed_produce_without_acks_closes_the_connection() -> None:
-    """A frame would be taken for the answer to the next request."""
+    """A frame would be taken for the response to the next request."""
     api = API[0]
     request = api.wire.ProduceRequest(acks=0)
     assert api.failure(request, 9, ErrorCode.UNKNOWN_SERVER_ERROR) is Reply.CLOSE
@@ -87,7 +87,7 @@ def test_api_keys_are_unique_and_only_produce_overlaps() -> None:
 
 
 def test_later_completes_once_and_not_for_nobody() -> None:
-    """A second answer is a bug; an answer for a client that went away is dropped."""
+    """A second response is a bug. A response for a disconnected client is dropped."""
     later = Later()
     later.complete("answer")
     with pytest.raises(AssertionError):
@@ -102,7 +102,7 @@ def test_later_completes_once_and_not_for_nobody() -> None:
 
 
 def test_later_takes_the_exception_of_a_step_as_its_answer() -> None:
-    """Whoever runs the step goes on; the client is answered."""
+    """The caller of the step continues; the client gets the error."""
     later = Later()
 
     def step() -> None:
@@ -115,8 +115,11 @@ def test_later_takes_the_exception_of_a_step_as_its_answer() -> None:
 
 @pytest.mark.parametrize("version", range(6))
 def test_api_versions_of_each_version_lists_the_table(version: int) -> None:
-    """What is advertised is what is accepted; InitProducerId stops below v6 (KIP-939). Clients'
-    metrics only while some are asked for: others would ask for nothing (KIP-714)."""
+    """The advertised versions are the accepted ones; InitProducerId stops below v6 (KIP-939).
+
+    The client metrics APIs are listed only while subscriptions exist: other clients would poll them
+    for nothing (KIP-714).
+    """
     request = ApiVersionsRequest("fake", "1.0")
     world = World()
     answer = world.client().ask(API_VERSIONS, version, request)
@@ -134,7 +137,7 @@ def test_api_versions_of_each_version_lists_the_table(version: int) -> None:
 
 
 def test_api_versions_of_an_unknown_version_is_answered_in_version_0() -> None:
-    """KIP-35: error 35, the range of ApiVersions alone, the connection stays."""
+    """KIP-35: error 35 and the range of ApiVersions alone. The connection stays open."""
     client = World().client()
     client.session.receive(client.frame(API_VERSIONS, 99, b"\x02x\x02y\x00"))
     client.expected = [(API_VERSIONS, 0, 1)]
@@ -151,7 +154,7 @@ def test_api_versions_of_an_unknown_version_is_answered_in_version_0() -> None:
     [("", "1"), ("-x", "1"), ("x", "1."), ("a b", "1"), ("x", ""), ("x\n", "1"), ("\xe9", "1")],
 )
 def test_api_versions_of_a_strangely_named_client_is_refused(name: str, version: str) -> None:
-    """KIP-511: names and versions have a form; the connection stays."""
+    """KIP-511: names and versions have a form. The connection stays open."""
     client = World().client()
     answer = client.ask(API_VERSIONS, 3, ApiVersionsRequest(name, version))
     assert answer.error_code == ErrorCode.INVALID_REQUEST
@@ -159,14 +162,14 @@ def test_api_versions_of_a_strangely_named_client_is_refused(name: str, version:
 
 
 def test_api_versions_remembers_what_the_client_is() -> None:
-    """The name goes into the log line when the connection ends."""
+    """The name is part of the log line at the end of the connection."""
     client = World().client()
     client.ask(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", "2.15.0"))
     assert client.session.info.client_software_name == "librdkafka"
 
 
 def test_starting_loads_no_handler_that_was_not_asked_for() -> None:
-    """The table names modules as text, so a server starts small."""
+    """The table names modules as text, so a server starts with few of them loaded."""
     import subprocess
     import sys
 
@@ -184,7 +187,7 @@ def test_starting_loads_no_handler_that_was_not_asked_for() -> None:
 
 
 def test_gathering_is_the_response_when_all_parts_are_there() -> None:
-    """Parts filled in at once cost no waiting; none completes it before the handler ends."""
+    """Parts completed at once cost no waiting. None completes it before the handler returns."""
     at_once = Gathering("response")
     for _ in range(2):
         at_once.expect()
@@ -195,7 +198,7 @@ def test_gathering_is_the_response_when_all_parts_are_there() -> None:
 
 
 def test_gathering_completes_with_its_last_part() -> None:
-    """Whichever that is."""
+    """Any part may be the last."""
     parts = Gathering("response")
     for _ in range(3):
         parts.expect()

@@ -1,4 +1,4 @@
-"""The command line's own client: what it sends, what it says of a server that does not answer."""
+"""Client of the command line: its requests, and errors for servers that do not answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DESCRIBE_CLUSTER = 60
 
 
 class Server:
-    """Answers the greeting, and other requests as soon as so many have come."""
+    """Server that answers the greeting, and other requests once a given number has arrived."""
 
     def __init__(self, answers_after: int) -> None:
         self._answers_after = answers_after
@@ -61,7 +61,7 @@ def silent() -> Iterator[Server]:
 
 
 def test_requests_that_are_sent_together_are_answered_in_their_order() -> None:
-    """One whose server takes up both in one turn waits for one turn."""
+    """The client waits for one turn if the server handles both in one."""
     server = Server(answers_after=2)
     with KafkaClient("127.0.0.1", server.port) as client:
         asked = [(DESCRIBE_CLUSTER, DescribeClusterRequest())] * 2
@@ -73,7 +73,7 @@ def test_requests_that_are_sent_together_are_answered_in_their_order() -> None:
 def test_client_says_how_long_it_waited_and_takes_no_late_answer_for_another(
     silent: Server,
 ) -> None:
-    """What comes after that may be the answer to the request before."""
+    """A response after the timeout may belong to the request before: the connection is unusable."""
     with KafkaClient("127.0.0.1", silent.port, timeout_seconds=0.1) as client:
         for _ in range(2):
             with pytest.raises(Unreachable, match=r"^127.*: no answer within 0.1 s$"):
@@ -96,7 +96,7 @@ def test_client_says_how_long_it_waited_and_takes_no_late_answer_for_another(
 def test_client_at_the_port_of_something_else_says_so(
     sends: bytes, protocol: str, words: str
 ) -> None:
-    """Without TLS at a listener with it, the other way round, and at the port for metrics."""
+    """Covers no TLS at a TLS listener, TLS at a plain one, and the metrics port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""The file that secures the connections of VDL's own programs."""
+"""Settings file that secures the connections of VDL's own programs."""
 
 import ast
 import inspect
@@ -28,7 +28,7 @@ def read(tmp_path, *lines):
     ],
 )
 def test_setting_of_security_that_is_unknown_is_refused_by_name(tmp_path, line):
-    """Passed over, the connection would be less secure than the file says."""
+    """If it were ignored, the connection would be less secure than the file says."""
     with pytest.raises(ClientSettingsError, match=line.partition("=")[0]):
         read(tmp_path, line)
 
@@ -49,7 +49,7 @@ def test_names_that_are_read_are_the_known_ones():
 
 
 def test_settings_that_a_secure_set_writes_are_taken(tmp_path):
-    """`vdl status --config` takes the file that `vdl up --secure` wrote."""
+    """`vdl status --config` accepts the file that `vdl up --secure` wrote."""
     made = make_replica_set(tmp_path / "set", count=1, base_port=21_000, is_secure=True)
     secure_replica_set(made)
     assert read_client_settings(made.client_file).protocol is SecurityProtocol.SASL_SSL

@@ -1,4 +1,4 @@
-"""Damaged requests of every API and version: an answer or a close, never a failing handler."""
+"""Damaged requests of every API and version: a response or a close, never a failing handler."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ DAMAGED_PER_VERSION = 40
 
 
 def sound_requests(version: int) -> dict[int, object]:
-    """One request an API that a version of it can carry; damage starts from there."""
+    """Return one request of each API that has the version; damage starts from there."""
     data = [PartitionProduceData(0, memoryview(batch()))]
     poll = FetchPartition(0, fetch_offset=0, partition_max_bytes=1000)
     config = CreatableTopicConfig("retention.ms", "1")
@@ -144,7 +144,7 @@ def sound_requests(version: int) -> dict[int, object]:
 
 
 def damaged(body: bytes, rng: random.Random) -> bytes:
-    """Bytes changed, cut off, put in, or all of it noise."""
+    """Return bytes that are changed, truncated, extended, or all noise."""
     out = bytearray(body)
     for _ in range(rng.randint(1, 3)):
         match rng.randrange(5):
@@ -163,12 +163,12 @@ def damaged(body: bytes, rng: random.Random) -> bytes:
 
 
 TESTED = [api for api in ROWS if api.key in sound_requests(0)]
-"""The rest asks for a coordinator, which the fake does not have."""
+"""The other APIs require a coordinator, which the fake does not have."""
 
 
 @pytest.mark.parametrize("api", TESTED, ids=lambda api: api.name)
 def test_damaged_requests_never_fail_the_server(api: Api) -> None:
-    """Whatever the bytes: no handler raises, and the next connection is served."""
+    """For any bytes no handler raises, and the next connection is served."""
     rng = random.Random(api.key)
     world = World()
     for stream in world.topic():

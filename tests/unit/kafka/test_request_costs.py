@@ -1,4 +1,4 @@
-"""The table of what a request of each API costs at worst, and the requests that it is made from."""
+"""Table of the worst-case cost of a request of each API, and the requests it is measured with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ BYTES = 4_000
 
 
 def test_every_api_that_is_advertised_has_its_price() -> None:
-    """For who may do everything, and who may do nothing. A new API is priced before it is served:
-    `make price ONLY=NAME`."""
+    """For a client with all permissions and one with none.
+
+    Measure a new API with `make price ONLY=NAME` before it is released.
+    """
     rows = read(TABLE)
     priced = {(row.api, row.who) for row in rows}
     assert priced == {
@@ -28,13 +30,13 @@ def test_every_api_that_is_advertised_has_its_price() -> None:
 
 
 def test_no_request_holds_the_loop_for_long() -> None:
-    """As it was measured last."""
+    """Uses the last measurement."""
     slow = [row for row in read(TABLE) if row.turn_ms > TURN_MS_MAX]
     assert not slow, [row.line for row in slow]
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """What stands above them stays."""
+    """Lines above the rows stay."""
     row = Row("Fetch", "all", 18, 41.2, 42.0, 6.0, 300, 4.5, 433, 0, 11_999, "Topics, names known")
     path = tmp_path / "costs.md"
     head = "Words.\n\n| API |\n|---|\n"
@@ -46,7 +48,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("api", ROWS, ids=lambda api: api.name)
 def test_requests_are_within_their_bounds_and_can_be_read(api: object) -> None:
-    """By the codec of the server, whatever is wished; the long list is the one that was wished."""
+    """The server's codec reads them for any wish, and the long list is the one wished for."""
     row = API[api.key]  # type: ignore[attr-defined]
     for version in {row.min_version, row.max_version}:
         for path in [*paths(row.key, version)] or [()]:
@@ -62,7 +64,7 @@ def test_requests_are_within_their_bounds_and_can_be_read(api: object) -> None:
 
 
 def test_choices_are_all_tried() -> None:
-    """A list in a list in each shape, each kind of name and number."""
+    """Covers nested lists in each shape, and each kind of name and number."""
     wish = Wish(("Topics", "Partitions"))
     tried = [found for step in steps(2, 10) if (found := changed(wish, step)) is not None]
     assert {one.names for one in tried} == {*NAMES}
@@ -73,7 +75,7 @@ def test_choices_are_all_tried() -> None:
 
 
 def test_names_are_as_many_as_elements() -> None:
-    """In the widest request, too, unless one name is wished for all."""
+    """Also in the widest request, unless one name is wished for all."""
     body = write_request(10, 6, Wish(("CoordinatorKeys",), elements=2_000)).body
     asked = API[10].wire.decode_request(memoryview(body), 6)
     assert len(set(asked.coordinator_keys)) == len(asked.coordinator_keys) == 1_999

@@ -1,4 +1,4 @@
-"""Budgets that are shared out: nobody holds more than it leaves free."""
+"""Shared budgets: no holder has more than a multiple of what it leaves free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 1_200
 
 
 def filled(names: list[str], step: int, times: int = 1) -> Shares:
-    """All of them take what they may, in turns."""
+    """Return shares of which each name takes all it may, in turns."""
     shares = Shares(LIMIT, times)
     went_on = True
     while went_on:
@@ -35,7 +35,7 @@ def test_principals_that_want_all_get_equal_shares_and_leave_one(count: int) -> 
 
 
 def test_one_may_hold_several_times_what_it_leaves_free() -> None:
-    """Three times: alone three quarters, two of them three sevenths each, give or take one."""
+    """With a multiple of three: alone three quarters, each of two three sevenths, within one."""
     assert filled(["a"], 1, 3).used == LIMIT * 3 // 4
     shares = filled(["a", "b"], 1, 3)
     assert all(abs(shares.held(name) - LIMIT * 3 / 7) <= 3 for name in "ab")
@@ -54,7 +54,7 @@ def test_whoever_comes_late_finds_room_however_many_took_theirs_before() -> None
 
 
 def test_the_greediest_gives_way_to_one_that_holds_less_and_not_back() -> None:
-    """So places do not go to and fro between two that hold as much."""
+    """So places do not alternate between two that hold the same amount."""
     shares = Shares(4)
     shares.change("eve", 3)
     shares.change("bob", 1)
@@ -68,7 +68,7 @@ def test_the_greediest_gives_way_to_one_that_holds_less_and_not_back() -> None:
 
 
 def test_what_is_held_adds_up() -> None:
-    """Whatever is taken and given back; holders of nothing are not kept."""
+    """Holds for any takes and returns; empty holders are not kept."""
     rng = random.Random(7)
     shares, expected = Shares(100), dict.fromkeys("abcd", 0)
     for _ in range(2_000):

@@ -1,4 +1,4 @@
-"""What topics ask of batches, read once from their settings."""
+"""A topic's rules for batches, derived once from its settings."""
 
 from dataclasses import replace
 
@@ -61,7 +61,10 @@ def test_no_time_is_beyond_what_a_record_can_have() -> None:
 
 
 def test_settings_that_change_hold_for_the_next_batch() -> None:
-    """Of the topic or of the server; and a topic that was made anew under an id is another."""
+    """Applies to settings of the topic and of the server.
+
+    A topic recreated under an id is a new topic.
+    """
     known = RulesByTopic()
     first = known.of(TOPIC, OPTIONS)
     assert known.of(TOPIC, OPTIONS) is first

@@ -1,4 +1,4 @@
-"""The assignors of KIP-848: all partitions, each once, evenly, and little is moved."""
+"""Assignors of KIP-848: each partition is assigned once, evenly, with few moves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def member(name: str, *topics: int, had: set[Place] | None = None, rack: str = "
 def test_every_partition_goes_to_one_subscriber(
     assignor: str, counts: list[int], wants: list[set[int]], moves: list[int]
 ) -> None:
-    """Whoever subscribes to what, and whatever they had: also things that are gone."""
+    """Holds for any subscriptions and any earlier assignment, even of deleted partitions."""
     topics = topics_of(*counts)
     wants = [{number for number in want if number < len(counts)} for want in wants]
     had: Targets = {}
@@ -68,7 +68,7 @@ def test_every_partition_goes_to_one_subscriber(
 
 
 def test_uniform_moves_no_more_than_it_must() -> None:
-    """A member more takes its share from the others, and nothing else moves."""
+    """A new member takes its share from the others; no other partition moves."""
     topics = topics_of(7, 5)
     before = assign_uniformly([member("a", 0, 1), member("b", 0, 1)], topics)
     three = [member("a", 0, 1, had=before["a"]), member("b", 0, 1, had=before["b"])]
@@ -79,7 +79,7 @@ def test_uniform_moves_no_more_than_it_must() -> None:
 
 
 def test_uniform_evens_out_what_subscriptions_allow() -> None:
-    """Who subscribes to one topic alone has it, the other one has the rest."""
+    """The member that subscribes to one topic alone gets it; the other member gets the rest."""
     topics = topics_of(4, 4)
     both, one = member("both", 0, 1), member("one", 0)
     after = assign_uniformly([both, one], topics)
@@ -90,7 +90,7 @@ def test_uniform_evens_out_what_subscriptions_allow() -> None:
 
 
 def test_uniform_prefers_the_partition_s_racks() -> None:
-    """As long as shares stay equal."""
+    """Applies as long as shares stay equal."""
     racks = [frozenset({"x"}), frozenset({"y"}), frozenset({"x"}), frozenset({"y"})]
     topics = {IDS[0]: AssignableTopic(IDS[0], 4, racks)}
     after = assign_uniformly([member("b", 0, rack="y"), member("a", 0, rack="x")], topics)
@@ -98,7 +98,7 @@ def test_uniform_prefers_the_partition_s_racks() -> None:
 
 
 def test_range_gives_the_same_numbers_of_all_topics() -> None:
-    """So that topics can be joined; static members come first, by their instance."""
+    """Allows topics to be joined. Static members come first, ordered by instance id."""
     topics = topics_of(5, 5)
     static = Candidate("z", "i", None, frozenset(IDS[:2]), ())
     after = assign_ranges([member("a", 0, 1), static], topics)
@@ -111,8 +111,10 @@ RACKS = ("a", "b", "c")
 
 
 def simply_shared(members: list[Candidate], topics: dict[bytes, AssignableTopic]) -> Targets:
-    """What `uniform` means for members that subscribe to different topics and have nothing yet,
-    with a look at each member for each partition."""
+    """Reference model of `uniform` for different subscriptions and no earlier assignment.
+
+    Looks at each member for each partition.
+    """
     ordered = in_order(members)
     targets: Targets = {one.member_id: set() for one in ordered}
     subscribers = {
@@ -187,7 +189,7 @@ def test_uniform_is_as_when_each_member_is_looked_at_for_each_partition(
 
 
 def test_uniform_looks_at_a_large_group_s_members_a_few_times_each() -> None:
-    """Ten thousand members of different subscriptions: counted, not timed."""
+    """Ten thousand members with different subscriptions; steps are counted, not timed."""
     looks = 0
 
     class Counted(frozenset[bytes]):

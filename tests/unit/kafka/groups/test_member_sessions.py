@@ -1,4 +1,4 @@
-"""Sessions of members: who was silent for its period is over, nobody else."""
+"""Member sessions: only a member silent for its session timeout expires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Watch:
 
 
 def test_silent_member_is_over_and_said_so_again() -> None:
-    """Until it is ended: the command may have been lost."""
+    """Expiry is reported again until the session ends, since the command may have been lost."""
     watch = Watch()
     watch.sessions.renew("g", "a", 100)
     watch.sessions.renew("g", "b", 1_000)
@@ -44,7 +44,7 @@ def test_silent_member_is_over_and_said_so_again() -> None:
 
 
 def test_shorter_period_counts_at_once() -> None:
-    """A member that comes back with less time has less."""
+    """A member that returns with a shorter timeout is held to it at once."""
     watch = Watch()
     watch.sessions.renew("g", "a", 10_000)
     watch.sessions.renew("g", "a", 100)
@@ -53,7 +53,7 @@ def test_shorter_period_counts_at_once() -> None:
 
 
 def test_others_of_a_group_are_ended_together() -> None:
-    """And only of that group."""
+    """Only members of that group are included."""
     watch = Watch()
     for group in ("g", "h"):
         for member in ("a", "b"):
@@ -66,7 +66,7 @@ def test_others_of_a_group_are_ended_together() -> None:
 
 
 def test_stall_of_the_server_costs_nobody_a_session() -> None:
-    """A timer that is late means that the server was: everybody gets a whole period."""
+    """A late timer means that the server stalled, so every member gets a whole timeout again."""
     watch = Watch()
     watch.sessions.renew("g", "a", 100)
     watch.clock.pause()

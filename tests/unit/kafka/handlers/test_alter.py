@@ -1,4 +1,4 @@
-"""DeleteRecords, AlterConfigs, IncrementalAlterConfigs: what is changed about a topic."""
+"""DeleteRecords, AlterConfigs and IncrementalAlterConfigs: changes of a topic."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def configs(world: World) -> dict[str, str]:
 
 
 def test_large_batches_are_not_asked_for_while_a_server_takes_none() -> None:
-    """What a topic has may be said again, and given up."""
+    """A topic's existing value may be set again or removed."""
     world = World()
     world.topic()
     asked = ("max.message.bytes", SET, str(50 << 20))
@@ -72,7 +72,7 @@ def test_large_batches_are_not_asked_for_while_a_server_takes_none() -> None:
 
 @pytest.mark.parametrize("version", range(3))
 def test_deletion_answers_with_the_new_low_watermark(version: int) -> None:
-    """Each partition has its own answer; -1 is everything committed."""
+    """Each partition has its own response; -1 deletes up to the high watermark."""
     world = World()
     streams = world.topic(partitions=3)
     for stream in streams[:2]:
@@ -90,7 +90,7 @@ def test_deletion_answers_with_the_new_low_watermark(version: int) -> None:
 
 
 def test_deletion_is_the_leaders() -> None:
-    """Elsewhere, and of topics nobody has, it is refused."""
+    """Refused on followers and for unknown topics."""
     world = World()
     (stream,) = world.topic()
     stream.lose_leadership()
@@ -99,7 +99,7 @@ def test_deletion_is_the_leaders() -> None:
 
 
 def test_incremental_changes_touch_only_what_they_name() -> None:
-    """Set, unset, and the operations on lists (KIP-339)."""
+    """Covers set, unset, and the operations on lists (KIP-339)."""
     world = World()
     world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
     assert alter(world, ("retention.bytes", SET, "9"), ("segment.ms", DELETE, None)) == 0
@@ -117,7 +117,7 @@ def test_incremental_changes_touch_only_what_they_name() -> None:
 
 
 def test_policies_may_be_named_twice_or_not_at_all() -> None:
-    """KIP-1161: what is named twice counts once; a topic without a policy keeps everything."""
+    """KIP-1161: a policy named twice counts once; a topic without a policy keeps everything."""
     world = World()
     world.topic()
     assert alter(world, ("cleanup.policy", SET, "compact,delete, compact")) == 0
@@ -132,7 +132,7 @@ def test_policies_may_be_named_twice_or_not_at_all() -> None:
 
 
 def test_lags_of_compaction_are_compared() -> None:
-    """With the default of the one that is not set, and with what was set before."""
+    """A lag that is not set compares by its default; earlier settings count too."""
     world = World()
     world.topic()
     assert alter(world, ("max.compaction.lag.ms", SET, "10")) == 0
@@ -145,7 +145,7 @@ def test_lags_of_compaction_are_compared() -> None:
 
 
 def test_setting_that_does_not_exist_is_deleted_from_topics_only() -> None:
-    """As in Kafka: a tool may know more settings than its server."""
+    """As in Kafka: a tool may know more settings than the server."""
     world = World()
     world.topic()
     assert alter(world, ("no.such", DELETE, None)) == 0
@@ -159,7 +159,7 @@ def test_setting_that_does_not_exist_is_deleted_from_topics_only() -> None:
 
 
 def levels(world: World, *changes: tuple[str, int, str | None], validate: bool = False) -> int:
-    """Change levels of the server's loggers; the error."""
+    """Change levels of the server's loggers and return the error."""
     rows = [incremental.AlterableConfig(*change) for change in changes]
     resource = incremental.AlterConfigsResource(LOGGER, "1", rows)
     request = incremental.IncrementalAlterConfigsRequest([resource], validate)
@@ -167,7 +167,7 @@ def levels(world: World, *changes: tuple[str, int, str | None], validate: bool =
 
 
 def test_levels_of_loggers_take_effect_at_once() -> None:
-    """KIP-412: a part of the server can log more, or less, than the rest."""
+    """KIP-412: one part of the server can log more, or less, than the rest."""
     world = World()
     root = logging.Logger("root", logging.INFO)
     root.manager = logging.Manager(root)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_levels_of_loggers_take_effect_at_once() -> None:
 def test_levels_that_cannot_be_are_refused(
     change: tuple[str, int, str | None], error: ErrorCode
 ) -> None:
-    """Nothing of the request is done then; the older request knows no loggers."""
+    """The request then changes nothing. AlterConfigs does not know loggers."""
     world = World()
     root = logging.Logger("root", logging.INFO)
     root.manager = logging.Manager(root)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_levels_that_cannot_be_are_refused(
 def test_change_that_means_nothing_is_refused(
     change: tuple[str, int, str | None], error: ErrorCode
 ) -> None:
-    """And changes nothing."""
+    """The request changes nothing."""
     world = World()
     world.topic()
     assert alter(world, change) == error
@@ -246,7 +246,7 @@ def test_change_that_means_nothing_is_refused(
 
 
 def test_whole_alteration_replaces_everything() -> None:
-    """The older request: what it does not name is back at its default (KIP-133)."""
+    """AlterConfigs resets every setting that it does not name to its default (KIP-133)."""
     world = World()
     world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
     resource = whole.AlterConfigsResource(TOPIC, "t", [whole.AlterableConfig("segment.ms", "8")])
@@ -261,7 +261,7 @@ def test_whole_alteration_replaces_everything() -> None:
 
 @pytest.mark.parametrize("api_key", [ALTER, INCREMENTAL])
 def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
-    """Of a topic that is there, of one that is not, and of values nobody could have set."""
+    """Covers an existing topic, an unknown one, and invalid values."""
     world = World()
     world.topic(configs={"retention.ms": "5"})
     asked = [("t", "7"), ("nope", "7"), ("nope-too", "soon")]
@@ -297,7 +297,7 @@ def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
 
 
 def test_resources_that_cannot_be_altered_are_refused() -> None:
-    """Another server's settings, a kind that has none, and one named twice, which is in doubt."""
+    """Covers another server's settings, a type without settings, and an ambiguous duplicate."""
     world = World()
     world.topic()
     asked = [
@@ -316,7 +316,10 @@ def test_resources_that_cannot_be_altered_are_refused() -> None:
 
 
 def test_replicas_that_tools_throttle_are_added_and_taken_away() -> None:
-    """One by one (KIP-339), until none is left; what names no replica is refused."""
+    """Covers adding and removing one by one (KIP-339) until none is left.
+
+    Invalid replica names are refused.
+    """
     world = World()
     world.topic()
     name = "leader.replication.throttled.replicas"
@@ -335,7 +338,7 @@ def test_replicas_that_tools_throttle_are_added_and_taken_away() -> None:
 
 
 def test_alteration_nobody_decides_has_an_open_fate() -> None:
-    """A time-out is not a refusal."""
+    """A timeout is not a refusal."""
     world = World()
     world.topic()
     world.host.catalog_outcome = OutcomeKind.UNKNOWN
@@ -343,7 +346,7 @@ def test_alteration_nobody_decides_has_an_open_fate() -> None:
 
 
 def test_retention_policy_is_the_topics_or_the_servers() -> None:
-    """A topic that does not say keeps what the server's file says, by default everything."""
+    """A topic without a policy uses the server's. The default keeps everything."""
     assert retention_policy({}, KafkaOptions()) == RetentionPolicy(-1, -1)
     week = SegmentLimits(64 << 20, 604_800_000)
     assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1, week)
@@ -360,8 +363,10 @@ def test_retention_policy_is_the_topics_or_the_servers() -> None:
 
 
 def test_partitions_end_their_segments_apart_within_the_jitter() -> None:
-    """`segment.jitter.ms`, of the topic or of the server: each earlier by its own part of it, and
-    at the limit no segment ends at once."""
+    """Each rolls earlier by its own part of `segment.jitter.ms` of the topic or the server.
+
+    At the limit no segment is rolled at once.
+    """
 
     def span_ms(configs: dict[str, str], spread: int, **server: int) -> int:
         segments = retention_policy(configs, KafkaOptions(**server), spread=spread).segments
@@ -378,7 +383,7 @@ def test_partitions_end_their_segments_apart_within_the_jitter() -> None:
 
 
 def test_policy_of_the_server_is_that_of_topics_without_one() -> None:
-    """`log.cleanup.policy` and the cleaner's settings, which a topic's own come before."""
+    """`log.cleanup.policy` and the cleaner's settings; a topic's own settings take precedence."""
     compacting = KafkaOptions(
         cleanup_policy="compact", min_compaction_lag_ms=5, delete_retention_ms=6, min_dirty_ratio=1
     )
@@ -391,7 +396,7 @@ def test_policy_of_the_server_is_that_of_topics_without_one() -> None:
 
 
 def test_compaction_policy_is_the_topics() -> None:
-    """Only of topics that are compacted; what they do not say is as in Kafka."""
+    """Applies only to compacted topics; unset values have Kafka's defaults."""
     assert compaction_policy({}, KafkaOptions()) is None
     assert (
         compaction_policy(
@@ -409,7 +414,7 @@ def test_compaction_policy_is_the_topics() -> None:
 
 
 def test_topic_that_is_only_compacted_deletes_nothing_by_age() -> None:
-    """Its segments end in time for its records to be compacted in time."""
+    """Its segments are rolled in time for records to be compacted within the configured lag."""
     aged = {"retention.ms": "5", "retention.bytes": "6", "max.compaction.lag.ms": "70"}
     only = retention_policy({**aged, "cleanup.policy": "compact"}, KafkaOptions())
     assert only == RetentionPolicy(-1, -1, SegmentLimits(64 << 20, 70))

@@ -1,4 +1,4 @@
-"""DescribeQuorum and UnregisterBroker: the members of the catalog, and that they stay."""
+"""DescribeQuorum and UnregisterBroker: the catalog's members, which cannot be removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def request(topic: str = "__cluster_metadata", partition: int = 0) -> DescribeQu
 
 @pytest.mark.parametrize("version", range(3))
 def test_quorum_is_that_of_the_catalog(version: int) -> None:
-    """Each version with what it can carry: times from v1 on, directories and addresses from v2."""
+    """Times are included from v1 on, directories and addresses from v2 on."""
     world = World()
     world.host.quorum = QUORUM
     answer = world.client().ask(DESCRIBE_QUORUM, version, request())
@@ -64,7 +64,7 @@ def test_quorum_is_that_of_the_catalog(version: int) -> None:
 
 
 def test_quorum_without_a_leader_is_asked_for_again() -> None:
-    """The code is one that clients retry."""
+    """The error code is retriable."""
     answer = World().client().ask(DESCRIBE_QUORUM, 2, request())
     (partition,) = answer.topics[0].partitions
     assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -84,7 +84,7 @@ def test_other_topics_have_no_quorum(asked: DescribeQuorumRequest) -> None:
 
 
 def test_no_server_is_unregistered() -> None:
-    """All hold the catalog; one that is unknown is said to be."""
+    """Every server holds the catalog; an unknown server id is reported as unknown."""
     world = World()
     for server_id, error in (
         (2, ErrorCode.INVALID_REQUEST),

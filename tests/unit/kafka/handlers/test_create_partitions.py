@@ -1,4 +1,4 @@
-"""CreatePartitions: topics grow, and what cannot be is refused as Kafka refuses it."""
+"""CreatePartitions: topics grow, and invalid requests are refused with Kafka's codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def grow(
 
 @pytest.mark.parametrize("version", range(4))
 def test_topic_grows_and_what_it_had_stays(version: int) -> None:
-    """The partitions of before are the same groups, with their records."""
+    """Existing partitions keep their groups and records."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -59,7 +59,7 @@ def test_topic_grows_and_what_it_had_stays(version: int) -> None:
 
 
 def test_new_partitions_are_placed_as_assigned() -> None:
-    """The first server of each is its preferred leader."""
+    """The first server of each assignment is the preferred leader."""
     world = World()
     world.topic()
     (result,) = grow(world, growth(count=3, assignments=[[3, 1, 2], [2, 3, 1]]))
@@ -92,7 +92,7 @@ def test_new_partitions_are_placed_as_assigned() -> None:
 def test_growth_is_refused_with_the_code_of_kafka(
     asked: CreatePartitionsTopic, error: ErrorCode
 ) -> None:
-    """Each flaw has its code and a text; nothing changes."""
+    """Each error has its code and a text; nothing changes."""
     world = World()
     world.topic(partitions=2)
     (result,) = grow(world, asked)
@@ -102,7 +102,7 @@ def test_growth_is_refused_with_the_code_of_kafka(
 
 
 def test_new_partitions_need_a_server_that_is_there() -> None:
-    """As in Kafka: nobody could lead one on servers that are all away."""
+    """As in Kafka: a partition whose servers are all unavailable could have no leader."""
     world = World()
     world.topic(servers=(1,))
     world.host.alive = [1, 2]
@@ -113,7 +113,7 @@ def test_new_partitions_need_a_server_that_is_there() -> None:
 
 
 def test_each_topic_has_its_own_answer() -> None:
-    """One that is refused does not stop the others; duplicates are one answer."""
+    """A refused topic does not affect the others; a duplicate topic gets one response."""
     world = World()
     for name in ("a", "b", "c"):
         world.topic(name)
@@ -128,7 +128,7 @@ def test_each_topic_has_its_own_answer() -> None:
 
 
 def test_growth_that_is_only_validated_changes_nothing() -> None:
-    """Yet it is judged as one that is meant."""
+    """Validation applies the same checks as a real request."""
     world = World()
     world.topic()
     results = grow(world, growth(), growth("nobody"), validate_only=True)
@@ -138,7 +138,7 @@ def test_growth_that_is_only_validated_changes_nothing() -> None:
 
 
 def test_servers_have_no_more_replicas_than_they_may() -> None:
-    """The cap counts what there is, and what earlier topics of the request add."""
+    """The limit counts existing replicas and those that earlier topics of the request add."""
     world = World(KafkaOptions(replicas_per_server_max=4))
     for name in ("a", "b"):
         world.topic(name)
@@ -152,7 +152,7 @@ def test_servers_have_no_more_replicas_than_they_may() -> None:
 
 
 def test_growth_is_answered_when_the_new_partitions_are_led() -> None:
-    """Or at the timeout: they exist then too."""
+    """The response is sent at the timeout at the latest; the partitions exist then too."""
     world = World()
     world.topic()
     world.host.leaders_at_once = False
@@ -181,7 +181,7 @@ def test_growth_is_answered_when_the_new_partitions_are_led() -> None:
 def test_growth_that_is_not_decided_says_what_is_certain(
     kind: OutcomeKind, error: ErrorCode
 ) -> None:
-    """As for the other commands of the catalog."""
+    """Same rules as for the other commands of the catalog."""
     world = World()
     world.topic()
     world.host.catalog_outcome = kind

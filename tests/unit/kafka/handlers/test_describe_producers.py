@@ -1,4 +1,4 @@
-"""DescribeProducers: who writes to a partition, as far as it remembers."""
+"""DescribeProducers: the producers that a partition remembers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(world: World, *topics: TopicRequest) -> list[tuple[str, PartitionRe
 
 
 def test_producers_of_a_partition_are_described() -> None:
-    """With the transaction that one has open, and the coordinator that ended its last one."""
+    """Includes the open transaction of one and the coordinator epoch that ended its last one."""
     world = World()
     _, second = world.topic("t", 2)
     second.active_producers = [
@@ -48,7 +48,7 @@ def test_producers_of_a_partition_are_described() -> None:
 
 
 def test_description_leaves_nothing_for_the_collector_of_garbage() -> None:
-    """It may have megabytes, and old objects are looked at every ten minutes."""
+    """A response may have megabytes. The collector looks at old objects only every ten minutes."""
     world = World()
     (stream,) = world.topic("t")
     stream.active_producers = [ActiveProducer(n, 0, 0, -1, -1, -1) for n in range(5_000)]
@@ -66,7 +66,7 @@ def test_description_leaves_nothing_for_the_collector_of_garbage() -> None:
 
 
 def test_producers_of_what_is_not_here_are_refused() -> None:
-    """With Kafka's codes."""
+    """Uses Kafka's error codes."""
     world = World()
     world.topic("elsewhere", servers=(2, 3))
     asked = [TopicRequest("elsewhere", [0, 1]), TopicRequest("no", [0]), TopicRequest("a/b", [0])]
@@ -83,7 +83,7 @@ def test_producers_of_what_is_not_here_are_refused() -> None:
 def test_many_producers_are_collected_in_pieces_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop goes on in between; what does not fit is said to be too much."""
+    """The event loop runs in between; a response that does not fit is refused as too large."""
     monkeypatch.setattr(producer_ids, "_PRODUCERS_PER_STEP", 10)
     monkeypatch.setattr(producer_ids, "_PRODUCERS_PER_ANSWER_MAX", 50)
     world = World()
@@ -109,7 +109,7 @@ def test_many_producers_are_collected_in_pieces_up_to_a_limit(
 def test_many_producers_of_one_partition_are_collected_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A partition may remember tens of thousands."""
+    """A partition may remember tens of thousands of producers."""
     monkeypatch.setattr(producer_ids, "_PRODUCERS_PER_STEP", 10)
     world = World()
     (stream,) = world.topic("t")

@@ -1,4 +1,4 @@
-"""ElectLeaders: preferred leaders by transfer, and none that would lose records."""
+"""ElectLeaders: preferred leaders by leadership transfer; unclean elections are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 @pytest.fixture
 def world() -> World:
-    """Of topic t, partition 0 is led by its preferred leader 1, partition 1 by 2, 2 by nobody."""
+    """Topic t: partition 0 has its preferred leader 1, partition 1 leader 2, partition 2 none."""
     world = World()
     world.topic("t", 3)
     first, second, third = world.host.catalog.topics["t"].partitions
@@ -43,7 +43,7 @@ def elect(
 
 @pytest.mark.parametrize("version", range(3))
 def test_preferred_leaders_are_elected_where_they_can_be(world: World, version: int) -> None:
-    """Each partition has its own answer, with Kafka's codes."""
+    """Each partition has its own response, with Kafka's codes."""
     asked = [TopicPartitions("t", [0, 1, 2, 3, -1]), TopicPartitions("nobody", [0])]
     assert elect(world, asked, version=version) == {
         ("t", 0): ErrorCode.ELECTION_NOT_NEEDED,
@@ -58,7 +58,7 @@ def test_preferred_leaders_are_elected_where_they_can_be(world: World, version: 
 
 
 def test_all_partitions_are_answered_without_those_that_need_no_election(world: World) -> None:
-    """As Kafka does where null asks for all."""
+    """Same as Kafka's response to a null list of topics."""
     assert elect(world, None) == {
         ("t", 1): ErrorCode.NONE,
         ("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
@@ -67,7 +67,10 @@ def test_all_partitions_are_answered_without_those_that_need_no_election(world: 
 
 
 def test_preferred_replica_that_is_not_in_sync_is_not_elected(world: World) -> None:
-    """Nor is its leader asked; one that is asked may know better."""
+    """Its leader receives no transfer request either.
+
+    A leader that receives one may know better.
+    """
     asked = [TopicPartitions("t", [1])]
     second = world.host.catalog.topics["t"].partitions[1]
     refused = {("t", 1): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
@@ -80,7 +83,7 @@ def test_preferred_replica_that_is_not_in_sync_is_not_elected(world: World) -> N
 
 
 def test_election_that_nobody_sees_done_is_not_called_done(world: World) -> None:
-    """The leader has not said; it may have handed over all the same, later."""
+    """The leader has not answered; it may still hand over later."""
     world.host.says_nothing = True
     asked = [TopicPartitions("t", [1])]
     found = elect(world, asked, timeout_ms=300, wait_ms=350)
@@ -98,7 +101,7 @@ def test_election_that_nobody_sees_done_is_not_called_done(world: World) -> None
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_unclean_election_is_refused(world: World, version: int) -> None:
-    """Needed or not, no leader changes."""
+    """Refused with or without need; no leader changes."""
     before = dict(world.host.leaders)
     asked = [TopicPartitions("t", [0, 1, 2])]
     assert elect(world, asked, kind=UNCLEAN, version=version) == {
@@ -110,7 +113,7 @@ def test_unclean_election_is_refused(world: World, version: int) -> None:
 
 
 def test_election_of_an_unknown_kind_is_refused_as_a_whole(world: World) -> None:
-    """For the request and for each partition."""
+    """The error is set for the request and for each partition."""
     request = ElectLeadersRequest(7, [TopicPartitions("t", [0])], 1_000)
     answer = world.client().ask(ELECT_LEADERS, 2, request)
     (topic,) = answer.replica_election_results

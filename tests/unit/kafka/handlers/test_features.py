@@ -1,4 +1,4 @@
-"""UpdateFeatures, and what ApiVersions says of features and of clients that went astray."""
+"""UpdateFeatures, and what ApiVersions says of features and of misdirected clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP_VERSION = "group.version"
 
 
 def world(levels: dict[str, tuple[int, int, int]]) -> World:
-    """Whose servers understand these levels."""
+    """World whose servers support these feature levels."""
     made = World()
     for server_id in (1, 2, 3):
         made.host.apply(
@@ -35,8 +35,10 @@ def world(levels: dict[str, tuple[int, int, int]]) -> World:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_api_versions_lists_features(version: int) -> None:
-    """What this server understands, and what is finalised; no older version has a place for it.
-    Clients of v3 refuse a feature that begins at level 0: they are not told of it, as by Kafka."""
+    """Lists supported and finalized features; earlier versions have no field for them.
+
+    Clients of v3 refuse a feature that begins at level 0, so it is omitted for them, as in Kafka.
+    """
     asked = world(dict(SUPPORTED))
     asked.host.catalog.features.levels = {METADATA_VERSION: 33}
     asked.host.catalog.features.epoch = 7
@@ -70,7 +72,7 @@ def test_api_versions_lists_features(version: int) -> None:
 def test_client_that_meant_another_server_is_told_so(
     cluster_id: str | None, node_id: int, error: ErrorCode
 ) -> None:
-    """Addresses are given to other servers, and clients keep them (KIP-1242)."""
+    """Addresses are reassigned to other servers while clients cache them (KIP-1242)."""
     client = World().client()
     asked = ApiVersionsRequest("fake", "1.0", cluster_id, node_id)
     answer = client.ask(API_VERSIONS, 5, asked)
@@ -81,7 +83,7 @@ def test_client_that_meant_another_server_is_told_so(
 
 @pytest.mark.parametrize("version", range(3))
 def test_level_is_finalised_for_the_cluster(version: int) -> None:
-    """Up, and down if that is allowed; until v1 each feature has an answer too."""
+    """Levels go up, and down if allowed; until v1 each feature has its own response too."""
     asked = world({GROUP_VERSION: (0, 1, 1)})
     client = asked.client()
     for level, down in ((1, False), (0, True)):
@@ -99,7 +101,7 @@ def test_level_is_finalised_for_the_cluster(version: int) -> None:
 
 @pytest.mark.parametrize("version", range(3))
 def test_level_that_cannot_be_finalised_is_refused_by_name(version: int) -> None:
-    """For the request as a whole: nothing has changed."""
+    """The error is for the whole request: nothing has changed."""
     asked = world({GROUP_VERSION: (0, 1, 1)})
     updates = [FeatureUpdateKey(GROUP_VERSION, 1), FeatureUpdateKey("kraft.version", 1)]
     request = UpdateFeaturesRequest(1_000, updates)
@@ -110,7 +112,7 @@ def test_level_that_cannot_be_finalised_is_refused_by_name(version: int) -> None
 
 
 def test_feature_that_is_named_twice_is_refused() -> None:
-    """Else the order would decide."""
+    """Otherwise the order would decide the level."""
     asked = world({GROUP_VERSION: (0, 1, 1)})
     updates = [FeatureUpdateKey(GROUP_VERSION, 1), FeatureUpdateKey(GROUP_VERSION, 0)]
     answer = asked.client().ask(UPDATE_FEATURES, 2, UpdateFeaturesRequest(1_000, updates))
@@ -125,7 +127,7 @@ def test_feature_that_is_named_twice_is_refused() -> None:
     ],
 )
 def test_update_whose_fate_is_open_is_no_success(outcome: OutcomeKind, error: ErrorCode) -> None:
-    """NOT_CONTROLLER only where nothing was changed."""
+    """NOT_CONTROLLER is returned only if nothing was changed."""
     asked = world({GROUP_VERSION: (0, 1, 1)})
     asked.host.catalog_outcome = outcome
     request = UpdateFeaturesRequest(1_000, [FeatureUpdateKey(GROUP_VERSION, 1)])

@@ -42,7 +42,7 @@ def fetch(
     last_epoch: int = -1,
     **fields: object,
 ) -> FetchRequest:
-    """One partition for each offset."""
+    """Return a fetch request with one partition for each offset."""
     partitions = [
         FetchPartition(
             index,
@@ -68,7 +68,7 @@ def parts(response: FetchResponse) -> list[PartitionData]:
 
 
 def counts(response: FetchResponse) -> list[int]:
-    """Batches in each partition of the answer."""
+    """Return the number of batches of each partition in the response."""
     return [len(split_batches(memoryview(part.records or b""))) for part in parts(response)]
 
 
@@ -79,7 +79,7 @@ def error_of(response: FetchResponse) -> int:
 
 @pytest.mark.parametrize("version", range(4, 19))
 def test_fetch_of_each_version_returns_the_stored_bytes(version: int) -> None:
-    """Records leave as they were stored, from the batch that holds the offset on."""
+    """Returns batches as stored, from the batch that holds the offset on."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 2)
@@ -96,7 +96,7 @@ def test_fetch_of_each_version_returns_the_stored_bytes(version: int) -> None:
 
 
 def test_fetch_of_committed_data_only() -> None:
-    """What is appended and not committed is not there (KAFKA-14704, and any reader's safety)."""
+    """Appended but uncommitted batches are not visible (KAFKA-14704)."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -110,7 +110,7 @@ def test_fetch_of_committed_data_only() -> None:
 
 
 def test_fetch_at_the_end_waits_and_wakes_at_the_next_commit() -> None:
-    """A long poll is answered in the turn its data commits, and leaves nothing behind."""
+    """A long poll is answered in the turn in which its data commits, and leaves no state behind."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -125,7 +125,7 @@ def test_fetch_at_the_end_waits_and_wakes_at_the_next_commit() -> None:
 
 
 def test_fetch_at_the_end_is_answered_empty_after_max_wait() -> None:
-    """Nothing came: an empty answer at max_wait, not before."""
+    """Without data the response is empty and is sent at max_wait, not before."""
     world = World()
     world.topic()
     client = world.client()
@@ -137,7 +137,7 @@ def test_fetch_at_the_end_is_answered_empty_after_max_wait() -> None:
 
 
 def test_fetch_waits_for_min_bytes_over_all_partitions() -> None:
-    """min_bytes counts the whole answer; wakes that do not suffice wait on."""
+    """min_bytes counts the whole response; wakeups with too little data keep waiting."""
     world = World()
     first, second = world.topic(partitions=2)
     size = len(batch())
@@ -152,7 +152,7 @@ def test_fetch_waits_for_min_bytes_over_all_partitions() -> None:
 
 
 def test_fetch_answers_errors_at_once() -> None:
-    """One partition in error: the others do not keep the answer."""
+    """One partition in error does not delay the response for the others."""
     world = World()
     world.topic()
     response = world.client().ask(FETCH, 11, fetch(0, 0, max_wait_ms=10_000))
@@ -163,7 +163,7 @@ def test_fetch_answers_errors_at_once() -> None:
 
 
 def test_fetch_always_returns_the_first_batch_and_then_keeps_the_limits() -> None:
-    """KIP-74: a batch larger than every limit is sent if nothing was before it; only then."""
+    """KIP-74: a batch larger than every limit is sent only as the first of the response."""
     world = World()
     first, second = world.topic(partitions=2)
     fill(first, size=1000)
@@ -172,7 +172,7 @@ def test_fetch_always_returns_the_first_batch_and_then_keeps_the_limits() -> Non
     client = world.client()
     assert counts(client.ask(FETCH, 11, fetch(0, 0, partition_max_bytes=10))) == [1, 0]
     assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=10))) == [1, 0]
-    for nothing in (0, -1):  # as Kafka: a consumer would otherwise ask for ever
+    for nothing in (0, -1):  # as Kafka: a consumer would otherwise retry forever
         assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=nothing))) == [1, 0]
         assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=nothing))) == [0, 1]
     assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=10))) == [0, 1]
@@ -181,7 +181,7 @@ def test_fetch_always_returns_the_first_batch_and_then_keeps_the_limits() -> Non
 
 
 def test_fetch_above_the_end_asks_a_quorum_before_out_of_range() -> None:
-    """Only a leader that a quorum confirms may make a consumer start over."""
+    """A consumer is reset only by a leader whose leadership a quorum confirmed."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -192,7 +192,7 @@ def test_fetch_above_the_end_asks_a_quorum_before_out_of_range() -> None:
 
 
 def test_fetch_above_a_high_watermark_that_catches_up_is_served() -> None:
-    """The quorum's answer may move the high watermark past the offset: then it is no error."""
+    """The quorum's response may move the high watermark past the offset, which is then no error."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -205,7 +205,7 @@ def test_fetch_above_a_high_watermark_that_catches_up_is_served() -> None:
 
 
 def test_fetch_below_the_log_start_is_out_of_range() -> None:
-    """The log start only grows, so this is certain without asking anyone."""
+    """The log start offset only grows, so no confirmation is needed."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 5)
@@ -224,15 +224,14 @@ def test_fetch_below_the_log_start_is_out_of_range() -> None:
     ],
 )
 def test_fetch_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> None:
-    """KIP-320: neither an older nor a newer epoch than this leader's is served; one below nought is
-    none."""
+    """KIP-320: only this leader's epoch is served. A negative epoch is unset."""
     world = World()
     world.topic()
     assert error_of(world.client().ask(FETCH, 11, fetch(0, epoch=epoch))) == error
 
 
 def test_fetch_after_a_truncated_epoch_is_told_where_it_diverges() -> None:
-    """KIP-595: the reader's last epoch ends earlier here than where it has read to."""
+    """KIP-595: the reader's last epoch ends here before the reader's offset."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 2)
@@ -248,7 +247,7 @@ def test_fetch_after_a_truncated_epoch_is_told_where_it_diverges() -> None:
 def test_fetch_whose_gate_opens_at_once_is_checked_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What lies behind a gate is looked at by the next attempt, however soon that is."""
+    """Data behind a gate is checked by the next attempt, however soon that is."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 2)
@@ -268,8 +267,7 @@ def test_fetch_whose_gate_opens_at_once_is_checked_all_the_same(
 
 
 def test_fetch_whose_last_epoch_was_deleted_is_served() -> None:
-    """KIP-595, KIP-107: a reader at the log's start has read all that was deleted, not what was
-    truncated."""
+    """A reader at the log start has read what was deleted, not truncated. KIP-595, KIP-107."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 2)
@@ -286,7 +284,10 @@ def test_fetch_whose_last_epoch_was_deleted_is_served() -> None:
 
 
 def test_fetch_before_the_leader_serves_is_held() -> None:
-    """A new leader does not yet know what is committed: readers wait for its own-term entry."""
+    """A new leader does not know the commit index until an entry of its own term commits.
+
+    Readers wait for it.
+    """
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -301,7 +302,7 @@ def test_fetch_before_the_leader_serves_is_held() -> None:
 
 
 def test_fetch_after_a_gap_in_the_loop_asks_a_quorum_first() -> None:
-    """Meanwhile another may have been elected, and what is known here be long ago (§8)."""
+    """Another leader may have been elected meanwhile, and local knowledge may be stale (§8)."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -330,7 +331,7 @@ def test_fetch_from_a_follower_names_the_leader() -> None:
 
 
 def test_fetch_that_waits_learns_of_a_new_leader() -> None:
-    """A long poll does not outlive its leader."""
+    """A long poll ends when its leader changes."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -342,7 +343,7 @@ def test_fetch_that_waits_learns_of_a_new_leader() -> None:
 
 
 def test_fetch_of_a_topic_that_is_deleted_meanwhile_is_unknown() -> None:
-    """A long poll does not outlive its topic."""
+    """A long poll ends when its topic is deleted."""
     world = World()
     world.topic()
     client = world.client()
@@ -354,7 +355,7 @@ def test_fetch_of_a_topic_that_is_deleted_meanwhile_is_unknown() -> None:
 
 
 def test_fetch_from_disk_leaves_the_loop_and_comes_back() -> None:
-    """What is not in memory is read by the pool; requests behind it wait for their turn."""
+    """Data that is not in memory is read by the thread pool; later requests keep their order."""
     world = World()
     first, second = world.topic(partitions=2)
     fill(first)
@@ -377,7 +378,7 @@ def test_fetch_of_a_damaged_batch_is_a_storage_error() -> None:
 
 
 def test_fetch_as_a_replica_is_refused() -> None:
-    """CVE-2018-1288: nobody becomes a replica by saying so on a client port."""
+    """CVE-2018-1288: a client cannot become a replica by claiming to be one on a client port."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -397,7 +398,7 @@ def test_fetch_of_an_unknown_topic_id_says_so() -> None:
 
 
 def test_fetch_under_read_committed_lists_no_aborted_transaction() -> None:
-    """There are no transactions: everything committed is stable."""
+    """Without transactions everything committed is stable."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -407,7 +408,7 @@ def test_fetch_under_read_committed_lists_no_aborted_transaction() -> None:
 
 
 def reads_of(stream: FakeStream) -> list[int]:
-    """The offset of each read from now on."""
+    """Return a list that collects the offset of each read from now on."""
     offsets: list[int] = []
     read = stream.read
 
@@ -435,8 +436,10 @@ def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
 
 
 def test_fetch_that_need_not_wait_shares_its_answer_until_the_turn_ends() -> None:
-    """Whoever comes later sees what has come meanwhile; a consumer with a rack of its own, who may
-    be sent elsewhere, has an answer of its own."""
+    """A later poll sees newer data.
+
+    A consumer with a rack, which may be redirected, gets its own response.
+    """
     world = World()
     (stream,) = world.topic()
     reads = reads_of(stream)
@@ -458,7 +461,7 @@ def test_fetch_that_need_not_wait_shares_its_answer_until_the_turn_ends() -> Non
 
 
 def test_fetch_that_has_time_does_not_share_the_answer_of_one_that_has_none() -> None:
-    """Both want more than there is: one of them waits for it."""
+    """Both want more than there is; only one of them waits for it."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -500,7 +503,7 @@ def test_fetch_that_wants_more_does_not_share_a_smaller_answer() -> None:
 def test_fetch_shares_no_answer_to_another_question(
     version: int, offset: int, other: dict[str, object]
 ) -> None:
-    """What an answer depends on is that of both."""
+    """Responses are shared only if all inputs they depend on are equal."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -517,7 +520,7 @@ def test_fetch_shares_no_answer_to_another_question(
 
 
 def convert_later(world: World) -> None:
-    """As a thread: the outcome comes in a later turn."""
+    """Convert as a thread does: the outcome arrives in a later turn."""
 
     def compute(job: Callable[[], object], done: Callable[[object], None]) -> None:
         world.clock.call_later(MS, lambda: done(job()))
@@ -526,7 +529,10 @@ def convert_later(world: World) -> None:
 
 
 def test_converted_answer_of_one_that_waited_is_shared_in_its_turn_only() -> None:
-    """It comes outside what ends a turn. Later the log begins elsewhere, or is another server's."""
+    """The conversion completes outside the end of a turn.
+
+    Later the log may begin elsewhere or have another leader.
+    """
     world = World()
     (stream,) = world.topic()
     convert_later(world)
@@ -549,7 +555,7 @@ def test_converted_answer_of_one_that_waited_is_shared_in_its_turn_only() -> Non
 
 
 def test_answer_that_is_throttled_is_one_clients_own() -> None:
-    """Quotas come while both wait: each is counted, and told how long itself."""
+    """Quotas are set while both wait. Each response is counted and has its own throttle time."""
     world = World()
     (stream,) = world.topic()
     clients = [world.client() for _ in range(2)]
@@ -568,8 +574,11 @@ def test_answer_that_is_throttled_is_one_clients_own() -> None:
 
 @pytest.mark.parametrize("is_paced", [False, True])
 def test_reader_behind_that_wants_much_at_once_has_it_at_once(is_paced: bool) -> None:
-    """There is more than `fetch.min.bytes`; that whole batches, the pace, or how much memory a new
-    connection may have make an answer smaller is nothing to wait for."""
+    """More than `fetch.min.bytes` is available.
+
+    A response made smaller by whole batches, the read throttle or the memory limit of a new
+    connection does not make the poll wait.
+    """
     world = World()
     (stream,) = world.topic()
     for _ in range(200):
@@ -588,7 +597,7 @@ def test_reader_behind_that_wants_much_at_once_has_it_at_once(is_paced: bool) ->
 
 
 def test_reader_at_the_end_waits_for_all_that_it_wants() -> None:
-    """What there is of two partitions counts, and no more than that."""
+    """Available bytes of both partitions count, and no others."""
     world = World()
     streams = world.topic(partitions=2)
     client = world.client()
@@ -603,8 +612,10 @@ def test_reader_at_the_end_waits_for_all_that_it_wants() -> None:
 
 
 def test_reader_of_what_holds_no_records_waits() -> None:
-    """What is there may be entries of which nothing is left: to answer at once, with nothing, would
-    have the consumer ask for ever."""
+    """The range may hold only entries without records.
+
+    An immediate empty response would make the consumer poll in a busy loop.
+    """
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -629,7 +640,7 @@ def test_reader_of_what_holds_no_records_waits() -> None:
 def test_read_of_what_is_gone_meanwhile_says_out_of_range_only_when_it_is(
     is_leader: bool, rack: str, start: int, code: ErrorCode
 ) -> None:
-    """A consumer that is told so starts over."""
+    """OFFSET_OUT_OF_RANGE makes a consumer reset its position."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -649,8 +660,10 @@ def test_read_of_what_is_gone_meanwhile_says_out_of_range_only_when_it_is(
 
 @pytest.mark.parametrize("min_bytes", [1, 2_500])
 def test_full_answer_reads_no_more_from_disk(min_bytes: int) -> None:
-    """What does not fit behind the first partition's records is read once in vain: how much it is
-    was not known. All behind it is left for the next request, and there is nothing to wait for."""
+    """One read is wasted, since its size was unknown.
+
+    Everything after it is left to the next request, and the poll does not wait.
+    """
     world = World()
     streams = world.topic(partitions=5)
     for stream in streams:
@@ -667,7 +680,7 @@ def test_full_answer_reads_no_more_from_disk(min_bytes: int) -> None:
 
 
 def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
-    """Subscriptions and timers of a closed connection are taken back."""
+    """Subscriptions and timers of a closed connection are removed."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -696,14 +709,14 @@ def test_fetch_behind_a_produce_sees_it() -> None:
 
 
 def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
-    """Nobody waits for their next megabyte; as soon as nobody produces they get all they take."""
+    """No producer waits long for their reads. Without producers, readers get all they can take."""
     world = World(KafkaOptions(cold_read_bytes_per_second=1 << 20))
     (stream,) = world.topic()
     fill(stream)
     stream.on_disk_below = 1
     client = world.client()
     for _ in range(3):
-        assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # nobody produces
+        assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # no producer load
     occupy(world)
     client.request(FETCH, 11, fetch(0))
     world.run(700)
@@ -714,7 +727,7 @@ def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
 
 
 def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
-    """What was let in and will not be read costs others nothing, and is not read."""
+    """An admitted read that is cancelled is not counted against others and is not performed."""
     world = World(KafkaOptions(cold_read_bytes_per_second=1 << 21))
     (stream,) = world.topic()
     fill(stream)
@@ -733,7 +746,7 @@ def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
 
 
 def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() -> None:
-    """Each of twenty partitions would wait for a second: the client would have given up."""
+    """Each of twenty partitions would wait for a second: the client would have timed out."""
     world = World(KafkaOptions(cold_read_bytes_per_second=1))
     streams = world.topic(partitions=20)
     for stream in streams:
@@ -754,7 +767,7 @@ def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() ->
 
 
 def occupy(world: World) -> None:
-    """Producers are at work, elsewhere, and another reader has taken a mebibyte."""
+    """Simulate producers on other partitions and another reader that has taken a mebibyte."""
     pace, now_ns = world.context.read_throttle, world.clock.now_ns()
     pace.produced(-1, 1, now_ns)
     assert pace.ask((-1, -1), READ_BYTES_MAX, now_ns).wait_ns == 0

@@ -1,4 +1,4 @@
-"""Fetch from followers (KIP-392): who is sent where, and what a follower says."""
+"""Fetch from followers (KIP-392): redirects by the leader and responses of a follower."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batches(part: Answer) -> int:
 
 @pytest.fixture
 def led() -> tuple[World, FakeStream]:
-    """Three records on a leader; its host sends consumers of a rack to server 2."""
+    """Leader with three records; its host redirects consumers with a rack to server 2."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -63,7 +63,7 @@ def led() -> tuple[World, FakeStream]:
 
 @pytest.fixture
 def followed() -> tuple[World, FakeStream]:
-    """Three records on a follower that may serve them."""
+    """Follower with three records that may serve them."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 3)
@@ -74,7 +74,7 @@ def followed() -> tuple[World, FakeStream]:
 
 
 def test_leader_names_the_replica_and_gives_no_records(led: tuple[World, FakeStream]) -> None:
-    """At once: there is nothing to wait for here."""
+    """The response is immediate: there is nothing to wait for here."""
     world, _ = led
     part = one(world.client().ask(FETCH, 11, request(0, wait_ms=500)))
     assert (part.error_code, part.preferred_read_replica, batches(part)) == (0, 2, 0)
@@ -108,7 +108,7 @@ def test_offset_beyond_the_end_is_the_leaders_to_judge(led: tuple[World, FakeStr
 
 
 def test_session_tells_of_the_replica_each_time(led: tuple[World, FakeStream]) -> None:
-    """An incremental answer leaves out what is as before; this must not be left out."""
+    """Incremental responses omit unchanged partitions, but must not omit the read replica."""
     world, _ = led
     client = world.client()
     response = client.ask(FETCH, 11, request(0, session=(0, 0)))
@@ -137,7 +137,10 @@ def test_follower_serves_what_it_knows_to_be_committed(followed: tuple[World, Fa
 def test_follower_sends_others_to_the_leader(
     followed: tuple[World, FakeStream], version: int, rack: str, may_follow: bool
 ) -> None:
-    """Whoever names no rack took it for the leader; and one that is not in sync serves nobody."""
+    """A consumer without a rack assumed this was the leader.
+
+    An out-of-sync follower serves no reads.
+    """
     world, _ = followed
     world.host.may_follow = may_follow
     part = one(world.client().ask(FETCH, version, request(0, rack=rack)))
@@ -145,7 +148,7 @@ def test_follower_sends_others_to_the_leader(
 
 
 def test_follower_checks_the_leader_epoch(followed: tuple[World, FakeStream]) -> None:
-    """KIP-320, on followers as on leaders."""
+    """KIP-320 applies to followers as to leaders."""
     world, stream = followed
     fenced = one(world.client().ask(FETCH, 11, request(0, epoch=stream.term - 1)))
     assert fenced.error_code == ErrorCode.FENCED_LEADER_EPOCH
@@ -154,10 +157,10 @@ def test_follower_checks_the_leader_epoch(followed: tuple[World, FakeStream]) ->
 
 
 def test_follower_never_calls_an_offset_out_of_range(followed: tuple[World, FakeStream]) -> None:
-    """A consumer that is told so starts over; a follower may only be behind."""
+    """The error makes a consumer reset, while a follower may only lag."""
     world, stream = followed
     for offset in (4, 1_000):
-        # Nor does it compare the epoch of what it may not have yet.
+        # Nor does it compare epochs of records that it may not have yet.
         part = one(world.client().ask(FETCH, 12, request(offset, last_epoch=stream.term)))
         assert part.error_code == ErrorCode.OFFSET_NOT_AVAILABLE
     stream.log_start_offset = 2
@@ -168,7 +171,7 @@ def test_follower_never_calls_an_offset_out_of_range(followed: tuple[World, Fake
 def test_follower_waits_for_the_news_that_an_offset_is_committed(
     followed: tuple[World, FakeStream],
 ) -> None:
-    """The leader that sent the consumer here knows it up to 50 ms earlier."""
+    """The leader that redirected the consumer knows the commit up to 50 ms earlier."""
     world, stream = followed
     client = world.client()
     client.request(FETCH, 11, request(4, wait_ms=500))
@@ -183,7 +186,7 @@ def test_follower_waits_for_the_news_that_an_offset_is_committed(
 
 
 def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, FakeStream]) -> None:
-    """A partition whose follower falls out of sync must not rest in its session for ever."""
+    """A partition whose follower falls out of sync must not stay silent in its session forever."""
     world, _ = followed
     client = world.client()
     response = client.ask(FETCH, 11, request(3, session=(0, 0)))
@@ -197,8 +200,10 @@ def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, FakeS
 def test_debugging_consumer_reads_each_replica_where_it_is(
     followed: tuple[World, FakeStream], version: int, may_follow: bool
 ) -> None:
-    """Replica -2, as Kafka's ReplicaVerificationTool says of itself: no rack, any version. A
-    replica that must not serve reads serves it none."""
+    """Replica -2, as sent by Kafka's ReplicaVerificationTool: no rack, any version.
+
+    A replica that must not serve reads still serves none.
+    """
     world, _ = followed
     world.host.may_follow = may_follow
     asked = request(0, rack="")

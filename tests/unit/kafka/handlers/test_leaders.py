@@ -13,7 +13,7 @@ from vdl.kafka.handlers.leaders import when_led
 
 
 class Waiting:
-    """One who waits for groups 1 to 3, of which the second has no leader, for a second at most."""
+    """Waiter for groups 1 to 3, of which the second has no leader, for a second at most."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,7 +57,7 @@ def test_wait_for_leaders_ends_when_its_client_has_gone() -> None:
 
 
 def test_many_that_wait_for_leaders_look_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failover is no time for a server to be busy with them."""
+    """Many waiters must not keep the server busy during a failover."""
     world = World()
     looks = 0
     leader_of = world.host.leader_of
@@ -76,7 +76,7 @@ def test_many_that_wait_for_leaders_look_less_often(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_waits_for_leaders_leaves_nothing_for_the_collector() -> None:
-    """That comes seldom, and many may wait."""
+    """The collector runs seldom, and many requests may wait."""
     world = World()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: the ends of a log, confirmed."""
+"""ListOffsets and OffsetForLeaderEpoch: the ends of a log, confirmed by a quorum."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask(
 
 @pytest.mark.parametrize("version", range(1, 12))
 def test_list_offsets_of_each_version_finds_both_ends(version: int) -> None:
-    """Earliest is where the log starts, latest where committed data ends."""
+    """Earliest is the log start offset, latest is the end of committed data."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 5)
@@ -50,7 +50,7 @@ def test_list_offsets_of_each_version_finds_both_ends(version: int) -> None:
 
 
 def ask_old(world: World, timestamp: int, count: int) -> list[int] | int:
-    """Offsets, or the error."""
+    """Return the offsets, or the error code, of a version 0 request."""
     asked = ListOffsetsPartition(0, timestamp=timestamp, max_num_offsets=count)
     request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [asked])])
     answer = world.client().ask(LIST_OFFSETS, 0, request).topics[0].partitions[0]
@@ -59,7 +59,10 @@ def ask_old(world: World, timestamp: int, count: int) -> list[int] | int:
 
 
 def three_segments(world: World) -> FakeStream:
-    """Of ten records each, a second apart; the first three records are deleted."""
+    """Return a log of three segments of ten records each, a second apart.
+
+    The first three records are deleted.
+    """
     (stream,) = world.topic()
     for start in range(3):
         data = memoryview(batch(10, timestamp=WALL_MS - 5_000 + 1_000 * start))
@@ -70,7 +73,7 @@ def three_segments(world: World) -> FakeStream:
 
 
 def test_list_offsets_of_version_0_says_where_segments_begin() -> None:
-    """Newest first, as many as were asked for; the end counts as one for the latest."""
+    """Newest first, up to the requested number; the log end counts as one for the latest."""
     world = World()
     three_segments(world)
     assert ask_old(world, -1, 1) == [30]
@@ -82,7 +85,7 @@ def test_list_offsets_of_version_0_says_where_segments_begin() -> None:
 
 
 def test_list_offsets_of_version_0_by_time_lies_before_what_is_later() -> None:
-    """The newest segment that is as old, by its last record; then all before it."""
+    """Returns the newest segment whose last record is old enough, then all before it."""
     world = World()
     three_segments(world)
     assert ask_old(world, WALL_MS - 4_000 + 9, 9) == [10, 3]
@@ -102,7 +105,7 @@ def test_list_offsets_of_version_0_of_an_empty_log() -> None:
 
 
 def test_list_offsets_of_version_0_says_what_is_wrong() -> None:
-    """No quorum, a count that cannot be, segments that cannot be read."""
+    """Covers a missing quorum, an invalid count, and unreadable segments."""
     world = World()
     stream = three_segments(world)
     assert ask_old(world, -1, -1) == ErrorCode.INVALID_REQUEST
@@ -114,8 +117,11 @@ def test_list_offsets_of_version_0_says_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("timestamp", [-4, -3, -2, -1, WALL_MS])
 def test_list_offsets_needs_a_quorum(timestamp: int) -> None:
-    """A deposed leader's end would make a consumer skip what others acknowledged; its start may lie
-    below what was deleted since."""
+    """A deposed leader's offsets may be stale.
+
+    Its end would make a consumer skip records that others acknowledged; its start may be below what
+    was deleted since.
+    """
     world = World()
     (stream,) = world.topic()
     stream.quorum = False
@@ -148,7 +154,7 @@ def test_list_offsets_by_time_finds_the_first_record_at_or_after() -> None:
     ],
 )
 def test_list_offsets_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> None:
-    """KIP-320, for every kind of question."""
+    """KIP-320, for every kind of timestamp."""
     world = World()
     world.topic()
     for timestamp in (-2, -1, 0):
@@ -156,7 +162,7 @@ def test_list_offsets_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> N
 
 
 def test_list_offsets_of_what_is_not_there_or_not_led_is_refused() -> None:
-    """Unknown partition, follower, special timestamps of later versions."""
+    """Covers an unknown partition, a follower, and special timestamps of later versions."""
     world = World()
     (stream,) = world.topic()
     assert ask(world, -1, partition=4).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -170,7 +176,7 @@ def test_list_offsets_of_what_is_not_there_or_not_led_is_refused() -> None:
 def test_list_offsets_knows_special_timestamps_from_a_version_on(
     timestamp: int, since: int
 ) -> None:
-    """As in Kafka: before that, and for all other negative ones, UNSUPPORTED_VERSION."""
+    """As in Kafka: earlier versions, and all other negative timestamps, get UNSUPPORTED_VERSION."""
     world = World()
     world.topic()
     for version in range(6, 12):
@@ -180,7 +186,7 @@ def test_list_offsets_knows_special_timestamps_from_a_version_on(
 
 
 def test_list_offsets_of_tiers_says_that_there_are_none() -> None:
-    """What is on local disks is all there is; nothing is elsewhere, or is to be."""
+    """All data is on local disks; nothing is or will be in remote storage."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 5)
@@ -193,8 +199,10 @@ def test_list_offsets_of_tiers_says_that_there_are_none() -> None:
 
 
 def test_list_offsets_finds_the_first_record_with_the_largest_timestamp() -> None:
-    """KIP-734: wherever it is in the log; of equals the first; -1 without an error if there is no
-    record."""
+    """KIP-734: anywhere in the log; the first of equal ones.
+
+    -1 without an error if there is no record.
+    """
     world = World()
     (stream,) = world.topic()
     none = ask(world, -3, version=7)
@@ -208,7 +216,7 @@ def test_list_offsets_finds_the_first_record_with_the_largest_timestamp() -> Non
 
 
 def test_partition_that_is_asked_for_twice_is_refused() -> None:
-    """INVALID_REQUEST at each mention, as in Kafka; the others are answered."""
+    """INVALID_REQUEST for each occurrence, as in Kafka; other partitions are answered."""
     world = World()
     world.topic("t", 2)
     asked = [ListOffsetsPartition(index, timestamp=-1) for index in (0, 1, 0)]
@@ -229,7 +237,7 @@ def epoch_end(world: World, epoch: int, *, version: int = 4, current: int = -1) 
 
 @pytest.mark.parametrize("version", range(2, 5))
 def test_offset_for_leader_epoch_tells_where_an_epoch_ends(version: int) -> None:
-    """KIP-101: the largest epoch up to the one asked for, and its end."""
+    """KIP-101: the largest epoch up to the requested one, and its end offset."""
     world = World()
     (stream,) = world.topic()
     fill(stream, 2)

@@ -54,7 +54,7 @@ def sizes(result: DescribeLogDirsResult) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("version", range(1, 6))
 def test_directory_is_described_in_each_version(world: World, version: int) -> None:
-    """Every replica here with its size; the disk's from v4 on (KIP-827)."""
+    """Lists every local replica with its size; the disk's size from v4 on (KIP-827)."""
     result = describe(world, None, version)
     assert (result.error_code, result.log_dir) == (ErrorCode.NONE, DIRECTORY)
     found = sizes(result)
@@ -67,7 +67,7 @@ def test_directory_is_described_in_each_version(world: World, version: int) -> N
 
 
 def test_only_what_was_asked_for_and_is_here_is_told(world: World) -> None:
-    """Topics and partitions that are not are left out, as in Kafka; named twice is named once."""
+    """Other topics and partitions are omitted, as in Kafka; duplicates are listed once."""
     world.topic("elsewhere", servers=(2, 3))
     asked = [
         DescribableLogDirTopic("a", [1, 1, 7, -1]),
@@ -81,7 +81,7 @@ def test_only_what_was_asked_for_and_is_here_is_told(world: World) -> None:
 
 
 def test_directory_that_cannot_be_read_says_so(world: World) -> None:
-    """The answer is about the directory, and the next request looks again."""
+    """The error is for the directory; the next request checks again."""
     stream = world.host.streams[world.host.catalog.topics["a"].partitions[0]]
     stream.cold_error = CorruptRecord("segment", 0)
     result = describe(world, None)
@@ -91,7 +91,7 @@ def test_directory_that_cannot_be_read_says_so(world: World) -> None:
 
 
 def test_requests_share_walks_over_the_replicas(world: World) -> None:
-    """However many ask: those that come during a walk are answered by one more."""
+    """Requests that arrive during a walk share one more walk, however many they are."""
     streams = world.topic("many", 3 * UNDER_WAY_MAX)
     clients = [world.client() for _ in range(50)]
     for client in clients:
@@ -106,7 +106,7 @@ def test_requests_share_walks_over_the_replicas(world: World) -> None:
 
 
 def test_replicas_are_where_they_are_to_be_or_nowhere_else(world: World) -> None:
-    """Into the one directory: done. Kafka's codes for all else."""
+    """Moving to the one directory succeeds; everything else gets Kafka's codes."""
     world.topic("elsewhere", servers=(2, 3))
     topics = [
         AlterReplicaLogDirTopic("a", [0, 1, 2]),

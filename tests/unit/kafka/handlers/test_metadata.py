@@ -54,14 +54,14 @@ def test_metadata_of_each_version_describes_servers_and_topics(version: int) -> 
 
 
 TOPIC_OPERATIONS = 3_576
-"""Read, write, create, delete, alter, describe, describe and alter configs: what Kafka answers."""
+"""Read, write, create, delete, alter, describe, describe and alter configs: same value as Kafka."""
 CLUSTER_OPERATIONS = 8_096
 """Create, alter, describe, act as the cluster, describe and alter configs, idempotent write."""
 
 
 @pytest.mark.parametrize("version", [8, 10])
 def test_metadata_says_what_one_may_do_when_asked(version: int) -> None:
-    """KIP-430: without an authorizer everything that there is to be done."""
+    """KIP-430: without an authorizer all operations are allowed."""
     world = World()
     world.topic("t")
     request = named("t")
@@ -76,7 +76,7 @@ def test_metadata_says_what_one_may_do_when_asked(version: int) -> None:
 
 
 def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
-    """v0: an empty list is all; later: null is all and an empty list is none."""
+    """v0: an empty list means all; later: null means all and an empty list means none."""
     world = World()
     world.topic("a")
     world.topic("b")
@@ -103,7 +103,7 @@ def test_metadata_by_topic_id_is_answered_from_v12_on() -> None:
 
 
 def test_metadata_of_an_unknown_topic_creates_it() -> None:
-    """`auto.create.topics.enable`: the answer shows the new topic with its leaders."""
+    """`auto.create.topics.enable`: the response shows the new topic with its leaders."""
     world = World(KafkaOptions(num_partitions=4))
     (topic,) = world.client().ask(METADATA, 9, named("new")).topics
     assert topic.error_code == ErrorCode.NONE
@@ -112,7 +112,7 @@ def test_metadata_of_an_unknown_topic_creates_it() -> None:
 
 
 def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
-    """Leaders that take too long: the client is told to ask again."""
+    """If leaders take too long the client gets a retriable error."""
     world = World()
     world.host.leaders_at_once = False
     client = world.client()
@@ -126,7 +126,7 @@ def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
 
 
 def test_metadata_tells_each_topic_once() -> None:
-    """A short request must not get a long answer by naming a topic a million times."""
+    """A short request must not get a long response by naming a topic a million times."""
     world = World()
     world.topic("t", 2)
     topic_id = world.host.catalog.topics["t"].topic_id
@@ -137,7 +137,7 @@ def test_metadata_tells_each_topic_once() -> None:
 
 
 def test_metadata_creates_no_more_than_one_command_may() -> None:
-    """`partitions_per_request_max` holds here, too; who asks again gets the rest."""
+    """`partitions_per_request_max` applies here too; a retry gets the rest."""
     world = World(KafkaOptions(num_partitions=4, partitions_per_request_max=10))
     names = [f"t{number}" for number in range(5)]
     client = world.client()
@@ -149,7 +149,7 @@ def test_metadata_creates_no_more_than_one_command_may() -> None:
 
 
 def test_metadata_creates_no_more_than_a_server_may_have() -> None:
-    """POLICY_VIOLATION, which no client asks again for; what there is stays, and is counted."""
+    """POLICY_VIOLATION is not retriable; existing topics stay and are counted."""
     world = World(KafkaOptions(num_partitions=4, replicas_per_server_max=9))
     client = world.client()
     codes = [client.ask(METADATA, 9, named(f"t{n}")).topics[0].error_code for n in range(4)]
@@ -160,7 +160,7 @@ def test_metadata_creates_no_more_than_a_server_may_have() -> None:
 
 @pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
 def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind) -> None:
-    """LEADER_NOT_AVAILABLE is what clients wait for; the topic may come."""
+    """Clients retry LEADER_NOT_AVAILABLE; the topic may still be created."""
     world = World()
     world.host.catalog_outcome = kind
     (topic,) = world.client().ask(METADATA, 9, named("new")).topics
@@ -168,7 +168,10 @@ def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind
 
 
 def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
-    """v4+: the client's choice; always: the server's. Kafka's own topics are never made."""
+    """From v4 on the client decides; the server always may forbid.
+
+    Kafka's internal topics are never created.
+    """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     world = World()
     client = world.client()
@@ -190,7 +193,7 @@ def test_metadata_of_an_impossible_name_is_invalid(name: str) -> None:
 
 
 def test_metadata_shows_servers_without_a_link_as_offline() -> None:
-    """A dead server is not listed; its replicas are offline (v5)."""
+    """An unreachable server is not listed; its replicas are offline (v5)."""
     world = World()
     world.topic()
     world.host.alive = [1, 3]
@@ -202,7 +205,7 @@ def test_metadata_shows_servers_without_a_link_as_offline() -> None:
 
 
 def test_replica_in_sync_is_what_the_leader_says_not_who_has_a_link() -> None:
-    """A follower that lags is linked and not in sync; one that this server cannot reach may be."""
+    """A lagging follower is connected but not in sync. One without a connection may be in sync."""
     world = World()
     world.topic()
     world.host.in_sync = [1, 2]
@@ -217,8 +220,10 @@ def test_replica_in_sync_is_what_the_leader_says_not_who_has_a_link() -> None:
 
 
 def test_server_that_is_cut_off_lists_every_server() -> None:
-    """Who is told of this one alone forgets the others and asks nobody else, beside a healthy
-    majority; a server that has no link to one cannot know who lives."""
+    """A client that receives this server alone forgets the healthy majority.
+
+    An isolated server cannot know which servers are running.
+    """
     world = World()
     world.topic()
     world.host.alive = [1]
@@ -273,7 +278,7 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
 
 
 def test_describe_topic_partitions_ends_a_page_with_its_last_topic() -> None:
-    """A page that is full at the end of a topic does not begin the next one."""
+    """A page that becomes full at the end of a topic does not start the next one."""
     world = World()
     world.topic("a", 3)
     world.topic("b", 3)
@@ -288,7 +293,7 @@ def test_describe_topic_partitions_ends_a_page_with_its_last_topic() -> None:
 def test_describe_topic_partitions_refuses_a_cursor_that_it_cannot_have_given(
     cursor: Cursor,
 ) -> None:
-    """A topic that was not asked for, or no partition: INVALID_REQUEST for each topic."""
+    """A topic outside the request or a missing partition: INVALID_REQUEST for each topic."""
     world = World()
     world.topic("a", 3)
     world.topic("b", 3)
@@ -301,7 +306,7 @@ def test_describe_topic_partitions_refuses_a_cursor_that_it_cannot_have_given(
 
 
 def test_controller_is_the_asked_server_while_the_catalog_has_no_leader() -> None:
-    """Clients wait for a controller without asking again when they are told of none."""
+    """Clients that receive no controller wait without retrying."""
     world = World()
     world.host.leaders.pop(CATALOG_GROUP)
     client = world.client()
@@ -329,9 +334,12 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
 
 
 def test_metadata_lists_a_failed_server_once_with_its_successor() -> None:
-    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
-    server disappears. So each client gets the old server once more, in the answer that has the new
-    leader; and never again."""
+    """Each client gets the failed server once more, and never again.
+
+    librdkafka loses a partition for a second if it moves in the response in which its old leader's
+    server disappears. So each client gets the old server once more, in the first response with the
+    new leader.
+    """
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
@@ -347,7 +355,7 @@ def test_metadata_lists_a_failed_server_once_with_its_successor() -> None:
 
 
 def test_metadata_waits_a_moment_for_the_successor_of_a_failed_leader() -> None:
-    """A client that is told of no leader asks again after 100 ms, or after a second."""
+    """A client that receives no leader retries after 100 ms, or after a second."""
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
@@ -366,7 +374,7 @@ def test_metadata_waits_a_moment_for_the_successor_of_a_failed_leader() -> None:
 
 
 def test_metadata_does_not_wait_long_for_a_successor() -> None:
-    """There may be none; and who has been told of the loss does not wait again."""
+    """There may be no successor, and a client that has received the loss does not wait again."""
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
@@ -379,7 +387,7 @@ def test_metadata_does_not_wait_long_for_a_successor() -> None:
 
 
 def test_metadata_answers_before_any_server_is_known() -> None:
-    """A replica set that has just been made has an empty catalog."""
+    """A new replica set has an empty catalog."""
     world = World()
     world.host.catalog.servers.clear()
     answer = world.client().ask(METADATA, 9, MetadataRequest([]))
@@ -387,9 +395,11 @@ def test_metadata_answers_before_any_server_is_known() -> None:
 
 
 def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
-    """librdkafka asks any server that it is connected to, though it hears again and again that
-    nobody leads. A server that leads some of what was asked for, or knows who leads all of it, is
-    of use."""
+    """An isolated server omits itself unless it leads, or knows all leaders of, what is requested.
+
+    librdkafka queries any server that it is connected to, although each answers that there is no
+    leader.
+    """
     world = World()
     world.topic("led", 1)
     world.topic("t", 1)

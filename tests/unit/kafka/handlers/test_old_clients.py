@@ -1,4 +1,4 @@
-"""Produce v0 to v2 and Fetch v0 to v3: clients before Kafka 0.11 beside those of today."""
+"""Produce v0 to v2 and Fetch v0 to v3: clients before Kafka 0.11 beside current ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT = record_checks.LOOP_BYTES_IN_PYTHON
 
 
 def messages(*values: bytes | None, magic: int = 1, timestamp: int = WALL_MS) -> bytes:
-    """A set of messages."""
+    """Return a message set."""
     return b"".join(
         message(magic, value, offset=index, timestamp=timestamp)
         for index, value in enumerate(values)
@@ -38,7 +38,7 @@ def messages(*values: bytes | None, magic: int = 1, timestamp: int = WALL_MS) ->
 
 
 def stored(stream: FakeStream) -> list[Record]:
-    """All records of a partition, from sealed batches."""
+    """Return all records of a partition, from sealed batches."""
     found: list[Record] = []
     for one in stream.batches:
         assert crc_matches(memoryview(one.data))
@@ -59,7 +59,7 @@ def append(stream: FakeStream, *records: Record, **fields: Any) -> None:
 @PRODUCE_VERSIONS
 @pytest.mark.parametrize("magic", [0, 1])
 def test_produce_of_messages_stores_one_batch(version: int, magic: int) -> None:
-    """The answer has the offset of the first; the batch is filed under a time in either magic."""
+    """The response has the first message's offset. The batch has a timestamp in either magic."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -77,7 +77,7 @@ def test_produce_of_messages_stores_one_batch(version: int, magic: int) -> None:
 @pytest.mark.parametrize("size", [100, LIMIT - 200, LIMIT + 1, 10 * LIMIT])
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP, Compression.LZ4])
 def test_produce_of_any_size_is_converted(size: int, codec: Compression) -> None:
-    """On the loop or off it, before or after it is decompressed."""
+    """Converted on the event loop or off it, before or after decompression."""
     world = World()
     (stream,) = world.topic()
     data = messages(b"x" * size)
@@ -92,7 +92,7 @@ def test_produce_of_any_size_is_converted(size: int, codec: Compression) -> None
 
 
 def test_produce_of_a_set_off_the_loop_keeps_its_place() -> None:
-    """What was sent behind it on the connection is appended behind it."""
+    """Requests sent later on the connection are appended later."""
     jobs: list[tuple[Any, Any]] = []
     world = World()
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 1 << 20)
@@ -112,7 +112,7 @@ def test_produce_of_a_set_off_the_loop_keeps_its_place() -> None:
 
 
 def test_produce_of_a_bad_set_off_the_loop_is_refused() -> None:
-    """With its code; the next request is served."""
+    """The set is refused with its error code; the next request is served."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -138,7 +138,7 @@ def test_produce_of_messages_is_for_old_versions_only() -> None:
 
 @PRODUCE_VERSIONS
 def test_produce_of_a_batch_is_taken_in_old_versions(version: int) -> None:
-    """Kafka does not ask for the magic that belongs to v0 to v2."""
+    """Kafka does not require the magic that belongs to v0 to v2."""
     world = World()
     (stream,) = world.topic()
     assert error_of(world, produce(batch(2)), version) == ErrorCode.NONE
@@ -146,7 +146,7 @@ def test_produce_of_a_batch_is_taken_in_old_versions(version: int) -> None:
 
 
 def test_produce_of_messages_obeys_the_topic() -> None:
-    """Size, time and key, as for a batch."""
+    """Size, timestamp and key are checked as for a batch."""
     world = World()
     world.topic("small", configs={"max.message.bytes": "200"})
     world.topic("keyed", configs={"cleanup.policy": "compact"})
@@ -168,7 +168,7 @@ def test_produce_of_messages_obeys_the_topic() -> None:
 
 
 def test_produce_of_messages_answers_the_append_time() -> None:
-    """v2 has a place for it (KIP-32)."""
+    """v2 has a field for it (KIP-32)."""
     world = World()
     (stream,) = world.topic(configs={"message.timestamp.type": "LogAppendTime"})
     answer = only(world.client().ask(PRODUCE, 2, produce(bytearray(messages(b"a")))))
@@ -179,7 +179,7 @@ def test_produce_of_messages_answers_the_append_time() -> None:
 
 
 def values(part: PartitionData) -> list[bytes | None]:
-    """The values in messages without a codec."""
+    """Return the values of uncompressed messages."""
     found: list[bytes | None] = []
     for _, data in shallow(bytes(part.records or b"")):
         at = (22 if data[16] == 0 else 30) - 4
@@ -207,7 +207,7 @@ def test_fetch_of_an_old_version_gets_messages(version: int) -> None:
 
 @FETCH_VERSIONS
 def test_fetch_of_an_old_version_waits_and_answers_errors(version: int) -> None:
-    """Long polls, the end of the log and offsets beyond it are as ever."""
+    """Long polls, the end of the log and offsets beyond it behave as in newer versions."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -225,7 +225,7 @@ def test_fetch_of_an_old_version_waits_and_answers_errors(version: int) -> None:
 
 
 def test_fetch_of_an_old_version_reads_all_in_small_pieces() -> None:
-    """Each answer has a message, however small it is to be; all come, once, in order."""
+    """Each response has a message, however small its limit; all arrive once, in order."""
     world = World()
     (stream,) = world.topic()
     sent = [b"%d" % index * 50 for index in range(9)]
@@ -252,7 +252,7 @@ def test_fetch_of_an_old_version_reads_from_disk() -> None:
 
 
 def test_fetch_of_an_old_version_steps_over_control_batches() -> None:
-    """A consumer that is not sent them would stay before them for ever."""
+    """A consumer that never receives them would not advance past them."""
     world = World()
     first, second = world.topic(partitions=2)
     append(first, Record(None, b"a"))
@@ -275,7 +275,7 @@ def test_fetch_of_an_old_version_steps_over_control_batches() -> None:
 
 
 def test_fetch_of_an_old_version_at_control_batches_ends_with_its_time() -> None:
-    """Nothing for it: an empty answer when it asked for one."""
+    """The response is empty and is sent at max_wait."""
     world = World()
     (stream,) = world.topic()
     append(stream, Record(b"k", b"v"), is_control=True)
@@ -284,7 +284,7 @@ def test_fetch_of_an_old_version_at_control_batches_ends_with_its_time() -> None
 
 
 def test_fetch_of_zstd_in_an_old_version_is_refused() -> None:
-    """KIP-110; other partitions have their answer."""
+    """KIP-110; other partitions are answered."""
     world = World()
     first, second = world.topic(partitions=2)
     append(first, Record(None, b"a"), compression=Compression.ZSTD)
@@ -297,7 +297,7 @@ def test_fetch_of_zstd_in_an_old_version_is_refused() -> None:
 def test_fetch_of_an_old_version_is_bounded_and_every_partition_has_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such a consumer asks for its partitions in one order, without a bound on the whole."""
+    """Such a consumer sends its partitions in a fixed order, without a limit on the response."""
     monkeypatch.setattr("vdl.kafka.handlers.fetch.BYTES_MAX", 4_000)
     world = World()
     for stream in world.topic(partitions=5):
@@ -317,7 +317,7 @@ def test_fetch_of_an_old_version_is_bounded_and_every_partition_has_its_turn(
 def test_fetch_of_an_old_version_ends_after_so_many_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The partitions that were not looked at have no records, and come another time."""
+    """Partitions beyond the record limit have no records and are served another time."""
     monkeypatch.setattr(down_conversion, "RECORDS_MAX", 5)
     world = World()
     for stream in world.topic(partitions=3):
@@ -334,7 +334,7 @@ def test_fetch_of_an_old_version_ends_after_so_many_records(
 
 
 def test_conversions_for_consumers_run_one_at_a_time() -> None:
-    """And a consumer that is gone meanwhile is answered nothing."""
+    """A consumer that has disconnected meanwhile gets no response."""
     jobs: list[tuple[Any, Any]] = []
     world = World()
     world.context.down_conversion = down_conversion.DownConversion(
@@ -359,7 +359,7 @@ def test_conversions_for_consumers_run_one_at_a_time() -> None:
     assert not world.context.answers.used
 
 
-# --- both ways ---
+# --- both directions ---
 
 
 @pytest.mark.parametrize("magic", [0, 1])

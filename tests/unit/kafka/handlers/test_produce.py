@@ -1,4 +1,4 @@
-"""Produce: what is checked, what is answered, and in which order."""
+"""Produce: validation, responses and their order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def produce(
     first_partition: int = 0,
     transactional_id: str | None = None,
 ) -> ProduceRequest:
-    """One batch a partition, from `first_partition` on."""
+    """Return a request with one batch a partition, from `first_partition` on."""
     data = [
         PartitionProduceData(first_partition + index, None if item is None else memoryview(item))
         for index, item in enumerate(records)
@@ -60,7 +60,7 @@ def produce(
 
 
 def only(response: object) -> PartitionProduceResponse:
-    """The answer of a request with one partition."""
+    """Return the partition response of a request with one partition."""
     (topic,) = response.responses  # type: ignore[attr-defined]
     (partition,) = topic.partition_responses
     return partition  # type: ignore[no-any-return]
@@ -72,7 +72,7 @@ def error_of(world: World, request: ProduceRequest, version: int = 9) -> int:
 
 @pytest.mark.parametrize("version", range(3, 14))
 def test_produce_of_each_version_is_appended_and_answered(version: int) -> None:
-    """A batch is stored as sent but for offset and epoch, which lie outside its CRC."""
+    """A batch is stored as sent except for offset and epoch, which lie outside its CRC."""
     world = World()
     (stream,) = world.topic()
     topic = world.host.catalog.topics["t"]
@@ -89,7 +89,7 @@ def test_produce_of_each_version_is_appended_and_answered(version: int) -> None:
 
 
 def test_produce_is_answered_only_when_committed() -> None:
-    """An acknowledgement means a majority has it: nothing is said before the commit."""
+    """An acknowledgement means that a majority has the batch, so none is sent before the commit."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -103,7 +103,10 @@ def test_produce_is_answered_only_when_committed() -> None:
 
 
 def test_produce_of_one_connection_overlaps_and_keeps_its_order() -> None:
-    """Appends happen in arrival order while earlier ones wait; answers leave in order, together."""
+    """Appends happen in arrival order while earlier ones wait.
+
+    Responses leave in order, together.
+    """
     world = World()
     first, second = world.topic(partitions=2)
     first.auto_commit = second.auto_commit = False
@@ -121,7 +124,7 @@ def test_produce_of_one_connection_overlaps_and_keeps_its_order() -> None:
 
 
 def test_produce_that_names_a_partition_twice_gets_one_batch_in() -> None:
-    """One request must not bring any number of batches that are checked in one turn."""
+    """One request must not have any number of batches checked in one turn."""
     world = World()
     (stream,) = world.topic()
     request = produce(batch(), batch())
@@ -133,7 +136,7 @@ def test_produce_that_names_a_partition_twice_gets_one_batch_in() -> None:
 
 
 def test_produce_with_all_acks_asks_for_min_insync_replicas_copies() -> None:
-    """Only acks=all does, as in Kafka; the topic's setting comes before the server's."""
+    """Only acks=all does, as in Kafka. The topic's setting takes precedence over the server's."""
     world = World(KafkaOptions(min_insync_replicas=2))
     (plain,) = world.topic()
     (strict,) = world.topic("strict", configs={"min.insync.replicas": "3"})
@@ -155,7 +158,7 @@ def test_produce_with_other_acks_is_refused(acks: int) -> None:
 
 
 def test_produce_without_acks_gets_no_answer() -> None:
-    """acks=0: silence, and the next request is answered as the first."""
+    """acks=0: no response, and the next request is answered as the first."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -166,7 +169,7 @@ def test_produce_without_acks_gets_no_answer() -> None:
 
 
 def test_produce_without_acks_that_fails_closes_the_connection() -> None:
-    """acks=0 has no other way to say that something is wrong."""
+    """acks=0 has no other way to report an error."""
     world = World()
     client = world.client()
     client.request(PRODUCE, 9, produce(batch(), topic="missing", acks=0))
@@ -214,7 +217,7 @@ def old_format(magic: int) -> bytearray:
     ],
 )
 def test_produce_of_a_bad_batch_is_refused(records: bytearray | None, error: ErrorCode) -> None:
-    """Each flaw has Kafka's code; nothing is appended and the connection goes on."""
+    """Each error has Kafka's code. Nothing is appended and the connection stays open."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -224,7 +227,7 @@ def test_produce_of_a_bad_batch_is_refused(records: bytearray | None, error: Err
 
 
 def test_produce_of_one_bad_and_one_good_batch_answers_each() -> None:
-    """A partition's error is its own."""
+    """Each partition has its own error."""
     world = World()
     world.topic(partitions=2)
     response = world.client().ask(PRODUCE, 9, produce(corrupt(70, batch()), batch()))
@@ -242,7 +245,7 @@ def test_produce_of_zstd_before_version_7_is_refused() -> None:
 
 
 def test_produce_obeys_the_topics_own_limit() -> None:
-    """`max.message.bytes` of the topic counts, at the limit and one past it."""
+    """The topic's `max.message.bytes` applies, at the limit and one past it."""
     world = World()
     world.topic(configs={"max.message.bytes": str(len(batch(size=500)))})
     assert error_of(world, produce(batch(size=500))) == ErrorCode.NONE
@@ -250,8 +253,10 @@ def test_produce_obeys_the_topics_own_limit() -> None:
 
 
 def test_large_batches_are_checked_one_at_a_time_and_wait_for_those_before() -> None:
-    """What is large here waits while another is in its check, or too much of it in memory; others
-    pass it."""
+    """A large batch waits while another is checked or too much of it is in memory.
+
+    Small ones pass it.
+    """
     world = World()
     (stream,) = world.topic(configs={"max.message.bytes": str(BATCH_BYTES_MAX)})
     large = produce(batch(size=LARGE_BYTES_COUNTED + 1))
@@ -269,7 +274,7 @@ def test_large_batches_are_checked_one_at_a_time_and_wait_for_those_before() -> 
 
 
 def test_produce_with_log_append_time_stamps_the_batch() -> None:
-    """KIP-32: the batch carries the server's time, and so does the answer."""
+    """KIP-32: the batch carries the server's time, and so does the response."""
     world = World()
     (stream,) = world.topic(configs={"message.timestamp.type": "LogAppendTime"})
     answer = only(world.client().ask(PRODUCE, 9, produce(batch(timestamp=5))))
@@ -292,7 +297,7 @@ def test_produce_for_an_unknown_topic_or_partition_is_refused() -> None:
 
 
 def test_produce_to_a_follower_names_the_leader() -> None:
-    """KIP-951: from v10 on the answer says who leads and where that is."""
+    """KIP-951: from v10 on the response names the leader and its address."""
     world = World()
     (stream,) = world.topic()
     stream.lose_leadership()
@@ -307,7 +312,7 @@ def test_produce_to_a_follower_names_the_leader() -> None:
 
 
 def test_produce_whose_leader_is_deposed_has_an_open_fate() -> None:
-    """Appended and then not known to be committed: REQUEST_TIMED_OUT, never a final answer."""
+    """Appended but not known to be committed: REQUEST_TIMED_OUT, never a final error."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -324,7 +329,10 @@ def transactional() -> bytearray:
 
 @pytest.mark.parametrize("version", [3, 11, 12, 13])
 def test_produce_of_a_transaction_asks_its_coordinator(version: int) -> None:
-    """KIP-890: v12 adds the partition; before, its client has done so and it is only asked."""
+    """KIP-890: from v12 on the server adds the partition.
+
+    Before, it only verifies that the client did.
+    """
     world = World()
     (stream,) = world.topic()
     topic = world.host.catalog.topics["t"]
@@ -368,7 +376,7 @@ def test_produce_is_told_what_the_coordinator_says_as_kafka_puts_it(
 
 
 def test_produce_with_a_transactional_id_may_hold_other_batches() -> None:
-    """As in Kafka: what counts is what the batch says of itself."""
+    """As in Kafka: the batch's own fields count."""
     world = World()
     world.topic()
     assert error_of(world, produce(batch(), transactional_id="tx")) == ErrorCode.NONE
@@ -389,8 +397,11 @@ def test_produce_with_a_transactional_id_may_hold_other_batches() -> None:
 def test_produce_that_its_client_gave_up_before_it_started_is_not_appended(
     acks: int, timeout_ms: int, producer_id: int, is_appended: bool
 ) -> None:
-    """What is late is dropped, not made up for; unless nobody waits for an answer anyway, or
-    what follows in a producer's sequence would be refused without it."""
+    """A request past its timeout is dropped, with two exceptions.
+
+    With acks=0 no client waits for a response, and a producer with an id would have later sequence
+    numbers refused without it.
+    """
     world = World()
     (stream,) = world.topic()
     world.host.overloaded = True
@@ -409,7 +420,7 @@ def test_produce_that_its_client_gave_up_before_it_started_is_not_appended(
 
 
 def test_produce_that_waited_to_be_started_has_less_time_for_its_append() -> None:
-    """Its client's time runs from when the request was there."""
+    """The request's timeout runs from its arrival."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -431,7 +442,7 @@ def test_produce_that_waited_to_be_started_has_less_time_for_its_append() -> Non
 
 
 def test_produce_waits_while_the_host_has_no_room() -> None:
-    """Too much unflushed: producers are held back, and let go when there is room."""
+    """Producers are held back while too much is unflushed, and resume when there is room."""
     world = World()
     (stream,) = world.topic()
     world.host.overloaded = True
@@ -445,7 +456,7 @@ def test_produce_waits_while_the_host_has_no_room() -> None:
 
 
 def test_clients_that_go_away_leave_their_appends() -> None:
-    """What was appended is appended; the fate has nobody to tell."""
+    """An appended batch stays appended; its outcome has no recipient."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -458,13 +469,13 @@ def test_clients_that_go_away_leave_their_appends() -> None:
     assert len(world.frontend) == 0
 
 
-# --- what is inside a batch ---
+# --- contents of a batch ---
 
 
 def claiming(
     count: int, *, records: int = 1, size: int = 10, codec: Compression = Compression.NONE
 ) -> bytearray:
-    """A batch that says it holds `count` records."""
+    """Return a batch whose header claims `count` records."""
     data = batch(records, size, compression=codec)
     data[23:27] = (count - 1).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big")
@@ -473,7 +484,7 @@ def claiming(
 
 
 def with_garbage(*, size: int = 10) -> bytearray:
-    """A batch behind whose record something follows."""
+    """Return a batch with trailing bytes after its record."""
     data = batch(size=size) + b"garbage"
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     seal(data)
@@ -483,7 +494,7 @@ def with_garbage(*, size: int = 10) -> bytearray:
 def repacked(
     codec: Compression, change: Callable[[bytes], bytes], *, count: int = 3, size: int = 10
 ) -> bytearray:
-    """A batch whose compressed records were changed."""
+    """Return a batch whose compressed records were changed."""
     plain = batch(count, size, compression=codec)
     data = plain[:HEADER_BYTES] + change(bytes(plain[HEADER_BYTES:]))
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
@@ -493,7 +504,7 @@ def repacked(
 
 CODECS = [codec for codec in Compression if codec is not Compression.NONE]
 LOOP_BYTES = [0, 2 << 20]
-"""Everything is checked off the loop, or what is small is checked on it."""
+"""Check everything off the event loop, or small batches on it."""
 
 
 def world_with(loop_bytes: int) -> World:
@@ -520,7 +531,7 @@ def world_with(loop_bytes: int) -> World:
 def test_produce_of_a_lying_batch_is_refused_and_takes_no_offset(
     records: bytearray, loop_bytes: int
 ) -> None:
-    """As many offsets are given as there are records, and what is stored can be read."""
+    """The number of offsets equals the number of records, and everything stored can be read."""
     world = world_with(loop_bytes)
     (stream,) = world.topic()
     client = world.client()
@@ -537,7 +548,7 @@ def test_produce_of_a_lying_batch_is_refused_and_takes_no_offset(
 def test_produce_of_sound_batches_passes_wherever_they_are_checked(
     codec: Compression, loop_bytes: int
 ) -> None:
-    """Small and large, with each codec."""
+    """Covers small and large batches with each codec."""
     world = world_with(loop_bytes)
     (stream,) = world.topic()
     client = world.client()
@@ -549,7 +560,7 @@ def test_produce_of_sound_batches_passes_wherever_they_are_checked(
 
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
 def test_produce_of_a_decompression_bomb_is_refused(codec: Compression) -> None:
-    """A few kilobytes that would become 64 MiB."""
+    """A few kilobytes would decompress to 64 MiB."""
     world = World()
     (stream,) = world.topic()
     zeros = compress(codec, bytes(64 << 20))
@@ -561,7 +572,7 @@ def test_produce_of_a_decompression_bomb_is_refused(codec: Compression) -> None:
 
 @pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
 def test_produce_with_a_wrong_largest_timestamp_is_corrected(loop_bytes: int) -> None:
-    """As Kafka does: the header says what the records say, and its CRC is good."""
+    """As in Kafka: the header is set to the records' largest timestamp, with a valid CRC."""
     world = world_with(loop_bytes)
     (stream,) = world.topic()
     for lie in (WALL_MS + 1_000_000, 0, -1):
@@ -575,7 +586,7 @@ def test_produce_with_a_wrong_largest_timestamp_is_corrected(loop_bytes: int) ->
 
 
 def test_produce_without_timestamps_is_filed_under_the_time_of_its_append() -> None:
-    """So that retention can age it; the records themselves still have none."""
+    """This lets retention age the batch; the records themselves still have no timestamp."""
     world = World()
     (stream,) = world.topic()
     assert error_of(world, produce(batch(timestamp=-1))) == ErrorCode.NONE
@@ -586,7 +597,7 @@ def test_produce_without_timestamps_is_filed_under_the_time_of_its_append() -> N
 
 @pytest.mark.parametrize("loop_bytes", LOOP_BYTES)
 def test_produce_names_each_record_that_is_out_of_time(loop_bytes: int) -> None:
-    """KIP-467: the index of each and why, from v8 on; the rest of the request goes on."""
+    """KIP-467: the index and error of each from v8 on. The rest of the request is appended."""
     world = world_with(loop_bytes)
     world.topic(configs={"message.timestamp.before.max.ms": "1000"})
     times = [WALL_MS, WALL_MS - 5_000, WALL_MS, WALL_MS + 4_000_000]
@@ -601,7 +612,7 @@ def test_produce_names_each_record_that_is_out_of_time(loop_bytes: int) -> None:
 
 
 def test_produce_where_keys_are_required_names_the_records_without() -> None:
-    """A compacted topic keeps records by their key."""
+    """A compacted topic keeps records by key."""
     world = World()
     world.topic(configs={"cleanup.policy": "compact"})
     keys = [b"a", None, b"b", None]
@@ -612,7 +623,7 @@ def test_produce_where_keys_are_required_names_the_records_without() -> None:
 
 
 class Threads:
-    """Jobs that wait until a test runs them, in whatever order."""
+    """Jobs that wait until a test runs them, in any order."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], None]] = []
@@ -644,7 +655,7 @@ def test_produce_that_left_the_loop_holds_back_those_behind_it() -> None:
 
 
 def test_produce_of_several_partitions_keeps_their_order_within_the_request() -> None:
-    """Checks end in another order than they began; a batch that is refused holds nobody up."""
+    """Checks may end in another order than they began. A refused batch delays no other."""
     world, threads = threaded_world()
     first, second, third, fourth = world.topic(partitions=4)
     client = world.client()
@@ -667,7 +678,7 @@ def test_produce_of_several_partitions_keeps_their_order_within_the_request() ->
 
 
 def test_produce_whose_topic_goes_while_it_is_checked_is_not_appended() -> None:
-    """The log of that time is not there any more."""
+    """The log it was meant for no longer exists."""
     world, threads = threaded_world()
     world.topic()
     client = world.client()
@@ -679,7 +690,7 @@ def test_produce_whose_topic_goes_while_it_is_checked_is_not_appended() -> None:
 
 
 def test_produce_without_acks_that_lies_closes_the_connection() -> None:
-    """Also when that is found off the loop."""
+    """Also holds if the error is found off the event loop."""
     world, threads = threaded_world()
     (stream,) = world.topic()
     client = world.client()
@@ -693,8 +704,10 @@ def test_produce_without_acks_that_lies_closes_the_connection() -> None:
 def test_produce_waits_while_too_much_waits_for_the_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is held for checks is bounded over all connections of a principal: at the bound nothing
-    of it starts, and one batch below it everything does. Others go on."""
+    """Bytes held for checks are bounded over all connections of a principal.
+
+    At the bound none of its requests starts; one batch below it all do. Other principals continue.
+    """
     large = batch(5, 100)
     monkeypatch.setattr(record_checks, "WAITING_BYTES_MAX", 8 * len(large))
     world, threads = threaded_world()
@@ -720,7 +733,7 @@ def test_produce_waits_while_too_much_waits_for_the_threads(
 
 
 def test_produce_duplicate_is_answered_with_the_originals_append_time() -> None:
-    """KIP-98, as Kafka: not with the time of now."""
+    """KIP-98, as in Kafka: not with the current time."""
     world = World()
     (stream,) = world.topic(configs={"message.timestamp.type": "LogAppendTime"})
     stream.duplicate_timestamp = WALL_MS - 77
@@ -730,7 +743,7 @@ def test_produce_duplicate_is_answered_with_the_originals_append_time() -> None:
 
 @pytest.mark.parametrize("size", [50, 5_000])
 def test_batch_is_kept_in_the_codec_of_its_topic(size: int) -> None:
-    """Whoever compressed it otherwise, on the loop and off it; the records are the same."""
+    """A batch in another codec is recompressed, on or off the event loop, with the same records."""
     world, threads = threaded_world()
     world.context.record_checks = RecordChecks(threads.compute, 1 << 20)
     (stream,) = world.topic(configs={"compression.type": "zstd", "compression.zstd.level": "7"})
@@ -751,7 +764,7 @@ def test_batch_is_kept_in_the_codec_of_its_topic(size: int) -> None:
 
 
 def test_batch_that_grows_beyond_its_topics_limit_is_refused() -> None:
-    """As the topic keeps it, not as it was sent."""
+    """The limit applies to the batch as stored, not as sent."""
     world = World()
     (stream,) = world.topic(
         configs={"compression.type": "uncompressed", "max.message.bytes": "500"}
@@ -762,7 +775,7 @@ def test_batch_that_grows_beyond_its_topics_limit_is_refused() -> None:
 
 
 def test_topics_without_a_setting_follow_the_servers() -> None:
-    """Codec, kind of timestamp and its bounds."""
+    """Covers codec, timestamp type and timestamp bounds."""
     world = World(
         KafkaOptions(
             compression_type="gzip", timestamp_before_max_ms=1_000, timestamp_after_max_ms=500

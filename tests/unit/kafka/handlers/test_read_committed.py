@@ -1,6 +1,6 @@
-"""Reading what is stable (KIP-98): the end of it, what waits for it, and what is listed as aborted.
+"""Read committed (KIP-98): last stable offset, waiting for it, and lists of aborted transactions.
 
-The fake's log says where the oldest open transaction begins, and what was aborted.
+The fake log sets where the oldest open transaction begins and what was aborted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMITTED = 1
 
 
 def test_committed_is_read_up_to_the_oldest_open_transaction() -> None:
-    """Who reads uncommitted sees all, and both are told both ends."""
+    """A read_uncommitted reader sees everything. Both kinds receive both ends of the log."""
     world = World()
     (stream,) = world.topic()
     for _ in range(4):
@@ -43,7 +43,7 @@ def test_committed_is_read_up_to_the_oldest_open_transaction() -> None:
 
 @pytest.mark.parametrize("is_cold", [False, True])
 def test_committed_comes_with_what_was_aborted_in_it(is_cold: bool) -> None:
-    """Complete for the batches of the answer, whichever transactions lie around them."""
+    """The list is complete for the batches in the response, wherever their transactions lie."""
     world = World()
     (stream,) = world.topic()
     for _ in range(10):
@@ -68,7 +68,7 @@ def test_committed_comes_with_what_was_aborted_in_it(is_cold: bool) -> None:
 
 
 def test_poll_for_committed_waits_for_what_is_stable() -> None:
-    """A high watermark that moves over an open transaction wakes nobody who may not read on."""
+    """A high watermark that advances over an open transaction wakes no read_committed poll."""
     world = World()
     (stream,) = world.topic()
     fill(stream)
@@ -89,7 +89,7 @@ def test_poll_for_committed_waits_for_what_is_stable() -> None:
 
 
 def test_polls_of_both_kinds_do_not_share_an_answer() -> None:
-    """Who reads uncommitted gets no list, who reads committed nothing unstable."""
+    """A read_uncommitted reader gets no list, a read_committed reader no unstable record."""
     world = World()
     (stream,) = world.topic()
     clients = [world.client(), world.client()]
@@ -106,7 +106,7 @@ def test_polls_of_both_kinds_do_not_share_an_answer() -> None:
 
 
 def test_session_is_told_when_only_the_stable_end_has_moved() -> None:
-    """KIP-227: left out is a partition of which nothing is new, its last stable offset included."""
+    """KIP-227: a partition is omitted only if nothing changed, its last stable offset included."""
     world = World()
     (stream,) = world.topic()
     fill(stream)

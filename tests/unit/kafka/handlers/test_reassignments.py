@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments and ListPartitionReassignments: what is asked, refused and told."""
+"""AlterPartitionReassignments and ListPartitionReassignments: requests, errors and listings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALTER, LIST, METADATA, CREATE_TOPICS = 45, 46, 3, 19
 
 @pytest.fixture
 def world() -> World:
-    """Topic `t` has two partitions on servers 1 and 2; server 3 has nothing."""
+    """Topic `t` has two partitions on servers 1 and 2; server 3 has no replica."""
     world = World()
     placed = [CreatableReplicaAssignment(index, [1, 2]) for index in range(2)]
     request = CreateTopicsRequest([CreatableTopic("t", -1, -1, placed)], 1_000)
@@ -92,7 +92,7 @@ def test_reassignment_is_told_by_list_and_metadata(world: World, version: int) -
 
 
 def test_each_partition_has_its_own_answer(world: World) -> None:
-    """One that is refused does not stop the others."""
+    """A refused partition does not affect the others."""
     assert alter(world, {0: [1, 9], 1: [3, 2], 2: [1, 2]}) == {
         0: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         1: ErrorCode.NONE,
@@ -122,7 +122,7 @@ def test_version_0_may_change_the_count_and_version_1_may_forbid_it(world: World
 
 
 def test_list_tells_of_what_it_is_asked_for(world: World) -> None:
-    """Topics and partitions that do not exist, or do not move, are left out, as by Kafka."""
+    """Topics and partitions that do not exist, or do not move, are omitted, as in Kafka."""
     alter(world, {0: [3, 1], 1: [3, 2]})
     assert listed(world).keys() == {("t", 0), ("t", 1)}
     assert listed(world, {"t": [1, 7, -1], "u": [0]}).keys() == {("t", 1)}
@@ -130,7 +130,7 @@ def test_list_tells_of_what_it_is_asked_for(world: World) -> None:
 
 
 def test_command_without_a_catalog_leader_is_to_be_tried_again(world: World) -> None:
-    """Java's admin client retries this code when it stands for the whole request."""
+    """Java's admin client retries this code when it is the error of the whole request."""
     world.host.catalog_outcome = OutcomeKind.NOT_APPENDED
     partitions = [ReassignablePartition(0, [3, 1])]
     request = AlterPartitionReassignmentsRequest(1_000, True, [ReassignableTopic("t", partitions)])
@@ -153,7 +153,7 @@ def test_more_than_a_command_holds_is_decided_in_several(world: World) -> None:
 def test_name_that_no_topic_has_is_in_no_command(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command has it once for each partition: 10,000 times 32 KiB of one small request."""
+    """A command holds the name once a partition: 10,000 times 32 KiB from one small request."""
     proposed: list[Any] = []
     propose = world.host.propose_catalog
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Settings of servers, consumer groups and subscriptions to metrics: set, shown, in force."""
+"""Settings of servers, consumer groups and metrics subscriptions: set, shown, in force."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def sources(entry: DescribeConfigsResourceResult) -> list[tuple[str, int]]:
 
 
 def test_setting_of_a_server_comes_before_that_of_all() -> None:
-    """And that before its file's and the default (KIP-226). A topic inherits the first of them."""
+    """The latter precedes the server's file and the default (KIP-226).
+
+    A topic inherits the first one.
+    """
     world = World(KafkaOptions(message_max_bytes=2_000))
     world.topic()
     name = "message.max.bytes"
@@ -90,7 +93,7 @@ def test_setting_of_a_server_comes_before_that_of_all() -> None:
 
 
 def test_settings_of_servers_are_in_force_at_once() -> None:
-    """Those of this server and of all; not another server's, nor for a topic with its own."""
+    """Covers settings of this server and of all; not another server's, nor a topic with its own."""
     world = World()
     (stream,) = world.topic()
     (strict,) = world.topic("strict", configs={"max.message.bytes": "1000000"})
@@ -130,7 +133,7 @@ def test_settings_of_servers_are_in_force_at_once() -> None:
 def test_setting_of_topics_is_changed_for_all_at_run_time(
     setting: str, value: str, option: str, in_force: object
 ) -> None:
-    """As in Kafka, where these are dynamic; it goes back when the setting goes."""
+    """As in Kafka, where these are dynamic. Removing the setting restores the former value."""
     world = World()
     assert alter(world, BROKER, "", (setting, SET, value)) == ErrorCode.NONE
     assert getattr(world.context.config, option) == in_force
@@ -141,7 +144,7 @@ def test_setting_of_topics_is_changed_for_all_at_run_time(
 
 
 def test_name_that_kafka_does_not_know_is_kept_for_plug_ins_as_in_kafka() -> None:
-    """And shown without its value, which may be a secret; here it has no effect and says so."""
+    """It is shown without its value, which may be a secret. It has no effect here and says so."""
     world = World()
     for server, source in (("", 3), ("1", 2)):
         assert alter(world, BROKER, server, ("plug.in.key", SET, "x")) == ErrorCode.NONE
@@ -155,7 +158,7 @@ def test_name_that_kafka_does_not_know_is_kept_for_plug_ins_as_in_kafka() -> Non
 
 
 def test_another_servers_settings_change_nothing_here() -> None:
-    """Every server has all of them in its catalog."""
+    """Every server has the settings of all servers in its catalog."""
     resources = ResourceConfigs()
     change = ConfigChange("2", {"message.max.bytes": "7"})
     assert resources.alter(BROKER, change)[0] is ErrorCode.NONE
@@ -164,7 +167,7 @@ def test_another_servers_settings_change_nothing_here() -> None:
 
 
 def test_pace_of_compaction_and_of_assignments_can_be_changed_at_run_time() -> None:
-    """As in Kafka 4.3; a lower rate than producers leave is kept to."""
+    """As in Kafka 4.3. A rate lower than the producers leave room for is respected."""
     world = World()
     frontend: Any = SimpleNamespace(
         context=world.context, flush=None, start_budget=SimpleNamespace(oldest_ns=None)
@@ -189,7 +192,7 @@ def test_broker_level_minimum_of_an_older_version_can_be_deleted() -> None:
 
 
 def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
-    """A newer one stored it; it must not stop this one."""
+    """A newer version stored it; it must not stop this one."""
     resources = ResourceConfigs()
     resources.alter(BROKER, ConfigChange("", {"num.partitions": "7", "from.the.future": "x"}))
     assert effective(KafkaOptions(), resources, 1) == KafkaOptions()
@@ -200,7 +203,7 @@ def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
 )
 @pytest.mark.parametrize("server", ["", "1"])
 def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: str) -> None:
-    """As Kafka refuses what it calls read-only; the request's other settings with it."""
+    """As in Kafka for read-only settings. The request's other settings are refused with it."""
     world = World()
     resource = incremental.AlterConfigsResource(
         BROKER,
@@ -254,7 +257,7 @@ def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: st
 def test_value_that_means_nothing_is_refused(
     kind: int, name: str, setting: str, value: str, error: ErrorCode
 ) -> None:
-    """By both requests, and when they are only to be validated."""
+    """Both requests refuse it, also with validate_only."""
     world = World()
     for validate_only in (True, False):
         change = (setting, SET, value)
@@ -266,7 +269,7 @@ def test_value_that_means_nothing_is_refused(
 
 
 def test_settings_of_a_group_are_kept_and_shown() -> None:
-    """Also of one that there is not yet; by default they are the servers'."""
+    """Also for a group that does not exist yet. The defaults are the servers'."""
     world = World()
     assert alter(world, GROUP, "g", ("consumer.session.timeout.ms", SET, "50000")) == 0
     entries = described(world, GROUP, "g")
@@ -281,12 +284,15 @@ def test_settings_of_a_group_are_kept_and_shown() -> None:
 
 @pytest.mark.parametrize("value", ["latest", "EARLIEST", "by_duration:PT1H", "by_duration:P1DT2S"])
 def test_share_group_may_begin_anywhere_kafka_knows(value: str) -> None:
-    """At an end, or so long ago."""
+    """At either end of the log, or at an age."""
     assert alter(World(), GROUP, "g", ("share.auto.offset.reset", SET, value)) == ErrorCode.NONE
 
 
 def test_subscription_to_metrics_is_changed_and_goes() -> None:
-    """Its lists by their parts (KIP-339); without settings it is not there."""
+    """List values change element by element (KIP-339).
+
+    Without settings the subscription is gone.
+    """
     world = World()
     for change, after in (
         (("metrics", SET, "a.,b."), "a.,b."),
@@ -304,7 +310,7 @@ def test_subscription_to_metrics_is_changed_and_goes() -> None:
 
 
 def test_resources_of_all_kinds_are_changed_in_one_request() -> None:
-    """Each has its own answer, in the order asked; the older request replaces what there was."""
+    """Each has its own response, in request order. AlterConfigs replaces all earlier settings."""
     world = World()
     world.topic()
     alter(world, GROUP, "g", ("consumer.heartbeat.interval.ms", SET, "6000"))
@@ -329,7 +335,7 @@ def test_resources_of_all_kinds_are_changed_in_one_request() -> None:
 
 
 def test_alteration_nobody_decides_has_an_open_fate() -> None:
-    """For every resource of the request."""
+    """REQUEST_TIMED_OUT is returned for every resource of the request."""
     world = World()
     world.topic()
     world.host.catalog_outcome = OutcomeKind.UNKNOWN
@@ -344,7 +350,7 @@ def test_alteration_nobody_decides_has_an_open_fate() -> None:
 
 
 def test_session_must_outlast_the_heartbeat_it_is_kept_by() -> None:
-    """Together with what was set before."""
+    """The check includes values that were set before."""
     group_configs.check_together({"consumer.session.timeout.ms": "5001"})
     with pytest.raises(Exception, match="must be greater"):
         group_configs.check_together(
@@ -353,7 +359,7 @@ def test_session_must_outlast_the_heartbeat_it_is_kept_by() -> None:
 
 
 def test_resources_are_listed_by_type() -> None:
-    """v0 knows subscriptions to metrics only; without types, v1 lists all there are."""
+    """v0 knows metrics subscriptions only. Without types, v1 lists all there are."""
     world = World()
     world.topic("b")
     world.topic("a")
@@ -379,7 +385,7 @@ def test_resources_are_listed_by_type() -> None:
 
 
 def test_defaults_of_all_resources_are_accepted_by_their_own_check() -> None:
-    """A resource may always be given what it would have anyway."""
+    """A resource may always be set to its default value."""
     options = KafkaOptions()
     for known in (KNOWN, group_configs.KNOWN, client_metrics_configs.KNOWN, DYNAMIC.values()):
         settings = {config.name: config for config in known}
@@ -389,7 +395,7 @@ def test_defaults_of_all_resources_are_accepted_by_their_own_check() -> None:
 
 
 def test_settings_that_take_too_much_are_refused() -> None:
-    """At the limit they are taken, one byte above not."""
+    """At the limit they are accepted, one byte above refused."""
     world = World()
     room = CONFIGS_BYTES_MAX - len("metrics")
     assert alter(world, METRICS, "m", ("metrics", SET, "x" * room)) == ErrorCode.NONE

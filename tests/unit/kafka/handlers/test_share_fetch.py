@@ -38,7 +38,7 @@ ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 
 
 class Share:
-    """A world with a share group that subscribes to one topic."""
+    """World with a share group that subscribes to one topic."""
 
     def __init__(
         self, partitions: int = 1, *, options: KafkaOptions | None = None, **configs: str
@@ -68,7 +68,7 @@ class Share:
 
 
 class Member:
-    """A member that keeps its session's epoch."""
+    """Group member that keeps its session's epoch."""
 
     def __init__(self, share: Share, name: str = "a", client: Client | None = None) -> None:
         self.share = share
@@ -166,7 +166,7 @@ def only(answer: share_fetch.ShareFetchResponse) -> PartitionData:
 
 
 def acquired(answer: share_fetch.ShareFetchResponse) -> list[tuple[int, int, int]]:
-    """(first, last, delivery count) of all that was given out."""
+    """Return (first, last, delivery count) of all acquired records."""
     return [
         (one.first_offset, one.last_offset, one.delivery_count)
         for topic in answer.responses
@@ -176,7 +176,7 @@ def acquired(answer: share_fetch.ShareFetchResponse) -> list[tuple[int, int, int
 
 
 def offsets(data: PartitionData) -> list[int]:
-    """Of the records in an answer."""
+    """Return the offsets of the records in a response."""
     return [
         record.offset
         for part in split_batches(memoryview(bytes(data.records or b"")))
@@ -206,7 +206,7 @@ def test_the_answer_waits_until_the_delivery_is_durable() -> None:
     share.world.host.command_outcome = UNKNOWN
     assert acquired(member.fetch()) == []
     share.world.host.command_outcome = Outcome(OutcomeKind.APPLIED)
-    # The state was claimed anew: all locks are over, and deliveries that were durable count.
+    # The state is claimed again: all locks end, and durable delivery counts are kept.
     assert acquired(member.fetch()) == [(0, 2, 2), (3, 3, 1)]
 
 
@@ -226,8 +226,10 @@ def test_acknowledgements_count_before_the_fetch_that_brings_them() -> None:
 
 @pytest.mark.parametrize("how", ["at once", "after a wait", "errors", "nothing", "acknowledge"])
 def test_what_a_fetch_held_is_free_without_a_collection_of_garbage(how: str) -> None:
-    """A server looks for cycles among old objects every ten minutes. Until then records that were
-    given out would stay in memory."""
+    """The collector looks for cycles among old objects only every ten minutes.
+
+    Until then acquired records would stay in memory.
+    """
     share = Share()
     member = Member(share)
 
@@ -302,7 +304,7 @@ def test_a_fetch_waits_for_records_and_is_woken_by_what_is_given_back() -> None:
 
 
 def test_members_that_wait_for_the_log_are_not_woken_by_acknowledgements() -> None:
-    """A thousand members of one partition: each would look what there is after each of them."""
+    """Else a thousand members of a partition would check for data after each acknowledgement."""
     share = Share()
     fill(share.stream, 4)
     members = [Member(share, f"m{number}") for number in range(20)]
@@ -434,8 +436,10 @@ def test_a_new_leader_gives_out_what_the_old_one_had_given() -> None:
 def test_acknowledgement_under_way_when_the_leadership_ends_is_told_its_fate(
     is_applied: bool,
 ) -> None:
-    """The coordinator may take it all the same: a member that is told that it failed would wait for
-    records that nobody is given again."""
+    """The coordinator may still apply it.
+
+    A member that receives a failure would wait for records that are not delivered again.
+    """
     share = Share()
     fill(share.stream, 4)
     member = Member(share)
@@ -483,7 +487,7 @@ def test_what_was_not_sent_to_the_coordinator_failed_when_the_leadership_ends() 
 
 @pytest.mark.parametrize("how", ["forgets", "opens anew"])
 def test_member_that_reads_a_partition_no_more_keeps_what_it_holds(how: str) -> None:
-    """Also while nobody else reads it: its acknowledgements count until its locks end."""
+    """Also while no other member reads it: its acknowledgements count until its locks end."""
     share = Share(partitions=2, **{"share.record.lock.duration.ms": "15000"})
     fill(share.streams[0], 4)
     member = Member(share)
@@ -511,8 +515,11 @@ def test_member_that_reads_a_partition_no_more_keeps_what_it_holds(how: str) -> 
 def test_session_that_is_left_from_before_does_not_keep_a_group_from_beginning_anew(
     how: str,
 ) -> None:
-    """A member that vanished has its session until its connection ends. The group is empty for its
-    coordinator, and may be deleted, or its offsets set, though nothing is to be written here."""
+    """The session of a vanished member lasts until its connection ends.
+
+    Meanwhile its group is empty for the coordinator and may be deleted, or have its offsets set,
+    though nothing is written to this partition.
+    """
     share = Share()
     fill(share.stream, 3)
     gone = Member(share)
@@ -579,7 +586,7 @@ def test_control_batches_are_nobodys() -> None:
 
 
 def put(stream: FakeStream, **fields: Any) -> None:
-    """One record of a producer's transaction, or a marker."""
+    """Append one record of a producer's transaction, or a marker."""
     data = memoryview(batch(1, **fields))
     stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None, verify=approve)
     stream.commit()
@@ -614,7 +621,7 @@ def test_records_of_open_and_aborted_transactions(level: str) -> None:
 
 
 def test_aborted_records_that_compaction_takes_during_a_read_are_not_given_out() -> None:
-    """With them goes what is known of their transaction: what was read before is read again."""
+    """Compaction also removes the transaction from the aborted list, so the data is read again."""
     share = Share(**{"share.isolation.level": "read_committed"})
     put(share.stream, producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     put(share.stream, producer_id=7, producer_epoch=0, is_transactional=True, is_control=True)
@@ -704,7 +711,7 @@ def test_forgotten_partitions_are_not_read() -> None:
 
 
 def test_partition_that_is_forgotten_with_acknowledgements_of_it_is_not_read_on() -> None:
-    """A member that loses a partition names it once more, for what it still has to say of it."""
+    """A member that loses a partition names it once more, to send its last acknowledgements."""
     share = Share(partitions=2)
     fill(share.streams[0], 2)
     member, other = Member(share), Member(share, "b")
@@ -738,7 +745,7 @@ def test_nothing_is_given_out_before_share_groups_are_finalised() -> None:
 
 
 def test_what_a_member_may_not_read_it_neither_gets_nor_acknowledges() -> None:
-    """Also when that is taken from it while it has a session."""
+    """Also if the permission is removed during its session."""
     share = Share(options=KafkaOptions(authorizer=True, super_users=(Principal("root"),)))
     fill(share.stream, 3)
     fill(share.stream, 3)
@@ -784,7 +791,7 @@ def test_records_that_left_memory_are_read_from_disk() -> None:
 
 @pytest.mark.parametrize("at_once", [(True, True), (True, False), (False, True)])
 def test_several_partitions_are_read_from_disk(at_once: tuple[bool, bool]) -> None:
-    """Also when a read is done at once."""
+    """Also if a read completes at once."""
     share = Share(partitions=2)
     for stream, is_at_once in zip(share.streams, at_once, strict=True):
         fill(stream, 5)

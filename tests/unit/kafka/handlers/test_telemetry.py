@@ -1,4 +1,4 @@
-"""Metrics of clients (KIP-714): what is asked for, how often, what is read, what is kept."""
+"""Client metrics (KIP-714): requested metrics, push interval, parsing and retention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GET, PUSH = 71, 72
 INSTANCE = b"i" * 16
 
 
-# --- what a client would push -------------------------------------------------------------------
+# --- contents of a push -------------------------------------------------------------------------
 
 
 def varint(number: int) -> bytes:
@@ -65,7 +65,7 @@ def pushed(*metrics: bytes) -> bytes:
 
 
 def test_points_are_read_with_their_kind_and_attributes() -> None:
-    """Sums that only grow are counters, deltas if they say so; the rest is shown as it is."""
+    """Monotonic sums are counters, and deltas if marked so. Other points are shown as they are."""
     data = pushed(
         counter("a.total", point(5), point(2.5, node="2", zone="x")),
         counter("a.all", point(7), temporality=2),
@@ -81,7 +81,7 @@ def test_points_are_read_with_their_kind_and_attributes() -> None:
 
 
 def test_points_of_a_push_are_bounded() -> None:
-    """What is behind the last one is not read; a name is cut."""
+    """Points beyond the limit are not read; a long name is truncated."""
     data = pushed(*[gauge("x" * 1_000, point(1), point(2))] * otlp.POINTS_MAX)
     points = read_points(memoryview(data))
     assert len(points) == otlp.POINTS_MAX
@@ -90,8 +90,10 @@ def test_points_of_a_push_are_bounded() -> None:
 
 @pytest.mark.parametrize("fields", [b"\x08\x01", b"\x12\x00", part(7, part(1, b""))])
 def test_fields_of_a_push_are_bounded(fields: bytes) -> None:
-    """Also where there are no points: a field costs as much, and millions fit. What is before them
-    is read."""
+    """Also without points: a field costs as much, and millions fit.
+
+    Points before the limit are read.
+    """
     metric = part(2, part(1, b"a") + fields * 2 * otlp.FIELDS_MAX)
     data = memoryview(pushed(gauge("first", point(1)), metric, gauge("last", point(1))))
     varints = 0
@@ -112,7 +114,7 @@ def test_fields_of_a_push_are_bounded(fields: bytes) -> None:
 @settings(max_examples=300, deadline=None)
 @given(cut=st.integers(0, 200), position=st.integers(0, 200), value=st.integers(0, 255))
 def test_damaged_metrics_are_read_or_refused(cut: int, position: int, value: int) -> None:
-    """No other exception, whatever the bytes."""
+    """No other exception is raised, for any bytes."""
     data = bytearray(pushed(counter("a", point(5, k="v")), gauge("b", point(1.5), point(2))))
     data[position % len(data)] = value
     try:
@@ -121,7 +123,7 @@ def test_damaged_metrics_are_read_or_refused(cut: int, position: int, value: int
         pass
 
 
-# --- asking and pushing ---------------------------------------------------------------------------
+# --- subscriptions and pushes ---------------------------------------------------------------------
 
 
 def subscribe(world: World, name: str = "s", **configs: str) -> None:
@@ -148,7 +150,7 @@ def push(
 
 
 def test_client_without_subscription_is_asked_for_nothing() -> None:
-    """It gets an instance id, and asks again after five minutes."""
+    """It gets an instance id, and requests its subscriptions again after five minutes."""
     answer = ask(World().client(), bytes(16))
     assert answer.error_code == ErrorCode.NONE
     assert answer.client_instance_id not in (bytes(16), INSTANCE)
@@ -158,7 +160,10 @@ def test_client_without_subscription_is_asked_for_nothing() -> None:
 
 
 def test_client_is_asked_for_what_all_its_subscriptions_want() -> None:
-    """Every one whose patterns all match the whole of what it says; at the shortest interval."""
+    """A subscription applies if all its patterns match whole client values.
+
+    The shortest interval counts.
+    """
     world = World()
     subscribe(world, "a", metrics="a.,b.", interval_ms="2000")
     subscribe(world, "b", metrics="b.,c.", interval_ms="1000", match="client_id=fa.*")
@@ -176,7 +181,7 @@ def test_client_is_asked_for_what_all_its_subscriptions_want() -> None:
 
 
 def test_subscriptions_are_chosen_off_the_loop_once_for_a_client() -> None:
-    """By patterns of administrators, over what the client says: either may be long."""
+    """Administrators choose the patterns and clients the values, and either may be long."""
     world, jobs = World(), []
     work = PatternWork(lambda job, done: jobs.append((job, done)), world.clock)
     world.context.pattern_work = work
@@ -197,7 +202,10 @@ def test_subscriptions_are_chosen_off_the_loop_once_for_a_client() -> None:
 
 
 def test_pattern_that_an_earlier_version_took_chooses_no_client() -> None:
-    """It is in the catalog, and cannot be compiled here: others are not affected."""
+    """The pattern is in the catalog but does not compile here.
+
+    Other subscriptions are unaffected.
+    """
     world = World()
     subscribe(world, "a", metrics="a.", match=r"client_id=\pL{1000}")
     subscribe(world, "b", metrics="b.", match="client_id=(")
@@ -206,7 +214,7 @@ def test_pattern_that_an_earlier_version_took_chooses_no_client() -> None:
 
 
 def test_every_server_asks_for_the_same_under_the_same_id() -> None:
-    """A client may push to a server that it never asked."""
+    """A client may push to a server from which it never requested subscriptions."""
     ids = set()
     for _ in range(2):
         world = World()
@@ -220,7 +228,7 @@ def test_every_server_asks_for_the_same_under_the_same_id() -> None:
 
 @pytest.mark.parametrize("codec", Compression)
 def test_pushed_metrics_are_summed_up(codec: Compression) -> None:
-    """Counters add what is new since the last push, gauges are replaced."""
+    """Counters add the growth since the last push, gauges are replaced."""
     world = World()
     subscribe(world, metrics="*", interval_ms="100")
     client = world.client()
@@ -235,7 +243,10 @@ def test_pushed_metrics_are_summed_up(codec: Compression) -> None:
 
 
 def test_push_is_refused_as_kafka_refuses_it() -> None:
-    """Too soon, under another id, after the last one, too large, with an unknown codec, or bad."""
+    """Covers early, late, large and malformed pushes.
+
+    Too soon, under another id, after the last one, too large, with an unknown codec, or malformed.
+    """
     world = World(KafkaOptions(telemetry_max_bytes=100))
     subscribe(world, metrics="*", interval_ms="1000")
     client = world.client()
@@ -259,7 +270,7 @@ def test_push_is_refused_as_kafka_refuses_it() -> None:
 
 
 def test_connection_pushes_once_in_an_interval_whatever_ids_it_names() -> None:
-    """And once more to end: a client has one instance."""
+    """One final push is also accepted: a client has one instance."""
     world = World()
     subscribe(world, metrics="*", interval_ms="1000")
     client = world.client()
@@ -283,7 +294,7 @@ def test_push_is_not_read_where_nothing_is_asked_for() -> None:
 
 
 def test_pushes_take_one_thread_in_turns() -> None:
-    """Batches of producers wait for the same threads: one client's pushes never take all."""
+    """Producers' batches use the same threads, so one client's pushes never take all of them."""
     jobs: list[tuple[Any, Any]] = []
     reader = PushReader(lambda job, done: jobs.append((job, done)))
     data, ended = pushed(gauge("a", point(1))), []
@@ -306,7 +317,7 @@ def test_pushes_take_one_thread_in_turns() -> None:
 
 
 def test_decompression_of_a_push_is_bounded() -> None:
-    """A megabyte of nothing is some bytes of zstd."""
+    """A megabyte of zeros is a few bytes of zstd."""
     world = World()
     subscribe(world, metrics="*", interval_ms="1000")
     client = world.client()
@@ -317,7 +328,7 @@ def test_decompression_of_a_push_is_bounded() -> None:
 
 
 def test_client_asks_no_more_often_than_it_pushes() -> None:
-    """Unless it was told that its subscription has changed."""
+    """Except after notification of a changed subscription."""
     world = World()
     subscribe(world, metrics="*", interval_ms="10000")
     client = world.client()
@@ -333,7 +344,7 @@ def test_client_asks_no_more_often_than_it_pushes() -> None:
 
 
 def test_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was silent for longest is forgotten, and may then ask at once."""
+    """The client that was silent for longest is forgotten, and may then request at once."""
     monkeypatch.setattr(client_metrics, "CLIENTS_MAX", 3)
     world = World()
     client = world.client()
@@ -347,7 +358,7 @@ def test_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 def test_numbers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one client, and of all; those that are kept go on."""
+    """The bounds are for one client and for all. Values that are already kept continue."""
     monkeypatch.setattr(client_metrics, "SERIES_MAX", 5)
     monkeypatch.setattr(client_metrics, "SERIES_OF_A_CLIENT_MAX", 3)
     kept = ClientMetrics()

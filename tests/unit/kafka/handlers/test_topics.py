@@ -67,7 +67,7 @@ def create(
 
 @pytest.mark.parametrize("version", range(8))
 def test_create_topics_of_each_version_creates(version: int) -> None:
-    """The topic exists, with leaders, when the answer comes."""
+    """The topic exists, with leaders, when the response arrives."""
     world = World()
     (result,) = create(world, topic(partitions=4), version=version)
     assert result.error_code == ErrorCode.NONE
@@ -85,7 +85,7 @@ def test_create_topics_of_each_version_creates(version: int) -> None:
 def test_large_batches_can_be_asked_for_once_all_servers_take_them(
     size: int, takes_large: bool
 ) -> None:
-    """A server of before would take them, too, and could not send them on."""
+    """A server of an earlier version would accept them, but could not replicate them."""
     world = World()
     world.host.takes_large = takes_large
     (result,) = create(world, topic(configs={"max.message.bytes": str(size)}))
@@ -132,7 +132,7 @@ def test_large_batches_can_be_asked_for_once_all_servers_take_them(
 def test_create_topics_refuses_with_the_code_of_kafka(
     asked: CreatableTopic, error: ErrorCode
 ) -> None:
-    """Each flaw has its code and a text; nothing is created."""
+    """Each error has its code and a text; nothing is created."""
     world = World()
     world.topic("taken")
     (result,) = create(world, asked)
@@ -142,7 +142,7 @@ def test_create_topics_refuses_with_the_code_of_kafka(
 
 
 def test_create_topics_counts_the_default_number_of_partitions() -> None:
-    """What -1 stands for is what will be made."""
+    """-1 counts as the number of partitions that will be created."""
     world = World(KafkaOptions(num_partitions=6, partitions_per_request_max=10))
     results = create(world, topic("a", -1), topic("b", -1))
     assert [result.error_code for result in results] == [ErrorCode.POLICY_VIOLATION] * 2
@@ -151,7 +151,7 @@ def test_create_topics_counts_the_default_number_of_partitions() -> None:
 
 
 def test_create_topics_answers_each_topic_on_its_own() -> None:
-    """One that is refused does not stop the others; duplicates are one answer."""
+    """A refused topic does not affect the others. A duplicate topic gets one response."""
     world = World()
     results = create(world, topic("a"), topic("b", 0), topic("c"), topic("c"))
     assert {result.name: result.error_code for result in results} == {
@@ -163,7 +163,7 @@ def test_create_topics_answers_each_topic_on_its_own() -> None:
 
 @pytest.mark.parametrize("version", [2, 3, 5])
 def test_create_topics_leaves_counts_to_the_server(version: int) -> None:
-    """KIP-464: -1 means the server's default, in versions before the KIP too."""
+    """KIP-464: -1 means the server's default, also in versions before the KIP."""
     world = World(KafkaOptions(num_partitions=6, default_replication_factor=2))
     (result,) = create(world, topic("t", -1, -1), version=version)
     assert result.error_code == ErrorCode.NONE
@@ -173,7 +173,7 @@ def test_create_topics_leaves_counts_to_the_server(version: int) -> None:
 
 
 def test_create_topics_places_as_assigned() -> None:
-    """Explicit assignments: the first server of each partition is its preferred leader."""
+    """The first server of each assigned partition is its preferred leader."""
     world = World()
     assignments = [CreatableReplicaAssignment(1, [3, 1]), CreatableReplicaAssignment(0, [2, 3])]
     (result,) = create(world, topic("t", -1, -1, assignments))
@@ -187,7 +187,7 @@ def test_create_topics_places_as_assigned() -> None:
 
 
 def test_create_topics_that_only_validates_creates_nothing() -> None:
-    """validate_only answers as a creation would."""
+    """validate_only responds as a creation would."""
     world = World()
     (result,) = create(world, topic(partitions=3), validate_only=True)
     assert (result.error_code, result.num_partitions) == (ErrorCode.NONE, 3)
@@ -195,7 +195,7 @@ def test_create_topics_that_only_validates_creates_nothing() -> None:
 
 
 def test_create_topics_waits_for_leaders_until_the_timeout() -> None:
-    """Leaders that do not come in time: the topic exists all the same, and that is the answer."""
+    """If leaders do not appear in time the topic still exists, and the response says so."""
     world = World()
     world.host.leaders_at_once = False
     client = world.client()
@@ -217,8 +217,11 @@ def test_create_topics_waits_for_leaders_until_the_timeout() -> None:
 def test_topic_commands_that_are_not_decided_say_what_is_certain(
     kind: OutcomeKind, error: ErrorCode
 ) -> None:
-    """Definitely not taken: NOT_CONTROLLER. Not known: REQUEST_TIMED_OUT. Never: no error that a
-    client tries again."""
+    """The error depends on the outcome of the command.
+
+    NOT_CONTROLLER if it was not appended, REQUEST_TIMED_OUT if unknown, and a non-retriable error
+    if no leader will ever accept it.
+    """
     world = World()
     world.topic("t")
     world.host.catalog_outcome = kind
@@ -229,7 +232,7 @@ def test_topic_commands_that_are_not_decided_say_what_is_certain(
 
 @pytest.mark.parametrize("version", range(7))
 def test_delete_topics_of_each_version_deletes(version: int) -> None:
-    """By name in every version; an unknown one is said to be unknown."""
+    """By name in every version; an unknown name is reported as unknown."""
     world = World()
     world.topic("t")
     names = ["t", "nope"]
@@ -245,7 +248,7 @@ def test_delete_topics_of_each_version_deletes(version: int) -> None:
 
 
 def test_delete_topics_by_id_answers_in_the_order_asked() -> None:
-    """KIP-516: name or id, not both and not neither, each once."""
+    """KIP-516: exactly one of name and id, each once."""
     world = World()
     world.topic("a")
     world.topic("b")
@@ -268,7 +271,7 @@ def test_delete_topics_by_id_answers_in_the_order_asked() -> None:
 
 
 def test_delete_topics_says_what_is_wrong_from_v5_on() -> None:
-    """KIP-599 gave the answer a text; Kafka fills it for a topic that is not there."""
+    """KIP-599 added an error text; Kafka sets it for an unknown topic."""
     client = World().client()
     (result,) = client.ask(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["none"])).responses
     assert result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -276,7 +279,7 @@ def test_delete_topics_says_what_is_wrong_from_v5_on() -> None:
 
 
 def test_delete_topics_deletes_nothing_that_is_named_by_name_and_by_id() -> None:
-    """One mistake has one answer, under the name, whatever else is deleted."""
+    """One mistake gets one response, under the name. Other topics are deleted."""
     world = World()
     world.topic("t")
     world.topic("u")
@@ -323,7 +326,7 @@ def test_describe_configs_of_a_topic_shows_where_values_come_from(version: int) 
 
 
 def test_describe_configs_of_old_clients_tells_defaults() -> None:
-    """v0: of a topic, what it does not set itself; of a server, what its file does not say."""
+    """v0: for a topic, settings that it does not set; for a server, those not in its file."""
     world = World(KafkaOptions(message_max_bytes=2_000_000))
     world.topic(configs={"retention.ms": "1000"})
     topic = {entry.name: entry for entry in describe(world, 2, "t", 0).configs}
@@ -335,7 +338,7 @@ def test_describe_configs_of_old_clients_tells_defaults() -> None:
 
 
 def test_describe_configs_answers_a_resource_once() -> None:
-    """However often it is named."""
+    """Applies however often it is named."""
     world = World()
     world.topic()
     resources = [DescribeConfigsResource(2, "t", keys) for keys in (["retention.ms"], None)]
@@ -345,7 +348,7 @@ def test_describe_configs_answers_a_resource_once() -> None:
 
 
 def test_describe_configs_returns_the_keys_asked_for() -> None:
-    """Null and empty mean all."""
+    """Null and empty mean all keys."""
     world = World()
     world.topic()
     found = describe(world, 2, "t", keys=["retention.ms", "no.such"])
@@ -354,8 +357,10 @@ def test_describe_configs_returns_the_keys_asked_for() -> None:
 
 
 def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
-    """Values from its file, which are read-only but for those that can be changed at run time;
-    another server's id is refused, no name means what was set for all."""
+    """Values from its file are read-only, except those that can be changed at run time.
+
+    Another server's id is refused. An empty name means the settings of all servers.
+    """
     world = World(KafkaOptions(num_partitions=8))
     entries = {entry.name: entry for entry in describe(world, 4, "1").configs}
     assert (entries["num.partitions"].value, entries["num.partitions"].config_source) == ("8", 4)
@@ -388,7 +393,7 @@ def test_describe_configs_of_what_is_not_there_is_refused(
 
 
 def test_topic_defaults_are_accepted_by_their_own_check() -> None:
-    """A topic may always be given what it would have anyway."""
+    """A topic may always be set to its default value."""
     options = KafkaOptions()
     check_configs({config.name: config.default_for(options) for config in KNOWN})
 
@@ -424,13 +429,13 @@ def test_topic_defaults_are_accepted_by_their_own_check() -> None:
     ],
 )
 def test_topic_settings_out_of_range_are_refused(name: str, value: str) -> None:
-    """At the limit's other side, of the wrong type, or promising what is not done here."""
+    """Covers values one past a limit, of the wrong type, or that require unsupported behaviour."""
     with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
         check_configs({name: value})
 
 
 def test_setting_without_effect_says_so_where_it_is_described() -> None:
-    """And says how its meaning is met, or why it has none; what is refused says why."""
+    """The text says how its meaning is met, or why it has none. Refusals give the reason."""
     every = [*KNOWN, *group_configs.KNOWN, *KNOWN_OF_SERVERS.values()]
     for config in every:
         says_so = config.documentation.startswith(NO_EFFECT_PREFIX)
@@ -448,7 +453,7 @@ def test_setting_without_effect_says_so_where_it_is_described() -> None:
 
 
 def test_topic_settings_are_kept_without_blanks_around_them() -> None:
-    """As Kafka reads them: a blank must not make a setting mean something else."""
+    """As Kafka reads them: a blank must not change the meaning of a setting."""
     kept = check_configs({"message.timestamp.type": " LogAppendTime ", "retention.ms": "\t5 "})
     assert kept == {"message.timestamp.type": "LogAppendTime", "retention.ms": "5"}
     world = World()
@@ -459,7 +464,7 @@ def test_topic_settings_are_kept_without_blanks_around_them() -> None:
 def test_create_topics_beyond_what_a_server_may_have_by_default_is_refused_with_the_reason() -> (
     None
 ):
-    """POLICY_VIOLATION at one past the limit, and the text names what to change."""
+    """POLICY_VIOLATION at one past the limit; the text names the setting to change."""
     world = World()
     limit = KafkaOptions().replicas_per_server_max
     (fits, beyond) = create(world, topic("fits", limit), topic("beyond", 1))

@@ -1,4 +1,4 @@
-"""Quotas of clients: which one counts, who waits for how long, what no quotas cost."""
+"""Client quotas: precedence, throttle times, and zero cost without quotas."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ LEVELS: list[dict[str, str | None]] = [
 
 @pytest.mark.parametrize("seed", range(30))
 def test_strongest_of_eight_levels_counts(seed: int) -> None:
-    """Whichever of them there are, for each kind of quota by itself, also after a change."""
+    """Applies to any set of levels, to each kind of quota by itself, and after a change."""
     rng = random.Random(seed)
     quotas = Quotas()
     limits = ClientQuotas(quotas)
@@ -93,7 +93,10 @@ def test_strongest_of_eight_levels_counts(seed: int) -> None:
 
 
 def test_who_shares_a_quota_with_whom() -> None:
-    """A user's is shared by all its clients, a client id's by all users; pairs have their own."""
+    """A user's quota is shared by all its clients, a client id's by all users.
+
+    Pairs have their own.
+    """
     for names, shared, own in (
         ({"user": "u"}, ("u", "d"), ("v", "c")),
         ({"user": None}, ("u", "d"), ("v", "c")),
@@ -111,7 +114,7 @@ def test_who_shares_a_quota_with_whom() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_over_any_long_time_no_more_is_used_than_the_rate_allows(seed: int) -> None:
-    """A client that waits as it is told uses its rate, and one burst."""
+    """A client that obeys its throttle times uses its rate, and one burst."""
     rng = random.Random(seed)
     rate = rng.choice([1, 100, 10_000])
     quotas = Quotas()
@@ -130,7 +133,7 @@ def test_over_any_long_time_no_more_is_used_than_the_rate_allows(seed: int) -> N
 
 
 def test_rate_that_changes_counts_from_then_on() -> None:
-    """What was overdrawn is waited for at the new rate."""
+    """Bytes already overdrawn are waited for at the new rate."""
     quotas = Quotas()
     put(quotas, "producer_byte_rate", 1, user="u")
     limits = ClientQuotas(quotas)
@@ -143,7 +146,7 @@ def test_rate_that_changes_counts_from_then_on() -> None:
 
 
 def test_ten_thousand_client_ids_and_more_do_not_grow_without_bound() -> None:
-    """Full buckets go first: one that is overdrawn is remembered."""
+    """Full buckets are dropped first; an overdrawn one is remembered."""
     quotas = Quotas()
     put(quotas, "producer_byte_rate", 1, client_id=None)
     limits = ClientQuotas(quotas)
@@ -158,8 +161,10 @@ def test_ten_thousand_client_ids_and_more_do_not_grow_without_bound() -> None:
 
 
 def test_long_names_are_told_apart_and_not_kept() -> None:
-    """A client may choose ids of 32 KB, ten thousand of them. Each has its own quota, also one that
-    an administrator set for just that name."""
+    """Each long name has its own quota, also one that an administrator set for exactly that name.
+
+    A client may choose ten thousand ids of 32 KB.
+    """
     quotas = Quotas()
     put(quotas, "producer_byte_rate", 1, client_id=None)
     named = "n" * 200
@@ -205,7 +210,7 @@ def fetch(
 
 
 def test_without_quotas_nothing_is_measured() -> None:
-    """And nothing again when the last of them is gone."""
+    """Measuring also stops when the last quota is removed."""
     world = limited()
     assert world.context.quotas is None
     client = world.client()
@@ -221,7 +226,10 @@ def test_without_quotas_nothing_is_measured() -> None:
 
 
 def test_producer_over_its_quota_is_answered_and_then_not_read() -> None:
-    """KIP-219: at once, with the time; what it sends meanwhile is read afterwards."""
+    """KIP-219: the response with its throttle time is immediate.
+
+    Later requests are read after it.
+    """
     world = limited(({"user": "ANONYMOUS"}, "producer_byte_rate", 1_000))
     client = world.client()
     assert client.ask(PRODUCE, 9, produce(9_000)).throttle_time_ms == 0
@@ -238,7 +246,7 @@ def test_producer_over_its_quota_is_answered_and_then_not_read() -> None:
 
 
 def test_producer_that_gets_no_answers_has_to_wait_as_well() -> None:
-    """acks=0."""
+    """Covers acks=0."""
     world = limited(({"client_id": "fake"}, "producer_byte_rate", 100))
     client = world.client()
     client.request(PRODUCE, 9, produce(3_000, acks=0))
@@ -250,7 +258,7 @@ def test_producer_that_gets_no_answers_has_to_wait_as_well() -> None:
 
 
 def test_what_was_read_before_is_answered_and_holds_no_memory() -> None:
-    """Pipelined requests: each is counted, so the wait grows."""
+    """Each pipelined request is counted, so the wait grows."""
     world = limited(({"user": None}, "producer_byte_rate", 1_000))
     client = world.client()
     for _ in range(4):
@@ -265,7 +273,7 @@ def test_what_was_read_before_is_answered_and_holds_no_memory() -> None:
 
 
 def test_connection_that_waits_is_not_taken_for_idle() -> None:
-    """However long: it may not speak."""
+    """Applies for any duration: the client must not send meanwhile."""
     world = World(KafkaOptions(connection_idle_ms=5_000))
     world.topic("t")
     quota = commands.QuotaChange([("user", None)], {"producer_byte_rate": 100})
@@ -280,7 +288,7 @@ def test_connection_that_waits_is_not_taken_for_idle() -> None:
 
 
 def test_consumer_over_its_quota_gets_nothing_at_once_and_no_more_than_a_burst() -> None:
-    """It is told for how long; then it goes on where it was."""
+    """It receives its throttle time and then continues at the same offset."""
     world = limited(({"user": None}, "consumer_byte_rate", 1_000))
     (stream,) = world.host.streams.values()
     for _ in range(4):
@@ -302,7 +310,7 @@ def test_consumer_over_its_quota_gets_nothing_at_once_and_no_more_than_a_burst()
 
 
 def test_session_loses_nothing_while_its_client_waits() -> None:
-    """What a throttled answer left out comes with the next one (KIP-227)."""
+    """Data left out of a throttled response comes with the next one (KIP-227)."""
     world = limited(({"user": None}, "consumer_byte_rate", 1_000))
     (stream,) = world.host.streams.values()
     client = world.client()
@@ -321,7 +329,10 @@ def test_session_loses_nothing_while_its_client_waits() -> None:
 
 
 def test_time_that_requests_take_counts_and_a_wait_for_it_is_short() -> None:
-    """`request_percentage`: a hundred is the whole loop; a second at most, as with Kafka."""
+    """`request_percentage`: 100 is the whole event loop.
+
+    A wait is at most one second, as in Kafka.
+    """
     world = limited(({"user": None}, "request_percentage", 5))
     client = world.client()
     world.context.clock = SlowClock(world.clock)
@@ -334,7 +345,7 @@ def test_time_that_requests_take_counts_and_a_wait_for_it_is_short() -> None:
 
 
 class SlowClock:
-    """To look at it takes 400 ms."""
+    """Clock that takes 400 ms to read."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -349,7 +360,7 @@ class SlowClock:
 
 
 def test_addresses_connect_as_often_as_they_may() -> None:
-    """And others are not held up by one that comes too often."""
+    """Other addresses are not delayed by one that connects too often."""
     world = limited(({"ip": "10.0.0.1"}, "connection_creation_rate", 2))
     quotas = world.context.quotas
     assert quotas is not None
@@ -369,7 +380,7 @@ def test_addresses_connect_as_often_as_they_may() -> None:
 
 
 class Silent:
-    """A transport that nothing is sent over."""
+    """Transport that nothing is sent over."""
 
     def send(self, buffers: Any) -> list[Any]:
         return []
@@ -383,7 +394,8 @@ class Silent:
     def resume_reading(self) -> None: ...
 
 
-# --- changes of topics ---------------------------------------------------------------------------
+# --- controller mutations
+# --------------------------------------------------------------------------
 
 
 def topic(name: str) -> CreatableTopic:
@@ -395,7 +407,7 @@ def create(*names: str, partitions: int = 10) -> CreateTopicsRequest:
 
 
 def test_changes_of_topics_beyond_the_quota_are_refused_by_newer_versions() -> None:
-    """KIP-599: those before are done, and the answer says when to come again."""
+    """KIP-599: earlier changes of the request are applied, and the response says when to retry."""
     world = limited(({"user": None}, "controller_mutation_rate", 2))
     client = world.client()
     answer = client.ask(19, 7, create("a", "b", "c", "d"), 500)
@@ -417,7 +429,7 @@ def test_changes_of_topics_beyond_the_quota_are_refused_by_newer_versions() -> N
 
 
 def test_changes_of_topics_by_older_versions_are_done_and_waited_for() -> None:
-    """They have no word for it."""
+    """These versions have no error code for it."""
     world = limited(({"user": None}, "controller_mutation_rate", 2))
     client = world.client()
     answer = client.ask(19, 5, create("a", "b", "c", "d"), 500)
@@ -428,9 +440,12 @@ def test_changes_of_topics_by_older_versions_are_done_and_waited_for() -> None:
 
 @pytest.mark.parametrize("version", [5, 7])
 def test_changes_that_are_not_made_do_not_count(version: int) -> None:
-    """KIP-599: what exists, is named twice, has a bad setting, too many replicas, no partition, or
-    is only validated. Such a client does not wait, and has all of its quota left for a topic that
-    is made."""
+    """KIP-599: a failed or validated change does not throttle its client.
+
+    Covers topics that exist, are named twice, or have a bad setting, too many replicas or no
+    partition, and requests that only validate. The client keeps its whole quota for a topic that is
+    created.
+    """
     world = limited(({"user": None}, "controller_mutation_rate", 1))
     client = world.client()
     made = CreateTopicsRequest([topic("a")], 1_000)
@@ -454,7 +469,7 @@ def test_changes_that_are_not_made_do_not_count(version: int) -> None:
         request.validate_only = True
         assert client.ask(19, version, request, 500).topics[0].error_code == 0
     assert client.reading
-    world.run(1_000)  # for the one that was made
+    world.run(1_000)  # for the one that was created
     many = replace(topic("many"), num_partitions=10)
     answer = client.ask(19, version, CreateTopicsRequest([many], 1_000), 500)
     assert answer.topics[0].error_code == 0
@@ -462,7 +477,7 @@ def test_changes_that_are_not_made_do_not_count(version: int) -> None:
 
 
 def test_deletions_and_growth_that_fail_do_not_count() -> None:
-    """By name and by id, of older and newer versions."""
+    """By name and by id, in older and newer versions."""
     world = limited(({"user": None}, "controller_mutation_rate", 1))
     client = world.client()
     made = CreateTopicsRequest([topic("a")], 1_000)
@@ -491,7 +506,7 @@ def test_deletions_and_growth_that_fail_do_not_count() -> None:
 
 
 def test_topics_that_are_made_when_they_are_asked_for_count() -> None:
-    """One for which nothing is left is not made, and its client comes again."""
+    """A topic beyond the quota is not created, and its client retries."""
     world = limited(({"user": None}, "controller_mutation_rate", 0.1))
     client = world.client()
     names = ("new", "newer", "newest")
@@ -510,7 +525,7 @@ def test_topics_that_are_made_when_they_are_asked_for_count() -> None:
 
 
 def test_what_is_wrong_is_told_to_a_client_that_has_nothing_left() -> None:
-    """Rather than to come again."""
+    """The client receives that error rather than a throttle time."""
     world = limited(({"user": None}, "controller_mutation_rate", 1))
     client = world.client()
     many = replace(topic("many"), num_partitions=11)
@@ -547,7 +562,7 @@ def described(client: Client, *components: ComponentData, strict: bool = False) 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_quotas_are_altered_and_described(version: int) -> None:
-    """Each entity on its own; one that is named twice, or what makes no sense, is refused."""
+    """Each entity has its own response. A duplicate or invalid entity is refused."""
     client = World().client()
     rate = OpData("producer_byte_rate", 1_024.0)
     answer = client.ask(
@@ -602,14 +617,14 @@ def test_quotas_are_altered_and_described(version: int) -> None:
 def test_filters_that_make_no_sense_are_refused(
     components: list[ComponentData], error: ErrorCode
 ) -> None:
-    """As by Kafka."""
+    """Same rules as Kafka's."""
     answer = World().client().ask(48, 1, DescribeClientQuotasRequest(components))
     assert answer.error_code == error
     assert answer.entries is None
 
 
 def test_quota_is_the_users_whoever_connects_from_where() -> None:
-    """The principal's name counts, of whatever connection."""
+    """The principal's name counts, on any connection."""
     world = limited(({"user": "alice"}, "producer_byte_rate", 100))
     one, two, bob = world.client(), world.client(("10.0.0.9", 1)), world.client()
     for client, name in ((one, "alice"), (two, "alice"), (bob, "bob")):

@@ -1,4 +1,4 @@
-"""What is counted for a request before it is decoded is not less than what it takes."""
+"""The bytes charged for a request before it is decoded cover what decoding it takes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def factor_of(api: Any, version: int) -> int:
     "api", [row for row in ROWS if row.key != PRODUCE], ids=lambda api: api.name
 )
 def test_no_request_becomes_more_than_is_counted(api: Any) -> None:
-    """Of each list, with the smallest elements and with others; decoded, and arranged to be done in
-    parts. In the first version of each form that has another factor, and in the last."""
+    """Covers each list, with the smallest elements and with others, decoded and split into parts.
+
+    Covers the first version of each form with another factor, and the last version.
+    """
     factors = {factor_of(api, version): version for version in reversed(versions_of(api))}
     for version in {*factors.values(), api.max_version}:
         for path, names, numbers in product(paths(api.key, version), NAMES, NUMBERS):
             wish = Wish(path, names=names, numbers=numbers, elements=ELEMENTS)
             body = memoryview(write(api.key, version, wish).body)
-            decoded(api, version, body)  # what is imported and made once
+            decoded(api, version, body)  # warm up: imports and objects made only once
             tracemalloc.start()
             try:
                 found = decoded(api, version, body)
@@ -55,14 +57,14 @@ def test_no_request_becomes_more_than_is_counted(api: Any) -> None:
 
 
 def test_requests_that_were_measured_were_counted() -> None:
-    """In a server, with all that it did for them."""
+    """Uses the memory measured in a server, including all work for the request."""
     for row in read(TABLE):
         (key,) = [key for key, api in API.items() if api.name == row.api]
         if key != PRODUCE and not API[key].passed_on:
             factor = factor_of(API[key], row.version)
-            assert row.held <= factor + 1, row.line  # the request itself is counted as it is
+            assert row.held <= factor + 1, row.line  # the request itself is charged at its size
 
 
 def test_requests_that_are_not_counted_become_little() -> None:
-    """One that is a byte longer is looked at."""
+    """Only requests that are longer by at least one byte are charged."""
     assert max(map(max, HELD.values())) * DECODED_FROM_BYTES <= 64 * KIB

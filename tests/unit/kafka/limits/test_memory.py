@@ -1,4 +1,4 @@
-"""What clients make a server hold is bounded for all of them together, and nobody stands still."""
+"""Memory held for clients is bounded over all of them, and every client makes progress."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def world_of_answers(limit: int = 4 * MIB) -> World:
 
 
 def deaf(world: World) -> Client:
-    """A client that asks for everything and takes nothing."""
+    """Return a client that requests everything and reads nothing."""
     client = world.client()
     client.room = 0
     client.request(FETCH, 11, fetch())
@@ -51,11 +51,11 @@ def deaf(world: World) -> Client:
     return client
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def test_answers_nobody_takes_stay_within_the_bound_of_the_server() -> None:
-    """Each asks for 50 MiB. One batch may be larger than what is left."""
+    """Each client requests 50 MiB. One batch may be larger than what is left."""
     world = world_of_answers()
     clients = [deaf(world) for _ in range(60)]
     answers = world.context.answers
@@ -67,7 +67,7 @@ def test_answers_nobody_takes_stay_within_the_bound_of_the_server() -> None:
 
 
 def test_a_reader_that_has_proved_to_read_has_room_beside_those_that_do_not() -> None:
-    """A quarter is kept apart; what the others hold is no concern of it."""
+    """A quarter of the memory is reserved for such readers, whatever the others hold."""
     world = world_of_answers()
     reader = world.client()
     for _ in range(20):
@@ -79,7 +79,7 @@ def test_a_reader_that_has_proved_to_read_has_room_beside_those_that_do_not() ->
 
 
 def test_a_reader_proves_to_read_by_small_answers_too() -> None:
-    """Where there is little room in all, each of its answers is too small to be counted."""
+    """With a small limit each of its responses is too small to be counted."""
     world = World(KafkaOptions(answer_memory_max=MIB))
     (stream,) = world.topic()
     for _ in range(100):
@@ -97,7 +97,10 @@ def test_a_reader_proves_to_read_by_small_answers_too() -> None:
 
 
 def test_who_does_not_take_its_answer_is_given_up_while_others_wait() -> None:
-    """A sixth of the time for a frame; then there is room for the next."""
+    """Its connection is closed after a sixth of the frame timeout.
+
+    The next waiter gets its room.
+    """
     world = world_of_answers()
     clients = [deaf(world) for _ in range(60)]
     late = world.client()
@@ -110,7 +113,7 @@ def test_who_does_not_take_its_answer_is_given_up_while_others_wait() -> None:
 
 
 def test_who_does_not_take_its_answer_is_kept_while_nobody_waits() -> None:
-    """A slow reader is no harm as long as there is room."""
+    """A slow reader does no harm as long as there is room."""
     world = world_of_answers(limit=256 * MIB)
     client = deaf(world)
     world.run(60_000)
@@ -123,7 +126,7 @@ def test_who_does_not_take_its_answer_is_kept_while_nobody_waits() -> None:
 
 
 def test_who_does_not_take_its_answers_is_not_read() -> None:
-    """Nor is anything of it started: what it asks stays where it is."""
+    """None of its requests is started either; they stay in the socket."""
     world = world_of_answers(limit=256 * MIB)
     client = deaf(world)
     assert not client.reading
@@ -138,7 +141,7 @@ def test_who_does_not_take_its_answers_is_not_read() -> None:
 
 
 def test_an_answer_leaves_piece_by_piece() -> None:
-    """What the socket took is not held any longer."""
+    """Bytes that the socket accepted are no longer held."""
     world = world_of_answers(limit=256 * MIB)
     client = deaf(world)
     answers = world.context.answers
@@ -167,7 +170,7 @@ def test_a_small_piece_of_a_large_chunk_is_copied_when_it_waits() -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_polls_woken_in_one_turn_do_not_all_spend_the_same_room(is_shared: bool) -> None:
-    """Each answer is counted before the next one is built, be it of one batch and a small one."""
+    """Each response is counted before the next one is built, for one batch and for small ones."""
     limit = 256 << 10
     world = World(KafkaOptions(answer_memory_max=limit))
     (stream,) = world.topic()
@@ -194,7 +197,7 @@ def test_polls_woken_in_one_turn_do_not_all_spend_the_same_room(is_shared: bool)
 
 
 def test_a_read_from_disk_counts_while_an_answer_before_it_leaves() -> None:
-    """What is being built and what waits for the socket are two things."""
+    """The response being built and those waiting for the socket are counted separately."""
     world = World()
     (stream,) = world.topic()
     fill(stream, size=100)
@@ -212,7 +215,7 @@ def test_a_read_from_disk_counts_while_an_answer_before_it_leaves() -> None:
 
 
 def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> None:
-    """All have begun while there was room; the answers come to far more than there is."""
+    """All requests begin while there is room, but their responses need far more than there is."""
     limit = 256 << 10
     world = World(KafkaOptions(answer_memory_max=limit))
     for number in range(300):
@@ -245,7 +248,7 @@ def framed(client: Client, request: FetchRequest) -> bytes:
 
 
 def test_who_takes_its_answer_byte_by_byte_is_given_up_while_others_wait() -> None:
-    """Room must come back in the time that one frame may take; not so while nobody waits."""
+    """Room must come back within the timeout of one frame, but only while others wait."""
     world, alone = world_of_answers(), world_of_answers(limit=256 * MIB)
     slow = [deaf(world) for _ in range(60)]
     unhindered = deaf(alone)
@@ -274,7 +277,7 @@ def test_who_takes_its_answers_fast_enough_is_kept_while_others_wait() -> None:
 
 
 def test_who_stops_reading_must_prove_again_that_it_reads() -> None:
-    """Else a quarter of the room and large shares would be for who has read once."""
+    """Else a reader that read once would keep a share of the reserved quarter."""
     world = world_of_answers()
     reader = world.client()
     for _ in range(20):
@@ -291,7 +294,7 @@ def test_who_stops_reading_must_prove_again_that_it_reads() -> None:
 
 
 def test_who_has_proved_to_read_does_not_wait_behind_those_that_have_not() -> None:
-    """The room that is kept apart for it comes back; those before it may not have it."""
+    """Room reserved for it becomes free; earlier waiters may not use that room."""
     memory = AnswerMemory(4 * MIB)
     woken: list[int] = []
     held, reader, *others = [memory.account() for _ in range(12)]
@@ -314,7 +317,7 @@ def world_of_requests() -> World:
 
 
 def begun(world: World, count: int) -> Client:
-    """A client that has sent so much of a large produce request."""
+    """Return a client that has sent `count` bytes of a large produce request."""
     client = world.client()
     frame = client.frame(PRODUCE, 9, encoded(produce_request(FRAME - 50_000)))
     client.session.receive(frame[:4])
@@ -335,7 +338,7 @@ def encoded(request: ProduceRequest) -> bytes:
 
 
 def send(client: Client, count: int) -> None:
-    """Send on while the server reads."""
+    """Continue to send while the server reads."""
     rest: memoryview = client.rest  # type: ignore[attr-defined]
     while count and rest and client.reading and not client.closed:
         piece = min(count, len(rest), 50_000)
@@ -346,7 +349,7 @@ def send(client: Client, count: int) -> None:
 
 
 def test_requests_that_have_begun_stay_within_the_bound_of_the_server() -> None:
-    """Counted as they arrive, and not before: what is only announced costs next to nothing."""
+    """Bytes are counted as they arrive; an announced length costs next to nothing."""
     world = world_of_requests()
     requests = world.context.requests
     for _ in range(100):
@@ -363,7 +366,7 @@ def test_requests_that_have_begun_stay_within_the_bound_of_the_server() -> None:
 
 
 def test_requests_that_have_all_begun_come_to_an_end_one_by_one() -> None:
-    """Frames of all hold all there is: the one that waits longest is read, then the next."""
+    """Incomplete frames hold all the memory: the longest waiter is read first, then the next."""
     world = world_of_requests()
     world.topic()
     clients = [begun(world, FRAME // 3) for _ in range(30)]
@@ -387,7 +390,7 @@ def test_small_requests_go_on_beside_large_ones_that_wait() -> None:
 
 
 def test_who_does_not_go_on_with_a_request_is_given_up_while_others_wait() -> None:
-    """And a request that is held up for want of room is not late."""
+    """A request that is held up for lack of room is not late."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -402,7 +405,7 @@ def test_who_does_not_go_on_with_a_request_is_given_up_while_others_wait() -> No
 
 
 def test_of_those_that_stall_no_more_are_given_up_than_others_need() -> None:
-    """One by one: what each held is given to those that wait, and then nobody waits."""
+    """They are closed one by one: each one's room goes to the waiters, until no request waits."""
     world = World(KafkaOptions(request_bytes_max=FRAME, request_memory_max=12 * FRAME))
     world.topic()
     world.run(10)
@@ -419,7 +422,7 @@ def test_of_those_that_stall_no_more_are_given_up_than_others_need() -> None:
 
 
 def test_who_goes_on_slowly_with_a_request_is_given_up_while_others_wait() -> None:
-    """Fast enough where nobody waits, and for ever in the way where somebody does."""
+    """Its speed is sufficient while no request waits, but blocks others while some do."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -446,8 +449,10 @@ def test_who_goes_on_slowly_with_a_request_is_given_up_while_others_wait() -> No
 
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_batches_of_a_client_that_went_away_count_until_the_log_has_them(is_checked: bool) -> None:
-    """While they wait for a thread, and while they wait for the log. Else clients that send and go
-    would fill the memory unseen."""
+    """They count while they wait for a thread and while they wait for the log.
+
+    Else clients that send and disconnect would fill the memory uncounted.
+    """
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     world = World(
         KafkaOptions(request_bytes_max=FRAME, request_memory_max=LIMIT, message_max_bytes=FRAME)
@@ -479,7 +484,7 @@ def test_batches_of_a_client_that_went_away_count_until_the_log_has_them(is_chec
 
 
 def test_requests_that_arrive_go_on_beside_some_that_cannot_start() -> None:
-    """Those want more than there will be; what comes back is enough for the others."""
+    """Requests that cannot start need more than there is; freed room is enough for the others."""
     memory = RequestMemory(10 * FRAME, FRAME)
     assert memory.may_have("stalls", 9 * FRAME, is_alone=True)
     memory.change(8 * FRAME)
@@ -494,7 +499,7 @@ def test_requests_that_arrive_go_on_beside_some_that_cannot_start() -> None:
 
 
 def test_those_that_arrive_and_those_that_start_take_turns() -> None:
-    """To go beyond the room of others; neither keeps the other from it for ever."""
+    """Both may exceed the common room in turn, so neither blocks the other forever."""
     memory = RequestMemory(10 * FRAME, FRAME)
     memory.change(9 * FRAME)
     asked: list[str] = []
@@ -516,7 +521,7 @@ def test_those_that_arrive_and_those_that_start_take_turns() -> None:
 
 
 def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() -> None:
-    """Its requests overlap for ever; the turn is for one of them."""
+    """Its requests always overlap, but the turn is for one request."""
     world = World(
         KafkaOptions(request_bytes_max=FRAME, request_memory_max=4 * FRAME, message_max_bytes=FRAME)
     )
@@ -544,7 +549,7 @@ def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() ->
             send(late, FRAME)
             if late.session._bytes_in_flight:
                 break
-        # What came in the turn before is acknowledged.
+        # Requests that arrived in the previous turn are acknowledged.
         new = stream.batches[known:]
         del stream.batches[known:]
         stream.commit()
@@ -556,7 +561,7 @@ def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() ->
 
 
 def test_who_takes_no_answers_and_holds_requests_is_given_up_while_others_wait() -> None:
-    """Nothing is read of them meanwhile, so that they cannot go on with what they began."""
+    """They are not read meanwhile, so they cannot complete the requests they began."""
     world = world_of_requests()
     (stream,) = world.topic()
     for _ in range(8):
@@ -602,7 +607,7 @@ def test_what_is_behind_an_unknown_request_is_not_counted_while_answers_leave() 
     assert (requests.used, requests.waiting, requests.first) == (0, 0, None)
 
 
-# --- what requests become -------------------------------------------------------------------------
+# --- decoded size of requests ---------------------------------------------------------------------
 
 
 def long_poll(partitions: int) -> FetchRequest:
@@ -619,7 +624,10 @@ def polling(world: World, partitions: int, count: int = 1) -> Client:
 
 
 def test_polls_of_many_partitions_are_counted_as_what_they_are_decoded_to() -> None:
-    """Who waits has those before it answered with what there is: none holds the room for long."""
+    """A waiting request has earlier polls answered with the data there is.
+
+    None holds room for long.
+    """
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -629,14 +637,14 @@ def test_polls_of_many_partitions_are_counted_as_what_they_are_decoded_to() -> N
     assert LIMIT // 2 < requests.peak <= LIMIT
     world.run(1_000)
     answered = sum(len(client.answers()) for client in clients)
-    assert 30 < answered < 40  # nobody waits for the room of the last ones
+    assert 30 < answered < 40  # no request waits for the room of the last ones
     for client in clients:
         client.session.connection_lost()
     assert (requests.used, requests.waiting) == (0, 0)
 
 
 def test_polls_that_hold_much_end_when_another_waits_for_room() -> None:
-    """Also while the one that may go beyond all others stalls."""
+    """Also while the request that may exceed the common room stalls."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -650,7 +658,7 @@ def test_polls_that_hold_much_end_when_another_waits_for_room() -> None:
 
 
 def test_a_poll_that_holds_more_than_others_may_is_answered_soon() -> None:
-    """Or nobody else could have so much before its time is over."""
+    """Otherwise no other request could have so much room before the poll's max_wait."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -660,7 +668,7 @@ def test_a_poll_that_holds_more_than_others_may_is_answered_soon() -> None:
 
 
 def test_a_poll_that_is_answered_early_again_and_again_does_not_spin() -> None:
-    """Its client has the next one waiting: what was answered at once would be asked at once."""
+    """Its client has the next poll ready: an immediate response would cause an immediate poll."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -686,7 +694,7 @@ def test_polls_of_some_partitions_have_room_beside_long_requests() -> None:
 
 
 def test_a_long_request_that_waits_to_start_keeps_its_place() -> None:
-    """There is room for what it is, and not yet for what it is decoded to."""
+    """There is room for its bytes, but not yet for its decoded size."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -707,7 +715,7 @@ def test_a_long_request_that_waits_to_start_keeps_its_place() -> None:
 
 
 def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> None:
-    """It is kept apart for them, whatever those hold that are read."""
+    """Their room is reserved, whatever requests that are being read hold."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -721,7 +729,7 @@ def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> No
 
 
 def test_who_asks_much_again_and_again_does_not_keep_others_from_it() -> None:
-    """Each of its requests is counted as more than there is, and the next one waits already."""
+    """Each request is charged more than there is, and the next one waits already."""
     world = world_of_requests()
     world.topic()
     world.run(10)
@@ -753,7 +761,7 @@ def test_small_elements_among_bytes_that_are_passed_on_are_counted() -> None:
 
 
 def test_what_a_produce_of_many_partitions_takes_is_counted_until_it_is_answered() -> None:
-    """Its answers wait for those of the requests before it."""
+    """Its responses wait for those of earlier requests."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -766,14 +774,14 @@ def test_what_a_produce_of_many_partitions_takes_is_counted_until_it_is_answered
     )
     assert world.context.requests.used > 20_000 * 300
     stream.commit()
-    world.run(10)  # a part takes a turn
+    world.run(10)  # each part takes a turn
     assert len(client.answers()) == 2
     assert world.context.requests.used == 0
 
 
 @pytest.mark.parametrize(("key", "is_cut"), [(PRODUCE, False), (METADATA, True)])
 def test_only_batches_need_requests_of_the_largest_size(key: int, is_cut: bool) -> None:
-    """Others become many times as much. They end before they have come."""
+    """Others grow many times when decoded, so the connection is closed before they arrive."""
     world = World()
     client = world.client()
     client.session.receive(pack(">ihh", OTHER_BYTES_MAX + 1, key, 1))

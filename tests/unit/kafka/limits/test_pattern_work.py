@@ -1,4 +1,4 @@
-"""Patterns of clients are matched in a thread, in turns between the askers."""
+"""Clients' patterns are matched in a thread, in turns between clients."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from vdl.sim.clock import NodeClock, VirtualTime
 
 
 class Thread:
-    """A thread that does one job at each call of `run`."""
+    """Thread that runs one job at each call of `run`."""
 
     def __init__(self) -> None:
         self.time = VirtualTime()
         self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self.cpu_ns = 0
         self.cost_ns = 0
-        """Processor time that passes at each look at it."""
+        """Processor time that passes at each read of the clock."""
         self.work = PatternWork(
             lambda job, done: self.jobs.append((job, done)), NodeClock(self.time), self._cpu_ns
         )
@@ -44,7 +44,7 @@ class Thread:
         return self.cpu_ns
 
     def run(self) -> bool:
-        """One slice; whether there was one."""
+        """Run one slice; return False if there was none."""
         assert len(self.jobs) <= 1, "two at a time"
         if not self.jobs:
             return False
@@ -66,7 +66,7 @@ def thread() -> Thread:
 
 
 def large(number: int) -> tuple[str, list[str]]:
-    """A question of several slices; no two have the same pattern."""
+    """Return the arguments of a job of several slices; no two have the same pattern."""
     names = [f"{index:04}".ljust(249, "a") for index in range(60)]
     return f"(a?){{500}}{number}", names
 
@@ -84,7 +84,7 @@ def test_nothing_is_compiled_or_matched_by_the_caller(thread: Thread) -> None:
 
 
 def test_slice_ends_by_the_steps_that_its_names_may_take(thread: Thread) -> None:
-    """However fast they are: what a slice costs is known before."""
+    """Actual speed does not count: the cost of a slice is known in advance."""
     pattern, names = large(0)
     assert thread.work.match("alice", [(pattern, names)], lambda _: None) is not None
     sizes = []
@@ -99,7 +99,7 @@ def test_slice_ends_by_the_steps_that_its_names_may_take(thread: Thread) -> None
 
 
 def test_askers_take_turns(thread: Thread) -> None:
-    """One that asks for much keeps others waiting for a slice, no longer."""
+    """A client with much work delays others by one slice at most."""
     done: list[str] = []
     for number in range(20):
         assert thread.work.match("eve", [large(number)], lambda _: done.append("eve"))
@@ -111,7 +111,7 @@ def test_askers_take_turns(thread: Thread) -> None:
 
 
 def test_asker_rests_after_work(thread: Thread) -> None:
-    """It never has more than a share of a processor, and others go on meanwhile."""
+    """A client never has more than a share of a processor, and others continue meanwhile."""
     thread.cost_ns = 10 * MS
     assert thread.work.match("eve", [large(1)], lambda _: None)
     thread.run()
@@ -127,7 +127,7 @@ def test_asker_rests_after_work(thread: Thread) -> None:
 
 
 def test_only_so_much_of_one_asker_waits_and_of_all(thread: Thread) -> None:
-    """More is refused, and is not called back."""
+    """Requests beyond the bound are refused, and their callback is not called."""
 
     def ask(asker: str) -> bool:
         return thread.work.match(asker, [("a", ["a"])], lambda _: None) is not None
@@ -144,7 +144,7 @@ def test_only_so_much_of_one_asker_waits_and_of_all(thread: Thread) -> None:
 
 
 def test_pattern_that_takes_too_long_is_refused(thread: Thread) -> None:
-    """For this time: it is sound, and other texts may be fewer."""
+    """The refusal is temporary: the pattern is valid, and later texts may be fewer."""
     thread.cost_ns = CPU_NS_MAX // 2 + 1
     found: list[list[Found]] = []
     assert thread.work.match("eve", [large(2), ("a", ["a"])], found.append)
@@ -158,7 +158,7 @@ def test_pattern_that_takes_too_long_is_refused(thread: Thread) -> None:
 
 
 def test_what_is_known_costs_nothing(thread: Thread) -> None:
-    """Sound or not, a pattern is compiled once while it is remembered."""
+    """A pattern, valid or not, is compiled once while it is remembered."""
     calls: list[str] = []
     assert thread.work.check("eve", ["a", "("], lambda: calls.append("first"))
     thread.run_all()
@@ -196,7 +196,7 @@ def test_memory_is_bounded(thread: Thread) -> None:
 def test_exception_refuses_a_pattern_and_ends_nothing(
     thread: Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pattern is a client's: it must not end each server that leads its coordinator."""
+    """The pattern is a client's: it must not stop each server that leads its coordinator."""
 
     def fails(_: str) -> Any:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): told is what is new, nothing else, and everything that is."""
+"""Fetch sessions (KIP-227): responses contain all changed partitions and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BY_ID = 13
 
 
 class Session:
-    """A client of one session, as clients keep it."""
+    """Client of one session, with the state that clients keep."""
 
     def __init__(self, world: World, partitions: int, version: int = VERSION) -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Session:
         return bytes(16) if topic is None else topic.topic_id
 
     def ask(self, request: FetchRequest) -> dict[int, int]:
-        """Partitions the answer tells of, and how many batches each got, -1 with an error."""
+        """Return the number of batches of each partition in the response, -1 with an error."""
         return self.take(self.client.ask(FETCH, self.version, request))
 
     def take(self, response: FetchResponse) -> dict[int, int]:
@@ -88,7 +88,7 @@ def opened(partitions: int = 3, version: int = VERSION) -> tuple[World, list[Fak
 
 @pytest.mark.parametrize("version", range(7, 19))
 def test_only_partitions_with_news_are_told(version: int) -> None:
-    """All of them at first, then what changed: records, or how far the log goes."""
+    """All of them at first, then those with new records or a new log end."""
     _, streams, session = opened(version=version)
     assert session.ask(session.request()) == {}
     fill(streams[1])
@@ -100,7 +100,7 @@ def test_only_partitions_with_news_are_told(version: int) -> None:
 
 
 def test_a_new_high_watermark_is_told_without_records() -> None:
-    """No room for the records of the second: still its consumer sees how far behind it is."""
+    """There is no room for the second partition's records; its consumer still sees its lag."""
     _, streams, session = opened()
     for stream in streams:
         fill(stream, size=1000)
@@ -110,7 +110,7 @@ def test_a_new_high_watermark_is_told_without_records() -> None:
 
 
 def test_who_got_records_is_served_last_the_next_time() -> None:
-    """With room for one partition an answer, each has its turn."""
+    """With room for one partition in a response, each has its turn."""
     _, streams, session = opened()
     for stream in streams:
         for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_new_log_start_is_told() -> None:
 
 
 def test_an_error_is_told_each_time_and_its_end_once() -> None:
-    """Kafka forgets what it told with an error: the next good answer is news."""
+    """As in Kafka, an error clears the cached state, so the next good response is sent."""
     _, streams, session = opened()
     streams[0].lose_leadership()
     assert session.ask(session.request()) == {0: -1}
@@ -149,7 +149,7 @@ def test_an_error_is_told_each_time_and_its_end_once() -> None:
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_found_again() -> None:
-    """By name; a quiet partition learns that its topic is gone."""
+    """By name; a quiet partition reports that its topic is gone."""
     world, _, session = opened(1)
     world.host.apply(commands.DeleteTopics(["t"]))
     assert session.ask(session.request()) == {0: -1}
@@ -159,7 +159,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_found_again() -> None:
 
 
 def test_a_long_poll_is_woken_by_a_quiet_partition() -> None:
-    """It waits without any partition that has something to say."""
+    """No partition of the session has anything to report when it begins to wait."""
     world, streams, session = opened()
     session.ask(session.request())
     session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
@@ -176,7 +176,7 @@ def test_a_long_poll_is_woken_by_a_quiet_partition() -> None:
 
 @pytest.mark.parametrize("version", [VERSION, BY_ID])
 def test_forgotten_partitions_are_told_no_more(version: int) -> None:
-    """By name and by id; a session with nothing left ends."""
+    """By name and by id; a session with no partition left ends."""
     world, streams, session = opened(version=version)
     fill(streams[0])
     fill(streams[1])
@@ -192,7 +192,7 @@ def test_forgotten_partitions_are_told_no_more(version: int) -> None:
 
 
 def test_a_partition_may_join_later() -> None:
-    """It is told the first time, whatever it has."""
+    """The first response includes it, with or without data."""
     world = World()
     world.topic(partitions=2)
     session = Session(world, 1)
@@ -203,7 +203,10 @@ def test_a_partition_may_join_later() -> None:
 
 
 def test_ids_and_epochs_that_are_wrong_are_refused() -> None:
-    """70 and 71: the client begins anew. The session goes on for who says the right epoch."""
+    """Errors 70 and 71: the client starts a new session.
+
+    The session continues for the right epoch.
+    """
     _, _, session = opened()
     wrong = session.request()
     wrong.session_epoch += 1
@@ -219,7 +222,7 @@ def test_ids_and_epochs_that_are_wrong_are_refused() -> None:
 
 
 def test_a_full_request_ends_the_session_it_names() -> None:
-    """Epoch -1 has none afterwards, epoch 0 a new one."""
+    """Epoch -1 leaves no session, epoch 0 creates a new one."""
     world, streams, session = opened()
     first = session.id
     session.epoch = 0
@@ -236,7 +239,7 @@ def test_a_full_request_ends_the_session_it_names() -> None:
 
 
 def test_the_largest_epoch_is_followed_by_one() -> None:
-    """0 and -1 mean something else."""
+    """0 and -1 have other meanings."""
     sessions = FetchSessions(1, 1, lambda count: bytes(count - 1) + b"\x07")
     session = sessions.create(1, 0, uses_topic_ids=False, asker="")
     assert session is not None
@@ -246,7 +249,7 @@ def test_the_largest_epoch_is_followed_by_one() -> None:
 
 
 def test_a_second_request_has_the_first_answered() -> None:
-    """On another connection, with the right epoch: one waits at a time."""
+    """On another connection, with the right epoch. One request of a session waits at a time."""
     world, streams, session = opened()
     session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
     world.run(1)
@@ -262,7 +265,7 @@ def test_a_second_request_has_the_first_answered() -> None:
 
 
 def test_a_client_that_goes_away_leaves_its_session() -> None:
-    """It belongs to whoever knows its id."""
+    """Any client that knows its id may use it."""
     world, streams, session = opened()
     session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
     world.run(1)
@@ -274,8 +277,9 @@ def test_a_client_that_goes_away_leaves_its_session() -> None:
 
 
 def test_a_session_that_ends_has_its_request_answered() -> None:
-    """It gave way to another one: nothing wakes its request any more, and session 0 says that the
-    client is to begin anew."""
+    """A session that is evicted wakes no request, and session id 0 makes its client start a new
+    one.
+    """
     world, streams, session = opened()
     session.client.request(FETCH, VERSION, session.request(wait_ms=60_000))
     world.run(1)
@@ -288,7 +292,10 @@ def test_a_session_that_ends_has_its_request_answered() -> None:
 
 
 def test_a_session_that_ends_gives_its_turn_to_read_back() -> None:
-    """Its request waited for its turn to read from disk: that read costs others nothing."""
+    """Its request waited for its turn to read from disk.
+
+    That read is not counted against others.
+    """
     world = World(KafkaOptions(cold_read_bytes_per_second=1 << 20))
     (stream,) = world.topic()
     session = Session(world, 1)
@@ -309,7 +316,7 @@ def test_a_session_that_ends_gives_its_turn_to_read_back() -> None:
 
 
 def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two thousand idle partitions are not looked at, nor is one that has records beside them."""
+    """Two thousand idle partitions are not looked at, even if one beside them has records."""
     _, streams, session = opened(2_000)
     looked_at = 0
     find_topic = handler.find_topic
@@ -331,7 +338,7 @@ def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sessions_are_bounded_in_number_and_who_has_none_goes_on() -> None:
-    """At the limit and one past it; then session 0."""
+    """At the limit and one past it; then the session id is 0."""
     world = World(KafkaOptions(fetch_sessions_max=2))
     (stream,) = world.topic()
     fill(stream)
@@ -342,7 +349,7 @@ def test_sessions_are_bounded_in_number_and_who_has_none_goes_on() -> None:
 
 
 def test_partitions_of_all_sessions_are_bounded() -> None:
-    """Also when a session grows: then it ends, and its client begins anew."""
+    """A session that grows past the bound ends, and its client starts a new one."""
     world = World(KafkaOptions(fetch_session_partitions_max=4))
     world.topic(partitions=5)
     first, second = Session(world, 3), Session(world, 2)
@@ -356,8 +363,11 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
 
 
 def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may all be such as are told of each time: many requests that name some each must not
-    make one that names none as expensive as all of them."""
+    """A session of partitions that are always reported must not make small requests expensive.
+
+    Many requests that each name some partitions could otherwise grow it, and one that names none
+    would cost as much as all of them.
+    """
     monkeypatch.setattr(handler, "SESSION_PARTITIONS_MAX", 4)
     world = World()
     world.topic(partitions=5)
@@ -373,7 +383,7 @@ def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 def test_session_that_would_be_too_large_is_not_opened(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would end with the next request, and every second fetch would be an error."""
+    """Else it would end with the next request, and every second fetch would be an error."""
     monkeypatch.setattr(handler, "SESSION_PARTITIONS_MAX", 4)
     world = World()
     fill(world.topic(partitions=5)[0])
@@ -384,7 +394,7 @@ def test_session_that_would_be_too_large_is_not_opened(
 
 
 def create(sessions: FetchSessions, partitions: int, now_ns: int, asker: str = "") -> int:
-    """The id of a session of so many partitions, 0 without a place."""
+    """Create a session with this number of partitions; return its id, 0 if refused."""
     session = sessions.create(partitions, now_ns, uses_topic_ids=False, asker=asker)
     if session is None:
         return 0
@@ -395,7 +405,7 @@ def create(sessions: FetchSessions, partitions: int, now_ns: int, asker: str = "
 
 
 def test_who_gives_way_was_not_used_or_is_old_and_smaller() -> None:
-    """Kafka's order: unused for two minutes, else the smallest that is as old and smaller."""
+    """Kafka's order: a session unused for two minutes, else the smallest old and smaller one."""
     drawn = iter(range(1, 100))
     sessions = FetchSessions(2, 100, lambda count: next(drawn).to_bytes(count, "big"))
     large, small = create(sessions, 5, 0), create(sessions, 2, 0)
@@ -416,7 +426,7 @@ def test_who_gives_way_was_not_used_or_is_old_and_smaller() -> None:
 
 
 def test_who_has_most_sessions_gives_way_to_one_that_has_fewer() -> None:
-    """At once, its least recently used one first, until both have as many; not back."""
+    """Its least recently used sessions go first, until both have as many; never the reverse."""
     drawn = iter(range(1, 100))
     sessions = FetchSessions(6, 100, lambda count: next(drawn).to_bytes(count, "big"))
     of_eve = [create(sessions, 9, 0, "User:eve") for _ in range(8)]
@@ -435,7 +445,7 @@ def test_who_has_most_sessions_gives_way_to_one_that_has_fewer() -> None:
 
 
 def test_who_has_most_partitions_gives_way_to_one_that_has_fewer() -> None:
-    """They are bounded apart from sessions. Nobody gives way to one that would have more."""
+    """Partitions are bounded apart from sessions. None is evicted for one that would have more."""
     drawn = iter(range(1, 100))
     sessions = FetchSessions(50, 100, lambda count: next(drawn).to_bytes(count, "big"))
     for _ in range(10):

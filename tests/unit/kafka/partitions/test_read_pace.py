@@ -1,4 +1,4 @@
-"""How fast readers are fed by what producers feel: in virtual time, on modelled machines."""
+"""Read throttle driven by acknowledgement times: in virtual time, on modelled machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MB = 1_000_000
 FLOOR = 8 * MB
 INGEST = 20 * MB
 MAY_BE = WORSE_PERCENT / 100
-"""Times what it takes alone an acknowledgement may take beside readers."""
+"""Allowed acknowledgement time beside readers, as a multiple of that without readers."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Acknowledged:
 
 
 def no_cost(now_ns: int, read: int) -> int:
-    """Readers are not felt at all."""
+    """Return the same acknowledgement time under any read load."""
     return 2 * MS
 
 
 def queue_of(capacity: int) -> Callable[[int, int], int]:
-    """A server that can do so many bytes a second, and is slower the busier it is."""
+    """Return a model of a server with this capacity in bytes a second, slower the busier it is."""
 
     def taken_ns(now_ns: int, read: int) -> int:
         left = max(capacity // 50, capacity - INGEST - read)
@@ -50,22 +50,25 @@ def queue_of(capacity: int) -> Callable[[int, int], int]:
 
 @dataclass(slots=True)
 class Machine:
-    """A server with producers and readers. `taken_ns(now, bytes a second read lately)` is how long
-    an acknowledgement takes then; `takes`: bytes a second that each reader can take."""
+    """Server with producers and readers.
+
+    `taken_ns(now, bytes a second read lately)` is the time of an acknowledgement then; `takes` is
+    the number of bytes a second that each reader can take.
+    """
 
     taken_ns: Callable[[int, int], int]
     takes: dict[Reader, int]
     ingest: dict[int, int] = field(default_factory=lambda: {1: INGEST})
     asks: dict[Reader, int] = field(default_factory=dict)
-    """The largest read of some readers."""
+    """Largest read of some readers."""
     acknowledgements: int = 5
-    """In each step."""
+    """Number in each step."""
     now_ns: int = 0
     lately: list[int] = field(default_factory=lambda: [0] * 10)
     read_ns: int = 0
-    """How long a read is under way."""
+    """Duration of a read."""
     due: dict[Reader, tuple[int, Admission | None]] = field(default_factory=dict)
-    """When each reader asks next, or is let in by what."""
+    """Time of each reader's next request, or its admission."""
     under_way: set[Reader] = field(default_factory=set)
     acknowledged: Acknowledged = field(default_factory=Acknowledged)
     throttle: ReadThrottle = field(default_factory=lambda: ReadThrottle(FLOOR))
@@ -74,7 +77,7 @@ class Machine:
         self.throttle.pace.watch(self.acknowledged)
 
     def run(self, seconds: float) -> tuple[dict[Reader, int], int]:
-        """(bytes a second that each reader got, mean time of an acknowledgement)"""
+        """Return (bytes a second that each reader got, mean time of an acknowledgement)."""
         given = dict.fromkeys(self.takes, 0)
         requests, total_ns = self.acknowledged.requests, self.acknowledged.total_ns
         end_ns = self.now_ns + int(seconds * SECOND)
@@ -96,7 +99,7 @@ class Machine:
         )
 
     def _first_due(self) -> tuple[Reader, int] | None:
-        """(reader, when) of the first that does something in this step."""
+        """Return (reader, time) of the first that acts in this step, if any."""
         due = {reader: max(self.due.get(reader, (0,))[0], self.now_ns) for reader in self.takes}
         first = min(due, key=lambda reader: (due[reader], reader), default=None)
         if first is None or due[first] >= self.now_ns + STEP:
@@ -104,8 +107,7 @@ class Machine:
         return first, due[first]
 
     def _go_on(self, reader: Reader, at_ns: int, given: dict[Reader, int]) -> None:
-        """What a reader does: ask and wait to be let in, begin to read, or have read and ask
-        again."""
+        """Take the reader's next step: request admission, begin to read, or finish a read."""
         _, admission = self.due.get(reader, (0, None))
         if admission is None:
             admission = self.throttle.ask(reader, self.asks.get(reader, READ_BYTES_MAX), at_ns)
@@ -125,7 +127,7 @@ class Machine:
 
 
 def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
-    """Work-conserving: neither the floor nor what is produced is a limit where there is room."""
+    """Work-conserving: neither the floor nor the produce rate limits readers if there is room."""
     machine = Machine(no_cost, {})
     machine.run(3)
     machine.takes[1, 1] = 500 * MB
@@ -135,7 +137,7 @@ def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
 
 
 def test_reader_that_is_there_before_the_first_producer_is_not_held_back() -> None:
-    """That nothing is known of producers without readers says nothing against a reader."""
+    """Without a baseline of acknowledgements beside no readers, a reader is not slowed."""
     machine = Machine(lambda now_ns, read: 20 * MS, {(1, 1): 400 * MB})
     machine.acknowledgements = 0
     machine.run(0.02)
@@ -148,8 +150,7 @@ def test_reader_that_is_there_before_the_first_producer_is_not_held_back() -> No
 
 @pytest.mark.parametrize("read_ms", [30, 45, 60, 80, 110])
 def test_reads_that_take_long_are_not_taken_for_none(read_ms: int) -> None:
-    """What an acknowledgement takes beside a slow read is not what it takes without readers, nor is
-    what one takes that began beside it."""
+    """Acknowledgements beside a slow read, or begun beside one, do not count as without readers."""
 
     def taken_ns(now_ns: int, read: int) -> int:
         nonlocal felt_ns
@@ -167,7 +168,7 @@ def test_reads_that_take_long_are_not_taken_for_none(read_ms: int) -> None:
 
 @pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])
 def test_reader_gets_what_producers_leave(capacity: int) -> None:
-    """It converges where acknowledgements take as long as they may, on each machine elsewhere."""
+    """Converges to the allowed acknowledgement time, reached at another rate on each machine."""
     machine = Machine(queue_of(capacity), {})
     _, alone_ns = machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
@@ -175,12 +176,12 @@ def test_reader_gets_what_producers_leave(capacity: int) -> None:
     for _ in range(4):
         given, beside_ns = machine.run(10)
         assert beside_ns <= (MAY_BE + 0.1) * alone_ns + MS
-        # Where an acknowledgement takes twice as long half of what was left is taken.
+        # Half of the remaining capacity doubles the acknowledgement time.
         assert given[1, 1] >= 0.9 * (capacity - INGEST) / 2
 
 
 def test_reader_that_is_felt_too_much_still_gains() -> None:
-    """Producers that feel every read do not starve a reader: it gets twice what they write."""
+    """Producers affected by every read do not starve a reader: it gets twice the produce rate."""
     machine = Machine(lambda now_ns, read: 2 * MS + read, {})
     machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
@@ -190,7 +191,7 @@ def test_reader_that_is_felt_too_much_still_gains() -> None:
 
 
 def test_readers_share_fairly_whatever_they_ask_for() -> None:
-    """Ten on ten partitions of which some are busier, and some ask for fifty times as much."""
+    """Ten readers on ten partitions, some busier, and some requesting fifty times as much."""
     ingest = {group: (5 if group == 1 else 1) * MB for group in range(1, 11)}
     takes = {(group, group): 10_000 * MB for group in ingest}
     asks = {reader: 50 << 20 for reader in takes if reader[0] % 2}
@@ -205,7 +206,7 @@ def test_readers_share_fairly_whatever_they_ask_for() -> None:
 
 
 def test_disk_that_became_slow_by_itself_does_not_hold_readers_up() -> None:
-    """What is usual is measured again where there are always readers."""
+    """The baseline is measured again where there are always readers."""
     slow_from_ns = 20 * SECOND
 
     def taken_ns(now_ns: int, read: int) -> int:
@@ -221,7 +222,7 @@ def test_disk_that_became_slow_by_itself_does_not_hold_readers_up() -> None:
 
 
 def test_producers_that_became_faster_are_heard_again() -> None:
-    """A server that was slow when readers came, and is no more, is not taken as the measure."""
+    """The time of a server that was slow when readers came does not remain the baseline."""
     slow_until_ns = 20 * SECOND
     quick = queue_of(200 * MB)
 
@@ -237,7 +238,7 @@ def test_producers_that_became_faster_are_heard_again() -> None:
 
 
 def test_reader_is_fed_though_nobody_knows_what_is_usual() -> None:
-    """A server that has just started, with readers from the first moment on."""
+    """Covers a server that has just started, with readers from the beginning."""
     machine = Machine(no_cost, {(1, 1): 400 * MB})
     machine.run(10)
     given, _ = machine.run(10)
@@ -245,7 +246,7 @@ def test_reader_is_fed_though_nobody_knows_what_is_usual() -> None:
 
 
 def test_clock_that_jumps_changes_nothing_for_long() -> None:
-    """A machine that slept for an hour: what came before does not count, readers go on."""
+    """After an hour of sleep earlier measurements do not count, and readers continue."""
     machine = Machine(queue_of(300 * MB), {})
     machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
@@ -260,7 +261,7 @@ def test_clock_that_jumps_changes_nothing_for_long() -> None:
 
 
 def test_readers_that_nobody_feels_are_not_held_up_by_noise() -> None:
-    """Times of acknowledgements vary by themselves, one in twenty by very much."""
+    """Acknowledgement times vary by themselves, one in twenty by very much."""
     rng = Random(5)
 
     def taken_ns(now_ns: int, read: int) -> int:
@@ -276,8 +277,10 @@ def test_readers_that_nobody_feels_are_not_held_up_by_noise() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_times_that_vary_by_themselves_change_nothing(seed: int) -> None:
-    """A disk on which one tenth of a second is like no other: readers get what they would get if it
-    were as even as it is on average, and so do producers."""
+    """Each tenth of a second the disk has another speed.
+
+    Readers get what they would get if it always had its average speed, and so do producers.
+    """
     rng = Random(seed)
     factors = [rng.lognormvariate(0, 0.6) for _ in range(2_000)]
     even = queue_of(300 * MB)
@@ -296,8 +299,10 @@ def test_times_that_vary_by_themselves_change_nothing(seed: int) -> None:
 
 
 def test_servers_that_share_what_is_left_do_not_drive_each_other() -> None:
-    """Each waits for the disks and processors of the others, and feeds readers of its own. What is
-    usual is what it takes while none of them does."""
+    """The baseline is the time while no server has readers.
+
+    Each server waits for the disks and processors of the others, and feeds readers of its own.
+    """
     all_three: list[Machine] = []
 
     def taken_ns(now_ns: int, read: int) -> int:
@@ -321,7 +326,7 @@ def test_servers_that_share_what_is_left_do_not_drive_each_other() -> None:
 
 
 def test_rare_acknowledgements_are_waited_for() -> None:
-    """Two a second tell as much, later: a reader that harms them is slowed down nevertheless."""
+    """Two a second carry as much information, but later: a harmful reader is still slowed."""
     machine = Machine(lambda now_ns, read: 2 * MS + read, {}, {1: 1_000})
     machine.acknowledgements = 0
     pace = machine.throttle.pace
@@ -343,7 +348,7 @@ def test_rare_acknowledgements_are_waited_for() -> None:
 
 
 def test_acknowledgements_that_do_not_come_are_no_sign_of_room() -> None:
-    """A journal that hangs: everybody waits, and nothing is finished that could be felt."""
+    """Covers a journal that hangs: everything waits, and nothing completes to be measured."""
     machine = Machine(queue_of(1_000 * MB), {})
     machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
@@ -356,7 +361,7 @@ def test_acknowledgements_that_do_not_come_are_no_sign_of_room() -> None:
 
 
 def test_pauses_are_short_and_rare_and_made_up_for() -> None:
-    """No reader is held up for longer than `PAUSE_NS`, also while nobody acknowledges anything."""
+    """No reader is held for longer than `PAUSE_NS`, also while nothing is acknowledged."""
     pace = ReadPace()
     paused = 0
     for now_ns in range(0, 100 * SECOND, STEP):
@@ -371,7 +376,7 @@ def test_pauses_are_short_and_rare_and_made_up_for() -> None:
 
 @pytest.mark.parametrize("ahead_ns", [0, 3_700 * MS, 8_100 * MS])
 def test_pauses_begin_when_those_of_all_servers_do(ahead_ns: int) -> None:
-    """Whatever the own clock says, and whenever the readers came."""
+    """Applies for any offset of the local clock and any arrival of readers."""
     pace = ReadPace(lambda now_ns: now_ns + ahead_ns)
     pace.usual_ns = MS
     ends: set[int] = set()
@@ -400,7 +405,7 @@ def test_agreed_time_that_goes_back_does_not_pause_twice() -> None:
 
 
 def test_pace_of_random_loads_stays_within_its_bounds() -> None:
-    """Never below what readers are to get, never above the limit, whatever happens when."""
+    """Never below the guaranteed rate of readers, never above the limit."""
     for seed in range(20):
         rng = Random(seed)
         pace, acknowledged = ReadPace(), Acknowledged()

@@ -1,4 +1,4 @@
-"""How fast readers that are far behind are fed: faster than producers write, fairly, and some."""
+"""Rate of readers that are far behind: faster than producers, fair, and at least a floor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = 10_000_000
 MB = 1_000_000
 FLOOR = 1 * MB
 PAUSED = BURST_NS * MB // SECOND
-"""What is missing behind a pause, or made up for, of each MB a second."""
+"""Bytes missed in a pause, or made up for after it, for each MB a second."""
 
 
 def run(
@@ -33,9 +33,11 @@ def run(
     readers: dict[Reader, int],
     asking: int = READ_BYTES_MAX,
 ) -> dict[Reader, list[int]]:
-    """Bytes that each reader was given in each second, of virtual time. `ingest`: bytes a second
-    by group; `readers`: how many bytes a second each can take, at most. Nothing is acknowledged, so
-    that readers get only what they must."""
+    """Return the bytes that each reader was given in each second of virtual time.
+
+    `ingest`: bytes a second by group. `readers`: the most bytes a second that each can take.
+    Nothing is acknowledged, so readers get only their guaranteed rate.
+    """
     given = {reader: [0] * seconds for reader in readers}
     due = dict.fromkeys(readers, 0)
     for now_ns in range(0, seconds * SECOND, STEP):
@@ -54,17 +56,17 @@ def run(
 
 @pytest.mark.parametrize("rate", [100_000, 4 * MB, 60 * MB, 200 * MB])
 def test_single_reader_gets_twice_what_is_produced(rate: int) -> None:
-    """A reader that always asks gains on its producers, however fast they are."""
+    """A reader that always requests more catches up with its producers at any produce rate."""
     given = run(ReadThrottle(FLOOR), 6, ingest={1: rate}, readers={(1, 1): 10_000 * MB})
     for taken in given[1, 1][1:]:
         assert taken >= GAIN * rate - READ_BYTES_MAX
         assert taken >= FLOOR - READ_BYTES_MAX
-        # And no more than that: somebody waits for each acknowledgement.
+        # And no more than that: a producer waits for each acknowledgement.
         assert taken <= 1.15 * max(FLOOR, GAIN * rate) + READ_BYTES_MAX
 
 
 def test_reader_beside_a_producer_of_single_records_gets_the_floor() -> None:
-    """Whoever waits for each acknowledgement is protected as by a constant."""
+    """Producers that wait for each acknowledgement are protected as by a constant rate."""
     given = run(ReadThrottle(32 * MB), 4, ingest={1: 1 * MB}, readers={(1, 1): 10_000 * MB})
     for taken in given[1, 1]:
         assert abs(taken - 32 * MB) <= 2 * READ_BYTES_MAX
@@ -78,8 +80,10 @@ def test_single_reader_that_takes_less_gets_all_it_takes() -> None:
 
 
 def test_readers_of_random_loads_gain_each() -> None:
-    """The law: a reader of any partition gets twice what is produced to that partition, or what it
-    can take, whatever others do."""
+    """A reader of any partition gets twice its produce rate, or all it can take.
+
+    This holds whatever others do.
+    """
     for seed in range(15):
         rng = Random(seed)
         ingest = {group: rng.choice((0, 1, 5, 20)) * MB for group in range(1, 4)}
@@ -97,7 +101,7 @@ def test_readers_of_random_loads_gain_each() -> None:
 
 
 def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
-    """Two readers where nothing is produced, one asking for fifty times as much at once."""
+    """Two readers without producers, one requesting fifty times as much at once."""
     pace = ReadThrottle(20 * MB)
     due, given = {1: 0, 2: 0}, {1: 0, 2: 0}
     for now_ns in range(0, 5 * SECOND, STEP):
@@ -113,7 +117,7 @@ def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
 
 
 def test_fast_producers_readers_do_not_take_the_share_of_others() -> None:
-    """Three readers behind a busy partition leave a reader of a quiet one its part of the floor."""
+    """Three readers of a busy partition leave a reader of a quiet one its part of the floor."""
     readers = {(connection, 1): 10_000 * MB for connection in range(3)} | {(9, 2): 10_000 * MB}
     given = run(ReadThrottle(40 * MB), 4, ingest={1: 20 * MB}, readers=readers)
     assert min(given[9, 2][1:]) >= 40 * MB // 4 - 2 * READ_BYTES_MAX
@@ -122,7 +126,7 @@ def test_fast_producers_readers_do_not_take_the_share_of_others() -> None:
 
 
 def test_no_reader_waits_longer_than_the_limit() -> None:
-    """A thousand readers at a pace for one: each is let in within a second, at every time."""
+    """A thousand readers at the rate of one: each is admitted within a second."""
     pace = ReadThrottle(1_000)
     pace.produced(1, 1, 0)
     waits = [pace.ask((n, 2), READ_BYTES_MAX, 0).wait_ns for n in range(1_000)]
@@ -132,7 +136,7 @@ def test_no_reader_waits_longer_than_the_limit() -> None:
 
 
 def test_what_was_not_found_is_given_back() -> None:
-    """Small answers do not use up what large ones were asked for."""
+    """Small results do not use up the share reserved for large requests."""
     pace = ReadThrottle(READ_BYTES_MAX)
     pace.produced(1, 1, 0)
     for _ in range(100):
@@ -146,7 +150,7 @@ def test_what_was_not_found_is_given_back() -> None:
 
 
 def test_what_took_nothing_gives_nothing_back() -> None:
-    """One past the limit is let in without a part of the share: it must not hand one out."""
+    """A reader admitted at the wait limit took no share, so it must not return one."""
     pace = ReadThrottle(READ_BYTES_MAX // 4)
     pace.produced(1, 1, 0)
     pace.ask((1, 2), READ_BYTES_MAX, 0)
@@ -167,8 +171,10 @@ def test_readers_are_not_paced_when_producers_have_gone() -> None:
 
 
 def test_readers_are_fed_at_once_when_busy_producers_have_ended() -> None:
-    """A tenth of a second without a batch is an end where there were a hundred in each; it is not
-    while one waits for its acknowledgement, nor where there are two a second."""
+    """Producers that were busy have ended after a tenth of a second without a batch.
+
+    They have not while one waits for its acknowledgement, nor if they send two batches a second.
+    """
     pace = ReadThrottle(1_000)
     for now_ns in range(0, 2 * SECOND, STEP):
         pace.produced(1, 60_000, now_ns)
@@ -186,7 +192,7 @@ def test_readers_are_fed_at_once_when_busy_producers_have_ended() -> None:
 
 
 def test_very_many_readers_get_smaller_reads_and_not_more_in_all() -> None:
-    """Two hundred at the floor: their turns would take six seconds with whole reads."""
+    """Two hundred at the floor: with whole reads a round would take six seconds."""
     readers = {(n, 2): 10_000 * MB for n in range(200)}
     given = run(ReadThrottle(32 * MB), 6, ingest={1: 1 * MB}, readers=readers)
     for second in range(2, 6):
@@ -196,7 +202,7 @@ def test_very_many_readers_get_smaller_reads_and_not_more_in_all() -> None:
 
 
 def test_pace_forgets_who_has_gone() -> None:
-    """What it knows of readers and partitions is of the last seconds, however long it runs."""
+    """State of readers and partitions covers the last seconds, however long it runs."""
     pace = ReadThrottle(1_000 * MB)
     for n in range(5_000):
         pace.produced(n, 1, n * STEP)
@@ -206,7 +212,7 @@ def test_pace_forgets_who_has_gone() -> None:
 
 
 def test_ingest_rate_is_that_of_the_last_second() -> None:
-    """Held against the sum of what came: never less than the last second's, never more than 1.1."""
+    """Compared to the exact sum: never less than the last second's, never more than 1.1 times."""
     rng = Random(7)
     rate = IngestRate()
     came: list[tuple[int, int]] = []

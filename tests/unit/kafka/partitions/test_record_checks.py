@@ -1,4 +1,4 @@
-"""What passes the check can be read, by us and by a client: as many records as are counted."""
+"""A batch that passes the check is readable, by us and by clients, with the count it claims."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BOUNDS = (*ANY_TIME, False)
 
 
 def passes(batch: bytearray, loop_bytes: int) -> bool:
-    """Whether a server would append it."""
+    """Return True if a server would append the batch."""
     view = memoryview(batch)
     verdicts: list[int | BaseException | None] = []
     try:
@@ -78,7 +78,7 @@ RECORDS = st.lists(
 def test_damaged_batch_that_passes_is_read_by_every_reader(
     records: list[Record], codec: Compression, seed: int
 ) -> None:
-    """Wherever it was checked: on the loop and off it the verdict is one."""
+    """The verdict is the same on the event loop and off it."""
     rng = random.Random(seed)
     batch = build_batch(records, BatchFields(compression=codec))
     assert passes(batch, 1 << 20)
@@ -120,7 +120,7 @@ def sized(size: int, codec: Compression = Compression.NONE) -> memoryview:
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_batch_leaves_the_loop_one_byte_above_the_limit(excess: int) -> None:
-    """At the limit it is checked there."""
+    """At the limit it is checked on the event loop."""
     batch = sized(5_000)
     checks = RecordChecks(at_once, len(batch) - excess)
     verdict = checks.check(batch, read_header(batch), BOUNDS)
@@ -129,8 +129,10 @@ def test_batch_leaves_the_loop_one_byte_above_the_limit(excess: int) -> None:
 
 @pytest.mark.parametrize("size", [record_checks.LOOP_DECOMPRESSED_BYTES - 20_000, 200_000])
 def test_compressed_batch_leaves_the_loop_when_it_becomes_large(size: int) -> None:
-    """A kilobyte that becomes a hundred is checked on the loop; one that becomes two hundred is
-    not, and passes all the same."""
+    """A kilobyte that inflates to a hundred is checked on the event loop.
+
+    One that inflates to two hundred is not, and passes all the same.
+    """
     batch = memoryview(
         build_batch([Record(None, bytes(size))], BatchFields(compression=Compression.ZSTD))
     )
@@ -145,8 +147,11 @@ def test_compressed_batch_leaves_the_loop_when_it_becomes_large(size: int) -> No
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
 @pytest.mark.parametrize("more", [0, 1])
 def test_batch_may_become_as_large_as_the_room_for_it(codec: Compression, more: int) -> None:
-    """Megabytes of zeros in some kilobytes, as Kafka takes them; one byte past the room it is
-    walked piece by piece, and no more than the room is ever held."""
+    """Megabytes of zeros in some kilobytes are accepted, as in Kafka.
+
+    One byte past the buffer the batch is walked piece by piece, and no more than the buffer is
+    held.
+    """
     plain = build_batch([Record(None, bytes(1 << 20))] * 15, BatchFields())
     size = OUTPUT_BYTES_MAX - (len(plain) - HEADER_BYTES) - 11 + more
     records = [Record(None, bytes(1 << 20))] * 15 + [Record(None, bytes(size))]
@@ -161,8 +166,10 @@ def test_batch_may_become_as_large_as_the_room_for_it(codec: Compression, more: 
 
 
 def large(codec: Compression, *, spoil: int = -1, key: bytes | None = b"k") -> memoryview:
-    """A batch of 24 records, small and large by turns, that becomes more than there is room for.
-    `spoil`: of which record the offset is wrong."""
+    """Return a batch of 24 records, small and large in turn, that inflates beyond the buffer.
+
+    `spoil`: the record with a wrong offset.
+    """
     payload = bytearray()
     for index in range(24):
         size = 3 << 20 if index % 2 else 10
@@ -185,7 +192,7 @@ def large(codec: Compression, *, spoil: int = -1, key: bytes | None = b"k") -> m
 
 
 def verdict_of_large(batch: memoryview, bounds: Bounds = BOUNDS) -> object:
-    """And nothing else is left of its check."""
+    """Return the check's verdict; assert that the check leaves nothing behind."""
     checks = RecordChecks(at_once, 1 << 20)
     header = check_batch(batch, produce_version=9, bytes_max=1 << 24)
     verdicts: list[object] = []
@@ -197,7 +204,7 @@ def verdict_of_large(batch: memoryview, bounds: Bounds = BOUNDS) -> object:
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
 def test_batch_that_becomes_more_than_the_room_is_judged_as_any_other(codec: Compression) -> None:
-    """Sound, with a record out of order, with records that are not wanted, cut off."""
+    """Covers a valid batch, a record out of order, unwanted records, and a truncated batch."""
     assert verdict_of_large(large(codec)) == 1_023
     broken = verdict_of_large(large(codec, spoil=20))
     assert isinstance(broken, KafkaError)
@@ -217,7 +224,7 @@ def test_batch_that_becomes_more_than_the_room_is_judged_as_any_other(codec: Com
 
 
 def test_long_checks_come_one_at_a_time_and_others_pass_them() -> None:
-    """They give their thread back between pieces."""
+    """They release their thread between pieces."""
     jobs: list[tuple[Any, Any]] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     long, short, ended = large(Compression.ZSTD), sized(500, Compression.ZSTD), []
@@ -242,7 +249,7 @@ def test_long_checks_come_one_at_a_time_and_others_pass_them() -> None:
 def test_what_becomes_more_than_any_client_reads_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gigabytes in some kilobytes: as soon as there are as many."""
+    """Covers gigabytes in some kilobytes: refused as soon as the limit is reached."""
     monkeypatch.setattr(record_checks, "INFLATED_BYTES_MAX", 36 << 20)
     refused = verdict_of_large(large(Compression.ZSTD))
     assert isinstance(refused, KafkaError)
@@ -252,7 +259,7 @@ def test_what_becomes_more_than_any_client_reads_is_refused(
 
 
 def test_small_batches_that_become_large_count_for_that() -> None:
-    """Else thousands could wait, and those of other producers behind them for minutes."""
+    """Else thousands could wait, and other producers' batches behind them for minutes."""
     jobs: list[object] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     batch = sized(500, Compression.LZ4)
@@ -265,7 +272,7 @@ def test_small_batches_that_become_large_count_for_that() -> None:
 
 
 def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
-    """However many wait: that is what bounds what is held decompressed."""
+    """The number of threads bounds what is held decompressed, however many checks wait."""
     jobs: list[tuple[object, object]] = []
     made: list[Scratch] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
@@ -287,7 +294,7 @@ def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
 
 
 def test_checks_in_threads_take_turns_between_askers() -> None:
-    """One that sends many batches keeps others waiting for those in the threads."""
+    """A client with many batches delays others by those in the threads only."""
     jobs: list[tuple[Any, Any]] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     batch = sized(500, Compression.LZ4)
@@ -307,7 +314,7 @@ def test_checks_in_threads_take_turns_between_askers() -> None:
 
 
 def test_what_one_asker_sends_leaves_room_for_what_others_send() -> None:
-    """It has half of the bytes that may wait; a second one half of what is left then, or more."""
+    """One has half of the bytes that may wait; a second one at least half of what is left."""
     jobs: list[tuple[Any, Any]] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     batch = sized(1 << 20)
@@ -334,7 +341,7 @@ def test_what_one_asker_sends_leaves_room_for_what_others_send() -> None:
 
 
 def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
-    """What a check says of a batch whose topic asks for a codec."""
+    """Return the check's verdict on a batch whose topic sets a codec."""
     view = memoryview(batch)
     header = check_batch(view, produce_version=9, bytes_max=1 << 24)
     checks = RecordChecks(at_once, 1 << 20)
@@ -355,7 +362,7 @@ def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
 def test_batch_gets_the_codec_of_its_topic(
     sent: Compression, wanted: Compression, in_thread: bool
 ) -> None:
-    """With the same records, times and sequence numbers; one that has it is taken as it is."""
+    """Records, timestamps and sequence numbers stay; a batch in that codec is stored as sent."""
     records = [
         Record(b"k", bytes(20), [("h", None)], timestamp=1_000 + number) for number in range(9)
     ]
@@ -380,8 +387,10 @@ def test_batch_gets_the_codec_of_its_topic(
 
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_batch_that_becomes_too_large_is_refused(in_thread: bool) -> None:
-    """A kilobyte of zeros is little while it is compressed: the topic's limit is for what is kept.
-    At the limit it is taken, one byte above not."""
+    """The limit is for the stored batch: a kilobyte of zeros is larger without compression.
+
+    At the limit it is accepted, one byte above refused.
+    """
     batch = build_batch([Record(None, bytes(1_000))], BatchFields(compression=Compression.GZIP))
     taken = verdict_of(batch, Codec(Compression.NONE, None, 1 << 20), in_thread=in_thread)
     assert isinstance(taken, Recompressed)
@@ -395,7 +404,7 @@ def test_batch_that_becomes_too_large_is_refused(in_thread: bool) -> None:
 
 @pytest.mark.parametrize("wanted", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
 def test_batch_that_becomes_too_small_can_still_be_read(wanted: Compression) -> None:
-    """Readers here refuse what becomes more than a hundred times as much: zeros may."""
+    """Readers here refuse more than hundredfold inflation, but zeros may exceed it."""
     batch = build_batch([Record(b"k", bytes(1 << 20)) for _ in range(4)])
     verdict = verdict_of(batch, Codec(wanted, None, 8 << 20), in_thread=True)
     assert isinstance(verdict, Recompressed)
@@ -405,7 +414,7 @@ def test_batch_that_becomes_too_small_can_still_be_read(wanted: Compression) -> 
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
 def test_large_batch_is_compressed_off_the_loop(codec: Compression) -> None:
-    """Whether it is large as it was sent, or only without its compression."""
+    """Applies if it is large as sent, or only when decompressed."""
     limit = record_checks.LOOP_RECOMPRESSED_BYTES
     wanted = Codec(Compression.GZIP, 1, 1 << 20)
     for size, leaves in ((limit - 200, False), (limit, True)):
@@ -414,7 +423,7 @@ def test_large_batch_is_compressed_off_the_loop(codec: Compression) -> None:
 
 
 def test_damaged_batch_is_refused_before_it_is_compressed() -> None:
-    """Its own codec cannot read it: nothing is made of it."""
+    """It cannot be read in its own codec, so nothing is recompressed."""
     batch = build_batch([Record(None, bytes(500))], BatchFields(compression=Compression.LZ4))
     batch[HEADER_BYTES + 4] ^= 0xFF
     seal(memoryview(batch))

@@ -1,4 +1,4 @@
-"""Permission of every API: nobody gets by without it, and with it everything passes."""
+"""Permissions of every API: without them each request is refused, with them it passes."""
 
 from __future__ import annotations
 
@@ -134,19 +134,21 @@ REFUSED = {
 NAMES = {TOPIC: "t", GROUP: "g", CLUSTER: CLUSTER_NAME, TRANSACTIONAL_ID: "x"}
 
 OPEN_TO_ALL = {17, 18, 36, 38, 39, 40, 41, 60, 71, 72}
-"""What every client needs, or what tells nothing that it does not know; and its own delegation
-tokens (those of others: `tests/unit/kafka/connections/test_delegation_tokens.py`)."""
+"""APIs that every client needs, that reveal nothing new to it, or that manage its own tokens.
+
+Delegation tokens of others: `tests/unit/kafka/connections/test_delegation_tokens.py`.
+"""
 SAYS_NOTHING = {(35, 1), (35, 2)}
-"""APIs in whose version there is no place for an error: the answer is empty, as Kafka's."""
+"""API versions without a field for an error: the response is empty, as in Kafka."""
 NEEDS_COORDINATOR = {
     8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 65, 66, 68, 69, 76, 77, 90, 91,
     92,
 }  # fmt: skip
-"""APIs that ask for a coordinator, which the fake does not have."""
+"""APIs that require a coordinator, which the fake does not have."""
 READS = {1, 78}
-"""APIs that ask for permission where they read: a session has more than its request."""
+"""APIs that check permission where they read: a session has more partitions than its request."""
 FILTERED = {16, 66}
-"""What one may not see is left out of the answer; nothing is refused."""
+"""APIs that omit what the client may not see instead of refusing the request."""
 
 NEEDED: dict[int, list[tuple[AclOperation, AclResource]]] = {
     0: [(Do.WRITE, TOPIC)],
@@ -208,13 +210,13 @@ NEEDED: dict[int, list[tuple[AclOperation, AclResource]]] = {
     91: [(Do.READ, GROUP), (Do.READ, TOPIC)],
     92: [(Do.DELETE, GROUP), (Do.READ, TOPIC)],
 }
-"""All that each request below needs, as Kafka's documentation has it."""
+"""All permissions that each request below needs, according to Kafka's documentation."""
 BY_BROKERS = {(24, version): [(Do.CLUSTER_ACTION, CLUSTER)] for version in (4, 5)}
-"""Versions that only brokers speak to each other."""
+"""Versions used only between brokers."""
 
 
 def requests(version: int, topic_id: bytes = bytes(16)) -> dict[int, Any]:
-    """One request an API, about topic "t", group "g", transactional id "x"."""
+    """Return one request of each API, about topic "t", group "g", transactional id "x"."""
     found = _requests(version)
     found[78].topics[0].topic_id = topic_id
     if version >= 13:
@@ -321,7 +323,7 @@ def _requests(version: int) -> dict[int, Any]:
 
 
 def secured(*bindings: AclBinding, **options: Any) -> World:
-    """A server with an authorizer and topic "t"."""
+    """Return a server with an authorizer and topic "t"."""
     world = World(KafkaOptions(authorizer=True, super_users=(Principal("root"),), **options))
     world.topic("t")
     world.host.catalog.features.levels[SHARE_VERSION] = 1
@@ -354,7 +356,7 @@ def client(world: World, principal: Principal = ALICE) -> Client:
 
 
 def codes(message: Any) -> Iterator[int]:
-    """Every error code in an answer."""
+    """Yield every error code in a response."""
     if isinstance(message, list):
         for part in message:
             yield from codes(part)
@@ -376,7 +378,7 @@ EVERY_VERSION = [
 
 
 def test_every_api_has_a_row_and_no_row_is_without_its_api() -> None:
-    """A new API is not served before somebody has said who may use it."""
+    """A new API is not served before its permissions are defined."""
     assert PERMISSIONS.keys() == API.keys()
     assert NEEDED.keys() | OPEN_TO_ALL == API.keys()
     assert requests(0).keys() == API.keys()
@@ -384,7 +386,7 @@ def test_every_api_has_a_row_and_no_row_is_without_its_api() -> None:
 
 @pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
 def test_without_permission_every_api_refuses_and_does_nothing(api: Api, version: int) -> None:
-    """CVE-2018-17196, Redpanda 2023-50976: no API is left out, in no version."""
+    """CVE-2018-17196, Redpanda 2023-50976: no API is exempt, in any version."""
     world = secured()
     (stream,) = world.topic("u")
     before = world.host.catalog.items()
@@ -415,7 +417,7 @@ NAMED = [
 
 @pytest.mark.parametrize(("api", "version"), NAMED)
 def test_an_empty_name_needs_permission_too(api: Api, version: int) -> None:
-    """Offsets can be committed for group "": no rule may take an empty name for none at all."""
+    """Offsets can be committed for group "": no check may treat an empty name as a missing one."""
     world = secured(*(bind(*need) for need in NEEDED[api.key] if need[1] in (TOPIC, CLUSTER)))
     request = unnamed(requests(version, id_of(world))[api.key])
     outcome = judged(world, client(world), api, version, request)
@@ -426,7 +428,7 @@ def test_an_empty_name_needs_permission_too(api: Api, version: int) -> None:
 
 
 def unnamed(request: Any) -> Any:
-    """The request with "" for group "g" and transactional id "x"."""
+    """Return the request with "" for group "g" and transactional id "x"."""
     if isinstance(request, list):
         return [unnamed(one) for one in request]
     if is_dataclass(request) and not isinstance(request, type):
@@ -451,7 +453,7 @@ def judged(world: World, asker: Client, api: Api, version: int, request: Any) ->
 
 @pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
 def test_with_what_it_needs_and_nothing_else_every_api_passes(api: Api, version: int) -> None:
-    """No more than Kafka asks for; and one of several is not enough."""
+    """Kafka requires no more, and one of several required permissions is not enough."""
     needed = BY_BROKERS.get((api.key, version), NEEDED.get(api.key, []))
     if api.key not in READS:
         world = secured(*(bind(*need) for need in needed))
@@ -477,7 +479,7 @@ def test_with_what_it_needs_and_nothing_else_every_api_passes(api: Api, version:
 
 
 def test_super_user_passes_and_everybody_does_without_an_authorizer() -> None:
-    """No binding is needed, and without an authorizer no question is asked."""
+    """A super user needs no binding; without an authorizer nothing is checked."""
     for world, who in ((secured(), Principal("root")), (World(), ALICE)):
         if "t" not in world.host.catalog.topics:
             world.topic("t")
@@ -490,7 +492,7 @@ def test_super_user_passes_and_everybody_does_without_an_authorizer() -> None:
             assert not set(codes(answer)) & REFUSED, api.name
 
 
-# --- topics that one may not see -----------------------------------------------------------------
+# --- hidden topics --------------------------------------------------------------------------------
 
 
 def named(*names: str, **more: Any) -> MetadataRequest:
@@ -499,7 +501,10 @@ def named(*names: str, **more: Any) -> MetadataRequest:
 
 @pytest.mark.parametrize("version", range(14))
 def test_topic_one_may_not_describe_is_like_one_that_is_not_there(version: int) -> None:
-    """Left out of all topics; error 29 when it is named, whether it exists or not; no id."""
+    """It is omitted from all topics.
+
+    By name it gets error 29 and no id, whether it exists or not.
+    """
     world = secured(bind(Do.DESCRIBE, TOPIC, "seen"))
     world.topic("seen")
     everything = MetadataRequest(None if version else [])
@@ -521,7 +526,7 @@ def test_topic_one_may_not_describe_is_like_one_that_is_not_there(version: int) 
 
 
 def test_topic_asked_for_by_its_id_is_refused_without_its_name() -> None:
-    """An id that nobody has is unknown, as for everybody."""
+    """An id that no topic has is unknown, as for every client."""
     world = secured()
     topic_id = world.host.catalog.topics["t"].topic_id
     answer = client(world).ask(
@@ -545,7 +550,7 @@ def test_topic_asked_for_by_its_id_is_refused_without_its_name() -> None:
 def test_topic_is_created_by_asking_for_it_only_by_who_may(
     bindings: list[AclBinding], error: ErrorCode
 ) -> None:
-    """To describe it is not enough."""
+    """Permission to describe it is not enough."""
     world = secured(*bindings)
     answer = client(world).ask(3, 9, named("new", allow_auto_topic_creation=True), 2_000)
     assert [topic.error_code for topic in answer.topics] == [error]
@@ -553,7 +558,7 @@ def test_topic_is_created_by_asking_for_it_only_by_who_may(
 
 
 def test_pages_of_topics_neither_show_nor_name_hidden_ones() -> None:
-    """Not as the place where the next page begins, either."""
+    """The cursor of the next page does not name one either."""
     world = secured(bind(Do.DESCRIBE, TOPIC, "a"), bind(Do.READ, TOPIC, "c"))
     for name in ("a", "b", "c"):
         world.topic(name, 2)
@@ -578,7 +583,7 @@ def test_pages_of_topics_neither_show_nor_name_hidden_ones() -> None:
 
 
 def test_what_one_may_do_is_told_by_principal() -> None:
-    """KIP-430: not all there is to be done, as without an authorizer."""
+    """KIP-430: only the principal's own operations, unlike without an authorizer."""
     world = secured(bind(Do.READ, TOPIC), bind(Do.CREATE, CLUSTER), bind(Do.DESCRIBE, CLUSTER))
     request = named("t", include_topic_authorized_operations=True)
     request.include_cluster_authorized_operations = True
@@ -614,7 +619,7 @@ def produce(
 
 
 def test_produce_appends_where_it_may_and_refuses_the_rest() -> None:
-    """A topic that does not exist is refused in the same words."""
+    """A topic that does not exist is refused with the same error."""
     world = secured(bind(Do.WRITE, TOPIC))
     (denied,) = world.topic("denied")
     answer = client(world).ask(0, 9, produce("denied", "t", "missing"))
@@ -627,7 +632,7 @@ def test_produce_appends_where_it_may_and_refuses_the_rest() -> None:
 
 
 def test_produce_without_an_answer_ends_the_connection_after_what_it_may_do() -> None:
-    """acks=0: that is how its client learns of an error."""
+    """acks=0: closing the connection is how the client learns of an error."""
     world = secured(bind(Do.WRITE, TOPIC))
     world.topic("denied")
     asker = client(world)
@@ -642,7 +647,7 @@ def test_produce_without_an_answer_ends_the_connection_after_what_it_may_do() ->
 
 
 def test_transactional_batch_needs_its_transactional_id_whatever_the_request_says() -> None:
-    """CVE-2018-17196: the flag in the batch counts, and not only the field of the request."""
+    """CVE-2018-17196: the flag in the batch counts, not only the field of the request."""
     world = secured(bind(Do.WRITE, TOPIC), bind(Do.WRITE, TRANSACTIONAL_ID, "mine"))
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     flags = {"is_transactional": True, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
@@ -671,7 +676,7 @@ def fetch(*names: str, epoch: int = -1, session: int = 0, wait_ms: int = 10) -> 
 
 
 def records(answer: Any) -> dict[str, tuple[int, bool]]:
-    """Topic → its error, and whether there are records."""
+    """Return topic → its error, and whether it has records."""
     return {
         topic.topic: (part.error_code, bool(part.records))
         for topic in answer.responses
@@ -680,7 +685,7 @@ def records(answer: Any) -> dict[str, tuple[int, bool]]:
 
 
 def test_fetch_answers_what_it_may_and_refuses_the_rest() -> None:
-    """At once: an error does not wait for records."""
+    """The response is immediate: an error does not wait for records."""
     world = secured(bind(Do.READ, TOPIC))
     fill(world.host.stream(world.host.catalog.topics["t"].partitions[0]))
     fill(world.topic("denied")[0])
@@ -690,7 +695,7 @@ def test_fetch_answers_what_it_may_and_refuses_the_rest() -> None:
 
 
 def test_reader_whose_permission_goes_is_out_at_once_in_a_session_and_while_it_waits() -> None:
-    """What it asked for before does not count: each attempt asks anew."""
+    """Each attempt checks again; an earlier permission does not count."""
     world = secured(bind(Do.READ, TOPIC))
     (stream,) = [world.host.stream(world.host.catalog.topics["t"].partitions[0])]
     refused = {"t": (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)}
@@ -716,7 +721,7 @@ def test_reader_whose_permission_goes_is_out_at_once_in_a_session_and_while_it_w
 
 
 def test_topics_are_created_and_deleted_where_one_may() -> None:
-    """Settings of a new topic are told to who may describe them."""
+    """Settings of a new topic are returned only to a client that may describe them."""
     world = secured(bind(Do.CREATE, TOPIC, "mine"), bind(Do.DELETE, TOPIC))
     world.topic("hidden")
     wanted = [CreatableTopic(name, 1, 1) for name in ("mine", "other", "hidden", "hidden")]
@@ -751,7 +756,7 @@ def test_topics_are_created_and_deleted_where_one_may() -> None:
 
 
 def test_settings_are_described_by_resource() -> None:
-    """Those of servers need the cluster; each refusal is of its own kind."""
+    """Settings of servers need permission on the cluster. Each refusal has its own error code."""
     world = secured(bind(Do.DESCRIBE_CONFIGS, TOPIC))
     asked = [
         DescribeConfigsResource(kind, name, None)
@@ -769,7 +774,7 @@ def test_settings_are_described_by_resource() -> None:
 
 @pytest.mark.parametrize("version", [10, 11])
 def test_topic_by_id_before_metadata_knew_ids_is_an_invalid_request(version: int) -> None:
-    """Not one without a name, for which those versions have no place; nor is the name told."""
+    """These versions have no field for a missing name, and the name is not revealed."""
     world = secured()
     asked = MetadataRequest([MetadataRequestTopic(topic_id=id_of(world), name=None)])
     answer = client(world).ask(3, version, asked)
@@ -779,7 +784,7 @@ def test_topic_by_id_before_metadata_knew_ids_is_an_invalid_request(version: int
 
 
 def test_groups_one_may_not_describe_are_not_listed() -> None:
-    """Who may describe the cluster sees all, as in Kafka."""
+    """A client that may describe the cluster sees all, as in Kafka."""
     for bindings, expected in (
         ([], []),
         ([bind(Do.READ, GROUP, "a")], ["a"]),
@@ -792,7 +797,7 @@ def test_groups_one_may_not_describe_are_not_listed() -> None:
 
 
 def test_offsets_of_hidden_topics_are_not_told() -> None:
-    """Named ones are refused; of all of a group's, they are left out."""
+    """Named topics are refused; they are omitted from all topics of a group."""
     world = secured(bind(Do.DESCRIBE, GROUP, "g"), bind(Do.DESCRIBE, TOPIC))
     topics = [OffsetFetchRequestTopics(name, bytes(16), [0]) for name in ("t", "hidden")]
     request = OffsetFetchRequest(
@@ -819,7 +824,7 @@ def test_offsets_of_hidden_topics_are_not_told() -> None:
 
 
 def test_producer_id_is_given_to_who_may_write_somewhere() -> None:
-    """KIP-679: to write to any topic implies to write idempotently."""
+    """KIP-679: permission to write to any topic implies idempotent writes."""
     for bindings, error in (
         ([], ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
         ([bind(Do.READ, TOPIC, ANY_NAME)], ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
@@ -837,7 +842,7 @@ def test_producer_id_is_given_to_who_may_write_somewhere() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_bindings_are_created_described_and_deleted(version: int) -> None:
-    """What is wrong is refused by itself, and the rest is done."""
+    """An invalid binding gets its own error, and the rest is applied."""
     world = secured()
     root = client(world, Principal("root"))
     wanted = [
@@ -873,7 +878,10 @@ def test_bindings_are_created_described_and_deleted(version: int) -> None:
 
 
 def test_what_is_denied_is_denied_to_an_address() -> None:
-    """A network or a name would keep nobody out. What allows nobody is taken, as Kafka takes it."""
+    """A denial for a network or a name would block no client, so it is refused.
+
+    An allowance that matches no client is accepted, as in Kafka.
+    """
     root = client(secured(), Principal("root"))
     hosts = ["*", "10.0.0.7", "2001:DB8::1", "10.0.0.0/8", "mallory.example.org"]
     wanted = [AclCreation(2, "t", 3, "User:a", host, 3, kind) for kind in (2, 3) for host in hosts]
@@ -883,7 +891,7 @@ def test_what_is_denied_is_denied_to_an_address() -> None:
 
 
 def test_without_an_authorizer_bindings_are_refused_by_name() -> None:
-    """SECURITY_DISABLED, as in Kafka: what nobody looks at would promise what is not so."""
+    """SECURITY_DISABLED, as in Kafka: a binding that is never checked would be misleading."""
     world = World()
     for key in (29, 30, 31):
         answer = world.client().ask(key, 3, requests(3)[key])
@@ -913,7 +921,7 @@ def test_filters_that_look_at_everything_come_in_several_commands() -> None:
 
 
 def test_pipelined_refusals_keep_their_place() -> None:
-    """Answers leave in the order of the requests, refused or not."""
+    """Responses leave in request order, refused or not."""
     world = secured(bind(Do.WRITE, TOPIC))
     asker = client(world)
     for name in ("t", "no", "t", "no"):
@@ -925,7 +933,7 @@ def test_pipelined_refusals_keep_their_place() -> None:
 
 
 def test_failing_handler_does_not_uncover_what_was_refused() -> None:
-    """It is answered as without an authorizer, and the refusals stand beside it."""
+    """It is answered as without an authorizer, with the refusals beside it."""
     world = secured(bind(Do.DESCRIBE, TOPIC))
     world.topic("hidden")
     api = API[2]
@@ -947,7 +955,7 @@ def _broken(ctx: RequestContext, request: Any) -> Reply:
 
 
 def test_documentation_is_the_table() -> None:
-    """CVE-2026-41115: what is said and what is done are one."""
-    text = (Path(__file__).parents[4] / "docs" / "secure.md").read_text(encoding="utf-8")
+    """CVE-2026-41115: documentation and behaviour are the same."""
+    text = (Path(__file__).parents[4] / "docs" / "permissions.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if re.match(r"\| [0-9]", line)]
     assert rows == [f"| {key} | {API[key].name} | {needs} |" for key, needs in described()]

@@ -1,4 +1,4 @@
-"""The audit log: who did what from where, bounded, and nothing lost without a word."""
+"""Audit log: principals, operations and addresses; bounded, and losses are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPIC = AclResource.TOPIC
 
 
 def audited(world: World) -> list[dict[str, Any]]:
-    """What will have been written."""
+    """Return the entries that will have been written."""
     lines: list[dict[str, Any]] = []
 
     def write(line: bytes, *, act_of: str | None) -> None:
@@ -40,7 +40,7 @@ def audited(world: World) -> list[dict[str, Any]]:
 
 
 def topics_to_trim(count: int) -> Any:
-    """A DeleteRecords that names so many topics."""
+    """Return a DeleteRecords request that names this number of topics."""
     asked = requests(2)[21]
     asked.topics = [
         DeleteRecordsTopic(f"t{number}", [DeleteRecordsPartition(0, 1)]) for number in range(count)
@@ -49,7 +49,7 @@ def topics_to_trim(count: int) -> Any:
 
 
 def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
-    """By whom, from where, with what; and again after permissions changed."""
+    """With principal, address and resource; allowed ones again after permissions changed."""
     world = secured(bind(Do.DESCRIBE, TOPIC))
     lines = audited(world)
     asker = client(world)
@@ -69,7 +69,7 @@ def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
 
 @pytest.mark.parametrize("key", [19, 21, 30, 45])
 def test_each_use_of_what_changes_something_is_noted(key: int) -> None:
-    """Also when the connection was told before that it may."""
+    """Also when the connection was allowed the same before."""
     world = secured()
     lines = audited(world)
     root = client(world, Principal("root"))
@@ -79,7 +79,7 @@ def test_each_use_of_what_changes_something_is_noted(key: int) -> None:
 
 
 def test_topics_left_out_of_a_list_are_no_denials() -> None:
-    """Their reader did not ask for them."""
+    """The client did not name them."""
     world = secured()
     lines = audited(world)
     asked = requests(9)[3]
@@ -89,7 +89,10 @@ def test_topics_left_out_of_a_list_are_no_denials() -> None:
 
 
 def test_who_asks_too_often_is_counted_and_hides_nobody() -> None:
-    """The count comes a second later, also if nothing follows; others have their lines."""
+    """The count follows a second later, also without further events.
+
+    Other clients keep their lines.
+    """
     world = secured()
     lines = audited(world)
     eve, bob = client(world, Principal("eve")), client(world, Principal("bob"))
@@ -106,7 +109,7 @@ def test_who_asks_too_often_is_counted_and_hides_nobody() -> None:
 
 
 def test_lines_and_what_is_remembered_of_those_left_out_are_bounded() -> None:
-    """However many principals there are; the sum of all is told."""
+    """Holds for any number of principals; the sum of all is reported."""
     world = World()
     lines = audited(world)
     audit = world.context.audit
@@ -126,7 +129,7 @@ def test_lines_and_what_is_remembered_of_those_left_out_are_bounded() -> None:
 
 
 def test_closing_tells_what_was_left_out() -> None:
-    """A stop is no way to get rid of it."""
+    """A shutdown must not lose the count."""
     world = World()
     lines = audited(world)
     audit = world.context.audit
@@ -138,7 +141,7 @@ def test_closing_tells_what_was_left_out() -> None:
 
 
 def test_names_that_clients_choose_start_no_line_and_no_field() -> None:
-    """What looks like a line of the log inside a name stays inside it."""
+    """Text that looks like a log line inside a name stays inside it."""
     world = secured()
     lines = audited(world)
     name = 't", "event": "allowed"}\n{"event": "allowed'
@@ -150,7 +153,7 @@ def test_names_that_clients_choose_start_no_line_and_no_field() -> None:
 
 
 def test_one_from_ten_hosts_has_the_lines_of_one() -> None:
-    """Of each kind. Another one has its own, however late it comes."""
+    """For each kind of event. A principal from another host has its own lines, however late."""
     world = World()
     lines = audited(world)
     audit = world.context.audit
@@ -168,7 +171,7 @@ def test_one_from_ten_hosts_has_the_lines_of_one() -> None:
 
 
 def test_strangers_hide_nobody_who_has_shown_who_it_is() -> None:
-    """Refused logins come from any number of addresses; they have a bound of their own."""
+    """Refused logins come from any number of addresses and have a bound of their own."""
     world = World()
     lines = audited(world)
     audit = world.context.audit
@@ -183,7 +186,7 @@ def test_strangers_hide_nobody_who_has_shown_who_it_is() -> None:
 
 
 def test_no_act_is_left_out_however_many_lines_others_have() -> None:
-    """Nor for the number of acts: each line is one that changed something."""
+    """Nor is one omitted for the number of acts: each line changed something."""
     world = secured()
     lines = audited(world)
     eve, root = client(world, Principal("eve")), client(world, Principal("root"))
@@ -200,8 +203,7 @@ def test_no_act_is_left_out_however_many_lines_others_have() -> None:
 
 
 def test_what_changes_something_waits_while_it_cannot_be_noted() -> None:
-    """It is done, and noted, when there is room; until then nothing is changed. What changes
-    nothing does not wait."""
+    """It is applied and noted when there is room. Reads do not wait."""
     world = secured()
     lines = audited(world)
     audit = world.context.audit
@@ -221,7 +223,7 @@ def test_what_changes_something_waits_while_it_cannot_be_noted() -> None:
 
 
 def test_super_user_acts_on_while_others_have_filled_the_audit_log() -> None:
-    """It may be what frees the disk."""
+    """It may be needed to free disk space."""
     world = secured(bind(Do.DELETE, TOPIC))
     audited(world)
     audit = world.context.audit
@@ -235,7 +237,7 @@ def test_super_user_acts_on_while_others_have_filled_the_audit_log() -> None:
 
 
 def test_act_waits_for_what_its_own_principal_has_queued() -> None:
-    """The share that is asked for is that of who asks: the principal, or the address."""
+    """The share checked is the requester's: that of its principal, or of its address."""
     world = secured()
     audited(world)
     audit = world.context.audit
@@ -255,7 +257,7 @@ def test_act_waits_for_what_its_own_principal_has_queued() -> None:
 
 
 def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
-    """Once in the time after which the disk is tried again, however many they are."""
+    """They retry once in the time after which the disk is tried again, however many they are."""
     world = secured()
     audited(world)
     audit = world.context.audit
@@ -280,8 +282,11 @@ def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
 
 
 def test_a_request_that_names_many_things_has_one_line() -> None:
-    """Allowed or denied, with the first names and their number: nothing of it is left out, and
-    nothing else for its sake. One name stands as it always did."""
+    """One line, allowed or denied, with the first names and their number.
+
+    The event is never left out, nor is another event for its sake. A single name is written as
+    before.
+    """
     world = secured(bind(Do.DELETE, TOPIC, "t7"))
     lines = audited(world)
     client(world, Principal("root")).ask(21, 2, topics_to_trim(100), 500)

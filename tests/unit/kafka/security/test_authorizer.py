@@ -1,4 +1,4 @@
-"""Decisions on permission: Kafka's rules, a plain model beside them, what connections remember."""
+"""Authorization decisions: Kafka's rules, a reference model, and the cache of a connection."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def authorizer(acls: Acls, *super_users: Principal, open_: bool = False) -> Auth
 
 
 def test_without_a_binding_nothing_is_allowed_to_anybody_but_super_users() -> None:
-    """Default deny; a super user is not bound by what denies."""
+    """Default deny; a super user is not bound by denials."""
     acls = Acls()
     bind(acls, AclOperation.ALL, "*", "User:*", permission=DENY)
     judge = authorizer(acls, BOB)
@@ -64,12 +64,12 @@ def test_without_a_binding_nothing_is_allowed_to_anybody_but_super_users() -> No
 
 
 def test_anonymous_is_never_a_super_user() -> None:
-    """CVE-2024-32114 (ActiveMQ): who has shown nothing is nobody, whatever the settings say."""
+    """CVE-2024-32114 (ActiveMQ): an unauthenticated client has no identity, with any settings."""
     assert not authorizer(Acls(), ANONYMOUS).allows(Asker(ANONYMOUS), READ, TOPIC, "t")
 
 
 def test_denial_is_stronger_than_any_permission() -> None:
-    """Literal, prefixed, by wildcard, for everybody: in whichever order they were made."""
+    """Literal, prefixed, by wildcard, for everybody: in any order of creation."""
     for pattern, name in ((LITERAL, "t"), (PREFIXED, "t"), (LITERAL, "*")):
         for who in ("User:alice", "User:*"):
             acls = Acls()
@@ -80,7 +80,7 @@ def test_denial_is_stronger_than_any_permission() -> None:
 
 
 def test_host_of_a_binding_is_the_clients_address() -> None:
-    """From elsewhere it says nothing."""
+    """The binding does not apply to other addresses."""
     acls = Acls()
     bind(acls, host="10.0.0.2")
     assert not authorizer(acls).allows(Asker(), READ, TOPIC, "t")
@@ -89,7 +89,7 @@ def test_host_of_a_binding_is_the_clients_address() -> None:
 
 @pytest.mark.parametrize("operation", list(AclOperation)[2:])
 def test_reading_writing_deleting_and_altering_imply_describing(operation: AclOperation) -> None:
-    """Only where they are allowed: to deny one of them denies nothing else."""
+    """Only allowing them implies it: denying one of them denies nothing else."""
     acls = Acls()
     bind(acls, operation)
     judge = authorizer(acls)
@@ -106,7 +106,7 @@ def test_reading_writing_deleting_and_altering_imply_describing(operation: AclOp
 
 
 def test_prefix_matches_names_that_begin_with_it_and_a_name_itself_only() -> None:
-    """KIP-290; the wildcard is a literal name, and a prefix of "*" is no wildcard."""
+    """KIP-290; the wildcard is a literal name, and a prefix "*" is no wildcard."""
     acls = Acls()
     bind(acls, name="or", pattern=PREFIXED)
     bind(acls, name="exact")
@@ -135,7 +135,7 @@ def test_resource_without_bindings_is_open_where_that_is_said() -> None:
 
 
 def test_answers_are_remembered_until_bindings_or_the_principal_change() -> None:
-    """At once: the next question after a change is decided anew."""
+    """The next check after a change is decided anew."""
     acls = Acls()
     judge, asker = authorizer(acls), Asker()
     one = bind(acls)
@@ -154,7 +154,7 @@ def test_answers_are_remembered_until_bindings_or_the_principal_change() -> None
 
 
 def test_what_a_connection_remembers_is_bounded() -> None:
-    """However many names it asks for."""
+    """Holds for any number of names that it uses."""
     acls = Acls()
     judge, asker = authorizer(acls), Asker()
     for number in range(10 * KNOWN_MAX):
@@ -164,7 +164,7 @@ def test_what_a_connection_remembers_is_bounded() -> None:
 
 
 def test_operations_are_told_as_the_bits_of_what_is_allowed() -> None:
-    """KIP-430; who may not describe the cluster is told nothing of it."""
+    """KIP-430; a client that may not describe the cluster gets no operations."""
     acls = Acls()
     judge = authorizer(acls)
     bind(acls, READ)
@@ -211,7 +211,7 @@ def test_to_write_to_some_topic_is_enough_for_a_producer_id(
 
 @pytest.mark.parametrize("seed", range(30))
 def test_decisions_are_those_of_a_plain_model(seed: int) -> None:
-    """Random bindings come and go under connections that remember."""
+    """Random bindings are added and removed under connections that cache decisions."""
     rng = random.Random(seed)
     acls = Acls()
     open_ = rng.random() < 0.5
@@ -289,8 +289,7 @@ def plainly(
 
 @pytest.mark.parametrize("written", ["10.0.0.7", "::ffff:10.0.0.7"])
 def test_host_is_the_same_however_it_is_written(written: str) -> None:
-    """A denial of an address holds for who comes from it, also where the socket or the binding has
-    another form of it."""
+    """A denial of an address applies in every notation of the socket or of the binding."""
     acls = Acls()
     bind(acls, READ)
     bind(acls, READ, permission=DENY, host=written)

@@ -26,7 +26,7 @@ SUBJECT = ((("countryName", "DE"),), (("organizationName", "Acme"),), (("commonN
 def test_subject_is_written_most_specific_part_first(
     subject: tuple[tuple[tuple[str, str], ...], ...], name: str
 ) -> None:
-    """And nothing in a value can pass for another part."""
+    """No value can pass for another part."""
     assert distinguished_name(subject) == name
 
 
@@ -46,7 +46,7 @@ def test_subject_is_written_most_specific_part_first(
     ],
 )
 def test_rule_that_matches_the_whole_subject_makes_the_name(rules: str, name: str | None) -> None:
-    """The first one; None of nobody."""
+    """The first matching rule counts; None if no rule matches."""
     expected = Principal(name) if name is not None else None
     assert PrincipalRules(rules).principal_of({"subject": SUBJECT}) == expected
 

@@ -1,4 +1,4 @@
-"""Who guesses passwords waits."""
+"""Delays after failed logins, against password guessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OAUTHBEARER: which tokens are good, and what a login by one is."""
+"""OAUTHBEARER: validation of tokens, and logins with them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def key_set(*keys: Any) -> bytes:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """Those of a good token; None leaves one out."""
+    """Return the claims of a valid token, with changes; None leaves one out."""
     found = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": NOW_S + 60} | changes
     return {name: value for name, value in found.items() if value is not None}
 
@@ -72,7 +72,7 @@ def validator() -> Validator:
 
 
 def by_hand(header: dict[str, Any], sign: Callable[[bytes], bytes]) -> str:
-    """What no library makes."""
+    """Return a token that no library creates."""
 
     def part(data: bytes) -> str:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -86,14 +86,14 @@ def unsigned(header: dict[str, Any], signature: bytes = b"") -> str:
 
 
 def hmac_with_public_key() -> str:
-    """The confusion of algorithms: the public key as a shared secret."""
+    """Algorithm confusion: return a token signed with the public key as a shared secret."""
     secret = key("RSA", "k2").as_pem(private=False)
     header = {"alg": "HS256", "kid": "k2"}
     return by_hand(header, lambda signed: hmac.digest(secret, signed, "sha256"))
 
 
 def with_critical_header() -> str:
-    """Well signed, with an extension that must be understood and is not."""
+    """Return a correctly signed token with a critical extension that is not understood."""
 
     def sign(signed: bytes) -> bytes:
         made = key().get_op_key("sign").sign(signed, ec.ECDSA(hashes.SHA256()))
@@ -105,7 +105,7 @@ def with_critical_header() -> str:
 
 
 def test_token_of_the_issuer_says_whose_and_until_when() -> None:
-    """ECDSA or RSA; one audience or several; a clock that is a little behind."""
+    """Covers ECDSA and RSA, one audience or several, and a clock that is a little behind."""
     for good in (
         token(),
         token(key("RSA", "k2"), "RS256"),
@@ -162,7 +162,7 @@ def test_token_of_the_issuer_says_whose_and_until_when() -> None:
     ],
 )
 def test_token_that_is_not_good_is_refused(make: Any) -> None:
-    """And the reason repeats nothing of it."""
+    """The error text repeats nothing of the token."""
     bad = make()
     with pytest.raises(TokenRefused) as raised:
         validator().validate(bad, WALL_MS)
@@ -198,7 +198,7 @@ def test_token_without_keys_to_check_it_is_refused() -> None:
     ],
 )
 def test_keys_that_cannot_be_used_leave_those_there_are(document: bytes) -> None:
-    """A shared secret is no key here."""
+    """A shared secret is not accepted as a key."""
     found = Validator(OPTIONS)
     found.take_keys(key_set(key()))
     with pytest.raises(KeysRefused):
@@ -207,7 +207,7 @@ def test_keys_that_cannot_be_used_leave_those_there_are(document: bytes) -> None
 
 
 def changed(one: Any, **members: Any) -> dict[str, Any]:
-    """The public key with other members; None takes one out."""
+    """Return the public key with changed members; None removes one."""
     found = one.as_dict(private=False) | members
     return {name: value for name, value in found.items() if value is not None}
 
@@ -218,7 +218,7 @@ def set_of(*keys: Any) -> bytes:
 
 @functools.cache
 def rsa(bits: int, exponent: int = 65_537) -> dict[str, Any]:
-    """A public key of RSA as no library makes it; it has no private one."""
+    """Return an RSA public key that no library creates; it has no private key."""
 
     def text(number: int) -> str:
         data = number.to_bytes((number.bit_length() + 7) // 8, "big")
@@ -262,7 +262,7 @@ def weak() -> Any:
     ],
 )
 def test_key_that_is_good_for_no_signature_is_left_out(make: Any) -> None:
-    """Alone it is no set; beside a good one it takes nothing away from it (RFC 7517 §5)."""
+    """A set of such keys alone is refused. Beside a valid key they are ignored (RFC 7517 §5)."""
     one, found = make(), Validator(OPTIONS)
     with pytest.raises(KeysRefused, match="no key"):
         found.take_keys(set_of(one))
@@ -285,7 +285,10 @@ def test_token_by_a_weak_key_is_refused() -> None:
 
 
 def test_largest_and_smallest_keys_are_taken() -> None:
-    """At the bounds: RSA of 2,048 and 8,192 bits, and so many keys; one more is too much."""
+    """At the bounds: RSA of 2,048 and 8,192 bits, and the largest number of keys.
+
+    One more is refused.
+    """
     found = Validator(OPTIONS)
     found.take_keys(set_of(rsa(2_048), rsa(8_192), rsa(3_072, (1 << 63) + 1)))
     assert found.left_out == 0
@@ -299,8 +302,10 @@ def test_largest_and_smallest_keys_are_taken() -> None:
 @pytest.mark.parametrize("with_id", [True, False])
 @pytest.mark.parametrize("alone", [True, False])
 def test_key_is_good_for_its_own_algorithm_only(with_id: bool, alone: bool) -> None:
-    """A key that names one, and tokens by the same key and another algorithm; also where it is the
-    only key, so that tokens need not name it."""
+    """Covers a key that names one algorithm, and tokens of the same key with another algorithm.
+
+    Also if it is the only key, so that tokens need not name it.
+    """
     signer = key("RSA", "k2")
     found = Validator(OPTIONS)
     others = [] if alone else [changed(key())]
@@ -326,7 +331,7 @@ def test_key_is_good_for_its_own_algorithm_only(with_id: bool, alone: bool) -> N
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS384", "ES384", "ES512", "EdDSA", "HS512"])
 def test_token_that_says_another_algorithm_than_its_key_has_is_refused(algorithm: str) -> None:
-    """Signed well by the key of P-256 that it names, and called something else."""
+    """It is correctly signed by the P-256 key that it names, but declares another algorithm."""
 
     def sign(signed: bytes) -> bytes:
         made = key().get_op_key("sign").sign(signed, ec.ECDSA(hashes.SHA256()))
@@ -359,7 +364,7 @@ def test_tokens_of_damaged_bytes_raise_nothing_else() -> None:
                 assert validator().validate(text, WALL_MS).user == "alice"
             except TokenRefused:
                 continue
-            # Base64 has several texts for the same bytes: only such a one may pass.
+            # Base64 has several texts for the same bytes: only such a text may pass.
             assert text.rsplit(".", 1)[0] == good.rsplit(".", 1)[0]
 
 
@@ -393,7 +398,7 @@ def test_login_by_a_token_lasts_as_long_as_the_token() -> None:
 
 
 def test_login_by_a_bad_token_is_told_so_in_the_mechanism_s_way() -> None:
-    """RFC 7628 §3.2.2: an error in JSON, the client's 0x01, and then the end."""
+    """RFC 7628 §3.2.2: an error in JSON, the client's 0x01, and then the close."""
     place, client = visitor()
     bad = token(exp=NOW_S - 100)
     challenge = place.prove(client, initial(bad))
@@ -424,7 +429,7 @@ def test_login_by_a_bad_token_is_told_so_in_the_mechanism_s_way() -> None:
     ],
 )
 def test_login_by_a_message_of_another_form_is_refused(message: bytes) -> None:
-    """Also one for somebody else."""
+    """Also a message for another user."""
     place, client = visitor()
     answer = place.prove(client, message)
     if not answer.error_code:
@@ -453,7 +458,7 @@ WITHOUT_END = {
     "counted": (_GOOD + b"Content-Length: 9000\r\n\r\n", b" "),
     "chunks": (_GOOD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
 }
-"""How each begins, and how it goes on."""
+"""Start of each endless response, and the bytes that follow repeatedly."""
 UNREADABLE = {
     "/garbage": b"\0\1\2\3 what is this?\r\n\r\n",
     "/closed": b"",
@@ -466,7 +471,7 @@ UNREADABLE = {
 
 
 class Issuer(http.server.BaseHTTPRequestHandler):
-    """Answers as its path says."""
+    """HTTP server whose path selects the response."""
 
     def do_GET(self) -> None:
         body = key_set(key())
@@ -491,7 +496,7 @@ class Issuer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _go_on(self) -> None:
-        """Until nobody reads."""
+        """Send until the client stops reading."""
         begin, part = WITHOUT_END[self.path.rpartition("/")[2]]
         with contextlib.suppress(OSError):
             self.wfile.write(begin)
@@ -500,7 +505,7 @@ class Issuer(http.server.BaseHTTPRequestHandler):
                 time.sleep(0.02)
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(name="issuer")
@@ -534,7 +539,7 @@ def test_keys_are_fetched_from_an_address_and_from_a_file(issuer: str, tmp_path:
 def test_keys_of_an_address_that_is_not_to_be_believed_are_not_taken(
     issuer: str, tmp_path: Path
 ) -> None:
-    """Another certificate, a redirection, an error, too much, no encryption, no file."""
+    """Covers another certificate, a redirect, an error, too much data, no encryption, no file."""
     with pytest.raises(KeysUnavailable, match="certificate"):
         fetch_keys(options_of(f"{issuer}/keys", "theirs"))
     for path in ("moved", "broken", "large"):
@@ -549,7 +554,7 @@ def test_keys_of_an_address_that_is_not_to_be_believed_are_not_taken(
 def test_issuer_that_goes_on_without_end_is_left_when_the_time_is_over(
     issuer: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One time for all of it: each read alone would be in time."""
+    """One timeout covers the whole download; each single read would be in time."""
     monkeypatch.setattr(jwks, "SECONDS_MAX", 0.4)
     with pytest.raises(KeysUnavailable, match=r"took longer|too large|got more than"):
         fetch_keys(options_of(f"{issuer}/without-end/{how}"))
@@ -557,7 +562,7 @@ def test_issuer_that_goes_on_without_end_is_left_when_the_time_is_over(
 
 @pytest.mark.parametrize("path", UNREADABLE)
 def test_issuer_that_answers_what_cannot_be_read_has_no_keys(issuer: str, path: str) -> None:
-    """And nothing else is raised: it would end the server."""
+    """No other exception is raised, which would stop the server."""
     with pytest.raises((KeysUnavailable, KeysRefused)):
         Validator(OPTIONS).take_keys(fetch_keys(options_of(issuer + path)))
 

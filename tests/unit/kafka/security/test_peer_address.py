@@ -1,4 +1,4 @@
-"""Addresses are compared in one form, whatever socket a client came by."""
+"""Normalized addresses: equal for any kind of socket."""
 
 from __future__ import annotations
 

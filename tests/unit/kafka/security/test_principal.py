@@ -1,4 +1,4 @@
-"""Principals: how they are written, and who a client is before it has shown anything."""
+"""Principals: their text form, and the identity of a client before authentication."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal, parse_principal
 
 
 def test_principal_as_text_is_read_back() -> None:
-    """Names may hold what separates the type from them."""
+    """Names may contain the character that separates the type from them."""
     for principal in (Principal("alice"), Principal("CN=a:b,O=c"), Principal("x", "Group")):
         assert parse_principal(str(principal)) == principal
 

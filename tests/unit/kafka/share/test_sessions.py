@@ -1,4 +1,4 @@
-"""Share sessions: bounded in all, and for each principal where there are principals."""
+"""Share sessions: bounded in all, and for each principal where clients authenticate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def places(count: int, first: int = 0) -> list[Place]:
 
 
 def test_nobody_has_all_sessions() -> None:
-    """One principal has three quarters of them, and another finds room; what is closed is free."""
+    """One principal gets three quarters and another finds room. Closed sessions free theirs."""
     sessions = ShareSessions(sessions_max=100)
     eve = [opened(sessions, f"e{n}", "User:eve") for n in range(100)]
     assert sum(isinstance(one, ShareSession) for one in eve) == 75
@@ -30,7 +30,7 @@ def test_nobody_has_all_sessions() -> None:
 
 
 def test_nobody_has_all_partitions_of_sessions() -> None:
-    """Nor by sessions that grow; what is forgotten is free."""
+    """Sessions that grow are bounded too. Forgotten partitions free their place."""
     sessions = ShareSessions(partitions_max=100)
     eve = opened(sessions, "e", "User:eve")
     bob = opened(sessions, "b", "User:bob")
@@ -50,7 +50,7 @@ def test_nobody_has_all_partitions_of_sessions() -> None:
 
 
 def test_where_nobody_shows_who_they_are_all_is_for_all() -> None:
-    """To the last one, and none beyond it."""
+    """Without authentication all clients share the bound, up to the last session."""
     sessions = ShareSessions(sessions_max=3, partitions_max=5)
     found = [opened(sessions, str(n), "") for n in range(4)]
     assert [isinstance(one, ShareSession) for one in found] == [True, True, True, False]

@@ -1,4 +1,4 @@
-"""A share-partition and its durable state, against a record-by-record model (KIP-932)."""
+"""Share-partition and its durable state, against a record-by-record model (KIP-932)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def acquire(
     now_ns: int = 0,
     read_end: int = -1,
 ) -> tuple[Lock, list[AcquiredRange]]:
-    """As a fetch does: from the first offset that may be given out."""
+    """Acquire records as a fetch does, from the first available offset."""
     start = share.next_offset
     found = [batch for batch in batches if batch.last >= start]
     if read_end < 0:
@@ -130,7 +130,7 @@ def test_gaps_and_control_batches_are_done_with() -> None:
     taken = acquire(share, log, read_end=12)[1]
     assert taken == [AcquiredRange(3, 5, 1), AcquiredRange(9, 9, 1)]
     share.acknowledge("a", [Acknowledgement(3, 9, [1])], 0)
-    # 6 to 8 were nobody's: nothing of the request counts.
+    # 6 to 8 were acquired by no member: nothing of the request counts.
     assert share.start_offset == 3
     share.acknowledge("a", [Acknowledgement(3, 5, [1]), Acknowledgement(9, 9, [1])], 0)
     assert share.start_offset == share.end_offset == 12
@@ -191,7 +191,7 @@ def test_deleted_records_are_nobodys() -> None:
 
 # --- with its durable state ----------------------------------------------------------------------
 class Life:
-    """A share-partition over several leaders, and what was promised of each record."""
+    """Share-partition over several leaders, with the acknowledged state of each record."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -211,7 +211,7 @@ class Life:
         self.take_over()
 
     def take_over(self) -> None:
-        """A new leader, or the same one claims again."""
+        """Take over as a new leader, or claim again as the same one."""
         if self.rng.random() < 0.6:
             self.epoch += 1
             self.claim = 0
@@ -226,7 +226,7 @@ class Life:
         self.share = SharePartition(claimed, 0, self.limits)
 
     def write(self) -> None:
-        """Make it durable; sometimes more than once."""
+        """Make the state durable; sometimes more than once."""
         if not self.share.has_changes:
             return
         start, changes = self.share.take_changes()
@@ -273,7 +273,7 @@ class Life:
             self.write()
             return
         if self.rng.random() < 0.1:
-            return self.take_over()  # before anything was durable: nobody was given anything
+            return self.take_over()  # before anything was durable: no record was delivered
         self.write()
         for one in ranges:
             for offset in range(one.first, one.last + 1):
@@ -328,7 +328,7 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        """The invariants of both sides."""
+        """Check the invariants of both sides."""
         runs = self.share.holders()
         available = [first for first, _, held in runs if held.state is RecordState.AVAILABLE]
         assert self.share.next_offset == min(available, default=self.share.end_offset)
@@ -358,7 +358,7 @@ def test_random_lives_keep_what_was_promised(seed: int) -> None:
     life = Life(seed)
     for _ in range(150):
         life.step()
-    # Whatever is left is delivered or given up in the end.
+    # Every remaining record is delivered or archived in the end.
     for _ in range(2_000):
         life.now_ns += 100
         life.share.expire(life.now_ns)

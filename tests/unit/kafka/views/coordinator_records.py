@@ -1,7 +1,7 @@
-"""Reads the records of Kafka's group coordinators by their published field lists.
+"""Reader of Kafka's group coordinator records, based on their published field lists.
 
-By the tables of `group-coordinator/src/main/resources/common/message/*.json` of Kafka 4.3.1, and by
-nothing of ours: an encoder that is wrong is not to be read by its own mistakes.
+Uses the tables of `group-coordinator/src/main/resources/common/message/*.json` of Kafka 4.3.1 and
+none of our code, so an encoder's mistakes are not shared by its reader.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from struct import Struct
 from typing import Any
 
 Fields = list[tuple[str, Any]]
-"""(name, type); a type is a name, `?` before it where it may be null, or a list that holds the
-fields of an array's elements, or one type."""
+"""(name, type) of each field.
+
+A type is a name, with `?` before it if it may be null, or a list that holds the fields of an
+array's elements, or one type.
+"""
 
 _PARTITIONS: Fields = [("topicId", "uuid"), ("partitions", ["int32"])]
 _CLASSIC: Fields = [
@@ -31,7 +34,7 @@ KEYS: dict[int, tuple[str, Fields]] = {
     16: ("pattern", [("group", "string"), ("pattern", "string")]),
 }
 VALUES: dict[tuple[int, int], tuple[bool, Fields, dict[int, tuple[str, Any]]]] = {
-    # (key version, value version): (whether flexible, fields, tagged fields)
+    # (key version, value version): (True if flexible, fields, tagged fields)
     (1, 1): (
         False,
         [("offset", "int64"), ("metadata", "string"), ("committed", "int64"), ("expires", "int64")],
@@ -142,7 +145,7 @@ class _Reader:
 
 
 def read_key(key: bytes) -> tuple[str, dict[str, Any]]:
-    """(what it is the key of, fields)."""
+    """Return (record type, fields of the key)."""
     reader = _Reader(key, flexible=False)
     name, fields = KEYS[reader.number("int16")]
     found = reader.fields(fields, {})
@@ -151,7 +154,7 @@ def read_key(key: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def read_record(key: bytes, value: bytes | None) -> tuple[str, dict[str, Any], Any]:
-    """(what it is about, fields of the key, fields of the value or None)."""
+    """Return (record type, fields of the key, fields of the value or None)."""
     name, names = read_key(key)
     if value is None:
         return name, names, None

@@ -1,4 +1,4 @@
-"""`__consumer_offsets`: what groups committed, as a log that monitors read."""
+"""`__consumer_offsets`: committed offsets of groups, as a log that monitors read."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ CommitLog = CoordinatorView[Any, Any]
 Read = tuple[str, str, int, int]
 """Group, topic, partition, committed offset."""
 Told = tuple[str, dict[str, Any], Any]
-"""What a record is about, names, and what it says; None: that it is gone."""
+"""(record type, key, value); the value is None for a tombstone."""
 
 
 class Reader:
-    """A consumer of one view: batches as a client takes them."""
+    """Consumer of one view: takes batches as a client does."""
 
     def __init__(self, log: CommitLog, position: int = 0) -> None:
         self.log = log
         self.position = position
 
     def poll(self, bytes_max: int = 1 << 20) -> list[Read]:
-        """The positions there are up to the end."""
+        """Return the committed offsets from the position to the end."""
         return positions(self.poll_all(bytes_max))
 
     def poll_all(self, bytes_max: int = 1 << 20) -> list[Told]:
-        """All that there is up to the end."""
+        """Return all records from the position to the end."""
         found: list[Told] = []
         while self.position < self.log.high_watermark:
             found += self.poll_once(bytes_max)
@@ -82,7 +82,7 @@ class Reader:
 
 
 def positions(told: list[Told]) -> list[Read]:
-    """Those of them that are told of positions that stand."""
+    """Return the committed offsets among the records, without tombstones."""
     found: list[Read] = []
     for kind, names, value in told:
         if kind == "offset" and value is not None:
@@ -93,7 +93,7 @@ def positions(told: list[Told]) -> list[Read]:
 
 
 def gone(told: list[Told]) -> list[tuple[str, dict[str, Any]]]:
-    """What has a tombstone."""
+    """Return the keys of tombstones."""
     return [(kind, names) for kind, names, value in told if value is None]
 
 
@@ -115,8 +115,10 @@ def view(world: World, coordinator: FakeCoordinator) -> CommitLog:
 
 
 def test_commits_are_read_in_their_order(world: World, coordinator: FakeCoordinator) -> None:
-    """What stands when it is first read, then each commit by itself; the end is told by offsets
-    that no record has."""
+    """First the state at the first read, then each commit.
+
+    The end advances over unused offsets too.
+    """
     coordinator.commit("a", 10, 0, 1)
     coordinator.commit("b", 20, 0)
     log = view(world, coordinator)
@@ -138,7 +140,10 @@ def test_commits_are_read_in_their_order(world: World, coordinator: FakeCoordina
 def test_what_has_no_offset_left_is_read_when_it_changes(
     world: World, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than one entry has offsets for: none of them is an offset of the next entry."""
+    """The state has more records than one entry has offsets.
+
+    None gets an offset of the next entry.
+    """
     monkeypatch.setattr(coordinator_view, "OFFSETS_PER_ENTRY", 8)
     for group in ("a", "b", "c"):
         coordinator.commit(group, 10, 0, 1)
@@ -152,7 +157,7 @@ def test_what_has_no_offset_left_is_read_when_it_changes(
 def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """As after compaction: a reader far behind reads each once."""
+    """As after compaction, a reader far behind reads each key once."""
     log = view(world, coordinator)
     behind = Reader(log)
     behind.poll()
@@ -167,8 +172,10 @@ def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
 def test_positions_of_a_transaction_are_found_when_it_has_committed(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """At the entry of its end; those of an aborted one never are. Of several groups in one entry,
-    everything is told once more."""
+    """They appear at the entry that ends the transaction; those of an aborted one never do.
+
+    If one entry has several groups, all of it is sent once more.
+    """
 
     def pend(group: str, producer: int, offset: int) -> None:
         offsets = [commands.OffsetCommit("t", bytes(16), 0, offset, 4, "m")]
@@ -194,8 +201,7 @@ def test_positions_of_a_transaction_are_found_when_it_has_committed(
 def test_what_is_deleted_or_expires_has_a_tombstone(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Wherever it stood, of several groups in one entry as well. A view that begins later has
-    nothing of it."""
+    """Also for several groups in one entry. A view that begins later has nothing of them."""
     coordinator.commit("old", 1, 0)
     log = view(world, coordinator)
     reader = Reader(log)
@@ -243,7 +249,7 @@ def join(group: str, member: str, *, instance_id: str | None = None) -> commands
 def test_owners_of_a_classic_group_are_told_when_they_have_their_partitions(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """GroupMetadata: nothing while it rebalances; empty when the last one has left."""
+    """GroupMetadata: none during a rebalance; empty when the last member has left."""
     reader = Reader(view(world, coordinator))
     coordinator.apply(join("g", "one", instance_id="i"))
     assert reader.poll_all() == []
@@ -290,8 +296,10 @@ def beat(group: str, member: str, epoch: int, **fields: Any) -> commands.Consume
 def test_groups_of_the_newer_protocol_are_told_part_by_part(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """KIP-848: epochs, members, targets and what each member has, patterns; and tombstones when a
-    member and the group go."""
+    """KIP-848: epochs, members, targets, current assignments and patterns.
+
+    Tombstones are written when a member leaves and when the group is deleted.
+    """
     topic_id = bytes(range(16))
     reader = Reader(view(world, coordinator))
     coordinator.apply(beat("g", "one", 0, topics=["t"], pattern="t.*", owned=None))
@@ -348,7 +356,7 @@ def test_groups_of_the_newer_protocol_are_told_part_by_part(
 
 
 def test_classic_member_of_a_newer_group_says_so() -> None:
-    """KIP-848: with what it would need in a classic group."""
+    """KIP-848: with the fields that it would need in a classic group."""
     classic = ClassicSide(9_000, [commands.Protocol("range", b"subscribes")])
     member = ModernMember("one", "i", None, "c", "h", 7, ("t",), None, None, classic=classic)
     key = group_records.key(Part(PartKind.MEMBER, "g", "one"))
@@ -375,7 +383,7 @@ def test_what_changes_is_noted_only_while_somebody_reads(
 def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """It may read what stands once more; it is told its position lies in a log that goes on."""
+    """It may read the same state again; its position stays valid in the continued log."""
     log = view(world, coordinator)
     reader = Reader(log)
     coordinator.commit("a", 1, 0)
@@ -393,7 +401,7 @@ def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
 def test_view_of_many_positions_is_read_in_pieces(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Entries are never torn apart, and no read takes many more records than it should."""
+    """Entries are never split, and no read returns many more records than it should."""
     for number in range(30):
         coordinator.commit(f"g{number}", number, *range(300))
     log = view(world, coordinator)
@@ -413,7 +421,7 @@ def test_view_of_many_positions_is_read_in_pieces(
 def test_time_finds_the_first_commit_at_or_after(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Also where what stood at that entry is committed again by now."""
+    """Also if the offset committed by that entry has been committed again since."""
     log = view(world, coordinator)
     Reader(log).poll()
     for n in range(4):
@@ -431,7 +439,7 @@ def test_time_finds_the_first_commit_at_or_after(
 def test_view_forgets_groups_that_have_come_and_gone(
     world: World, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds is bounded by what there is; readers miss nothing by that."""
+    """Its size is bounded by the existing groups; readers miss nothing."""
     monkeypatch.setattr(coordinator_view, "FORGOTTEN_MAX", 20)
     log = view(world, coordinator)
     reader, behind = Reader(log), Reader(log)
@@ -449,7 +457,7 @@ def test_view_forgets_groups_that_have_come_and_gone(
 def test_long_polls_that_are_given_up_are_forgotten(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Also where nobody commits."""
+    """Also if nothing is committed."""
     log = view(world, coordinator)
     for _ in range(1_000):
         log.wait_for(log.high_watermark, lambda: None).cancel()
@@ -457,7 +465,7 @@ def test_long_polls_that_are_given_up_are_forgotten(
 
 
 def test_long_poll_hears_of_a_commit(world: World, coordinator: FakeCoordinator) -> None:
-    """Once; and of a leader that is none any more."""
+    """It is notified once, and also when the leader is deposed."""
     log = view(world, coordinator)
     heard: list[str] = []
     log.wait_for(log.high_watermark, lambda: heard.append("commit"))
@@ -482,7 +490,7 @@ def fetch(topic_id: bytes, offset: int) -> FetchRequest:
 def test_consumers_fetch_and_list_it_like_any_topic(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """By name and by id; a partition led elsewhere is said to be."""
+    """By name and by id; a partition led by another server is reported as such."""
     coordinator.commit("a", 5, 0)
     log = view(world, coordinator)
     client = world.client()
@@ -509,7 +517,7 @@ def test_consumers_fetch_and_list_it_like_any_topic(
 
 
 def test_clients_change_nothing_of_it(world: World, coordinator: FakeCoordinator) -> None:
-    """Neither write, nor delete, nor make, nor let it grow."""
+    """They can neither write, delete, create, nor add partitions."""
     view(world, coordinator)
     client = world.client()
     refused = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -538,7 +546,7 @@ def test_clients_change_nothing_of_it(world: World, coordinator: FakeCoordinator
 def test_names_that_kafkas_records_have_no_room_for_are_left_out(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """The others of the group are there."""
+    """Other keys of the group are present."""
     coordinator.commit("g" * 40_000, 1, 0)
     coordinator.commit("a", 1, 0)
     assert Reader(view(world, coordinator)).poll() == [("a", "t", 0, 1)]

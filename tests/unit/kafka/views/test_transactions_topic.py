@@ -1,4 +1,4 @@
-"""`__transaction_state`: the states of transactional ids, as a log that Kafka's tools read."""
+"""`__transaction_state`: states of transactional ids, as a log that Kafka's tools read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT =
 
 
 class State(NamedTuple):
-    """What a record says."""
+    """Contents of a record."""
 
     transactional_id: str
     producer_id: int
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 class Transactional(FakeCoordinator):
-    """A coordinator of transactional ids: what producers have it do."""
+    """Coordinator of transactional ids, with the requests of its producers."""
 
     def begin(self, name: str, producer_id: int = 1_000) -> None:
         assert self.apply(commands.InitTransactions(name, 60_000, producer_id)).error == 0
@@ -66,7 +66,7 @@ class Transactional(FakeCoordinator):
 
 
 def decoded(key: bytes | None, value: bytes | None) -> State:
-    """As Kafka's schemas say: TransactionLogKey v0, TransactionLogValue v1."""
+    """Decode a record by Kafka's schemas: TransactionLogKey v0, TransactionLogValue v1."""
     assert key is not None
     assert value is not None
     version, length = Struct(">hh").unpack_from(key)
@@ -90,7 +90,7 @@ def decoded(key: bytes | None, value: bytes | None) -> State:
     changed_ms, started_ms = Struct(">qq").unpack_from(value, at)
     assert changed_ms == WALL_MS
     assert started_ms == (WALL_MS if state in (ONGOING, PREPARE_COMMIT, PREPARE_ABORT) else -1)
-    # The version of the protocol, of two bytes under tag 2, and nothing else.
+    # The version of the protocol, two bytes under tag 2, and nothing else.
     assert value[at + 16 : at + 20] == b"\1\2\2\0", value[at + 16 :]
     assert len(value) == at + 21
     return State(key[4:].decode(), producer_id, epoch, state, partitions)
@@ -121,7 +121,7 @@ def view(world: World, coordinator: Transactional) -> CoordinatorView[str, Seen]
 
 
 def read(log: CoordinatorView[str, Seen], offset: int = 0) -> list[State]:
-    """All from an offset on."""
+    """Return all states from an offset on."""
     found: list[State] = []
     while offset < log.high_watermark:
         try:
@@ -143,7 +143,10 @@ def read(log: CoordinatorView[str, Seen], offset: int = 0) -> list[State]:
 
 
 def test_every_state_of_a_transaction_is_read(world: World, coordinator: Transactional) -> None:
-    """By a reader that keeps up; with the partitions that take part, groups' offsets among them."""
+    """By a reader that keeps up.
+
+    With the transaction's partitions, including those of groups' offsets.
+    """
     (stream,) = world.topic()
     log = view(world, coordinator)
     position = 0
@@ -208,7 +211,7 @@ def _open(coordinator: Transactional) -> list[TransactionalId]:
 def test_what_was_there_before_is_read_in_batches(
     world: World, coordinator: Transactional, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that changed since are found later."""
+    """Ids that changed since are found later."""
     monkeypatch.setattr(transactions_topic, "IDS_PER_BATCH", 7)
     for n in range(30):
         coordinator.begin(f"id-{n}", n)
@@ -235,7 +238,7 @@ def test_transactional_id_that_expires_has_a_tombstone(
 
 
 def test_producer_ids_that_follow_each_other_are_told() -> None:
-    """As tagged fields, in the order of their tags."""
+    """They are tagged fields, in the order of their tags."""
     known = TransactionalId(
         "a", 7, 3, 1, TransactionState.PREPARE_COMMIT, 5,
         previous_producer_id=6, next_producer_id=8, version=2,
@@ -247,7 +250,7 @@ def test_producer_ids_that_follow_each_other_are_told() -> None:
 
 
 def test_clients_read_it_and_change_nothing_of_it(world: World, coordinator: Transactional) -> None:
-    """It is internal in Metadata, fetched by name and by id, and written to by nobody."""
+    """It is internal in Metadata, fetched by name and by id, and cannot be written to."""
     coordinator.begin("a")
     view(world, coordinator)
     client = world.client()
@@ -276,7 +279,7 @@ def test_clients_read_it_and_change_nothing_of_it(world: World, coordinator: Tra
 def test_two_views_of_one_coordinator_are_told_apart(
     world: World, coordinator: Transactional
 ) -> None:
-    """Though both are asked for the same partition in one turn."""
+    """Both views receive requests for the same partition in one turn."""
     from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log
 
     coordinator.begin("a")
