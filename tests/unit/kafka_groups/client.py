@@ -1,4 +1,4 @@
-"""Group requests in few words, and a member that behaves as Kafka's consumers do."""
+"""Short helpers for group requests, and a member that behaves as Kafka's consumers do."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def leave(
 
 
 def new_member(cluster: Cluster, *, server: int = 1, **fields: Any) -> tuple[str, Call]:
-    """A dynamic member's two requests; (its id, the second one)."""
+    """Send a dynamic member's two requests; return (its id, the second call)."""
     first = join(cluster, server=server, **fields).response
     assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
     return first.member_id, join(cluster, first.member_id, server=server, **fields)
 
 
 def stable_group(cluster: Cluster, count: int = 2) -> tuple[list[str], int]:
-    """(member ids, the first leads; generation)."""
+    """Return (member ids, the first one leads; generation) of a stable group."""
     ids: list[str] = []
     for _ in range(count):
         member_id, newest = new_member(cluster)

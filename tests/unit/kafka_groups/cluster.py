@@ -1,8 +1,9 @@
 """Servers with real `StateGroup`s, coordinators and handlers over a log that a test commits.
 
-Commands go through the bytes of an entry and are applied on every server; a test decides when, who
-leads, and what an old leader's last words come to. Time is virtual. Responses go through the codec
-in the version asked for, so that what a client could not read is not passed off as an answer.
+Commands are encoded as the bytes of an entry and applied on every server. The test decides when
+they commit, who leads, and whether an old leader's uncommitted entries survive. Time is virtual.
+Responses pass through the codec in the requested version, so a test sees only what a client could
+read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COORDINATORS = 2
 
 
 class FakeNode:
-    """What a state group asks of its Raft node."""
+    """Raft node with the interface that a state group needs."""
 
     uncommitted_bytes = 0
 
@@ -85,13 +86,13 @@ class FakeReads:
 
 
 class FakeStore:
-    """A disk with room."""
+    """Disk with room."""
 
     accepts_appends = True
 
 
 class FakeGroup:
-    """One replica's side of a coordinator group."""
+    """One replica of a coordinator group."""
 
     def __init__(self, log: GroupLog, server_id: int) -> None:
         self.group_id = log.number
@@ -111,7 +112,7 @@ class FakeGroup:
 
 
 class GroupLog:
-    """The log of one coordinator group, shared by its replicas."""
+    """Log of one coordinator group, shared by its replicas."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -123,7 +124,7 @@ class GroupLog:
 
 
 class FakeServer:
-    """One server: the catalog, the coordinator replicas, the handlers' context."""
+    """One server: the catalog, the coordinator replicas and the handlers' context."""
 
     def __init__(self, cluster: Cluster, server_id: int) -> None:
         self.cluster = cluster
@@ -131,7 +132,7 @@ class FakeServer:
         self.cluster_id = "cluster"
         self.clock = NodeClock(cluster.time)
         self.ahead_ms = 0
-        """How far its wall clock is ahead of what the clocks have agreed on."""
+        """Offset of its wall clock ahead of the time that the servers agreed on."""
         self.catalog = Catalog("cluster", coordinator_groups=COORDINATORS)
         self.coordinator_count = COORDINATORS
         self.state_groups: dict[int, StateGroup] = {}
@@ -206,7 +207,7 @@ class FakeServer:
     def command_group(
         self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """As the real one, without a network: nobody asks twice."""
+        """Behave as the real one without a network: no retries are needed."""
         if group_id > COORDINATORS:
             self.cluster.partition_told(group_id, decode_command(data), done)
             return
@@ -228,7 +229,7 @@ class FakeServer:
 
 
 class Call:
-    """One request a client made."""
+    """One request of a client."""
 
     def __init__(self, answer: Any, key: int, version: int) -> None:
         self.answer = answer
@@ -241,7 +242,7 @@ class Call:
 
     @property
     def response(self) -> Any:
-        """The response as a client of that version decodes it."""
+        """Response as a client of that version decodes it."""
         assert self.done, "not answered"
         answer = self.answer.response if isinstance(self.answer, Later) else self.answer
         wire = API[self.key].wire
@@ -249,32 +250,35 @@ class Call:
         return codec_of(wire).decode_response(memoryview(data), self.version)
 
     def hang_up(self) -> None:
-        """The client's connection is gone."""
+        """Close the client's connection."""
         if isinstance(self.answer, Later):
             self.answer.cancel()
 
 
 class Cluster:
-    """See the module. `commits` False: nothing is committed before `pump`."""
+    """Servers, their logs and their partitions.
+
+    `commits` False: nothing is committed before `pump`.
+    """
 
     def __init__(self, servers: int = 1, **options: Any) -> None:
         self.time = VirtualTime()
         self.options = KafkaOptions(**({"group_initial_rebalance_delay_ms": 0} | options))
         self.commits = True
         self.computing: list[tuple[Callable[[], Any], Callable[[Any], None]]] | None = None
-        """Not None: no thread matches patterns; this is what waits."""
+        """If not None, no thread matches patterns; these jobs wait."""
         self.cpu_ns = 0
-        """Processor time of the thread that does."""
+        """Processor time of the thread that matches patterns."""
         self.catalog_outcome = OutcomeKind.APPLIED
         self.logs = {number: GroupLog(number) for number in range(1, COORDINATORS + 1)}
         self.markers: list[tuple[int, EndTransactionMarker]] = []
-        """What partitions were told, by their group."""
+        """Markers sent to partitions, with the partition's group."""
         self.silent: list[Callable[[Outcome], None]] | None = None
-        """Not None: partitions do not answer; this is who waits."""
+        """If not None, partitions do not answer; these callbacks wait."""
         self.verdict = ErrorCode.NONE
-        """What partitions answer."""
+        """Error code that partitions answer."""
         self.alive: dict[int, Any] = {}
-        """What each server has said first, itself included."""
+        """Hello message of each server, itself included."""
         self.speak(PROTOCOL_VERSION, *range(1, servers + 1))
         self.servers: dict[int, FakeServer] = {}
         for server_id in range(1, servers + 1):
@@ -287,14 +291,14 @@ class Cluster:
 
     # --- the thread that matches patterns ----------------------------------------------------
     def compute(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """At once, unless jobs are to wait."""
+        """Run the job at once, unless jobs are to wait."""
         if self.computing is None:
             done(job())
         else:
             self.computing.append((job, done))
 
     def compute_one(self) -> None:
-        """The job that has waited longest."""
+        """Run the job that has waited longest."""
         assert self.computing, "nothing waits"
         job, done = self.computing.pop(0)
         done(job())
@@ -302,12 +306,12 @@ class Cluster:
             self.pump()
 
     def speak(self, version: int, *servers: int) -> None:
-        """These servers speak this protocol version."""
+        """Set the protocol version of these servers."""
         self.alive.update({server_id: SimpleNamespace(version=version) for server_id in servers})
 
     # --- the catalog -------------------------------------------------------------------------
     def register(self, server_id: int, features: Levels) -> None:
-        """A server of a version that knows these features."""
+        """Register a server whose version knows these features."""
         listeners = {"PLAINTEXT": (f"host{server_id}", 9091 + server_id)}
         directory_id = bytes([server_id]) * 16
         self.apply_catalog(
@@ -324,7 +328,7 @@ class Cluster:
 
     # --- partitions --------------------------------------------------------------------------
     def partition_told(self, group_id: int, marker: Any, done: Callable[[Outcome], None]) -> None:
-        """A command for a partition's leader."""
+        """Receive a command for a partition's leader."""
         self.markers.append((group_id, marker))
         if self.silent is not None:
             self.silent.append(done)
@@ -332,7 +336,7 @@ class Cluster:
             done(Outcome(OutcomeKind.APPLIED, CommandAnswer(self.verdict)))
 
     def answer_partitions(self, outcome: Outcome | None = None) -> None:
-        """Those that were silent say what they had to, and go on to answer."""
+        """Answer the waiting markers, and answer later ones at once."""
         told = outcome or Outcome(OutcomeKind.APPLIED, CommandAnswer(self.verdict))
         waiting, self.silent = self.silent or [], None
         for done in waiting:
@@ -340,7 +344,7 @@ class Cluster:
 
     # --- the logs ----------------------------------------------------------------------------
     def elect(self, number: int, leader: int, *, keep: bool = True, serve: bool = True) -> None:
-        """A new leader; what the old one had not committed is kept or lost."""
+        """Elect a leader; the old one's uncommitted entries are kept or lost."""
         log = self.logs[number]
         old = self.servers.get(log.leader)
         log.leader = leader
@@ -357,7 +361,7 @@ class Cluster:
             self.serve(number)
 
     def serve(self, number: int) -> None:
-        """The leader has applied the first entry of its own term."""
+        """Apply the first entry of the leader's own term, and let it serve."""
         state_group = self.servers[self.logs[number].leader].state_groups[number]
         state_group.group.serving = True
         state_group.serving_started()
@@ -386,7 +390,7 @@ class Cluster:
                     reads.answer(log.leader == server.server_id)
 
     def advance(self, ms: int) -> None:
-        """Let time pass; timers run, and what they propose is committed."""
+        """Let time pass; timers run, and their proposals are committed."""
         until = self.time.now_ns + ms * MS
         while self.time.step(until):
             if self.commits:
@@ -404,7 +408,10 @@ class Cluster:
         client_id: str = "client",
         user: str = "",
     ) -> Call:
-        """A request as its handler gets it: through the codec. `user`: of whom; empty: nobody."""
+        """Send a request to its handler through the codec.
+
+        `user`: its principal; empty: anonymous.
+        """
         api = API[key]
         wire = api.wire
         data = b"".join(bytes(b) for b in codec_of(wire).encode_request(request, version))
@@ -431,14 +438,14 @@ class Cluster:
         return call
 
     def machine(self, group_id: str) -> Coordinator:
-        """The coordinator's applied state, at its leader."""
+        """Return the coordinator's applied state at its leader."""
         number = self.servers[1].coordinator_group(group_id)
         machine = self.servers[self.logs[number].leader].state_groups[number].machine
         assert isinstance(machine, Coordinator)
         return machine
 
     def assert_replicas_equal(self) -> None:
-        """Every server has the same bytes, also one that starts from nothing but the log."""
+        """Assert that every server has the same bytes, and so has a replay of the log alone."""
         for number, log in self.logs.items():
             replay = Coordinator()
             for index, data in enumerate(log.committed):

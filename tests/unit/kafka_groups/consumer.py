@@ -1,4 +1,4 @@
-"""A member of a KIP-848 group that behaves as Kafka's consumers do."""
+"""Member of a KIP-848 group that behaves as Kafka's consumers do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def heartbeat(
     user: str = "",
     **fields: Any,
 ) -> Call:
-    """One request; what is not said is None."""
+    """Send one request; fields that are not given are None."""
     request = wire.ConsumerGroupHeartbeatRequest(
         group_id=fields.pop("group_id", GROUP), member_id=member_id, member_epoch=epoch, **fields
     )
@@ -32,14 +32,14 @@ def heartbeat(
 
 
 class Consumer:
-    """One member: what it was told, and what it therefore reads."""
+    """One member: the assignment it received, and the partitions it therefore reads."""
 
     def __init__(self, cluster: Cluster, member_id: str, *topics: str, **fields: Any) -> None:
         self.cluster = cluster
         self.member_id = member_id
         self.topics = list(topics)
         self.fields = fields
-        """What a full request says besides."""
+        """Further fields of a full request."""
         self.server = fields.pop("server", 1)
         self.user = fields.pop("user", "")
         self.epoch = 0
@@ -63,14 +63,14 @@ class Consumer:
         return [wire.TopicPartitions(*one) for one in by_topic.items()]
 
     def send(self, **fields: Any) -> Call:
-        """A heartbeat, which may not be answered yet."""
+        """Send a heartbeat, which may not be answered yet."""
         fields.setdefault("server", self.server)
         fields.setdefault("user", self.user)
         self.call = heartbeat(self.cluster, self.member_id, self.epoch, **fields)
         return self.call
 
     def join(self) -> None:
-        """A full request with epoch 0, answered within a second or so."""
+        """Send a full request with epoch 0, answered within a second or so."""
         self.epoch = 0
         self.owned = set()
         self.send(**self.full())
@@ -79,7 +79,7 @@ class Consumer:
         self.take()
 
     def beat(self) -> None:
-        """A heartbeat that says what it has; if it was told to give something up, another one."""
+        """Send a heartbeat with the owned partitions, and another one after revoking some."""
         for _ in range(2):
             before = set(self.owned)
             self.send(topic_partitions=self.said())
@@ -88,7 +88,7 @@ class Consumer:
                 return
 
     def take(self) -> None:
-        """Do as the answer says."""
+        """Act on the response."""
         assert self.call is not None
         response = self.call.response
         self.error = ErrorCode(response.error_code)
@@ -106,18 +106,18 @@ class Consumer:
         return ErrorCode(self.send_leave(epoch, **fields).response.error_code)
 
     def send_leave(self, epoch: int = -1, **fields: Any) -> Call:
-        """The same, which may not be answered yet."""
+        """Send a leave request, which may not be answered yet."""
         fields.setdefault("instance_id", self.fields.get("instance_id"))
         return heartbeat(self.cluster, self.member_id, epoch, server=self.server, **fields)
 
 
 def group_of(cluster: Cluster, group_id: str = GROUP) -> ModernGroup:
-    """As applied at the coordinator's leader."""
+    """Return the group as applied at the coordinator's leader."""
     return cluster.machine(group_id).consumer.groups[group_id]
 
 
 def settle(cluster: Cluster, *consumers: Consumer, rounds: int = 6) -> None:
-    """Everybody sends heartbeats until nothing changes."""
+    """Send heartbeats of all consumers until nothing changes."""
     for _ in range(rounds):
         cluster.advance(1_100)
         for consumer in consumers:
@@ -126,5 +126,5 @@ def settle(cluster: Cluster, *consumers: Consumer, rounds: int = 6) -> None:
 
 
 def indexes(consumer: Consumer) -> list[int]:
-    """The partitions it reads, whatever the topic."""
+    """Return the indexes of the partitions it reads, of all topics."""
     return sorted(index for _, index in consumer.owned)

@@ -39,7 +39,7 @@ def find(cluster: Cluster, version: int, *keys: str, server: int = 1) -> Call:
 @pytest.mark.parametrize("version", range(7))
 @pytest.mark.parametrize("server", [1, 2])
 def test_every_server_names_the_coordinator(cluster: Cluster, version: int, server: int) -> None:
-    """The leader of the group's coordinator, at the address of the client's listener."""
+    """Returns the leader of the group's coordinator, at the address of the client's listener."""
     response = find(cluster, version, GROUP, "group3", server=server).response
     found = response.coordinators if version >= 4 else [response]
     assert [(c.error_code, c.node_id, c.host, c.port) for c in found] == [
@@ -50,7 +50,7 @@ def test_every_server_names_the_coordinator(cluster: Cluster, version: int, serv
 
 
 def test_coordinator_that_is_not_known_is_not_available(cluster: Cluster) -> None:
-    """15 while nobody leads."""
+    """Error 15 while there is no leader."""
     cluster.logs[cluster.servers[1].coordinator_group(GROUP)].leader = 0
     (found,) = find(cluster, 6, GROUP, server=2).response.coordinators
     assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -59,7 +59,7 @@ def test_coordinator_that_is_not_known_is_not_available(cluster: Cluster) -> Non
 
 
 def test_server_names_itself_only_when_a_quorum_says_so(cluster: Cluster) -> None:
-    """A deposed leader would draw clients to itself."""
+    """A deposed leader would attract clients."""
     cluster.commits = False
     call = find(cluster, 6, GROUP)
     assert not call.done
@@ -69,7 +69,7 @@ def test_server_names_itself_only_when_a_quorum_says_so(cluster: Cluster) -> Non
 
 
 def test_transactions_are_for_nobody_while_a_server_does_not_know_them(cluster: Cluster) -> None:
-    """53: the error that all clients take as final at once; librdkafka asks on after a 42."""
+    """Error 53, which all clients take as final at once; librdkafka retries after error 42."""
     cluster.register(3, OLDER)
     request = find_wire.FindCoordinatorRequest(key_type=1, coordinator_keys=["tx"])
     (found,) = cluster.call(FIND, 6, request).response.coordinators
@@ -82,7 +82,7 @@ def test_transactions_are_for_nobody_while_a_server_does_not_know_them(cluster: 
 
 @pytest.mark.parametrize("key_type", [2, 7])
 def test_coordinator_of_another_kind_is_an_invalid_request(cluster: Cluster, key_type: int) -> None:
-    """No share groups: final, so that no client waits for ever."""
+    """Share groups are not supported: a final error, so that no client retries forever."""
     request = find_wire.FindCoordinatorRequest(key_type=key_type, coordinator_keys=["x"])
     (found,) = cluster.call(FIND, 6, request).response.coordinators
     assert (found.error_code, found.node_id) == (ErrorCode.INVALID_REQUEST, -1)
@@ -93,7 +93,7 @@ def test_coordinator_of_another_kind_is_an_invalid_request(cluster: Cluster, key
 
 @pytest.mark.parametrize("version", range(7))
 def test_stable_group_is_described_whole(cluster: Cluster, version: int) -> None:
-    """State, protocol, members with subscription and assignment."""
+    """Includes state, protocol, and members with subscription and assignment."""
     ids, _ = stable_group(cluster)
     request = describe_wire.DescribeGroupsRequest([GROUP], version >= 3)
     (group,) = cluster.call(DESCRIBE, version, request).response.groups
@@ -108,7 +108,7 @@ def test_stable_group_is_described_whole(cluster: Cluster, version: int) -> None
 
 
 def test_group_is_described_as_often_as_it_is_named_up_to_a_bound(cluster: Cluster) -> None:
-    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    """As in Kafka, but a request of a million names gets no response of gigabytes."""
     stable_group(cluster)
     request = describe_wire.DescribeGroupsRequest([GROUP] * 100 + ["other"])
     groups = cluster.call(DESCRIBE, 5, request).response.groups
@@ -118,7 +118,7 @@ def test_group_is_described_as_often_as_it_is_named_up_to_a_bound(cluster: Clust
 
 
 def test_group_in_a_rebalance_is_described_without_assignments(cluster: Cluster) -> None:
-    """Half a generation says nothing."""
+    """The assignments of an incomplete generation are not valid."""
     (first, _), _ = stable_group(cluster)
     join(cluster, first)
     request = describe_wire.DescribeGroupsRequest([GROUP])
@@ -137,7 +137,7 @@ def test_group_nobody_knows_is_dead_and_from_v6_not_found(cluster: Cluster) -> N
 
 
 def test_group_of_another_coordinator_is_described_there(cluster: Cluster) -> None:
-    """16 here."""
+    """Error 16 on this server."""
     request = describe_wire.DescribeGroupsRequest([GROUP])
     (group,) = cluster.call(DESCRIBE, 6, request, server=2).response.groups
     assert group.error_code == ErrorCode.NOT_COORDINATOR
@@ -153,7 +153,7 @@ def listed(cluster: Cluster, version: int = 5, server: int = 1, **filters: list[
 
 @pytest.mark.parametrize("version", range(6))
 def test_groups_are_listed_by_their_coordinators(cluster: Cluster, version: int) -> None:
-    """Each server lists its own; a client asks all."""
+    """Each server lists its own groups; a client queries all servers."""
     for name in (GROUP, "group3"):
         new_member(cluster, group_id=name)
     cluster.elect(cluster.servers[1].coordinator_group("group3"), 2)
@@ -163,7 +163,7 @@ def test_groups_are_listed_by_their_coordinators(cluster: Cluster, version: int)
 
 
 def test_groups_are_listed_by_state_and_type(cluster: Cluster) -> None:
-    """KIP-518, KIP-848: whatever the case of the letters."""
+    """KIP-518, KIP-848: letter case is ignored."""
     stable_group(cluster)
     join(cluster, group_id="group3", version=3)
     assert listed(cluster, states_filter=["stable"]) == [GROUP]
@@ -173,14 +173,14 @@ def test_groups_are_listed_by_state_and_type(cluster: Cluster) -> None:
 
 
 def test_list_of_a_loading_coordinator_is_an_error(cluster: Cluster) -> None:
-    """14: part of a list would be taken for the whole."""
+    """Error 14: a partial list would be taken for the whole."""
     cluster.elect(1, 2, serve=False)
     response = cluster.call(LIST, 5, list_wire.ListGroupsRequest(), server=2).response
     assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def test_list_that_a_quorum_did_not_confirm_is_asked_for_again(cluster: Cluster) -> None:
-    """15: Java's clients take 16 as final here, and list no group of any server."""
+    """Error 15: Java's clients take 16 as final here, and would list no group of any server."""
     new_member(cluster)
     number = cluster.servers[1].coordinator_group(GROUP)
     cluster.commits = False
@@ -195,7 +195,7 @@ def test_list_that_a_quorum_did_not_confirm_is_asked_for_again(cluster: Cluster)
 
 @pytest.mark.parametrize("version", range(4))
 def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -> None:
-    """68, then 0, then 69 (KIP-229)."""
+    """Error 68, then 0, then 69 (KIP-229)."""
     (first, second), _ = stable_group(cluster)
 
     def delete() -> list[int]:
@@ -218,7 +218,7 @@ def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -
 
 @pytest.mark.parametrize("version", range(6))
 def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
-    """From any server; also one that says which id it had, having nothing to fence."""
+    """From any server, also for a client that sends its former id but has nothing to fence."""
     request = producer_wire.InitProducerIdRequest(transactional_id=None)
     ids = [
         cluster.call(INIT, version, request, server=server).response.producer_id
@@ -243,7 +243,7 @@ def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
 def test_producer_that_names_half_of_itself_is_refused(
     cluster: Cluster, fields: dict[str, Any]
 ) -> None:
-    """An empty transactional id, a producer id without its epoch, an epoch without a producer."""
+    """Covers an empty transactional id, a producer id without epoch, an epoch without producer."""
     response = cluster.call(INIT, 4, producer_wire.InitProducerIdRequest(**fields)).response
     assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
 
@@ -251,7 +251,7 @@ def test_producer_that_names_half_of_itself_is_refused(
 def test_transactional_id_is_for_nobody_while_a_server_does_not_know_them(
     cluster: Cluster,
 ) -> None:
-    """53, final: no client waits for a coordinator that will not be."""
+    """Error 53 is final: no client waits for a coordinator that will not exist."""
     cluster.register(3, OLDER)
     request = producer_wire.InitProducerIdRequest(transactional_id="tx")
     response = cluster.call(INIT, 4, request).response
@@ -263,7 +263,7 @@ def test_transactional_id_is_for_nobody_while_a_server_does_not_know_them(
 def test_producer_id_that_cannot_be_had_now_is_asked_for_again(
     cluster: Cluster, kind: OutcomeKind
 ) -> None:
-    """14: the one retriable error that sends no client looking for a transaction coordinator."""
+    """Error 14 is the only retriable one that makes no client look up a transaction coordinator."""
     cluster.catalog_outcome = kind
     request = producer_wire.InitProducerIdRequest(transactional_id=None)
     response = cluster.call(INIT, 4, request).response

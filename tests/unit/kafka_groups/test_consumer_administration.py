@@ -1,4 +1,4 @@
-"""What tools are told of KIP-848 groups, who may commit in them, and what becomes of offsets."""
+"""KIP-848 groups: descriptions for tools, permission to commit, and retention of offsets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def listed(cluster: Cluster, **filters: Any) -> list[tuple[str, str, str]]:
 
 
 def test_group_is_described_with_epochs_and_both_assignments(cluster: Cluster) -> None:
-    """What it has, and what it is to have."""
+    """Includes current and target assignment."""
     one, two = Consumer(cluster, "one", "t", rack_id="r"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -83,7 +83,7 @@ def test_group_is_described_with_epochs_and_both_assignments(cluster: Cluster) -
 
 
 def test_each_protocol_describes_its_own_kind(cluster: Cluster) -> None:
-    """The other one's groups are not found, and the message says why."""
+    """Groups of the other protocol are not found, and the message gives the reason."""
     stable_group(cluster, 1)
     request = describe_wire.ConsumerGroupDescribeRequest([GROUP])
     (found,) = cluster.call(69, 0, request).response.groups
@@ -99,7 +99,7 @@ def test_each_protocol_describes_its_own_kind(cluster: Cluster) -> None:
 
 
 def test_groups_are_listed_by_type_and_state(cluster: Cluster) -> None:
-    """KIP-518, KIP-848; names of types in any case."""
+    """KIP-518, KIP-848; names of types in any letter case."""
     one = Consumer(cluster, "one", "t")
     one.join()
     assert listed(cluster) == [("Stable", "consumer", "consumer")]
@@ -111,8 +111,10 @@ def test_groups_are_listed_by_type_and_state(cluster: Cluster) -> None:
 
 
 def test_member_commits_in_its_present_epoch_only(cluster: Cluster) -> None:
-    """STALE_MEMBER_EPOCH; a request of a version without epochs is refused; without members
-    anybody may."""
+    """Otherwise STALE_MEMBER_EPOCH; a version without epochs is refused.
+
+    Without members in the group any client may commit.
+    """
     one = Consumer(cluster, "one", "t")
     one.join()
     assert commit(cluster, "one", one.epoch) is ErrorCode.NONE
@@ -126,7 +128,7 @@ def test_member_commits_in_its_present_epoch_only(cluster: Cluster) -> None:
 
 
 def test_member_reads_offsets_in_its_present_epoch_only(cluster: Cluster) -> None:
-    """Who says that it is a member; anybody else may."""
+    """Applies to a client that names a member; any other may read."""
     one = Consumer(cluster, "one", "t")
     one.join()
     commit(cluster, "one", one.epoch)
@@ -165,7 +167,7 @@ def test_group_with_members_is_not_deleted_nor_offsets_in_use(cluster: Cluster) 
 
 
 def test_offsets_of_topics_nobody_subscribes_to_expire(cluster: Cluster) -> None:
-    """Those in use stay; and a group that everybody left goes with its last one."""
+    """Offsets in use stay. A group without members is removed with its last offset."""
     one = Consumer(cluster, "one", "t")
     one.join()
     for topic in ("t", "u"):
@@ -181,7 +183,7 @@ def test_offsets_of_topics_nobody_subscribes_to_expire(cluster: Cluster) -> None
 
 
 def test_settings_of_a_group_take_effect(cluster: Cluster) -> None:
-    """consumer.heartbeat.interval.ms and its like, from the next heartbeat on."""
+    """Covers consumer.heartbeat.interval.ms and similar ones, from the next heartbeat on."""
     one = Consumer(cluster, "one", "t")
     one.join()
     assert one.call is not None
@@ -193,7 +195,7 @@ def test_settings_of_a_group_take_effect(cluster: Cluster) -> None:
 
 
 def test_group_that_is_full_takes_nobody(cluster: Cluster) -> None:
-    """group.consumer.max.size; who is in it goes on."""
+    """group.consumer.max.size; existing members continue."""
     cluster.servers[1].context.config = cluster.options.__class__(group_consumer_max_size=1)
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
@@ -205,7 +207,7 @@ def test_group_that_is_full_takes_nobody(cluster: Cluster) -> None:
 
 
 def test_classic_group_of_the_name_keeps_others_out_until_it_is_empty(cluster: Cluster) -> None:
-    """A group id belongs to one kind at a time."""
+    """A group id belongs to one kind of group at a time."""
     ids, _ = stable_group(cluster, 1)
     one = Consumer(cluster, "one", "t")
     one.send(**one.full())

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat: joining, moving partitions, leaving, being fenced (KIP-848)."""
+"""ConsumerGroupHeartbeat: joining, moving partitions, leaving, fencing (KIP-848)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster() -> Cluster:
 
 
 def test_first_member_is_answered_with_all_partitions(cluster: Cluster) -> None:
-    """It waits for its target, not for its next heartbeat; epoch 0 is never answered."""
+    """The response waits for the target, not for the next heartbeat; it never has epoch 0."""
     one = Consumer(cluster, "one", "t")
     one.join()
     assert (one.error, one.epoch, indexes(one)) == (ErrorCode.NONE, 1, [0, 1, 2, 3])
@@ -36,7 +36,7 @@ def test_first_member_is_answered_with_all_partitions(cluster: Cluster) -> None:
 
 
 def test_second_member_gets_what_the_first_has_given_up(cluster: Cluster) -> None:
-    """Not before the first one's heartbeat showed it gone."""
+    """Not before a heartbeat of the first one shows that it revoked the partition."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -56,7 +56,7 @@ def test_second_member_gets_what_the_first_has_given_up(cluster: Cluster) -> Non
 
 
 def test_heartbeat_that_changes_nothing_is_no_command(cluster: Cluster) -> None:
-    """It is answered from the applied state."""
+    """The response comes from the applied state."""
     one = Consumer(cluster, "one", "t")
     one.join()
     before = sum(len(log.committed) for log in cluster.logs.values())
@@ -69,7 +69,7 @@ def test_heartbeat_that_changes_nothing_is_no_command(cluster: Cluster) -> None:
 
 
 def test_member_that_leaves_frees_its_partitions_at_once(cluster: Cluster) -> None:
-    """-1, and its place is gone."""
+    """Epoch -1 removes the member."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -81,7 +81,7 @@ def test_member_that_leaves_frees_its_partitions_at_once(cluster: Cluster) -> No
 
 
 def test_member_that_is_silent_is_expelled_after_its_session(cluster: Cluster) -> None:
-    """45 s, by the leader's timer; the command decides."""
+    """After 45 s, by the leader's timer; the command decides."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -99,7 +99,7 @@ def test_member_that_is_silent_is_expelled_after_its_session(cluster: Cluster) -
 
 
 def test_member_that_does_not_give_up_in_time_is_expelled(cluster: Cluster) -> None:
-    """Its rebalance timeout, though it sends heartbeats."""
+    """Its rebalance timeout applies although it sends heartbeats."""
     one = Consumer(cluster, "one", "t", rebalance_timeout_ms=20_000)
     two = Consumer(cluster, "two", "t")
     one.join()
@@ -114,7 +114,7 @@ def test_member_that_does_not_give_up_in_time_is_expelled(cluster: Cluster) -> N
 
 
 def test_member_of_another_epoch_is_fenced(cluster: Cluster) -> None:
-    """A greater one; a smaller one but the last, whose answer may have been lost."""
+    """A greater epoch, or a smaller one except the last, whose response may have been lost."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -138,8 +138,10 @@ def test_member_of_another_epoch_is_fenced(cluster: Cluster) -> None:
 
 
 def test_old_heartbeat_shows_nothing_given_up(cluster: Cluster) -> None:
-    """A request of the epoch before may have been long under way: what it does not name, the member
-    may have got since."""
+    """A heartbeat of an earlier epoch does not show a revocation.
+
+    It may have been long in transit, and the member may have received the missing partitions since.
+    """
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -175,7 +177,7 @@ def test_old_heartbeat_shows_nothing_given_up(cluster: Cluster) -> None:
 def test_unsound_request_is_refused(
     cluster: Cluster, fields: dict[str, Any], error: ErrorCode
 ) -> None:
-    """As Kafka does, and nothing comes of it."""
+    """The errors are Kafka's, and the group is not created."""
     whole = Consumer(cluster, "one", "t").full() | {"member_id": "one", "member_epoch": 0} | fields
     call = heartbeat(cluster, whole.pop("member_id"), whole.pop("member_epoch"), **whole)
     assert call.response.error_code == error
@@ -184,7 +186,7 @@ def test_unsound_request_is_refused(
 
 
 def test_version_0_draws_no_member_id(cluster: Cluster) -> None:
-    """The coordinator does."""
+    """The coordinator generates it."""
     one = Consumer(cluster, "", "t")
     call = one.send(version=0, **one.full())
     cluster.advance(1)
@@ -193,7 +195,7 @@ def test_version_0_draws_no_member_id(cluster: Cluster) -> None:
 
 
 def test_static_member_comes_back_to_its_place(cluster: Cluster) -> None:
-    """-2 keeps it for a session, and nobody else moves."""
+    """Epoch -2 keeps it for a session timeout, and no partition of others moves."""
     one = Consumer(cluster, "one", "t", instance_id="i")
     two = Consumer(cluster, "two", "t")
     one.join()
@@ -214,7 +216,7 @@ def test_static_member_comes_back_to_its_place(cluster: Cluster) -> None:
 
 
 def test_static_member_that_stays_away_loses_its_place(cluster: Cluster) -> None:
-    """After a session."""
+    """After a session timeout."""
     one = Consumer(cluster, "one", "t", instance_id="i")
     two = Consumer(cluster, "two", "t")
     one.join()
@@ -229,7 +231,7 @@ def test_static_member_that_stays_away_loses_its_place(cluster: Cluster) -> None
 
 
 def test_new_partitions_and_topics_are_given_out(cluster: Cluster) -> None:
-    """What the catalog says changes the group's epoch; a pattern is matched anew."""
+    """A change of the catalog raises the group's epoch; a pattern is matched again."""
     one = Consumer(cluster, "one", subscribed_topic_regex="^u.*|t")
     one.join()
     assert len(one.owned) == 4
@@ -243,7 +245,7 @@ def test_new_partitions_and_topics_are_given_out(cluster: Cluster) -> None:
 
 
 def test_next_leader_goes_on_where_the_last_one_was(cluster: Cluster) -> None:
-    """Members, epochs, targets; and everybody gets a whole session."""
+    """Members, epochs and targets stay, and every member gets a whole session timeout."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -260,7 +262,7 @@ def test_next_leader_goes_on_where_the_last_one_was(cluster: Cluster) -> None:
 
 
 def test_old_leader_fences_nobody(cluster: Cluster) -> None:
-    """It knows old epochs: errors are answered after a quorum confirmed it."""
+    """Its epochs are old: errors are sent only after a quorum confirmed its leadership."""
     one = Consumer(cluster, "one", "t")
     one.join()
     cluster.commits = False
@@ -284,7 +286,7 @@ def test_protocol_that_is_not_finalised_is_refused(cluster: Cluster) -> None:
 
 
 def allow(cluster: Cluster, user: str, topic: str, *, gone: bool = False) -> None:
-    """DESCRIBE on one topic; or no more."""
+    """Allow DESCRIBE on one topic, or remove the permission."""
     topics, literal, describe, allows = 2, 3, 8, 3
     who = f"User:{user}"
     if gone:
@@ -300,8 +302,11 @@ def topics_of(consumer: Consumer) -> set[str]:
 
 
 def test_pattern_does_not_stand_for_topics_its_member_may_not_see() -> None:
-    """Who may see a topic reads all of it; who may not is neither told of it, nor given what nobody
-    would read then; also under the next leader. With another permission its target is another."""
+    """A topic that one member may see is assigned to such members only.
+
+    A member without permission receives neither the topic's name nor its partitions, also under the
+    next leader. A changed permission changes its target.
+    """
     cluster = Cluster(3, authorizer=True)
     for name in ("tall", "tsecret"):
         cluster.create_topic(name, partitions=4)
@@ -346,14 +351,16 @@ def test_topic_that_no_member_may_see_is_not_the_groups() -> None:
 
 
 def test_joiners_that_are_late_at_once_cost_the_same_each() -> None:
-    """However many wait for targets that cannot be appended, each is told to come again, at a cost
-    that does not grow with the others."""
+    """Joiners whose targets cannot be appended get a retriable error.
+
+    The cost of each does not grow with their number.
+    """
     few, many = (_instructions_of_late_joiners(count) for count in (20, 160))
     assert many / 160 < 1.5 * few / 20, (few, many)
 
 
 def _instructions_of_late_joiners(count: int) -> int:
-    """Instructions that the led groups' own code runs when so many joiners are late."""
+    """Return the number of instructions of the led groups' code when this many joiners are late."""
     cluster = Cluster()
     cluster.create_topic("t", partitions=4)
     consumers = [Consumer(cluster, f"member-{number}", "t") for number in range(count)]
@@ -376,7 +383,7 @@ def _is_answered(consumer: Consumer) -> bool:
 
 
 def _instructions(path: str, run: Callable[[], None]) -> int:
-    """How many instructions of this file run."""
+    """Return the number of instructions of this file that `run` executes."""
     count = 0
 
     def in_frame(_: FrameType, event: str, __: Any) -> Any:
@@ -402,8 +409,10 @@ def _instructions(path: str, run: Callable[[], None]) -> int:
 def test_topic_that_comes_does_not_have_all_groups_computed_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A coordinator may have thousands of groups, and a topic concerns all of them. None of them
-    looks at topics that nobody in it names."""
+    """A coordinator may have thousands of groups, and a new topic concerns all of them.
+
+    No group looks at topics that none of its members names.
+    """
     for number in range(30):
         cluster.create_topic(f"other{number}", partitions=1)
     groups = [f"g{number}" for number in range(60)]
@@ -429,7 +438,7 @@ def test_topic_that_comes_does_not_have_all_groups_computed_at_once(
     cluster.advance(2_000)
     assert len(computed) == len(groups)
     at_once = Counter(now_ns for now_ns, _ in computed)
-    # The two coordinators are led by one server.
+    # One server leads both coordinators.
     assert max(at_once.values()) <= 2 * led_consumer_groups.LOOKED_MAX
     assert {topics for _, topics in computed} == {1}
     for group_id, one in members.items():

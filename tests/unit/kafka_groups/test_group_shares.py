@@ -1,4 +1,4 @@
-"""The room of a coordinator has a share for each principal, where clients may not do everything."""
+"""A coordinator's memory is shared among principals where clients are authorized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMIT, DELETE_GROUPS = 8, 42
 POSITIONS = 40
 SHARE = COORDINATOR_BYTES_MAX * 3 // 4
 OLDER = VERSION_OF_MANY_POSITIONS - 1
-"""Beside such a server positions have no bound of their own."""
+"""Beside a server of this version offsets have no bound of their own."""
 SMALL_BYTES_MAX, SMALL_MAX = 1 << 20, 10_000
 
 
@@ -33,7 +33,7 @@ def secured(
     partitions: int = POSITIONS,
     **options: int,
 ) -> Cluster:
-    """`version`: of the protocol that another server with a replica speaks."""
+    """`version`: protocol version of another server with a replica."""
     cluster = Cluster(1, authorizer=authorizer, **options)
     cluster.create_topic("t", partitions=partitions)
     cluster.speak(version, 2)
@@ -43,7 +43,7 @@ def secured(
 
 
 def names(cluster: Cluster, prefix: str) -> Iterator[str]:
-    """Groups of the coordinator that `GROUP` has."""
+    """Yield ids of groups that have the same coordinator as `GROUP`."""
     server = cluster.servers[1]
     for number in range(100_000):
         name = f"{prefix}{number}"
@@ -54,7 +54,7 @@ def names(cluster: Cluster, prefix: str) -> Iterator[str]:
 def send_commit(
     cluster: Cluster, group: str, user: str, count: int = POSITIONS, text: int = 4_000
 ) -> Call:
-    """A commit of so many positions, with metadata of so many characters each."""
+    """Commit this number of offsets, with metadata of this number of characters each."""
     parts = [commit_wire.OffsetCommitRequestPartition(number, 1) for number in range(count)]
     for part in parts:
         part.committed_metadata = "m" * text
@@ -69,7 +69,7 @@ def error_of(call: Call) -> ErrorCode:
 
 
 def fill(cluster: Cluster, user: str, prefix: str) -> list[str]:
-    """Commit in ever new groups until that is refused; those that are there."""
+    """Commit in new groups until a commit is refused; return the groups that were created."""
     made = []
     for name in names(cluster, prefix):
         code = error_of(send_commit(cluster, name, user))
@@ -81,8 +81,10 @@ def fill(cluster: Cluster, user: str, prefix: str) -> list[str]:
 
 
 def test_groups_of_one_user_leave_room_for_those_of_others() -> None:
-    """For commits, joins, assignments and members of the newer protocol. What takes no more than
-    before is always accepted, and when there is room again, it is used."""
+    """Applies to commits, joins, assignments and members of the consumer protocol.
+
+    Requests that do not grow the state are always accepted, and freed room is used again.
+    """
     cluster = secured()
     machine = cluster.machine(GROUP)
     made = fill(cluster, "eve", "eve")
@@ -118,7 +120,7 @@ def test_groups_of_one_user_leave_room_for_those_of_others() -> None:
 
 
 def test_what_is_not_decided_counts() -> None:
-    """Many requests at once take no more than one after the other."""
+    """Concurrent requests take no more than sequential ones."""
     cluster = secured()
     cluster.commits = False
     calls = [
@@ -134,7 +136,7 @@ def test_what_is_not_decided_counts() -> None:
 
 
 def test_a_new_leader_takes_what_it_has_not_heard_of_for_not_free() -> None:
-    """It does not know whose groups there are; who asks gets a part of what is free."""
+    """It does not know the owners of existing groups; a principal gets a part of the free room."""
     cluster = secured()
     made = fill(cluster, "eve", "eve")
     number = cluster.servers[1].coordinator_group(GROUP)
@@ -145,7 +147,7 @@ def test_a_new_leader_takes_what_it_has_not_heard_of_for_not_free() -> None:
 
 
 def test_where_clients_may_do_everything_nothing_is_shared_out() -> None:
-    """One of them may have all the room; the error is one that clients try again."""
+    """One client may have all the room; the error is retriable."""
     cluster = secured(authorizer=False)
     fill(cluster, "eve", "eve")
     assert cluster.machine(GROUP).bytes_held > SHARE + POSITIONS * 4_200
@@ -154,15 +156,18 @@ def test_where_clients_may_do_everything_nothing_is_shared_out() -> None:
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions are given bounds that a test reaches soon, as soon as they take something."""
+    """Give offsets small bounds, as soon as they take any memory."""
     monkeypatch.setattr(led_coordinator, "RAISED_FROM", 0)
     monkeypatch.setattr(led_coordinator, "POSITIONS_BYTES_MAX", SMALL_BYTES_MAX)
     monkeypatch.setattr(led_coordinator, "POSITIONS_MAX", SMALL_MAX)
 
 
 def test_positions_have_a_bound_of_their_own_once_all_replicas_know_that() -> None:
-    """Before they take all that there is. Not beside a server of an older version, which could not
-    apply it: there the error is one that clients try again, until that server is a newer one."""
+    """The bound is set before offsets take all the room.
+
+    A server of an older version could not apply it. Beside one the error is retriable until that
+    server is upgraded.
+    """
     cluster = secured(authorizer=False)
     made = fill(cluster, "eve", "eve")
     machine = cluster.machine(GROUP)
@@ -183,7 +188,7 @@ def test_positions_have_a_bound_of_their_own_once_all_replicas_know_that() -> No
 def test_one_commit_that_takes_more_than_there_is_has_room_when_it_comes_again(
     authorizer: bool,
 ) -> None:
-    """Nothing else may ever have taken half of the bound that all share."""
+    """Other commits may never have taken half of the common bound."""
     cluster = secured(
         authorizer=authorizer,
         version=VERSION_OF_MANY_POSITIONS,
@@ -202,7 +207,7 @@ def test_one_commit_that_takes_more_than_there_is_has_room_when_it_comes_again(
 
 @pytest.mark.usefixtures("small_bounds")
 def test_positions_of_one_user_leave_room_for_those_of_others() -> None:
-    """Of their bytes, and of their number. What is no position has its room."""
+    """Covers bytes and number. State that is not an offset has room of its own."""
     cluster = secured(version=VERSION_OF_MANY_POSITIONS)
     machine = cluster.machine(GROUP)
     send_commit(cluster, GROUP, "alice", 1, 0)
@@ -221,7 +226,7 @@ def test_positions_of_one_user_leave_room_for_those_of_others() -> None:
 def test_groups_that_commits_make_count_where_positions_have_a_bound_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A commit that is refused for its group takes nothing of what positions have."""
+    """A commit that is refused for its group takes nothing of the offsets' room."""
     monkeypatch.setattr(led_coordinator, "RAISED_FROM", 0)
     cluster = secured(version=VERSION_OF_MANY_POSITIONS)
     machine = cluster.machine(GROUP)
@@ -237,7 +242,7 @@ def test_groups_that_commits_make_count_where_positions_have_a_bound_of_their_ow
 
 
 def commit_in_transaction(cluster: Cluster, group: str, user: str, producer: int) -> ErrorCode:
-    """A transaction with some positions; it ends when it may have them."""
+    """Commit offsets in a transaction, which ends if they were accepted; return the error."""
     led = cluster.servers[1].groups.find(group)
     assert isinstance(led, led_coordinator.LedCoordinator)
     offsets = [
@@ -257,7 +262,7 @@ def commit_in_transaction(cluster: Cluster, group: str, user: str, producer: int
 
 @pytest.mark.usefixtures("small_bounds")
 def test_positions_that_transactions_commit_count_as_others_do() -> None:
-    """For whoever sent them, also when all is counted anew before a transaction ends."""
+    """They count for their sender, also when all are recounted before a transaction ends."""
     cluster = secured(version=VERSION_OF_MANY_POSITIONS)
     machine = cluster.machine(GROUP)
     send_commit(cluster, GROUP, "alice", 1, 0)
@@ -273,7 +278,7 @@ def test_positions_that_transactions_commit_count_as_others_do() -> None:
 
 
 def test_only_commits_that_are_refused_give_positions_a_bound_of_their_own() -> None:
-    """Members have no use for it."""
+    """Members do not need it."""
     cluster = secured(version=VERSION_OF_MANY_POSITIONS)
     large = {"range": b"r" * POSITIONS * 4_000}
     for name in names(cluster, "eve"):
@@ -286,7 +291,7 @@ def test_only_commits_that_are_refused_give_positions_a_bound_of_their_own() -> 
 
 @pytest.mark.usefixtures("small_bounds")
 def test_operators_see_how_full_a_coordinator_is() -> None:
-    """Before it refuses anything: the fullest of a server's, by the bound that is nearest."""
+    """Shown before anything is refused: the fullest coordinator, by its nearest bound."""
     cluster = secured(version=VERSION_OF_MANY_POSITIONS, authorizer=False)
     groups, machine = cluster.servers[1].groups, cluster.machine(GROUP)
     assert set(groups.numbers().values()) == {0}
@@ -300,7 +305,7 @@ def test_operators_see_how_full_a_coordinator_is() -> None:
 
 
 class Told:
-    """A log that is read here."""
+    """Log that keeps its events for tests to read."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, object]] = []
@@ -314,7 +319,7 @@ class Told:
 @pytest.mark.usefixtures("small_bounds")
 @pytest.mark.parametrize("awaits_servers", [False, True])
 def test_log_is_told_that_a_coordinator_is_full(awaits_servers: bool) -> None:
-    """Once a minute, and whether that is for a server that is away or of an older version."""
+    """Once a minute, with the reason: a server that is unreachable or of an older version."""
     version = OLDER if awaits_servers else VERSION_OF_MANY_POSITIONS
     cluster = secured(version=version, authorizer=False)
     log = Told()

@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup as clients of every version see them."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup as clients of every version see them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state(cluster: Cluster) -> GroupState:
 
 @pytest.mark.parametrize("version", range(10))
 def test_lone_member_joins_and_leads(cluster: Cluster, version: int) -> None:
-    """Every version: it leads generation 1 and is given everybody's subscription, its own."""
+    """Every version: it leads generation 1 and receives all subscriptions, which are its own."""
     member_id = ""
     if version >= 4:
         asked = join(cluster, version=version).response
@@ -72,14 +72,14 @@ def test_lone_member_joins_and_leads(cluster: Cluster, version: int) -> None:
 def test_join_that_cannot_be_is_refused_at_once(
     cluster: Cluster, fields: dict[str, Any], error: ErrorCode
 ) -> None:
-    """24, 26 at both bounds and one past them, 23, 25."""
+    """Errors 24, 26 at both bounds and one past them, 23, 25."""
     response = join(cluster, **fields).response
     assert response.error_code == error
     assert response.generation_id == -1
 
 
 def test_second_member_waits_until_the_first_has_rejoined(cluster: Cluster) -> None:
-    """Nobody is answered before the generation is set; then both at once."""
+    """No join is answered before the generation is set; then both are answered at once."""
     first, answer = new_member(cluster)
     sync(cluster, first, 1)
     second, waiting = new_member(cluster)
@@ -94,7 +94,7 @@ def test_second_member_waits_until_the_first_has_rejoined(cluster: Cluster) -> N
 
 
 def test_member_that_does_not_rejoin_is_dropped_at_the_rebalance_timeout(cluster: Cluster) -> None:
-    """The others wait that long and no longer."""
+    """The other members wait that long and no longer."""
     (first, second), generation = stable_group(cluster)
     rejoined = join(cluster, first, rebalance_timeout_ms=60_000)
     cluster.advance(9_000)
@@ -109,7 +109,7 @@ def test_member_that_does_not_rejoin_is_dropped_at_the_rebalance_timeout(cluster
 
 
 def test_join_asked_twice_answers_the_first_request_too(cluster: Cluster) -> None:
-    """A client that timed out asks again elsewhere; no request is left open."""
+    """A client that timed out retries elsewhere; no request stays open."""
     (first, _), generation = stable_group(cluster)
     one = join(cluster, first)
     two = join(cluster, first)
@@ -120,7 +120,7 @@ def test_join_asked_twice_answers_the_first_request_too(cluster: Cluster) -> Non
 
 
 def test_first_rebalance_waits_for_members_that_start_together() -> None:
-    """KIP-134: each newcomer prolongs the wait, all of them are one generation."""
+    """KIP-134: each new member prolongs the wait, and all of them are in one generation."""
     cluster = Cluster(group_initial_rebalance_delay_ms=3_000)
     _, one = new_member(cluster)
     cluster.advance(2_900)
@@ -133,7 +133,7 @@ def test_first_rebalance_waits_for_members_that_start_together() -> None:
 
 
 def test_group_never_has_more_members_than_its_limit() -> None:
-    """81, once, for each that finds the group full, however their requests cross."""
+    """Error 81, once for each that finds the group full, however their requests interleave."""
     cluster = Cluster(group_initial_rebalance_delay_ms=3_000, group_max_size=3)
     first = join(cluster).response.member_id
     calls = [join(cluster, first)]
@@ -151,7 +151,7 @@ def test_group_never_has_more_members_than_its_limit() -> None:
 
 
 def test_member_that_waits_for_others_is_not_expelled(cluster: Cluster) -> None:
-    """Its open request is its sign of life, however long the rebalance takes."""
+    """Its open request counts as a heartbeat, however long the rebalance takes."""
     (first, _), generation = stable_group(cluster)
     waiting = join(cluster, first, session_timeout_ms=6_000, rebalance_timeout_ms=60_000)
     cluster.advance(11_000)  # the other's session ends; it never rejoined
@@ -159,7 +159,7 @@ def test_member_that_waits_for_others_is_not_expelled(cluster: Cluster) -> None:
 
 
 def test_member_whose_connection_is_gone_is_expelled_while_it_waits(cluster: Cluster) -> None:
-    """An open request that nobody reads is no sign of life."""
+    """An open request of a closed connection does not count as a heartbeat."""
     (first, second), generation = stable_group(cluster)
     join(cluster, first).hang_up()
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_member_whose_connection_is_gone_is_expelled_while_it_waits(cluster: Clu
 
 @pytest.mark.parametrize("version", [5, 8, 9])
 def test_static_leader_that_restarts_does_not_assign_again(cluster: Cluster, version: int) -> None:
-    """KIP-345, KIP-814: v9 is told to skip; older ones are told another leader's name."""
+    """KIP-345, KIP-814: v9 has a flag to skip it; older versions receive another leader's name."""
     old = join(cluster, version=version, group_instance_id="i").response.member_id
     assert old.startswith("i-")
     sync(cluster, old, 1, {old: b"mine"}, group_instance_id="i")
@@ -196,7 +196,7 @@ def test_static_leader_that_restarts_does_not_assign_again(cluster: Cluster, ver
 
 
 def test_open_join_of_a_replaced_static_member_is_fenced(cluster: Cluster) -> None:
-    """82: two processes with one instance id; the newer one wins."""
+    """Error 82: of two processes with one instance id the newer one wins."""
     (first, _), _ = stable_group(cluster)
     old = join(cluster, group_instance_id="i")
     assert not old.done
@@ -212,7 +212,7 @@ def test_open_join_of_a_replaced_static_member_is_fenced(cluster: Cluster) -> No
 
 
 def test_follower_waits_for_the_leaders_assignment(cluster: Cluster) -> None:
-    """Before the leader has synced, after it, and when it asks again."""
+    """Covers syncs before the leader's, after it, and repeated ones."""
     (first, second), _ = stable_group(cluster)
     one = join(cluster, first)
     generation = join(cluster, second).response.generation_id
@@ -227,7 +227,7 @@ def test_follower_waits_for_the_leaders_assignment(cluster: Cluster) -> None:
 
 
 def test_waiting_sync_is_called_off_by_a_rebalance(cluster: Cluster) -> None:
-    """27: it must join again."""
+    """Error 27: it must join again."""
     (first, second), _ = stable_group(cluster)
     join(cluster, first)
     generation = join(cluster, second).response.generation_id
@@ -237,7 +237,7 @@ def test_waiting_sync_is_called_off_by_a_rebalance(cluster: Cluster) -> None:
 
 
 def test_leader_that_does_not_sync_is_removed_in_time(cluster: Cluster) -> None:
-    """Heartbeats keep a session, but an assignment is owed within the rebalance timeout."""
+    """Heartbeats keep a session, but the assignment is required within the rebalance timeout."""
     (first, second), _ = stable_group(cluster)
     join(cluster, first)
     generation = join(cluster, second).response.generation_id
@@ -251,14 +251,14 @@ def test_leader_that_does_not_sync_is_removed_in_time(cluster: Cluster) -> None:
 
 
 def test_assignment_larger_than_a_batch_is_refused(cluster: Cluster) -> None:
-    """10: it would be one entry of the log."""
+    """Error 10: it would be one entry of the log."""
     member, _ = new_member(cluster)
     response = sync(cluster, member, 1, {member: bytes(1_048_589)}).response
     assert response.error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_sync_without_protocol_is_refused_from_v5(cluster: Cluster) -> None:
-    """KIP-559: 23; older versions do not say it."""
+    """KIP-559: error 23; older versions do not send it."""
     (first, _), generation = stable_group(cluster)
     response = sync(cluster, first, generation, protocol_type=None).response
     assert response.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -269,7 +269,7 @@ def test_sync_without_protocol_is_refused_from_v5(cluster: Cluster) -> None:
 
 
 def test_silent_member_is_expelled_after_its_session_and_not_before(cluster: Cluster) -> None:
-    """The others rebalance without it."""
+    """The other members rebalance without it."""
     (first, second), generation = stable_group(cluster)
     for _ in range(2):
         cluster.advance(4_900)
@@ -281,7 +281,7 @@ def test_silent_member_is_expelled_after_its_session_and_not_before(cluster: Clu
 
 
 def test_heartbeats_keep_a_member_for_ever(cluster: Cluster) -> None:
-    """Also when each comes just before the end."""
+    """Also if each arrives just before the session timeout."""
     (first, second), generation = stable_group(cluster)
     for _ in range(20):
         cluster.advance(9_900)
@@ -290,14 +290,14 @@ def test_heartbeats_keep_a_member_for_ever(cluster: Cluster) -> None:
 
 
 def test_pending_member_that_never_joins_is_forgotten(cluster: Cluster) -> None:
-    """Its id is worth nothing after a session."""
+    """Its id is invalid after a session timeout."""
     pending = join(cluster).response.member_id
     cluster.advance(10_100)
     assert join(cluster, pending).response.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_server_that_stood_still_does_not_blame_its_clients(cluster: Cluster) -> None:
-    """SIGSTOP for a minute: the heartbeats sent meanwhile are read after the timers ran."""
+    """SIGSTOP for a minute: heartbeats sent meanwhile are read after the timers ran."""
     (first, second), generation = stable_group(cluster)
     clock = cluster.servers[1].clock
     clock.pause()
@@ -311,7 +311,7 @@ def test_server_that_stood_still_does_not_blame_its_clients(cluster: Cluster) ->
 
 
 def test_expiry_that_was_not_appended_is_proposed_again(cluster: Cluster) -> None:
-    """A full log delays it; it is not forgotten."""
+    """A full log delays the expiry but does not drop it."""
     (first, _), generation = stable_group(cluster)
     number = cluster.servers[1].coordinator_group(GROUP)
     cluster.logs[number].refusing = True
@@ -327,7 +327,7 @@ def test_expiry_that_was_not_appended_is_proposed_again(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("version", range(6))
 def test_member_leaves_in_every_version(cluster: Cluster, version: int) -> None:
-    """Until v2 one error for the one member, from v3 one for each."""
+    """Until v2 the response has one error for the one member, from v3 on one for each."""
     (first, second), generation = stable_group(cluster)
     response = leave(cluster, (second, None), version=version).response
     assert response.error_code == 0
@@ -340,7 +340,7 @@ def test_member_leaves_in_every_version(cluster: Cluster, version: int) -> None:
 
 
 def test_open_join_of_a_member_that_is_removed_is_answered(cluster: Cluster) -> None:
-    """25: it may come back as a new one."""
+    """Error 25: it may join again as a new member."""
     (first, _), _ = stable_group(cluster)
     waiting = join(cluster, first)
     leave(cluster, (first, None))
@@ -360,7 +360,7 @@ def number_of(cluster: Cluster) -> int:
 
 
 def test_group_survives_a_failover_without_a_rebalance(three: Cluster) -> None:
-    """Same generation, same assignments; every member has a whole session from then on."""
+    """Same generation and assignments; every member gets a whole session timeout."""
     (first, second), generation = stable_group(three)
     three.advance(9_000)
     three.elect(number_of(three), 2)
@@ -375,7 +375,7 @@ def test_group_survives_a_failover_without_a_rebalance(three: Cluster) -> None:
 
 
 def test_coordinator_that_loads_says_so(three: Cluster) -> None:
-    """14, where clients expect it; a heartbeat is simply fine, a sync has to start over."""
+    """Error 14 where clients expect it. A heartbeat succeeds, a sync must rejoin."""
     (first, _), generation = stable_group(three)
     three.elect(number_of(three), 2, serve=False)
     assert join(three, server=2).response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -389,7 +389,7 @@ def test_coordinator_that_loads_says_so(three: Cluster) -> None:
 
 
 def test_open_requests_are_answered_when_the_coordinator_moves(three: Cluster) -> None:
-    """16 to those that wait, 15 to those whose command's fate is open."""
+    """Error 16 for waiting requests, 15 for those whose command has an unknown outcome."""
     (first, second), _ = stable_group(three)
     waiting = join(three, first)
     three.commits = False
@@ -400,20 +400,20 @@ def test_open_requests_are_answered_when_the_coordinator_moves(three: Cluster) -
 
 
 def test_rebalance_goes_on_where_it_stood_at_the_new_coordinator(three: Cluster) -> None:
-    """Who has joined is replicated: one of two rejoins after the failover, that is enough."""
+    """Joins are replicated: one of two members rejoins after the failover, and that is enough."""
     (first, second), generation = stable_group(three)
     join(three, first)
     three.elect(number_of(three), 2)
     answer = join(three, second, server=2).response
     assert answer.generation_id == generation + 1
-    # The first lost its answer with the old coordinator; its repeated request is answered now.
+    # The first lost its response with the old coordinator; its repeated request is answered now.
     again = join(three, first, server=2).response
     assert (again.generation_id, again.leader) == (generation + 1, first)
     assert len(again.members) == 2
 
 
 def test_timers_run_at_the_new_coordinator(three: Cluster) -> None:
-    """A rebalance that was being prepared, or completed, ends there in time."""
+    """A rebalance in the preparing or completing state ends there in time."""
     (first, second), generation = stable_group(three)
     waiting = join(three, first)
     three.elect(number_of(three), 2)
@@ -432,7 +432,7 @@ def test_timers_run_at_the_new_coordinator(three: Cluster) -> None:
 
 
 def test_command_the_old_leader_lost_is_done_again_by_the_client(three: Cluster) -> None:
-    """What was proposed and not committed never happened; the client's retry is as good as new."""
+    """A proposal that was not committed had no effect; the client's retry counts as new."""
     (first, second), generation = stable_group(three)
     three.commits = False
     lost = join(three, first)
@@ -445,7 +445,7 @@ def test_command_the_old_leader_lost_is_done_again_by_the_client(three: Cluster)
 
 
 def test_two_servers_draw_different_member_ids(three: Cluster) -> None:
-    """A member id names one member of one life for ever."""
+    """A member id identifies one member of one run of a server."""
     ids = {join(three).response.member_id for _ in range(10)}
     three.elect(number_of(three), 2)
     ids |= {join(three, server=2).response.member_id for _ in range(10)}
@@ -453,7 +453,7 @@ def test_two_servers_draw_different_member_ids(three: Cluster) -> None:
 
 
 def test_session_timer_costs_nothing_per_heartbeat(cluster: Cluster) -> None:
-    """A heartbeat writes a number down; it does not move a timer."""
+    """A heartbeat stores a number; it does not move a timer."""
     (first, _), generation = stable_group(cluster)
     cluster.advance(1)
     scheduled = cluster.time._sequence
@@ -464,7 +464,7 @@ def test_session_timer_costs_nothing_per_heartbeat(cluster: Cluster) -> None:
 
 
 def test_assignment_no_command_can_hold_is_refused_for_good() -> None:
-    """A retriable error would have it sent for ever, whatever the limit of messages is."""
+    """A client would retry a retriable error forever, for any message size limit."""
     cluster = Cluster(1, message_max_bytes=2 * COMMAND_BYTES_MAX)
     member_id, _ = new_member(cluster)
     joined = join(cluster, member_id).response

@@ -1,4 +1,4 @@
-"""A group goes over to the newer protocol and back while its members are at work (KIP-848)."""
+"""Migration of a group to the consumer protocol and back while members are active (KIP-848)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vdl.state.subscription import read_assignment, read_subscription, write_ass
 
 
 def subscription(*topics: str, owned: dict[str, list[int]] | None = None) -> bytes:
-    """As Kafka's consumers write it."""
+    """Return a subscription as Kafka's consumers encode it."""
     whole = subscription_wire.ConsumerProtocolSubscription(
         topics=list(topics),
         owned_partitions=[
@@ -30,7 +30,7 @@ def subscription(*topics: str, owned: dict[str, list[int]] | None = None) -> byt
 
 
 class ClassicConsumer:
-    """A member of the classic protocol that keeps what it has while it rejoins."""
+    """Member of the classic protocol that keeps its partitions while it rejoins."""
 
     def __init__(self, cluster: Cluster, *topics: str) -> None:
         self.cluster = cluster
@@ -47,7 +47,7 @@ class ClassicConsumer:
         return {"cooperative-sticky": subscription(*self.topics, owned=owned)}
 
     def rejoin(self, assignment: bytes = b"") -> None:
-        """JoinGroup, SyncGroup; in a classic group alone it leads, and assigns."""
+        """Send JoinGroup and SyncGroup; alone in a classic group it leads, and assigns."""
         call = join(self.cluster, self.member_id, protocols=self.protocols())
         if not call.done:
             self.cluster.advance(1_100)
@@ -65,7 +65,7 @@ class ClassicConsumer:
         self.owned = sorted(index for _, some in named for index in some)
 
     def beat(self) -> ErrorCode:
-        """A heartbeat; it joins anew if it is told to."""
+        """Send a heartbeat; join again if the response requires it."""
         error = heartbeat(self.cluster, self.member_id, self.generation)
         if error is ErrorCode.REBALANCE_IN_PROGRESS:
             self.rejoin()
@@ -94,7 +94,7 @@ def started(cluster: Cluster) -> ClassicConsumer:
 
 
 def test_classic_group_is_upgraded_by_who_joins(cluster: Cluster) -> None:
-    """Its member keeps id, generation and partitions, gives up half, and goes on."""
+    """The classic member keeps id, generation and partitions, gives up half, and continues."""
     classic = started(cluster)
     new = Consumer(cluster, "new", "t")
     new.join()
@@ -108,7 +108,7 @@ def test_classic_group_is_upgraded_by_who_joins(cluster: Cluster) -> None:
 
 
 def downgrading(cluster: Cluster) -> ClassicConsumer:
-    """A classic member whose last companion of the newer protocol has just gone."""
+    """Return a classic member after the last member of the consumer protocol has left."""
     classic = started(cluster)
     new = Consumer(cluster, "new", "t")
     new.join()
@@ -120,8 +120,10 @@ def downgrading(cluster: Cluster) -> ClassicConsumer:
 
 
 def test_classic_members_of_a_downgraded_group_keep_what_they_have(cluster: Cluster) -> None:
-    """They are asked to join the next generation, and until then are in theirs, as in Kafka: a
-    member in another one would drop its partitions and commit nothing."""
+    """They are requested to join the next generation and stay in theirs until then, as in Kafka.
+
+    A member in another generation would drop its partitions and commit nothing.
+    """
     classic = downgrading(cluster)
     error = heartbeat(cluster, classic.member_id, classic.generation)
     assert error is ErrorCode.REBALANCE_IN_PROGRESS
@@ -136,7 +138,10 @@ def test_classic_members_of_a_downgraded_group_keep_what_they_have(cluster: Clus
 def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(
     cluster: Cluster,
 ) -> None:
-    """The server would stop at it. The generation is then the group's epoch, as before."""
+    """That server would stop at the new command.
+
+    The generation is then the group's epoch, as before.
+    """
     cluster.speak(10, 2)
     classic = downgrading(cluster)
     error = heartbeat(cluster, classic.member_id, classic.generation)
@@ -145,7 +150,7 @@ def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_th
 
 
 def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> None:
-    """It is a classic group again, which rebalances."""
+    """It becomes a classic group, which rebalances."""
     classic = downgrading(cluster)
     classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
     assert classic.owned == [0, 1, 2, 3]
@@ -162,8 +167,10 @@ def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> 
 def test_group_is_downgraded_when_the_last_new_member_comes_back_as_a_classic_one(
     *, has_classic: bool, policy: str
 ) -> None:
-    """A static member takes its own place, and is told to join the classic group, as in Kafka;
-    where that is not wanted it is a classic member of a group of the newer kind."""
+    """A static member takes its own place and must join the classic group, as in Kafka.
+
+    If the policy forbids downgrades it becomes a classic member of a consumer group.
+    """
     cluster = Cluster(3, group_consumer_migration_policy=policy)
     cluster.create_topic("t", partitions=4)
     classic = started(cluster) if has_classic else None
@@ -196,7 +203,7 @@ def test_group_is_downgraded_when_the_last_new_member_comes_back_as_a_classic_on
 
 
 def test_classic_member_joins_a_new_group(cluster: Cluster) -> None:
-    """And leaves it."""
+    """It joins and leaves."""
     new = Consumer(cluster, "new", "t")
     new.join()
     classic = ClassicConsumer(cluster, "t")
@@ -210,7 +217,7 @@ def test_classic_member_joins_a_new_group(cluster: Cluster) -> None:
 
 
 def test_classic_member_that_does_not_rejoin_is_expelled(cluster: Cluster) -> None:
-    """After its rebalance timeout, though it sends heartbeats."""
+    """After its rebalance timeout, although it sends heartbeats."""
     classic = started(cluster)
     new = Consumer(cluster, "new", "t")
     new.join()
@@ -225,7 +232,7 @@ def test_classic_member_that_does_not_rejoin_is_expelled(cluster: Cluster) -> No
 
 @pytest.mark.parametrize("policy", ["disabled", "downgrade"])
 def test_group_is_not_upgraded_where_that_is_not_wanted(policy: str) -> None:
-    """The member of the newer protocol finds no group of its kind."""
+    """A member of the consumer protocol finds no group of its kind."""
     cluster = Cluster(group_consumer_migration_policy=policy)
     cluster.create_topic("t")
     classic = started(cluster)
@@ -236,7 +243,7 @@ def test_group_is_not_upgraded_where_that_is_not_wanted(policy: str) -> None:
 
 
 def test_group_that_is_not_of_consumers_is_not_upgraded(cluster: Cluster) -> None:
-    """Connect's workers are members of groups, too."""
+    """Kafka Connect's workers are also members of groups."""
     first = join(cluster, protocol_type="connect").response
     assert join(cluster, first.member_id, protocol_type="connect").response.error_code == 0
     new = Consumer(cluster, "new", "t")
@@ -254,7 +261,7 @@ def test_classic_member_of_another_type_does_not_join_a_new_group(cluster: Clust
 
 
 def test_empty_group_changes_its_kind_and_keeps_its_offsets(cluster: Cluster) -> None:
-    """Either way, without a word about it."""
+    """Applies in both directions, without an error or a message."""
     classic = started(cluster)
     leave(cluster, (classic.member_id, None))
     new = Consumer(cluster, "new", "t")
@@ -267,7 +274,7 @@ def test_empty_group_changes_its_kind_and_keeps_its_offsets(cluster: Cluster) ->
 
 
 def test_subscription_is_read_as_kafka_writes_it() -> None:
-    """Topics, owned partitions, rack; garbage is none."""
+    """Covers topics, owned partitions and rack; invalid bytes give none."""
     whole = subscription("t", "ü", owned={"t": [3, 1]})
     found = read_subscription(whole)
     assert found is not None

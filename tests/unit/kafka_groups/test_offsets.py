@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete: who may commit, what is answered, what is forgotten."""
+"""OffsetCommit, OffsetFetch, OffsetDelete: permission to commit, responses and retention."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def commit(
 
 
 def id_of(cluster: Cluster, name: str) -> bytes:
-    """The id of a topic; of one that does not exist, one that nobody has."""
+    """Return the id of a topic, or an unused id if it does not exist."""
     topic = cluster.servers[1].catalog.topics.get(name)
     return b"n" * 16 if topic is None else topic.topic_id
 
@@ -103,7 +103,7 @@ def positions(call: Call) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("version", range(11))
 def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, version: int) -> None:
-    """Offset, leader epoch (from v6 and v5) and metadata come back."""
+    """Offset, leader epoch (from v6 and v5) and metadata are returned."""
     assert commit_error(commit(cluster, 42, version=version)) is ErrorCode.NONE
     for fetched in range(11):
         call = fetch(cluster, version=fetched, topics={"t": [0, 1]})
@@ -121,7 +121,7 @@ def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, ver
 def test_position_that_is_named_a_million_times_makes_no_answer_of_gigabytes(
     cluster: Cluster, version: int
 ) -> None:
-    """Four bytes of request stand for four kilobytes of text. Named twice it is answered twice."""
+    """Four bytes of request stand for four kilobytes of text. Named twice it is returned twice."""
     assert commit_error(commit(cluster, 42, metadata="m" * 4_000)) is ErrorCode.NONE
     twice = fetch(cluster, version=version, topics={"t": [0, 0]}).response
     topics = twice.groups[0].topics if version >= 8 else twice.topics
@@ -137,7 +137,7 @@ def test_position_that_is_named_a_million_times_makes_no_answer_of_gigabytes(
 def test_all_positions_of_a_group_are_answered_as_often_as_it_is_named_up_to_a_bound(
     cluster: Cluster,
 ) -> None:
-    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    """As in Kafka, but a request of a million names gets no response of gigabytes."""
     assert commit_error(commit(cluster, 42)) is ErrorCode.NONE
     asked = [fetch_wire.OffsetFetchRequestGroup(GROUP, topics=None) for _ in range(100)]
     request = fetch_wire.OffsetFetchRequest(groups=asked)
@@ -147,7 +147,7 @@ def test_all_positions_of_a_group_are_answered_as_often_as_it_is_named_up_to_a_b
 
 
 def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
-    """Where ZooKeeper had no node; from v1 on it is no error."""
+    """As if ZooKeeper had no node; from v1 on it is no error."""
     for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):
         call = fetch(cluster, version=version, topics={"t": [0]})
         (partition,) = call.response.topics[0].partitions
@@ -158,7 +158,7 @@ def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) 
 def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
     cluster: Cluster, version: int
 ) -> None:
-    """Topics None: everything the group has."""
+    """Topics None: all committed offsets of the group."""
     cluster.create_topic("u")
     commit(cluster, 1, topic="t", partition=2)
     commit(cluster, 2, topic="u", partition=0)
@@ -167,8 +167,10 @@ def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
 
 
 def test_topics_are_named_by_id_from_version_10(cluster: Cluster) -> None:
-    """An id that is not known here is refused by itself (KIP-848): clients try that again. A topic
-    that was deleted has none, whatever its name."""
+    """An id unknown here is refused by itself (KIP-848), and clients retry it.
+
+    A deleted topic has no committed offsets, even if its name exists again.
+    """
     cluster.create_topic("u")
     commit(cluster, 5, topic="t", version=10)
     commit(cluster, 6, topic="u", version=10)
@@ -194,7 +196,7 @@ def test_topics_are_named_by_id_from_version_10(cluster: Cluster) -> None:
 
 
 def test_several_groups_are_fetched_from_their_own_coordinators(cluster: Cluster) -> None:
-    """v8 (KIP-709): a group whose coordinator is elsewhere is 16, the others are answered."""
+    """v8 (KIP-709): a group of another coordinator gets error 16, the others are answered."""
     names = [GROUP, "group2", "group3"]
     for name in names:
         commit(cluster, len(name), group_id=name)
@@ -212,7 +214,7 @@ def test_several_groups_are_fetched_from_their_own_coordinators(cluster: Cluster
 
 
 def test_group_nobody_knows_has_no_offsets_and_no_error(cluster: Cluster) -> None:
-    """A consumer that starts for the first time asks for just that."""
+    """A consumer that starts for the first time sends exactly this request."""
     call = fetch(cluster, group_id="new", topics={"t": [0]})
     assert positions(call) == {("t", 0): -1}
     assert call.response.groups[0].error_code == 0
@@ -228,7 +230,7 @@ def test_commit_without_a_group_is_for_groups_without_members(cluster: Cluster) 
 
 
 def test_commit_is_for_members_in_their_generation(cluster: Cluster) -> None:
-    """22, 25, 82: no zombie moves a position."""
+    """Errors 22, 25, 82: a zombie moves no committed offset."""
     for version, error_then in ((8, 22), (9, 69)):  # KIP-848: a group that does not exist
         wrong = commit(cluster, version=version, generation_id_or_member_epoch=0, member_id="m")
         assert commit_error(wrong) == error_then
@@ -250,14 +252,14 @@ def test_commit_is_for_members_in_their_generation(cluster: Cluster) -> None:
 
 
 def test_commit_while_the_assignment_is_awaited_is_told_to_rebalance(cluster: Cluster) -> None:
-    """27: the member is of this generation but owns nothing in it yet."""
+    """Error 27: the member is in this generation but owns nothing in it yet."""
     member = join(cluster, version=3).response.member_id
     call = commit(cluster, generation_id_or_member_epoch=1, member_id=member)
     assert commit_error(call) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_commit_is_a_sign_of_life(cluster: Cluster) -> None:
-    """A member that only commits stays in its group."""
+    """It counts as a heartbeat: a member that only commits stays in its group."""
     (member,), generation = stable_group(cluster, 1)
     for _ in range(4):
         cluster.advance(9_000)
@@ -266,7 +268,7 @@ def test_commit_is_a_sign_of_life(cluster: Cluster) -> None:
 
 
 def test_partitions_are_refused_one_by_one(cluster: Cluster) -> None:
-    """3 for what there is not, 12 one past the limit; the rest is committed."""
+    """Error 3 for unknown partitions, 12 one past the limit; the rest is committed."""
     position = commit_wire.OffsetCommitRequestPartition
     good, long, gone = position(0, 1), position(1, 2), position(4, 3)
     good.committed_metadata, long.committed_metadata = "x" * 4096, "x" * 4097
@@ -287,14 +289,14 @@ def test_partitions_are_refused_one_by_one(cluster: Cluster) -> None:
 
 
 def test_metadata_that_is_null_is_empty(cluster: Cluster) -> None:
-    """As Kafka stores it."""
+    """Same as in Kafka."""
     commit(cluster, 1, metadata=None)
     group = fetch(cluster).response.groups[0]
     assert group.topics[0].partitions[0].metadata == ""
 
 
 def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
-    """A position belongs to the topic it was read from, not to its name."""
+    """An offset belongs to the topic that was read, not to its name."""
     commit(cluster, 500)
     cluster.apply_catalog(commands.DeleteTopics(["t"]))
     assert positions(fetch(cluster)) == {}
@@ -306,8 +308,10 @@ def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
 
 
 def lead_behind(cluster: Cluster) -> FakeServer:
-    """The server that coordinates now: its catalog still has the topic that was deleted and made
-    anew, and in which 7 was committed since."""
+    """Return a coordinator whose catalog still has a topic that was deleted and created again.
+
+    Offset 7 has been committed in the new topic since.
+    """
     behind = cluster.servers.pop(2)
     cluster.apply_catalog(commands.DeleteTopics(["t"]))
     cluster.create_topic("t", b"another topic id")
@@ -318,8 +322,10 @@ def lead_behind(cluster: Cluster) -> FakeServer:
 
 
 def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster) -> None:
-    """The next coordinator's server still knows the topic that had the name before: -1 would make
-    the consumer begin anew."""
+    """The server knows only the former topic of that name.
+
+    -1 would make the consumer start over.
+    """
     lead_behind(cluster)
     assert positions(fetch(cluster, server=2)) == {("t", 0): 7}
     assert positions(fetch(cluster, server=2, topics={"t": [0]})) == {("t", 0): 7}
@@ -328,7 +334,7 @@ def test_offset_in_a_topic_younger_than_the_catalog_is_fetched(cluster: Cluster)
 
 
 def test_commit_by_a_coordinator_whose_catalog_is_behind_is_tried_again(cluster: Cluster) -> None:
-    """It would be stored for the topic that had the name before, and go with it."""
+    """The offset would be stored for the former topic of that name, and be deleted with it."""
     behind = lead_behind(cluster)
     refused = commit(cluster, 8, server=2)
     assert commit_error(refused) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -341,7 +347,7 @@ def test_commit_by_a_coordinator_whose_catalog_is_behind_is_tried_again(cluster:
 
 
 def test_commit_of_more_than_one_command_holds_is_refused_for_good() -> None:
-    """28: the error that clients know from this request."""
+    """Error 28, which clients expect for this request."""
     cluster = Cluster(1, partitions_per_request_max=50_000)
     name = "t" * 249
     cluster.create_topic(name, partitions=40_000)
@@ -365,7 +371,7 @@ def test_commit_of_more_than_one_command_holds_is_refused_for_good() -> None:
 def test_offset_of_a_version_that_knew_no_partition_groups_stands_for_its_topic(
     cluster: Cluster, named: bytes
 ) -> None:
-    """What is stored is answered as long as the name means the same topic, and never dropped."""
+    """A stored offset is returned as long as the name means the same topic, and never dropped."""
     old = commands.OffsetCommit("t", named, 0, 5, -1, "")
     number = cluster.servers[1].coordinator_group(GROUP)
     cluster.servers[1].state_groups[number].propose(
@@ -379,7 +385,7 @@ def test_offset_of_a_version_that_knew_no_partition_groups_stands_for_its_topic(
 
 
 def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> None:
-    """RELIABILITY lost-commit: what was answered is there, at whoever leads."""
+    """RELIABILITY lost-commit: every acknowledged offset is readable from any leader."""
     commit(cluster, 7)
     number = cluster.servers[1].coordinator_group(GROUP)
     cluster.elect(number, 3, keep=False)
@@ -391,7 +397,7 @@ def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> No
 
 @pytest.mark.parametrize("version", range(11))
 def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
-    """A deposed coordinator must not answer an old position: 16 instead."""
+    """A deposed coordinator must not return an old offset: error 16 instead."""
     commit(cluster, 7)
     cluster.commits = False
     call = fetch(cluster, version=version, topics={"t": [0]})
@@ -402,7 +408,7 @@ def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
 
 @pytest.mark.parametrize("version", range(11))
 def test_refused_fetch_says_so_wherever_a_client_may_look(cluster: Cluster, version: int) -> None:
-    """-1 without an error is "nothing was ever committed": clients would start at the end."""
+    """-1 without an error means that nothing was ever committed: clients would start at the end."""
     commit(cluster, 7)
     number = cluster.servers[1].coordinator_group(GROUP)
     call = fetch(cluster, version=version, topics={"t": [0, 1]}, server=2)
@@ -413,7 +419,7 @@ def test_refused_fetch_says_so_wherever_a_client_may_look(cluster: Cluster, vers
 
 
 def check_refused(response: Any, version: int, error: ErrorCode) -> None:
-    """At each group from v8; before, at each partition, and from v2 at the top too."""
+    """At each group from v8; before, at each partition, and from v2 also at the top level."""
     if version >= 8:
         assert [group.error_code for group in response.groups] == [error]
         return
@@ -425,7 +431,7 @@ def check_refused(response: Any, version: int, error: ErrorCode) -> None:
 
 
 def test_commit_whose_fate_is_open_is_retriable(cluster: Cluster) -> None:
-    """15: neither success nor a final failure."""
+    """Error 15: neither success nor a final failure."""
     cluster.commits = False
     call = commit(cluster, 7)
     assert not call.done
@@ -434,7 +440,7 @@ def test_commit_whose_fate_is_open_is_retriable(cluster: Cluster) -> None:
 
 
 def test_commit_elsewhere_or_while_loading_is_told_so(cluster: Cluster) -> None:
-    """16 and 14."""
+    """Errors 16 and 14."""
     number = cluster.servers[1].coordinator_group(GROUP)
     assert commit_error(commit(cluster, server=2)) is ErrorCode.NOT_COORDINATOR
     cluster.elect(number, 2, serve=False)
@@ -446,7 +452,7 @@ def test_commit_elsewhere_or_while_loading_is_told_so(cluster: Cluster) -> None:
 
 @pytest.fixture(params=[False, True], ids=["", "apart"])
 def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether positions have a bound of their own: then groups are looked at in turns."""
+    """Parameter: True if offsets have a bound of their own and groups are checked in turns."""
     if request.param:
         monkeypatch.setattr(led_coordinator, "RAISED_FROM", -1)
         monkeypatch.setattr(offset_expiry, "LOOKED_AT_PER_TURN", 2)
@@ -469,8 +475,10 @@ def test_offsets_of_a_dead_group_expire_and_so_does_the_group(cluster: Cluster) 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("deletes", [False, True])
 def test_coordinator_whose_clock_is_ahead_forgets_nothing(cluster: Cluster, deletes: bool) -> None:
-    """Offsets of a group that is idle for a day are not older because one server says so; nor when
-    other ones are dropped at the same time, with their partition."""
+    """Offsets of a group idle for a day do not age by one server's clock.
+
+    Nor when other offsets are dropped at the same time, with their partition.
+    """
     (member,), generation = stable_group(cluster, 1)
     cluster.create_topic("u")
     for name in ("t", "u"):
@@ -488,7 +496,7 @@ def test_coordinator_whose_clock_is_ahead_forgets_nothing(cluster: Cluster, dele
 
 
 def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
-    """However old: a consumer of a quiet topic commits rarely."""
+    """Holds for any age: a consumer of a quiet topic commits rarely."""
     cluster = Cluster(1, offsets_retention_minutes=30)
     cluster.create_topic("t")
     (member,), generation = stable_group(cluster, 1)
@@ -499,7 +507,7 @@ def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("apart")
 def test_offsets_in_deleted_partitions_go_though_the_group_lives(cluster: Cluster) -> None:
-    """A group that reads whatever topics come and go does not grow with those that went."""
+    """A group that reads short-lived topics does not grow with deleted ones."""
     (member,), generation = stable_group(cluster, 1)
     cluster.create_topic("u")
     for name in ("t", "u"):
@@ -517,7 +525,7 @@ def test_offsets_in_deleted_partitions_go_though_the_group_lives(cluster: Cluste
 def test_deleted_partitions_are_worked_off_a_part_at_a_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are, one command stays small."""
+    """A command stays small for any number of them."""
     monkeypatch.setattr(led_coordinator, "DELETED_MAX", 3)
     for partition in range(4):
         commit(cluster, 5, partition=partition)
@@ -534,7 +542,7 @@ def test_deleted_partitions_are_worked_off_a_part_at_a_time(
 
 
 def test_partitions_with_offsets_are_known_after_a_restart(cluster: Cluster) -> None:
-    """Also what was committed again, and what was removed."""
+    """Includes offsets that were committed again or removed."""
     for partition in (0, 1, 1, 2):
         commit(cluster, 5, partition=partition)
     machine = cluster.machine(GROUP)
@@ -550,7 +558,7 @@ def test_partitions_with_offsets_are_known_after_a_restart(cluster: Cluster) -> 
 
 @pytest.mark.usefixtures("apart")
 def test_offsets_of_no_group_expire_by_their_own_age() -> None:
-    """Each counts from its own commit."""
+    """Each offset ages from its own commit."""
     cluster = Cluster(1, offsets_retention_minutes=60)
     cluster.create_topic("t")
     commit(cluster, 1, partition=0)
@@ -583,7 +591,10 @@ def test_nothing_is_proposed_when_nothing_expires() -> None:
 
 
 def expiring_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, int]:
-    """Ten groups of one coordinator, whose positions are over at the next look; its number."""
+    """Return a cluster with ten groups of one coordinator, and the coordinator's number.
+
+    The groups' offsets expire at the next check.
+    """
     monkeypatch.setattr(led_coordinator, "RAISED_FROM", -1)
     monkeypatch.setattr(offset_expiry, "LOOKED_AT_PER_TURN", 4)
     cluster = Cluster(2)
@@ -598,7 +609,7 @@ def expiring_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, int]:
 
 
 def test_groups_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command names those that were due of one turn. What is not due stays."""
+    """Each command names the expired offsets of one turn. Offsets that are not due stay."""
     cluster, number = expiring_groups(monkeypatch)
     machine = cluster.servers[1].state_groups[number].machine
     assert len(machine.offsets) == 11
@@ -618,7 +629,7 @@ def test_groups_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_over_is_removed_one_command_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While none is decided, because a majority is slow or away, no more are proposed."""
+    """While none commits, because a majority is slow or away, no more are proposed."""
     cluster, number = expiring_groups(monkeypatch)
     cluster.advance(590_000)
     cluster.commits = False
@@ -633,7 +644,7 @@ def test_what_is_over_is_removed_one_command_after_the_other(
 def test_partitions_that_were_deleted_are_worked_off_by_one_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many positions they have: it removes them in turns, where there may be many."""
+    """For any number of offsets; where there may be many, the check removes them in turns."""
     monkeypatch.setattr(led_coordinator, "DELETED_MAX", 3)
     cluster, number = expiring_groups(monkeypatch)
     cluster.create_topic("u", partitions=1)
@@ -646,7 +657,7 @@ def test_partitions_that_were_deleted_are_worked_off_by_one_check(
 
 
 def test_who_leads_no_more_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its successor begins anew, at its own time."""
+    """Its successor starts over, at a time of its own."""
     cluster, number = expiring_groups(monkeypatch)
     machine = cluster.servers[1].state_groups[number].machine
     while len(machine.offsets) == 11:
@@ -659,7 +670,7 @@ def test_who_leads_no_more_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_commit_larger_than_a_batch_is_refused_whole(cluster: Cluster) -> None:
-    """28, as when Kafka's own record of it would be too large."""
+    """Error 28, as when Kafka's own record of it would be too large."""
     cluster.create_topic("wide", partitions=300)
     parts = [commit_wire.OffsetCommitRequestPartition(p, 1) for p in range(300)]
     for part in parts:
@@ -689,7 +700,7 @@ def delete(cluster: Cluster, topics: dict[str, list[int]], *, server: int = 1) -
 
 
 def deleted(call: Call) -> dict[tuple[str, int], ErrorCode]:
-    """The error of each partition; none may stand for the group."""
+    """Return the error of each partition; none may be an error of the group."""
     assert call.response.error_code == ErrorCode.NONE
     return {
         (topic.name, partition.partition_index): ErrorCode(partition.error_code)
@@ -699,7 +710,7 @@ def deleted(call: Call) -> dict[tuple[str, int], ErrorCode]:
 
 
 def test_deleted_offsets_are_gone_on_every_server(cluster: Cluster) -> None:
-    """Also after the coordinator moved, and when the client asks again."""
+    """Also after a change of coordinator, and when the client retries."""
     commit(cluster, 1, partition=0)
     commit(cluster, 2, partition=1)
     number = cluster.servers[1].coordinator_group(GROUP)
@@ -711,7 +722,7 @@ def test_deleted_offsets_are_gone_on_every_server(cluster: Cluster) -> None:
 
 
 def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Cluster) -> None:
-    """3, as in Kafka, without a question to the group."""
+    """Error 3, as in Kafka, without reading the group."""
     commit(cluster, 1)
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     answer = deleted(delete(cluster, {"t": [99, 0], "no": [0]}))
@@ -721,7 +732,7 @@ def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Clus
 
 
 def test_offset_delete_without_a_group_is_refused(cluster: Cluster) -> None:
-    """24, whatever is to be deleted."""
+    """Error 24, for any partitions."""
     for topics in ([], [delete_wire.OffsetDeleteRequestTopic("no")]):
         request = delete_wire.OffsetDeleteRequest("", topics)
         response = cluster.call(DELETE, 0, request).response
@@ -729,7 +740,7 @@ def test_offset_delete_without_a_group_is_refused(cluster: Cluster) -> None:
 
 
 def test_offset_delete_tells_what_is_wrong_with_the_group(cluster: Cluster) -> None:
-    """69 for none, 16 at another server, 86 for what members may subscribe to."""
+    """Error 69 for an unknown group, 16 on another server, 86 for subscribed topics."""
     call = delete(cluster, {"t": [0]})
     assert (call.response.error_code, call.response.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
     assert delete(cluster, {"t": [0]}, server=2).response.error_code == ErrorCode.NOT_COORDINATOR

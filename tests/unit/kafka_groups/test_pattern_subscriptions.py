@@ -1,4 +1,4 @@
-"""Members that subscribe by a pattern (KIP-848): what a hostile one costs, and whom."""
+"""Members that subscribe by a pattern (KIP-848): cost of a hostile one, and who bears it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
 POISON = "[" + "".join(map(chr, range(0x4E00, 0x5D3C))) + "a-z0-9-]{0,490}"
-"""The engine before this one took it, and needed 20 seconds of each leader's loop for it."""
+"""The former regex engine accepted it, and needed 20 seconds of each leader's event loop."""
 BEYOND_MEMORY = r"\pL{0,1000}"
-"""Short, and larger than may be once it is compiled."""
+"""Short, but larger than the limit once compiled."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def committed(cluster: Cluster) -> int:
 def test_pattern_that_cannot_be_compiled_never_comes_into_the_log(
     cluster: Cluster, pattern: str
 ) -> None:
-    """Kafka's error; and to send it again costs nothing."""
+    """Returns Kafka's error; sending it again costs nothing."""
     before = committed(cluster)
     one = Consumer(cluster, "one", subscribed_topic_regex=pattern)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_pattern_that_cannot_be_compiled_never_comes_into_the_log(
 
 
 def test_pattern_is_neither_compiled_nor_matched_on_the_loop(cluster: Cluster) -> None:
-    """Its heartbeat waits for the thread; those of others do not."""
+    """Its own heartbeat waits for the thread; those of other members do not."""
     cluster.computing = []
     one = Consumer(cluster, "one", subscribed_topic_regex="t.*")
     one.send(**one.full())
@@ -75,7 +75,7 @@ def test_pattern_is_neither_compiled_nor_matched_on_the_loop(cluster: Cluster) -
 
 
 def test_patterns_that_wait_are_bounded(cluster: Cluster) -> None:
-    """Beyond that a client gets an error that it retries."""
+    """Beyond the bound a client gets a retriable error."""
     cluster.computing = []
     calls = []
     for number in range(150):
@@ -91,7 +91,7 @@ def test_patterns_that_wait_are_bounded(cluster: Cluster) -> None:
 
 
 def test_member_is_answered_while_its_pattern_is_matched(cluster: Cluster) -> None:
-    """It is assigned what matches once that is known, at a heartbeat that follows."""
+    """Matching topics are assigned once they are known, at a later heartbeat."""
     cluster.computing = []
     one = Consumer(cluster, "one", subscribed_topic_regex="t.*|u.*")
     one.send(**one.full())
@@ -129,7 +129,7 @@ def test_names_are_matched_once_and_new_ones_only(cluster: Cluster) -> None:
 
 
 def test_group_whose_pattern_takes_long_keeps_no_other_waiting(cluster: Cluster) -> None:
-    """Nor itself: who joined by name has its partitions."""
+    """Nor a member of the same group: one that joined by topic name has its partitions."""
     cluster.computing = []
     slow = Consumer(cluster, "slow", subscribed_topic_regex="x.*")
     slow.send(**slow.full())
@@ -148,7 +148,7 @@ def test_group_whose_pattern_takes_long_keeps_no_other_waiting(cluster: Cluster)
 
 
 def test_hidden_names_are_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a match takes, it tells nothing of topics that the client may not see."""
+    """The duration of a match reveals nothing about topics that the client may not see."""
     cluster = Cluster(3, authorizer=True)
     for name in ("tall", "tsecret"):
         cluster.create_topic(name, partitions=1)
@@ -162,7 +162,7 @@ def test_hidden_names_are_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pattern_stands_for_kafkas_own_topics(cluster: Cluster) -> None:
-    """As in Kafka; and they can be subscribed to by name."""
+    """As in Kafka; they can be subscribed to by name too."""
     one = Consumer(cluster, "one", subscribed_topic_regex="__.*")
     one.join()
     settle(cluster, one)
@@ -173,11 +173,11 @@ def test_pattern_stands_for_kafkas_own_topics(cluster: Cluster) -> None:
     cluster.assert_replicas_equal()
 
 
-# --- a pattern that an earlier version let in ----------------------------------------------------
+# --- a pattern that an earlier version accepted ---------------------------------------------------
 
 
 def let_in(cluster: Cluster, member_id: str, pattern: str) -> None:
-    """As a server of an earlier version did: in the log, and not checked here."""
+    """Append the pattern without a check, as a server of an earlier version did."""
     number = cluster.servers[1].coordinator_group(GROUP)
     log = cluster.logs[number]
     command = commands.ConsumerHeartbeat(
@@ -202,15 +202,17 @@ def let_in(cluster: Cluster, member_id: str, pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", [POISON, BEYOND_MEMORY, "("])
 def test_set_that_holds_a_poisoned_pattern_serves(cluster: Cluster, pattern: str) -> None:
-    """Its member matches nothing and gets an error; the others of its group are served; the log and
-    the snapshot are read as they are, by each leader."""
+    """Its member matches nothing and gets an error; other members of its group are served.
+
+    Each leader reads the log and the snapshot unchanged.
+    """
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
     let_in(cluster, "poisoned", pattern)
     one = Consumer(cluster, "one", subscribed_topic_regex="t.*")
     one.join()
     assert len(one.owned) == 4
-    let_in(cluster, "poisoned", pattern)  # it has a target by now, and comes to its first epoch
+    let_in(cluster, "poisoned", pattern)  # it has a target by now, and reaches its first epoch
     number = cluster.servers[1].coordinator_group(GROUP)
     for leader in (2, 3):
         cluster.elect(number, leader)

@@ -1,5 +1,8 @@
-"""Members that behave as consumers do, over servers that fail: nobody waits for ever, no partition
-has two owners in one generation, and in the end everybody agrees."""
+"""Random consumers over servers that fail.
+
+Invariant: no request waits forever, no partition has two owners in one generation, and in the end
+all members agree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ START_OVER = {
 
 
 class Member:
-    """One consumer: joins, syncs, beats, rejoins when told. `own` are its partitions."""
+    """One consumer: joins, syncs, sends heartbeats, rejoins on request.
+
+    `own` are its partitions.
+    """
 
     def __init__(self, world: RandomWorld, instance_id: str | None) -> None:
         self.world = world
@@ -39,7 +45,7 @@ class Member:
         return self.own is not None
 
     def step(self) -> None:
-        """One turn of the consumer's loop."""
+        """Run one turn of the consumer's loop."""
         if self.fenced:
             return
         call = self.open
@@ -56,7 +62,7 @@ class Member:
                 self._synced(call)
 
     def hang_up(self) -> None:
-        """The connection breaks; the consumer will ask again."""
+        """Break the connection; the consumer will retry."""
         if self.open is not None:
             self.open.hang_up()
             self.open = None
@@ -136,7 +142,7 @@ class Member:
 
 
 class RandomWorld:
-    """Three servers, some members, and a seed that says what happens to them."""
+    """Three servers, some members, and a seed that selects the events."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -151,20 +157,23 @@ class RandomWorld:
         self.wrong = 0.02
 
     def coordinator(self) -> int:
-        """Where a client believes the coordinator to be."""
+        """Return the server that a client believes to be the coordinator."""
         if self.rng.random() < self.wrong:
             return self.rng.randint(1, 3)
         return self.cluster.logs[self.number].leader
 
     def owns(self, member: Member, generation: int, partitions: bytes) -> None:
-        """A static member keeps its name over a restart, a dynamic one has its id."""
+        """Assert that the partitions have one owner in the generation.
+
+        A static member keeps its name over a restart, a dynamic one has its id.
+        """
         name = member.instance_id or member.id
         for partition in partitions:
             owner = self.owners.setdefault((generation, partition), name)
             assert owner == name, (generation, partition, owner, name)
 
     def happen(self) -> None:
-        """One thing, at random."""
+        """Run one random event."""
         rng, cluster = self.rng, self.cluster
         chance = rng.random()
         if chance < 0.72:
@@ -202,7 +211,7 @@ class RandomWorld:
             self.cluster.serve(self.number)
 
     def end(self) -> None:
-        """All is well from here on: everybody must agree, soon."""
+        """Stop all faults; all members must agree soon."""
         self.settle_leader()
         self.cluster.commits = True
         self.wrong = 0.0
@@ -213,7 +222,7 @@ class RandomWorld:
                 self.members.pop(place).hang_up()  # two processes of one name never agree
         for _ in range(400):
             for member in self.members:
-                if member.fenced:  # by a process that is gone; its operator starts it again
+                if member.fenced:  # by a process that is gone; its operator restarts it
                     member.fenced, member.id = False, ""
                 member.step()
             self.cluster.advance(300)

@@ -44,12 +44,12 @@ def join(made: Cluster, member: str, *topics: str) -> Any:
 
 
 def places(answer: Any) -> list[int]:
-    """Partitions of the one topic."""
+    """Return the partitions of the one topic."""
     return [index for topic in answer.assignment.topic_partitions for index in topic.partitions]
 
 
 def claim(made: Cluster, index: int, epoch: int = 1, number: int = 1) -> ClaimedShareState:
-    """As the leader of the partition does."""
+    """Claim the state as the leader of the partition does."""
     topic_id = made.servers[1].catalog.topics["t"].topic_id
     command = commands.ClaimSharePartition(GROUP, topic_id, index, epoch, number)
     answer = made.machine(GROUP).apply(command, 0, 0)
@@ -241,7 +241,7 @@ def test_offsets_are_described_and_set_where_nobody_is() -> None:
 
 
 def test_all_offsets_are_described_as_often_as_a_group_is_named_up_to_a_bound() -> None:
-    """A request of a million names makes no answer of gigabytes."""
+    """A request of a million names gets no response of gigabytes."""
     made = cluster()
     join(made, "a")
     asked = [describe_wire.DescribeShareGroupOffsetsRequestGroup(GROUP, None) for _ in range(100)]
@@ -252,8 +252,10 @@ def test_all_offsets_are_described_as_often_as_a_group_is_named_up_to_a_bound() 
 
 
 def test_partitions_beside_those_that_were_set_begin_where_the_setting_says() -> None:
-    """Kafka makes all of them without an offset, but for those that AlterShareGroupOffsets names.
-    What the topic gets afterwards is read from its beginning, also in such a group."""
+    """Kafka creates them without an offset, except those that AlterShareGroupOffsets names.
+
+    Partitions added later are read from their beginning, also in such a group.
+    """
     made = cluster()
     made.create_topic("new", partitions=3)
     join(made, "a")
@@ -270,7 +272,7 @@ def test_partitions_beside_those_that_were_set_begin_where_the_setting_says() ->
 
 
 def test_offset_that_is_taken_back_is_where_the_setting_says() -> None:
-    """-1 is no offset, as in Kafka; anything else below 0 neither."""
+    """-1 is no offset, as in Kafka; nor is any other negative number."""
     made = cluster()
     join(made, "a")
     beat(made, "a", -1)
@@ -285,7 +287,7 @@ def test_offset_that_is_taken_back_is_where_the_setting_says() -> None:
 
 
 def test_offsets_are_set_before_anybody_comes() -> None:
-    """The group is made, as in Kafka (KAFKA-19662), if there is anything to set in it."""
+    """The group is created, as in Kafka (KAFKA-19662), if it gets any offset."""
     made = cluster()
     answer = alter(made, "nothing", 0, 1)
     assert answer.error_code == ErrorCode.NONE
@@ -315,7 +317,7 @@ def test_offsets_of_a_group_of_another_kind_are_not_set() -> None:
 
 
 def topic_id(made: Cluster) -> bytes:
-    """Of the topic that every test has."""
+    """Return the id of the topic that every test has."""
     return made.servers[1].catalog.topics["t"].topic_id
 
 

@@ -1,4 +1,4 @@
-"""Transactions as clients see them: answers by version, late answers, markers, a leader's death."""
+"""Transactions as clients see them: responses by version, late responses, markers, failover."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def init(cluster: Cluster, version: int = 5, name: str = X, **fields: Any) -> Ca
 def add(
     cluster: Cluster, *partitions: int, version: int = 3, topic: str = "t", epoch: int = -1
 ) -> list[int]:
-    """Partitions of a topic; each one's answer."""
+    """Add partitions of a topic; return the error of each."""
     who = known(cluster)
     request = add_wire.AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=X,
@@ -113,7 +113,7 @@ def commit_offsets(
 
 
 def position(cluster: Cluster, *, version: int = 9, stable: bool = True) -> tuple[int, int]:
-    """(error, offset) of partition 0."""
+    """Return (error, offset) of partition 0."""
     if version >= 8:
         topics = [fetch_wire.OffsetFetchRequestTopics("t", partition_indexes=[0])]
         group = fetch_wire.OffsetFetchRequestGroup(GROUP, topics=topics)
@@ -170,7 +170,7 @@ def test_producer_with_an_old_epoch_is_fenced_in_its_own_words(
 
 
 def test_new_instance_is_answered_when_the_open_transaction_is_aborted(cluster: Cluster) -> None:
-    """Late rather than CONCURRENT_TRANSACTIONS at once, which clients only ask again after."""
+    """A late response, because clients only poll after an immediate CONCURRENT_TRANSACTIONS."""
     init(cluster)
     assert add(cluster, 0) == [0]
     cluster.silent = []
@@ -199,7 +199,7 @@ def test_wait_for_a_transaction_to_be_complete_ends(cluster: Cluster) -> None:
 def test_request_that_may_not_wait_is_answered_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than proposed again and again: overload would make itself."""
+    """Instead of repeated proposals, which would amplify overload."""
     monkeypatch.setattr(led_transactions, "WAITERS_MAX", 1)
     init(cluster)
     add(cluster, 0)
@@ -271,7 +271,7 @@ def test_brokers_question_is_answered_for_each_transaction(cluster: Cluster) -> 
 def test_every_participant_is_told_how_the_transaction_ended(
     cluster: Cluster, version: int, commits: bool
 ) -> None:
-    """KIP-890: with v5 under the next epoch, which the producer goes on with."""
+    """KIP-890: with v5 under the next epoch, which the producer then uses."""
     init(cluster)
     add(cluster, 0, 2)
     response = end(cluster, commits, version=version).response
@@ -293,7 +293,7 @@ def test_every_participant_is_told_how_the_transaction_ended(
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_end_asked_again_is_answered_as_before(cluster: Cluster, version: int) -> None:
-    """Also while participants are being told: then when they all know."""
+    """Also while participants are being notified: then when all have answered."""
     init(cluster)
     add(cluster, 0)
     cluster.silent = []
@@ -333,7 +333,7 @@ def test_next_transaction_begins_when_the_last_one_is_complete(cluster: Cluster)
 
 @pytest.mark.parametrize("kind", ["refused", "unreachable"])
 def test_participant_is_told_until_it_has_answered(cluster: Cluster, kind: str) -> None:
-    """However long that takes; nothing is complete before."""
+    """For any duration; the transaction is not complete before."""
     init(cluster)
     add(cluster, 0)
     cluster.silent = []
@@ -369,8 +369,11 @@ def test_deleted_partition_has_nothing_to_end(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_next_leader_goes_on_with_what_was_decided(cluster: Cluster, keep: bool) -> None:
-    """At whatever step the leader died: what is decided is told to all by the next one, under its
-    own epoch as coordinator; what was not decided is open."""
+    """Covers a leader that dies at any step.
+
+    The next one notifies all participants of a decided outcome, under its own coordinator epoch. An
+    undecided transaction stays open.
+    """
     init(cluster)
     add(cluster, 0, 1)
     number = cluster.servers[1].coordinator_group(X)
@@ -397,7 +400,7 @@ def test_next_leader_goes_on_with_what_was_decided(cluster: Cluster, keep: bool)
 
 
 def test_deposed_leader_completes_nothing(cluster: Cluster) -> None:
-    """The participants' answers come too late."""
+    """The participants' answers arrive too late."""
     init(cluster)
     add(cluster, 0)
     cluster.silent = []
@@ -430,8 +433,10 @@ def test_transaction_that_is_open_for_too_long_is_aborted(cluster: Cluster) -> N
 def test_producer_whose_transaction_timed_out_goes_on_where_all_servers_know_how(
     cluster: Cluster, version: int, error: str
 ) -> None:
-    """KIP-588: it names the epoch that it had. A server of an older version would stop at the
-    command that says so."""
+    """KIP-588: it sends the epoch that it had.
+
+    A server of an older version would stop at the command for it.
+    """
     cluster.speak(version, 2)
     first = init(cluster, transaction_timeout_ms=3_000).response
     add(cluster, 0)
@@ -479,7 +484,7 @@ def test_time_runs_for_each_transaction_anew(cluster: Cluster) -> None:
 
 
 def test_time_is_watched_once_for_each_id_whose_timeout_changes(cluster: Cluster) -> None:
-    """A producer that begins anew with a shorter timeout each other time leaves nothing behind."""
+    """A producer that alternates between two timeouts leaves nothing behind."""
     for _ in range(60):
         for timeout_ms in (9_000, 3_000):
             init(cluster, transaction_timeout_ms=timeout_ms)
@@ -496,15 +501,18 @@ DAYS_MS = 86_400_000
 
 
 def leap(cluster: Cluster, ms: int) -> None:
-    """All wall clocks, and with them what is agreed on."""
+    """Move all wall clocks, and with them the agreed time."""
     for server in cluster.servers.values():
         server.clock.wall_base_ms += ms
 
 
 @pytest.mark.parametrize("days", [8, -8])
 def test_wall_clocks_that_leap_end_no_open_transaction(days: int) -> None:
-    """Not even by forgetting its id: that waits until the transaction is over, and for all of its
-    time from then on. How long a transaction may be open goes by no wall clock."""
+    """Its id is not forgotten either.
+
+    That waits until the transaction is over, and for the whole expiration time from then on. The
+    timeout of a transaction does not use a wall clock.
+    """
     cluster = Cluster(transactional_id_check_ms=1_000)
     cluster.create_topic("t")
     init(cluster, transaction_timeout_ms=60_000)
@@ -527,7 +535,7 @@ def test_wall_clocks_that_leap_end_no_open_transaction(days: int) -> None:
 
 @pytest.mark.parametrize("timeout_ms", [1, 900_000])
 def test_shortest_and_longest_timeout_are_kept(cluster: Cluster, timeout_ms: int) -> None:
-    """The shortest also leaves time for a look; what comes too late is told so."""
+    """The shortest includes the time until the next check; a later request gets an error."""
     assert init(cluster, transaction_timeout_ms=timeout_ms).response.error_code == NONE
     for _ in range(3):
         add(cluster, 0)
@@ -541,8 +549,10 @@ def test_shortest_and_longest_timeout_are_kept(cluster: Cluster, timeout_ms: int
 
 @pytest.mark.parametrize("step", ["init", "add", "offsets", "commit", "abort"])
 def test_client_that_dies_at_any_step_leaves_nothing_for_ever(cluster: Cluster, step: str) -> None:
-    """Nobody comes back: what it began is aborted in time, what it decided stands, and then its id
-    is forgotten."""
+    """The client never returns.
+
+    What it began is aborted in time, what it decided stays, and then its id is forgotten.
+    """
     init(cluster, transaction_timeout_ms=3_000)
     steps: dict[str, Callable[[], object]] = {
         "add": lambda: add(cluster, 0, 1),
@@ -570,8 +580,11 @@ def test_client_that_dies_at_any_step_leaves_nothing_for_ever(cluster: Cluster, 
 
 
 def test_zombie_that_aborts_is_given_nothing_that_its_successor_has(cluster: Cluster) -> None:
-    """KIP-890: the abort of who was fenced is answered, with the epoch behind its own, so that it
-    may go on after a timeout. A new instance gets a later one, and then the zombie nothing."""
+    """KIP-890: the abort of a fenced producer returns the epoch after its own.
+
+    With it the producer may continue after a timeout. A new instance gets a later epoch, and from
+    then on the zombie is refused.
+    """
     init(cluster)
     add(cluster, 0)
     zombie = known(cluster).epoch
@@ -607,7 +620,7 @@ def test_ids_that_nobody_uses_are_forgotten() -> None:
 def test_offsets_stand_when_the_transaction_commits(
     cluster: Cluster, version: int, commits: bool
 ) -> None:
-    """KIP-447: until then who asks for stable positions asks again."""
+    """KIP-447: until then a fetch of stable offsets gets a retriable error."""
     init(cluster)
     if version < 5:
         who = known(cluster)
@@ -631,8 +644,11 @@ def test_offsets_stand_when_the_transaction_commits(
 def test_producer_that_names_no_member_commits_in_a_group_of_consumers(
     cluster: Cluster, version: int
 ) -> None:
-    """Older clients know no members, and newer ones may say none: as in a classic group, and as in
-    Kafka. Who names a member has to name its epoch."""
+    """Older clients have no member field, and newer ones may leave it empty.
+
+    They are accepted as in a classic group and as in Kafka. A client that names a member must send
+    its epoch.
+    """
     Consumer(cluster, "one", "t").join()
     init(cluster)
     if version < 5:
@@ -656,7 +672,7 @@ def test_producer_that_names_no_member_commits_in_a_group_of_consumers(
 
 
 def test_producer_that_names_no_member_commits_though_members_go(cluster: Cluster) -> None:
-    """Whoever is in the group when it is proposed may be gone when it is applied."""
+    """A member at the time of the proposal may be gone when it is applied."""
     one = Consumer(cluster, "one", "t")
     one.join()
     init(cluster)
@@ -683,7 +699,7 @@ def test_producer_that_names_no_member_commits_though_members_go(cluster: Cluste
 
 
 def test_offsets_outside_of_a_transaction_are_refused(cluster: Cluster) -> None:
-    """Nobody would ever end them: KIP-890, in the words of the version."""
+    """No transaction would end them: KIP-890, with the error of the version."""
     init(cluster)
     assert commit_offsets(cluster, 7, version=4) == ErrorCode.TRANSACTION_ABORTABLE
     assert commit_offsets(cluster, 7, version=3) == ErrorCode.INVALID_TXN_STATE
@@ -709,8 +725,10 @@ def test_offsets_are_refused_by_whoever_does_not_coordinate_the_group(cluster: C
 def test_offsets_of_a_transaction_leave_nothing_for_the_collector_of_garbage(
     cluster: Cluster, version: int
 ) -> None:
-    """It looks at old objects every ten minutes, and a producer may commit a thousand times a
-    second."""
+    """The collector looks at old objects every ten minutes.
+
+    A producer may commit a thousand times a second.
+    """
     init(cluster)
     assert commit_offsets(cluster, 1) == 0  # adds the group to the transaction, too
     gc.collect()
@@ -748,7 +766,7 @@ def test_transaction_is_described_by_its_coordinator(cluster: Cluster) -> None:
 
 
 def test_transaction_is_described_as_often_as_it_is_named_up_to_a_bound(cluster: Cluster) -> None:
-    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    """As in Kafka, but a request of a million names gets no response of gigabytes."""
     init(cluster)
     add(cluster, 0, 2)
     request = describe_wire.DescribeTransactionsRequest([X] * 100 + ["y"])
@@ -796,7 +814,7 @@ def by_pattern(cluster: Cluster, pattern: str, user: str = "") -> Call:
 
 
 def test_pattern_is_matched_off_the_loop_and_compiled_once(cluster: Cluster) -> None:
-    """One that cannot be compiled within its budget is refused as one that is none."""
+    """A pattern over its budget is refused like an invalid one."""
     for name in ("x", "y1", "y2"):
         init(cluster, name=name)
     work = cluster.servers[1].pattern_work
@@ -820,8 +838,10 @@ def test_pattern_is_matched_off_the_loop_and_compiled_once(cluster: Cluster) -> 
 
 
 def test_pattern_is_not_matched_with_ids_that_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the answer nor the work tells whether an id has a prefix: a pattern that costs much
-    after `payments-` costs the same whether there is one or not."""
+    """Neither the response nor the work reveals if an id has a prefix.
+
+    A pattern that is expensive after `payments-` costs the same whether or not such an id exists.
+    """
     cluster = Cluster(3, authorizer=True)
     ids, describe = 5, 8
     cluster.apply_catalog(
@@ -845,7 +865,7 @@ def test_pattern_is_not_matched_with_ids_that_are_hidden(monkeypatch: pytest.Mon
 
 
 def test_patterns_of_one_client_that_wait_are_bounded(cluster: Cluster) -> None:
-    """More are told to come again; those of others are not."""
+    """Further ones get a retriable error; those of other clients do not."""
     cluster.computing = []
     calls = [by_pattern(cluster, f"x{number}", user="eve") for number in range(110)]
     refused = [call.response.error_code for call in calls if call.done]
@@ -858,7 +878,7 @@ def test_patterns_of_one_client_that_wait_are_bounded(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_administrator_may_abort_what_hangs_and_not_commit(cluster: Cluster, version: int) -> None:
-    """KIP-664: the partition's leader decides, wherever it is."""
+    """KIP-664: the partition's leader decides, on any server."""
 
     def write(commits: bool, topic: str = "t", index: int = 0) -> int:
         marker = markers_wire.WritableTxnMarker(
@@ -881,7 +901,7 @@ def test_administrator_may_abort_what_hangs_and_not_commit(cluster: Cluster, ver
 
 
 def test_first_init_of_an_id_is_one_command(cluster: Cluster) -> None:
-    """It brings its producer id along; a later one needs none."""
+    """It allocates the producer id too; a later one needs none."""
     assert init(cluster).response.error_code == NONE
     number = cluster.servers[1].coordinator_group(X)
     assert len(cluster.logs[number].committed) == 1
@@ -894,7 +914,7 @@ def test_first_init_of_an_id_is_one_command(cluster: Cluster) -> None:
 def test_init_on_a_full_disk_takes_no_producer_id(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog writes on a full disk, for more important commands."""
+    """The catalog accepts writes on a full disk, but for more important commands."""
     number = cluster.servers[1].coordinator_group(X)
     group = cluster.servers[1].state_groups[number].group
     monkeypatch.setattr(group, "store", FullStore())
@@ -903,6 +923,6 @@ def test_init_on_a_full_disk_takes_no_producer_id(
 
 
 class FullStore:
-    """A disk without room."""
+    """Disk without room."""
 
     accepts_appends = False

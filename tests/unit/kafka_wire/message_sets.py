@@ -1,4 +1,4 @@
-"""Message sets of magic 0 and 1, built and taken apart without the code under test."""
+"""Message sets of magic 0 and 1, built and parsed without the code under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def message(
     attributes: int = 0,
     timestamp: int = TIME_MS,
 ) -> bytes:
-    """One message, built apart from the code under test."""
+    """Build one message without the code under test."""
     body = bytes([magic, attributes])
     if magic:
         body += timestamp.to_bytes(8, "big", signed=True)
@@ -35,7 +35,7 @@ def changed(data: bytes, position: int, piece: bytes) -> bytes:
 
 
 def resealed(data: bytes) -> bytes:
-    """One message whose CRC is made good again."""
+    """Return one message with its CRC recomputed."""
     return changed(data, 12, zlib.crc32(data[16:]).to_bytes(4))
 
 
@@ -50,7 +50,7 @@ def wrapped(
 
 
 def shallow(data: bytes) -> list[tuple[int, bytes]]:
-    """(offset, bytes) of each message of a set, wrappers as they are."""
+    """Return (offset, bytes) of each message of a set, with wrappers as they are."""
     found = []
     while data:
         offset, size = Struct(">qi").unpack_from(data)

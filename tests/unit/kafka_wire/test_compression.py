@@ -1,4 +1,4 @@
-"""The codecs, and the bound on what they may give."""
+"""Compression codecs and the bound on their output."""
 
 import random
 import struct
@@ -31,7 +31,7 @@ def test_decompress_of_compress_gives_the_data_back(codec: Compression, size: in
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_damaged_input_is_corrupt_compression_or_other_data(codec: Compression) -> None:
-    """Cut, flipped and random input raises CorruptCompression and nothing else."""
+    """Truncated, flipped and random input raises CorruptCompression and nothing else."""
     rng = random.Random(codec)
     good = compress(codec, bytes(rng.choices(b"abcd", k=3_000)))
     for _ in range(200):
@@ -46,7 +46,7 @@ def test_damaged_input_is_corrupt_compression_or_other_data(codec: Compression) 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_bomb_is_refused_at_the_limit(codec: Compression) -> None:
-    """What would give more than the limit is an error; what gives exactly the limit is not."""
+    """Output above the limit is an error; output of exactly the limit is not."""
     data = bytes(40 << 20)
     bomb = compress(codec, data)
     limit = output_limit(len(bomb))
@@ -59,7 +59,7 @@ def test_bomb_is_refused_at_the_limit(codec: Compression) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_bound_that_is_given_counts_alone(codec: Compression) -> None:
-    """However small the input is: a batch may become as large as any."""
+    """The input's size does not count: a batch may become as large as any."""
     data = bytes(3 << 20)
     small = compress(codec, data)
     assert len(decompress(codec, small, len(data))) == len(data)
@@ -81,7 +81,7 @@ def test_snappy_without_framing_is_read_too() -> None:
 
 
 def test_snappy_block_that_claims_too_much_takes_no_memory() -> None:
-    """A raw block states its length in front; the claim is checked before it is believed."""
+    """A raw block begins with its length, which is checked before memory is allocated."""
     claim = b"\xff\xff\xff\xff\x0f" + b"x" * 20
     framed = compress(Compression.SNAPPY, b"")[:16] + struct.pack(">i", len(claim)) + claim
     for hostile in (claim, framed):
@@ -91,20 +91,20 @@ def test_snappy_block_that_claims_too_much_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("length", [-1, 0, 1_000])
 def test_snappy_frame_with_an_impossible_block_length_is_corrupt(length: int) -> None:
-    """Negative, empty, or longer than what is left."""
+    """Covers negative, empty, and longer than the remaining bytes."""
     framed = compress(Compression.SNAPPY, b"")[:16] + struct.pack(">i", length) + b"abc"
     with pytest.raises(CorruptCompression):
         decompress(Compression.SNAPPY, framed)
 
 
 def test_lz4_frames_have_independent_blocks() -> None:
-    """Java's reader knows no others."""
+    """Java's reader supports no others."""
     flags = compress(Compression.LZ4, b"abc" * 50_000)[4]
     assert flags & 0x20
 
 
 def test_lz4_packs_by_its_level() -> None:
-    """KIP-390: a higher one in fewer bytes, each readable; without one as before."""
+    """KIP-390: a higher level gives fewer bytes, each readable. Without a level nothing changes."""
     data = b"".join(b'{"id":%d,"order":%d}' % (n, n * 7919 % 1000) for n in range(5_000))
     sizes = [len(compress(Compression.LZ4, data, level)) for level in (1, 4, 9)]
     assert sizes == sorted(sizes, reverse=True)

@@ -19,7 +19,7 @@ def test_codes_agree_with_an_independent_list() -> None:
 
 
 def test_error_carries_its_code_and_message_as_data() -> None:
-    """Data are fields; the text is for the reader."""
+    """Data are fields; the text is for readers."""
     error = KafkaError(ErrorCode.CORRUPT_MESSAGE, "bad crc")
     assert (error.code, error.message, str(error)) == (2, "bad crc", "CORRUPT_MESSAGE: bad crc")
     assert str(KafkaError(ErrorCode.NONE)) == "NONE"

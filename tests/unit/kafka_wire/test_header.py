@@ -19,7 +19,7 @@ PRODUCE, API_VERSIONS, SASL_HANDSHAKE = 0, 18, 17
 @pytest.mark.parametrize("client_id", [None, "", "client", "é" * 100])
 @pytest.mark.parametrize("version", [3, 8, 9, 13])
 def test_request_header_of_any_version_comes_back(client_id: str | None, version: int) -> None:
-    """decode(encode(h)) == h, and the body begins behind it."""
+    """decode(encode(h)) == h, and the body begins after it."""
     header = RequestHeader(PRODUCE, version, -3, client_id, 0)
     data = encode_request_header(header, is_flexible=version >= 9)
     header.body_start = len(data)
@@ -53,7 +53,7 @@ def test_request_header_with_too_many_tagged_fields_is_a_wire_error() -> None:
 
 
 def test_client_id_that_is_not_utf8_is_replaced() -> None:
-    """Kafka replaces, so does VDL."""
+    """Kafka replaces it too."""
     data = bytearray(
         encode_request_header(RequestHeader(PRODUCE, 3, 1, "abc", 0), is_flexible=False)
     )
@@ -66,7 +66,7 @@ def test_client_id_that_is_not_utf8_is_replaced() -> None:
 
 @pytest.mark.parametrize("is_flexible", [False, True])
 def test_response_header_comes_back(is_flexible: bool) -> None:
-    """Correlation id and where the body begins; a cut header is refused."""
+    """Covers the correlation id and the body's position; a truncated header is refused."""
     data = encode_response_header(77, is_flexible=is_flexible)
     assert decode_response_header(memoryview(data), is_flexible=is_flexible) == (77, len(data))
     for cut in range(len(data)):
@@ -75,7 +75,7 @@ def test_response_header_comes_back(is_flexible: bool) -> None:
 
 
 def test_api_versions_response_never_has_a_flexible_header() -> None:
-    """The client does not know yet which version was answered. KIP-511."""
+    """The client does not know yet in which version the response is. KIP-511."""
     assert not response_header_is_flexible(API_VERSIONS, 4, FLEXIBLE_FROM)
     assert response_header_is_flexible(PRODUCE, 9, FLEXIBLE_FROM)
     assert not response_header_is_flexible(PRODUCE, 8, FLEXIBLE_FROM)

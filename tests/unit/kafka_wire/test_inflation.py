@@ -1,4 +1,4 @@
-"""Decompression as a stream: what comes out, what is refused, and how much is held."""
+"""Streaming decompression: its output, its errors and its memory."""
 
 import random
 import tracemalloc
@@ -16,7 +16,7 @@ TEXT = random.Random(5).randbytes(1 << 18) + bytes(1 << 20) + b"the end"
 
 
 def read(codec: Compression, data: bytes, piece: int = 1 << 16) -> bytes:
-    """All of it, a piece at a time."""
+    """Read the whole stream, one piece at a time."""
     stream, out = inflated(codec, data), bytearray()
     room = memoryview(bytearray(piece))
     while size := stream.readinto(room):
@@ -25,7 +25,7 @@ def read(codec: Compression, data: bytes, piece: int = 1 << 16) -> bytes:
 
 
 def stated(length: int) -> bytes:
-    """The head of a block of Snappy that says how much it becomes."""
+    """Return the head of a Snappy block that states this uncompressed length."""
     out = bytearray()
     while length > 127:
         out.append(length & 127 | 128)
@@ -36,14 +36,14 @@ def stated(length: int) -> bytes:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("piece", [1_000, 1 << 16, 1 << 22])
 def test_stream_gives_what_was_compressed(codec: Compression, piece: int) -> None:
-    """However large the pieces are that are read."""
+    """Holds for any size of the pieces read."""
     assert read(codec, compress(codec, TEXT), piece) == TEXT
     assert read(codec, compress(codec, b""), piece) == b""
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_stream_that_is_cut_off_or_goes_on_is_refused(codec: Compression) -> None:
-    """Whatever is missing, and whatever follows: another frame is one that some clients miss."""
+    """Any missing or trailing bytes are refused: some clients would miss a second frame."""
     data = compress(codec, TEXT)
     for wrong in (data[:-1], data[: len(data) // 2], data + b"\0", data + data, data[:3], b""):
         with pytest.raises(CorruptCompression):
@@ -51,7 +51,7 @@ def test_stream_that_is_cut_off_or_goes_on_is_refused(codec: Compression) -> Non
 
 
 def test_snappy_without_frames_is_read_and_has_a_bound() -> None:
-    """What it says of its own length is believed only up to that."""
+    """The length that it states is believed only up to the bound."""
     assert read(Compression.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT))) == TEXT
     with pytest.raises(CorruptCompression):
         read(Compression.SNAPPY, stated(SNAPPY_BLOCK_BYTES_MAX + 1) + bytes(8 << 20))
@@ -61,7 +61,7 @@ def test_snappy_without_frames_is_read_and_has_a_bound() -> None:
 def test_snappy_is_believed_no_more_than_its_bytes_can_become(
     monkeypatch: pytest.MonkeyPatch, room: Any
 ) -> None:
-    """A few bytes that state a large length cost no room; what becomes the most is read."""
+    """A few bytes that state a large length take no memory; the largest possible output is read."""
     zeros = room(bytes(cramjam.snappy.compress_raw(bytes(1 << 20))))
     assert read(Compression.SNAPPY, zeros) == bytes(1 << 20)
     monkeypatch.setattr("vdl.records.inflation.mmap", None)
@@ -77,7 +77,7 @@ def test_linked_blocks_of_lz4_are_refused() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_stream_of_much_is_held_in_little(codec: Compression) -> None:
-    """Sixty-four megabytes of zeros take no more than some pieces."""
+    """Sixty-four megabytes of zeros take no more than a few pieces."""
     data = compress(codec, bytes(64 << 20))
     stream, room, total = inflated(codec, data), memoryview(bytearray(1 << 20)), 0
     tracemalloc.start()

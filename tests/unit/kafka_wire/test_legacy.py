@@ -1,4 +1,4 @@
-"""Message formats 0 and 1: what is taken from producers, and what consumers get."""
+"""Message formats 0 and 1: conversion from producers and for consumers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOG_APPEND_TIME = 8
 
 
 def taken(data: bytes, *, bytes_max: int = BYTES_MAX) -> list[Record]:
-    """The records of the batch that a set becomes."""
+    """Return the records of the batch that a set becomes."""
     found = take(memoryview(data), SCRATCH, bytes_max=bytes_max)
     batch = memoryview(found.batch(max_timestamp=7))
     header = read_header(batch)
@@ -88,7 +88,7 @@ def some_records(count: int = 20) -> list[Record]:
     ]
 
 
-# --- bytes of others ---
+# --- bytes of other clients ---
 
 OTHERS = {
     (0, Compression.NONE): (
@@ -138,13 +138,15 @@ OTHERS = {
         "013100b500000200000016170e47553300900200000000ffffffff00000000"
     ),
 }  # fmt: skip
-"""What kafka-python 2.0.2 sends for three records, by magic and codec. Its LZ4 of magic 0 has the
-broken checksum; its wrappers say offset 0 and time 0."""
+"""Bytes that kafka-python 2.0.2 sends for three records, by magic and codec.
+
+Its LZ4 of magic 0 has the broken checksum; its wrappers have offset 0 and timestamp 0.
+"""
 
 
 @pytest.mark.parametrize("key", OTHERS, ids=str)
 def test_set_of_another_client_is_taken(key: tuple[int, Compression]) -> None:
-    """Bytes that were not made here."""
+    """The bytes were not made by this code."""
     magic, codec = key
     data = bytes.fromhex(OTHERS[key])
     assert taken(data) == [
@@ -165,7 +167,7 @@ def test_set_of_another_client_is_taken(key: tuple[int, Compression]) -> None:
 def test_xxh32_gives_the_sums_that_its_specification_gives(
     data: bytes, expected: int | None
 ) -> None:
-    """The reference's values; and the one that the codec's own library writes."""
+    """The values are the reference's, and one that the codec's own library writes."""
     if expected is not None:
         assert xxh32(data) == expected
     frame = compress(Compression.LZ4, data)
@@ -178,7 +180,7 @@ def test_xxh32_gives_the_sums_that_its_specification_gives(
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", CODECS)
 def test_set_becomes_a_batch_with_its_codec(magic: int, codec: Compression) -> None:
-    """Keys, values, nulls and times; magic 0 has no times."""
+    """Keys, values, nulls and timestamps are kept; magic 0 has no timestamps."""
     records = some_records()
     inside = b"".join(
         message(magic, one.value, key=one.key, offset=index, timestamp=one.timestamp)
@@ -194,13 +196,13 @@ def test_set_becomes_a_batch_with_its_codec(magic: int, codec: Compression) -> N
 
 @pytest.mark.parametrize("offset", [0, 1, 41])
 def test_offsets_of_a_producer_do_not_count(offset: int) -> None:
-    """Absolute or relative, dense or not (librdkafka wrote 0 everywhere): they are given anew."""
+    """Absolute or relative, dense or not (librdkafka wrote 0 everywhere): new ones are assigned."""
     inside = message(1, b"a", offset=offset) + message(1, b"b", offset=offset)
     assert [one.offset for one in taken(wrapped(1, inside, offset=offset))] == [0, 1]
 
 
 def test_lz4_of_magic_0_may_have_either_checksum() -> None:
-    """KAFKA-3160: the broken one is the rule, the sound one is what some clients wrote."""
+    """KAFKA-3160: the broken one is the rule, the correct one is what some clients wrote."""
     inside = message(0, b"a" * 100)
     sound = message(0, compress(Compression.LZ4, inside), attributes=Compression.LZ4)
     broken = wrapped(0, inside, Compression.LZ4)
@@ -264,7 +266,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_set_that_is_not_sound_is_refused(name: str) -> None:
-    """As `check_batch` and Kafka name it; all of the set is refused."""
+    """The codes are those of `check_batch` and Kafka; the whole set is refused."""
     data, expected = REFUSED[name]
     assert code_of(data) is expected
 
@@ -276,7 +278,7 @@ def test_wrapper_that_does_not_decompress_is_corrupt(codec: Compression) -> None
 
 
 def test_wrapper_that_becomes_too_much_is_refused() -> None:
-    """The room it is given is the bound."""
+    """The buffer's size is the bound."""
     bomb = message(1, gzip.compress(bytes(BYTES_MAX + 1)), attributes=Compression.GZIP)
     with pytest.raises(CorruptCompression):
         taken(bomb)
@@ -292,7 +294,7 @@ def test_set_is_bounded_message_by_message_and_as_a_batch() -> None:
 @given(st.binary(max_size=120), st.integers(0, 1))
 @settings(max_examples=300, deadline=None)
 def test_random_bytes_are_refused_with_a_code(data: bytes, magic: int) -> None:
-    """Whatever the bytes: a code."""
+    """Any bytes give an error code."""
     if len(data) > 16:
         data = changed(data, 16, bytes([magic]))
     try:
@@ -304,7 +306,7 @@ def test_random_bytes_are_refused_with_a_code(data: bytes, magic: int) -> None:
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_set_with_changed_bytes_is_refused_or_sound(data: st.DataObject) -> None:
-    """Bytes changed inside, with good CRCs: an error or records, nothing else."""
+    """Bytes changed inside, with valid CRCs, give an error or records, nothing else."""
     magic = data.draw(st.integers(0, 1))
     inside = bytearray(message(magic, b"value", key=b"key") + message(magic, None))
     position = data.draw(st.integers(0, len(inside) - 1))
@@ -325,7 +327,7 @@ def test_set_with_changed_bytes_is_refused_or_sound(data: st.DataObject) -> None
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", CODECS)
 def test_batch_becomes_a_set_with_its_codec_and_offsets(magic: int, codec: Compression) -> None:
-    """Headers and the producer are left out; the rest comes back."""
+    """Headers and producer fields are dropped; the rest is returned."""
     records = some_records()
     records[3].headers = [("h", b"1")]
     fields = BatchFields(
@@ -345,7 +347,7 @@ def test_batch_becomes_a_set_with_its_codec_and_offsets(magic: int, codec: Compr
 
 
 def inner_offsets(data: bytes) -> list[int]:
-    """What the one wrapper of a set has inside, gzip."""
+    """Return the offsets inside the one gzip wrapper of a set."""
     value_at = 26 if data[16] == 0 else 34
     return [offset for offset, _ in shallow(gzip.decompress(data[value_at:]))]
 
@@ -367,7 +369,7 @@ def test_wrapper_has_the_largest_time_of_its_messages() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_append_time_is_that_of_the_batch(codec: Compression) -> None:
-    """Magic 1 says so in its attributes; magic 0 has no place for it."""
+    """Magic 1 marks it in its attributes; magic 0 has no field for it."""
     batch = build_batch(some_records(3), BatchFields(compression=codec))
     patch_log_append_time(memoryview(batch), TIME_MS + 77)
     for _, one in shallow(as_set(batch, 1)):
@@ -379,7 +381,7 @@ def test_append_time_is_that_of_the_batch(codec: Compression) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_before_the_first_offset_are_left_out(codec: Compression) -> None:
-    """Else a reader of small answers would get the beginning of a large batch for ever."""
+    """Else a reader of small responses would get the beginning of a large batch forever."""
     batch = build_batch(some_records(10), BatchFields(base_offset=100, compression=codec))
     back = taken(as_set(batch, 1, first=107))
     assert [one.timestamp - TIME_MS for one in back] == [7, 8, 9]
@@ -387,7 +389,7 @@ def test_records_before_the_first_offset_are_left_out(codec: Compression) -> Non
 
 
 def test_records_are_found_by_their_offset_where_some_are_missing() -> None:
-    """Compaction takes records out of a batch; the others keep their offsets."""
+    """Compaction removes records from a batch; the others keep their offsets."""
     whole = build_batch([Record(None, b"%d" % index) for index in range(4)])
     record_bytes = (len(whole) - 61) // 4
     thinned = whole[:61] + whole[61 + record_bytes :]
@@ -400,7 +402,7 @@ def test_records_are_found_by_their_offset_where_some_are_missing() -> None:
 
 
 def test_set_ends_at_a_whole_message_within_the_bound_and_has_at_least_one() -> None:
-    """KIP-74's rule for the old formats as well."""
+    """KIP-74's rule applies to the old formats too."""
     batch = build_batch([Record(None, bytes(100)) for _ in range(10)])
     one = len(as_set(batch, 0)) // 10
     for bytes_max, count in ((0, 1), (one, 1), (2 * one - 1, 1), (2 * one, 2), (10 * one, 10)):
@@ -411,7 +413,7 @@ def test_set_ends_at_a_whole_message_within_the_bound_and_has_at_least_one() -> 
 def test_set_ends_after_so_many_records(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed, very many fit few bytes; a wrapper is not taken apart for that."""
+    """Compressed, very many records fit few bytes; a wrapper is not parsed to count them."""
     batch = build_batch([Record(None, b"")] * 40, BatchFields(compression=codec))
     monkeypatch.setattr(legacy, "WRAPPER_BYTES", 10 * 34)
     for records_max, expected in ((0, 1), (1, 1), (9, 9), (10, 10), (11, 11), (40, 40)):
@@ -420,7 +422,7 @@ def test_set_ends_after_so_many_records(
 
 
 def test_large_batch_becomes_several_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader goes on behind the last one it got, until it has all."""
+    """A reader continues after the last one it got, until it has all."""
     monkeypatch.setattr(legacy, "WRAPPER_BYTES", 300)
     records = some_records(40)
     for magic in (0, 1):
@@ -449,7 +451,7 @@ def test_control_batches_and_emptied_batches_are_left_out() -> None:
 
 
 def test_zstd_ends_the_set_and_is_told() -> None:
-    """KIP-110: what is before it is sent first."""
+    """KIP-110: the messages before it are sent first."""
     plain = build_batch([Record(None, b"v")])
     zstd = build_batch(
         [Record(None, b"w")], BatchFields(base_offset=1, compression=Compression.ZSTD)
@@ -470,7 +472,7 @@ def test_zstd_ends_the_set_and_is_told() -> None:
 
 
 def test_round_trip_of_random_records_gives_them_back() -> None:
-    """Both ways, through each codec, from any offset."""
+    """Covers both directions, each codec, and any offset."""
     rng = random.Random(7)
     for _ in range(60):
         count = rng.randrange(1, 30)

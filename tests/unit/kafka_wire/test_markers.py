@@ -1,4 +1,4 @@
-"""Markers of transactions: the bytes that Kafka's clients know."""
+"""Transaction markers: the bytes that Kafka's clients know."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ from vdl.records.markers import Marker, build_marker, read_marker
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_marker_is_a_control_batch_of_one_record(commit: bool) -> None:
-    """KIP-98: version 0 and a type for a key, version 0 and the coordinator's epoch for a value."""
+    """KIP-98: the key is version 0 and a type, the value version 0 and the coordinator's epoch."""
     marker = Marker(9, 3, 258, commit, 1_700_000_000_000)
     batch = memoryview(build_marker(marker))
     header = read_header(batch)
@@ -32,7 +32,7 @@ def test_marker_is_a_control_batch_of_one_record(commit: bool) -> None:
 
 
 def test_number_of_a_transaction_stands_behind_what_clients_read() -> None:
-    """Kafka's fields are where they were."""
+    """Kafka's fields keep their positions."""
     marker = Marker(9, 3, 258, True, 1_700_000_000_000, 1 << 40)
     batch = memoryview(build_marker(marker))
     assert read_marker(batch) == marker
@@ -51,7 +51,7 @@ def test_control_batch_about_something_else_is_no_marker() -> None:
 
 @pytest.mark.parametrize("number", [0, 7])
 def test_marker_is_read_alike_as_a_whole_and_record_by_record(number: int) -> None:
-    """Whichever byte differs from how markers are built."""
+    """Holds for a difference in any byte from how markers are built."""
 
     def outcome(read: Callable[[memoryview], Marker | None], batch: bytearray) -> object:
         try:

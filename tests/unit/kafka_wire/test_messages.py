@@ -1,4 +1,4 @@
-"""Properties of the generated codec that a table of samples does not show."""
+"""Properties of the generated codec that a table of samples does not cover."""
 
 import struct
 import tracemalloc
@@ -66,7 +66,7 @@ def test_encoded_records_are_the_very_buffers_that_were_given(version: int) -> N
 
 
 def test_empty_and_null_records_are_told_apart() -> None:
-    """A fetch answers empty records, a bad produce may carry null."""
+    """A fetch returns empty records, a bad produce may carry null."""
     for records, expected in ((b"", b""), ([], b""), (None, None)):
         data = b"".join(codec_of(produce).encode_request(produce_request(records), 9))
         decoded = produce.decode_request(memoryview(data), 9)
@@ -74,7 +74,7 @@ def test_empty_and_null_records_are_told_apart() -> None:
 
 
 def test_text_that_is_not_utf8_is_replaced() -> None:
-    """As Kafka reads it; the name is then refused like any other bad name."""
+    """As Kafka reads it; the name is then refused like any other invalid name."""
     data = bytearray(
         b"".join(codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest("ab"), 0))
     )
@@ -93,7 +93,7 @@ def test_null_where_the_version_forbids_it_is_an_error() -> None:
 
 
 def test_null_array_is_not_the_empty_array() -> None:
-    """Metadata from version 1: null asks for all topics, an empty list for none."""
+    """Metadata from version 1: null means all topics, an empty list none."""
     for topics in (None, []):
         request = metadata.MetadataRequest(topics)
         for version in (1, 9, 13):
@@ -103,7 +103,7 @@ def test_null_array_is_not_the_empty_array() -> None:
 
 @pytest.mark.parametrize("count", [1, 1_000, 2**31 - 1])
 def test_array_count_above_the_remaining_bytes_is_refused_before_allocating(count: int) -> None:
-    """A count times the smallest element must fit into what is left."""
+    """The count times the smallest element must fit into the remaining bytes."""
     data = struct.pack(">i", count)
     tracemalloc.start()
     with pytest.raises(WireError):
@@ -127,7 +127,7 @@ def test_array_count_must_leave_room_for_the_smallest_elements() -> None:
 def test_elements_of_a_message_are_counted_over_all_its_arrays(
     topics: int, partitions: int
 ) -> None:
-    """So many tiny elements are the most: objects take thirty times the bytes they come from."""
+    """The number of tiny elements is bounded. Objects take thirty times their encoded bytes."""
     topic = struct.pack(">hi", 0, partitions) + bytes(8) * partitions
     data = memoryview(struct.pack(">hhii", -1, -1, 0, topics) + topic * topics)
     with pytest.raises(TooManyElements):
@@ -146,7 +146,7 @@ def test_numbers_in_arrays_are_elements(count: int, error: type[Exception] | Non
 
 @pytest.mark.parametrize("tags", [2, 64])
 def test_tagged_fields_that_nobody_knows_count_as_elements(tags: int) -> None:
-    """To skip one takes as long as to read a small element, and each struct may have 64."""
+    """Skipping one takes as long as reading a small element, and each struct may have 64."""
     tagged = bytes([tags]) + b"".join(bytes([100 - number, 0]) for number in range(tags))
     count = 200_000 // (1 + tags)
     topic = bytes(16) + b"\1" + tagged
@@ -158,7 +158,7 @@ def test_tagged_fields_that_nobody_knows_count_as_elements(tags: int) -> None:
 
 
 def test_long_texts_count_as_elements() -> None:
-    """To replace what is no text takes a millisecond for one of the longest."""
+    """To replace invalid UTF-8 takes a millisecond for one of the longest."""
     name = struct.pack(">h", 32_767) + b"\xff" * 32_767
     for count, error in ((1_500, None), (1_600, TooManyElements)):
         data = memoryview(struct.pack(">i", count) + name * count)
@@ -167,7 +167,7 @@ def test_long_texts_count_as_elements() -> None:
 
 
 def test_decoding_ends_at_the_budget_that_it_is_given() -> None:
-    """So what is decoded at once is bounded before it is known how many elements there are."""
+    """This bounds what is decoded at once before the number of elements is known."""
     topic = struct.pack(">hi", 0, 1) + bytes(8)
     data = memoryview(struct.pack(">hhii", -1, -1, 0, 500) + topic * 500)
     assert len(produce.decode_request(data, 3, 1_000).topic_data) == 500
@@ -176,7 +176,7 @@ def test_decoding_ends_at_the_budget_that_it_is_given() -> None:
 
 
 def test_string_longer_than_kafka_allows_is_refused_in_flexible_versions() -> None:
-    """32,767 bytes are the most, though the varint could say more."""
+    """The limit is 32,767 bytes, though the varint could state more."""
     for size, error in ((32_767, None), (32_768, BadLength)):
         data = bytearray()
         length = size + 1
@@ -201,7 +201,7 @@ def api_versions_request(tags: bytes) -> memoryview:
 
 
 def test_unknown_tagged_fields_are_skipped_up_to_the_limit() -> None:
-    """64 tagged fields in one struct are read over, 65 refused. KIP-482."""
+    """64 tagged fields in one struct are skipped, 65 refused. KIP-482."""
     field = bytes([9, 1, 0])
     request = api_versions.decode_request(api_versions_request(bytes([64]) + field * 64), 3)
     assert request == api_versions.ApiVersionsRequest("a", "b")
@@ -210,7 +210,7 @@ def test_unknown_tagged_fields_are_skipped_up_to_the_limit() -> None:
 
 
 def test_tagged_field_count_above_the_remaining_bytes_is_refused() -> None:
-    """A tagged field takes two bytes at least; a huge count costs nothing."""
+    """A tagged field takes at least two bytes; a huge count costs nothing."""
     for tags in (bytes([3]) + bytes(5), b"\xff\xff\xff\xff\x07"):
         with pytest.raises(TooManyTaggedFields):
             api_versions.decode_request(api_versions_request(tags), 3)
@@ -243,7 +243,7 @@ def test_tagged_struct_that_was_not_sent_is_none() -> None:
 
 
 def test_field_the_version_lacks_is_dropped_if_ignorable_and_refused_otherwise() -> None:
-    """Kafka's rule: an ignorable field is left out, another must hold its default."""
+    """Kafka's rule: an ignorable field is omitted, any other must hold its default."""
     request = fetch.FetchRequest(rack_id="here")
     assert (
         fetch.decode_request(memoryview(b"".join(codec_of(fetch).encode_request(request, 4))), 4)

@@ -1,4 +1,4 @@
-"""The walk over records: what it finds, and that both walks find the same."""
+"""Walk over records: its results, and the equality of both implementations."""
 
 import random
 
@@ -47,7 +47,7 @@ def record(
     length: int | None = None,
     attributes: bytes = b"\0",
 ) -> bytes:
-    """One record, field by field."""
+    """Return one record, built field by field."""
     body = attributes + delta + number(index) + key + value + headers + more
     return number(len(body) if length is None else length) + body
 
@@ -55,7 +55,7 @@ def record(
 def walked(
     data: bytes, count: int, *, bounds: tuple[int, int] = ANY_TIME, keys: bool = False
 ) -> record_walk.Walked:
-    """What all walks agree on."""
+    """Return the result on which all walks agree."""
     found = [walk(data, count, BASE, *bounds, keys, False) for walk in WALKS]
     found += [walk(memoryview(data), count, BASE, *bounds, keys, True) for walk in WALKS]
     assert all(one == found[0] for one in found), found
@@ -63,7 +63,7 @@ def walked(
 
 
 def test_walk_of_sound_records_counts_them_and_finds_the_latest() -> None:
-    """The index behind the last record is their number."""
+    """The index after the last record is their number."""
     data = record(0, delta=number(5)) + record(1, delta=number(9)) + record(2, delta=number(-4))
     assert walked(data, 3) == (Fault.NONE, 3, BASE + 9, ())
 
@@ -112,12 +112,12 @@ TOO_LONG_64 = b"\x80" * 9 + b"\x02"
 def test_walk_of_broken_records_names_the_rule_and_the_record(
     data: bytes, count: int, fault: Fault, index: int
 ) -> None:
-    """Each rule of the format is broken by some bytes, and by no more than it."""
+    """Some bytes break each rule of the format, and only that rule."""
     assert walked(data, count)[:2] == (fault, index)
 
 
 def test_walk_never_reads_past_the_end_of_its_bytes() -> None:
-    """Each beginning of sound records is found cut off, wherever it ends: none passes."""
+    """Each prefix of valid records is found truncated, wherever it ends: none passes."""
     headers = number(2) + field("ü".encode()) + field(b"x") + field(b"b") + field(None)
     data = record(0, headers=headers) + record(1, key=field(None))
     for end in range(len(data)):
@@ -126,8 +126,10 @@ def test_walk_never_reads_past_the_end_of_its_bytes() -> None:
 
 
 def test_walk_refuses_records_out_of_time_or_without_key_by_index() -> None:
-    """KIP-467: each record that is refused is named; a missing key comes first, as in Kafka. -1
-    is no time, and so never out of bounds."""
+    """KIP-467: each refused record is named; a missing key comes first, as in Kafka.
+
+    -1 is no timestamp, and so never out of bounds.
+    """
     data = (
         record(0, delta=number(-11))
         + record(1, key=field(None), delta=number(50))
@@ -158,14 +160,14 @@ def test_walk_gives_no_timestamp_where_all_are_below_none() -> None:
 
 
 def test_faults_each_have_a_text_for_clients() -> None:
-    """A producer is told in words."""
+    """A producer receives a text."""
     assert set(FAULT_TEXTS) == set(Fault) - {Fault.NONE}
 
 
 @pytest.mark.skipif(not record_walk.IS_NATIVE, reason="no C compiler was there")
 @pytest.mark.parametrize("lead", [*range(0x7E, 0x82), *range(0xBE, 0x100)])
 def test_header_names_are_utf8_for_both_walks_alike(lead: int) -> None:
-    """Each second and third byte behind each lead byte, as RFC 3629 has them."""
+    """Covers each second and third byte after each lead byte, as RFC 3629 has them."""
     edges = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0)
     for second in edges:
         for third in edges:
@@ -218,7 +220,7 @@ def test_both_walks_find_the_same_in_damaged_batches(
 @given(data=st.binary(max_size=60), count=st.integers(-2, 9))
 @settings(max_examples=400, deadline=None)
 def test_both_walks_find_the_same_in_any_bytes(data: bytes, count: int) -> None:
-    """Nothing that a batch says of itself is believed."""
+    """No field of a batch is trusted."""
     walked(data, count)
 
 
@@ -228,7 +230,7 @@ if record_walk.places is not places_in_python:
 
 
 def placed(data: bytes, count: int) -> tuple[list[tuple[int, ...]], int]:
-    """What both ways to find records agree on."""
+    """Return the places on which both ways to find records agree."""
     found = [places(data, count) for places in PLACES]
     found += [places(memoryview(data), count) for places in PLACES]
     assert all(one == found[0] for one in found), found
@@ -236,7 +238,7 @@ def placed(data: bytes, count: int) -> tuple[list[tuple[int, ...]], int]:
 
 
 def test_places_of_records_are_those_of_their_fields() -> None:
-    """Whatever their offset deltas are: others went."""
+    """Holds for any offset deltas: other records were removed."""
     records = [
         record(0, key=field(b"first"), value=field(None)),
         record(7, key=field(None), value=field(b"xy"), headers=number(1) + field(b"h") + number(0)),
@@ -261,7 +263,7 @@ def test_places_of_records_are_those_of_their_fields() -> None:
 @given(st.binary(max_size=60), st.integers(-1, 40))
 @settings(max_examples=500)
 def test_places_in_any_bytes_are_the_same_both_ways(data: bytes, count: int) -> None:
-    """Each lies within the bytes, and behind the one before."""
+    """Each lies within the bytes, after the previous one."""
     found, _ = placed(data, count)
     position = 0
     for start, end, _, at, key, _ in found:
@@ -274,7 +276,7 @@ def test_places_in_any_bytes_are_the_same_both_ways(data: bytes, count: int) -> 
 @given(st.data())
 @settings(max_examples=200)
 def test_places_in_sound_records_that_are_hurt(data: st.DataObject) -> None:
-    """Where one byte is another, too."""
+    """Also if one byte differs."""
     records = bytearray(b"".join(record(n, value=field(b"v" * n)) for n in range(5)))
     at = data.draw(st.integers(0, len(records) - 1))
     records[at] = data.draw(st.integers(0, 255))

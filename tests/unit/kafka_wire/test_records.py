@@ -1,4 +1,4 @@
-"""Record batches: the checks of a produce, patching, reading, building."""
+"""Record batches: checks of a produce, patching, reading, building."""
 
 import random
 
@@ -38,7 +38,7 @@ def batch_of(count: int = 3, **fields: object) -> bytearray:
 def code_of(
     records: bytearray | bytes | None, *, version: int = 9, bytes_max: int = BYTES_MAX
 ) -> ErrorCode:
-    """What a produce of these records is answered with."""
+    """Return the error code of a produce of these records."""
     view = None if records is None else memoryview(records)
     try:
         check_batch(view, produce_version=version, bytes_max=bytes_max)
@@ -48,7 +48,7 @@ def code_of(
 
 
 def changed(position: int, value: bytes, *, sealed: bool = True) -> bytearray:
-    """A good batch with some bytes replaced, its CRC made good again or not."""
+    """Return a valid batch with some bytes replaced, with or without a recomputed CRC."""
     batch = batch_of()
     batch[position : position + len(value)] = value
     if sealed:
@@ -57,7 +57,7 @@ def changed(position: int, value: bytes, *, sealed: bool = True) -> bytearray:
 
 
 def test_good_batch_passes_and_gives_its_header() -> None:
-    """Nothing is refused without a reason."""
+    """Nothing valid is refused."""
     batch = batch_of(5, producer_id=7, producer_epoch=1, base_sequence=0)
     header = check_batch(memoryview(batch), produce_version=9, bytes_max=len(batch))
     assert header == read_header(batch)
@@ -66,7 +66,7 @@ def test_good_batch_passes_and_gives_its_header() -> None:
 
 @pytest.mark.parametrize("codec", Compression)
 def test_batch_of_every_codec_passes(codec: Compression) -> None:
-    """The payload stays opaque."""
+    """The payload is not decompressed."""
     assert code_of(batch_of(compression=codec)) is ErrorCode.NONE
 
 
@@ -109,7 +109,7 @@ def test_bad_batch_is_answered_with_kafkas_code(records: bytes | None, code: Err
 
 
 def test_flipped_bit_anywhere_under_the_crc_is_corrupt_and_never_final() -> None:
-    """The CRC is checked before anything it covers is believed: producers retry."""
+    """The CRC is checked before any field it covers is trusted: producers retry."""
     batch = batch_of()
     for bit in range(17 * 8, len(batch) * 8):
         flipped = bytearray(batch)
@@ -132,7 +132,7 @@ def test_zstd_is_refused_before_produce_version_7() -> None:
 
 
 def test_old_formats_are_no_batch() -> None:
-    """Who takes them asks `vdl.records.legacy` first."""
+    """Callers that accept them try `vdl.records.legacy` first."""
     for magic in (b"\0", b"\1"):
         assert code_of(changed(16, magic), version=3) is ErrorCode.INVALID_RECORD
 
@@ -140,7 +140,7 @@ def test_old_formats_are_no_batch() -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_random_bytes_are_answered_and_nothing_else_is_raised(data: bytes) -> None:
-    """Whatever the bytes: a code."""
+    """Any bytes give an error code."""
     assert code_of(data) is not ErrorCode.NONE
 
 
@@ -155,7 +155,7 @@ def test_patching_the_position_leaves_the_crc_good() -> None:
 
 
 def test_log_append_time_is_every_records_time_and_reseals_the_batch() -> None:
-    """The one patch that recomputes the CRC."""
+    """This is the one patch that recomputes the CRC."""
     batch = batch_of()
     patch_log_append_time(memoryview(batch), 99_000)
     header = read_header(batch)
@@ -166,7 +166,7 @@ def test_log_append_time_is_every_records_time_and_reseals_the_batch() -> None:
 
 
 def test_header_tells_what_the_attributes_say() -> None:
-    """Flags, codec, sequence arithmetic."""
+    """Covers flags, codec and sequence arithmetic."""
     batch = batch_of(
         3,
         producer_id=1,
@@ -219,7 +219,7 @@ def test_records_of_a_built_batch_come_back(
 
 @pytest.mark.parametrize("codec", Compression)
 def test_damaged_records_raise_corrupt_batch_and_nothing_else(codec: Compression) -> None:
-    """Payload cut, flipped or replaced, with a header that promises more."""
+    """The payload is truncated, flipped or replaced, with a header that states more."""
     rng = random.Random(codec)
     good = build_batch(
         [Record(rng.randbytes(8), rng.randbytes(30), [("h", b"x")], 5) for _ in range(8)],
@@ -254,7 +254,7 @@ def test_split_gives_whole_batches_and_leaves_a_cut_one_out() -> None:
 
 
 def test_split_refuses_what_cannot_be_a_batch() -> None:
-    """A length below the header's, or another magic."""
+    """Covers a length below the header's, and another magic."""
     for position, value in ((8, (48).to_bytes(4)), (16, b"\x01")):
         with pytest.raises(CorruptBatch) as caught:
             split_batches(memoryview(batch_of() + changed(position, value)))
@@ -262,7 +262,7 @@ def test_split_refuses_what_cannot_be_a_batch() -> None:
 
 
 def test_first_record_at_or_after_a_timestamp_is_the_earliest_in_offset_order() -> None:
-    """ListOffsets by time: the least offset whose timestamp is not before."""
+    """ListOffsets by time: the least offset whose timestamp is not earlier."""
     records = [Record(value=b"v", timestamp=time) for time in (10, 30, 20, 40)]
     batch = memoryview(build_batch(records, BatchFields(base_offset=100)))
     found = {time: first_at_or_after(batch, time) for time in (5, 10, 11, 30, 31, 41)}
@@ -295,7 +295,7 @@ def test_varint_that_never_ends_is_corrupt() -> None:
 
 @pytest.mark.parametrize("compression", [Compression.NONE, Compression.GZIP])
 def test_records_behind_skipped_ones_are_the_same(compression: Compression) -> None:
-    """Whatever is skipped: nothing, some, all, and more than there are."""
+    """For any number of skipped records: none, some, all, and more than there are."""
     records = [Record(b"k%d" % index, b"v" * index, [("h", b"x")], 5 + index) for index in range(9)]
     batch = memoryview(build_batch(records, BatchFields(compression=compression)))
     everything = list(iter_records(batch))
@@ -304,7 +304,7 @@ def test_records_behind_skipped_ones_are_the_same(compression: Compression) -> N
 
 
 def test_skipping_stops_at_what_is_no_record() -> None:
-    """Lengths that cannot be, and records that are not there."""
+    """Covers impossible lengths and missing records."""
     batch = build_batch([Record(None, b"value"), Record(None, b"value")])
     negative = bytearray(batch)
     negative[61] = 1

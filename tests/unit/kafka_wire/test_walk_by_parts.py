@@ -1,5 +1,7 @@
-"""The walk over records that come in pieces: what it finds is what a walk over all of them finds,
-wherever they are cut."""
+"""Walk over records that arrive in pieces.
+
+Its result equals that of a walk over all of them, wherever they are cut.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ RECORDS = [
 def walked_by(
     part: WalkPart, data: bytes, state: array[int], sizes: list[int]
 ) -> tuple[int, list[Refused]]:
-    """Give the walk so many further bytes at a time, the sizes round and round."""
+    """Pass the walk further bytes in pieces, cycling through the sizes."""
     refused: list[Refused] = []
     rest, position, turn = b"", 0, 0
     while True:
@@ -58,7 +60,7 @@ def walked_by(
 def test_pieces_give_what_the_whole_gives(
     sizes: list[int], keys: bool, data: st.DataObject
 ) -> None:
-    """Sound records, and records in which one byte was changed."""
+    """Covers valid records, and records in which one byte was changed."""
     records = bytearray(build_batch(RECORDS)[HEADER_BYTES:])
     if data.draw(st.booleans()):
         records[data.draw(st.integers(0, len(records) - 1))] = data.draw(st.integers(0, 255))
@@ -69,7 +71,7 @@ def test_pieces_give_what_the_whole_gives(
         found, named = walked_by(part, bytes(records), state, sizes)
         assert bool(found) == bool(fault), (found, fault)
         if fault:
-            # A record that goes beyond the end is known by that only when the end is there.
+            # A record that extends beyond the end is detected only when the end arrives.
             assert fault in (found, Fault.RECORD_LENGTH), (found, fault)
             assert state[Slot.INDEX] == index or fault == Fault.TRAILING_BYTES
         else:
@@ -80,7 +82,7 @@ def test_pieces_give_what_the_whole_gives(
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.lists(st.integers(1, 40), min_size=1, max_size=4))
 def test_any_bytes_are_walked_alike_by_both(data: bytes, sizes: list[int]) -> None:
-    """C and Python."""
+    """Covers the walks in C and Python."""
     outcomes = []
     for part in PARTS:
         state = begin_parts(2, 0, 0, 10, keys_required=True)
@@ -91,7 +93,7 @@ def test_any_bytes_are_walked_alike_by_both(data: bytes, sizes: list[int]) -> No
 
 @pytest.mark.parametrize("part", PARTS)
 def test_pieces_name_no_more_refused_records_than_the_limit(part: WalkPart) -> None:
-    """However many parts there are."""
+    """For any number of parts."""
     records = bytes(build_batch([Record(None, b"v")] * (REFUSED_MAX + 50))[HEADER_BYTES:])
     state = begin_parts(REFUSED_MAX + 50, 0, 0, 10, keys_required=True)
     fault, refused = walked_by(part, records, state, [64])
