@@ -1,10 +1,10 @@
-"""What all commits of a job come to: where it began, and how much it has written since.
+"""Totals over all commits of a job: its first offsets and the rows written since.
 
-A table that keeps every commit adds them up. Of one whose log is cleaned (Delta's, after thirty
-days) what is left of the commits is a part, and a part looks like a whole: so such a table keeps
-its account itself, and says None where it cannot know.
+A table that keeps every commit adds them up. A table whose log is cleaned (Delta's, after thirty
+days) has only some of its commits left, and their sum looks like a total. Such a table keeps its
+account itself, and reports None if it cannot know.
 
-Must not know: Spark, Kafka, formats of tables.
+Does not depend on Spark, Kafka, or table formats.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from vdl.pipeline.table import Commit, CommitNote, TableSink
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of the commits from the first one on. `begin`: where the first one began; partitions that it
-    does not have came later. `late`: as in `Commit`."""
+    """Totals over the commits from the first one on.
+
+    `begin`: positions at which the first commit began; partitions that it lacks were added later.
+    `late`: as in `Commit`.
+    """
 
     begin: Positions = field(default_factory=Positions)
     rows: int = 0
@@ -28,7 +31,7 @@ class Account:
     late: int = 0
 
     def plus(self, commit: Commit | CommitNote) -> Account:
-        """With the next commit."""
+        """Return the account with the next commit included."""
         return Account(
             self.begin or commit.start,
             self.rows + commit.rows,
@@ -39,14 +42,14 @@ class Account:
 
 @runtime_checkable
 class KeepsAccount(Protocol):
-    """A table that may outlive what its commits say."""
+    """Table whose account may cover commits that its log no longer has."""
 
     def account(self) -> Account | None:
-        """Up to the last commit, once the table is open; None: it is not known."""
+        """Return the account up to the last commit of an open table; None if it is not known."""
 
 
 def account_of(table: TableSink) -> Account | None:
-    """Of a table that was opened, up to its `sequence`; None: it is not known."""
+    """Return the account of an open table up to its `sequence`; None if it is not known."""
     if isinstance(table, KeepsAccount):
         return table.account()
     return added_up(table.notes(), end=table.sequence)
@@ -55,8 +58,10 @@ def account_of(table: TableSink) -> Account | None:
 def added_up(
     notes: Sequence[CommitNote], *, end: int, known: Account | None = None, counted: int = 0
 ) -> Account | None:
-    """`known`, which is of the first `counted` commits, with those behind up to number `end`; None
-    where one of them is missing among `notes` (oldest first)."""
+    """Return `known`, which covers the first `counted` commits, plus those up to number `end`.
+
+    Return None if one of them is missing among `notes` (oldest first).
+    """
     found = known or Account()
     behind = [note for note in notes if counted < note.sequence <= end]
     if [note.sequence for note in behind] != list(range(counted + 1, end + 1)):

@@ -1,29 +1,28 @@
-"""Comparing the copies of a cluster's logs, batch by batch, as a distributed job.
+"""Batch-by-batch comparison of the copies of a cluster's logs, as a distributed job.
 
-Each data directory is locked on the driver, its journal replayed there; its segments, cut into
-pieces, are read by tasks wherever the directory can be seen. A task checks every frame's CRC and
-says of each entry what two copies must have in common (term, base offset, CRC of the payload);
-Spark brings the copies of an entry together by (group, index). Only entries that something is wrong
-with come back to the driver.
+Each data directory is locked on the driver, and its journal is replayed there. Its segments, cut
+into pieces, are read by tasks wherever the directory is visible. A task checks every frame's CRC
+and reports for each entry the facts that two copies must share (term, base offset, CRC of the
+payload). Spark joins the copies of an entry by (group, index). Only entries with a problem return
+to the driver.
 
-An entry should be in a copy when its index lies in [the log's first index, its commit index], as
-that copy's own journal has them: a log that was trimmed begins later, and a follower that is behind
-has acknowledged no more than it has. What can be wrong with one copy, beside being `different` from
-the others:
+An entry should be in a copy if its index lies in [the log's first index, its commit index], as that
+copy's own journal has them: a trimmed log begins later, and a lagging follower has acknowledged no
+more than it has. Problems of one copy, besides being `different` from the others:
 
-| what | |
+| problem | |
 |---|---|
 | damaged | the frame does not match its CRC |
 | torn | the file ends within the frame |
-| missing | the file ends before it, or is not there; of the journal: cannot be reached in it |
+| missing | the file ends before it or does not exist; in the journal: it cannot be reached |
 | out of order | a good frame of another entry is in its place |
-| LOST | said of a log, at its first entry that no segment has: from there on nothing is sure |
+| LOST | for a log, at its first entry that no segment has: nothing from there on is certain |
 | GIVEN_UP | likewise: a start has found it lost, and its server takes nothing from it any more |
 
-Of copies that differ though each matches its CRC, those that most others contradict are wrong. What
-the journal of a lost log still has is not compared: it may have been overwritten since.
+Among copies that differ though each matches its CRC, those that most others contradict are wrong.
+Entries in the journal of a lost log are not compared: they may have been overwritten since.
 
-Must not know: Kafka; the cluster, whose servers must not be running.
+Does not depend on Kafka. The cluster's servers must not be running.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from segments.tool import INDEX_ENTRIES, Directory
 PIECE_ENTRIES = 20_000
 BATCH_ROWS = 10_000
 TOLD_MAX = 10_000
-"""Wrong entries that are told one by one: a copy may lack millions."""
+"""Limit on wrong entries that are reported one by one: a copy may lack millions."""
 GOOD, DAMAGED, TORN, MISSING, MISPLACED = "", "damaged", "torn", "missing", "out of order"
 LOST = "the journal lost records of this log"
 GIVEN_UP = "given up by its server, which found it lost"
 NO_SEGMENT = 0
-"""As a segment's number: they count from 1."""
+"""Segment number of an entry without a segment; segments count from 1."""
 FOUND_DDL = (
     "replica string, group long, index long, term long, offset long, crc long, bytes long, "
     "problem string"
@@ -76,8 +75,10 @@ Row = tuple[str, int, int, int, int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries [first, end) of one log of one directory, which should be in one segment; in one that
-    is not there, if that is NO_SEGMENT."""
+    """Entries [first, end) of one log of one directory, which should be in one segment.
+
+    The number is NO_SEGMENT if that segment does not exist.
+    """
 
     directory: str
     log_id: LogId
@@ -90,27 +91,27 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something is wrong with one copy of an entry. `replica` is a data directory."""
+    """Problem of one copy of an entry. `replica` is a data directory."""
 
     group: GroupId
     index: Index
     replica: str
     what: str
     offset: int
-    """By the good copies; -1 where there is none."""
+    """Base offset according to the good copies; -1 without one."""
 
 
 @dataclass(slots=True)
 class Audit:
-    """What was read and is good, each copy counted, and what is wrong."""
+    """Result: what was read and is good, with each copy counted, and what is wrong."""
 
     directories: int
     entries: int
     bytes: int
     wrong: int
-    """Entries with a copy that is wrong."""
+    """Number of entries with a wrong copy."""
     findings: list[Finding]
-    """Of the first TOLD_MAX of them."""
+    """Findings for the first TOLD_MAX of them."""
 
 
 def audit(directories: Sequence[str], spark: Any) -> Audit:
@@ -165,7 +166,7 @@ def audit(directories: Sequence[str], spark: Any) -> Audit:
 
 
 def judge(row: Any) -> list[Finding]:
-    """What is wrong with the copies of one entry."""
+    """Return the problems of the copies of one entry."""
     votes: dict[tuple[int, int, int], list[str]] = {}
     for copy in row["copies"]:
         if not copy["problem"]:
@@ -190,7 +191,10 @@ def judge(row: Any) -> list[Finding]:
 
 
 def pieces_of(directory: Directory, log_id: LogId) -> list[Piece]:
-    """What of a log lies in segments, or should: below the oldest one, in one that is gone."""
+    """Return the pieces of a log that segments have or should have.
+
+    Entries below the oldest segment belong to one that is missing.
+    """
     known = directory.identity.logs[log_id]
     replayed = directory.replay.logs[log_id]
     segments = directory.segments(known)
@@ -207,8 +211,10 @@ def pieces_of(directory: Directory, log_id: LogId) -> list[Piece]:
 
 
 def tail_of(directory: Directory, log_id: LogId) -> list[Row]:
-    """The committed entries that only the journal has, or should have; and whether it has lost
-    what it cannot name."""
+    """Return rows for the committed entries that only the journal has, or should have.
+
+    The first row reports a loss that the journal cannot locate, if there is one.
+    """
     known, replayed = directory.identity.logs[log_id], directory.replay.logs[log_id]
     path, group_id = directory.path, known.group_id
     index = replayed.flushed_index + 1
@@ -226,7 +232,7 @@ def tail_of(directory: Directory, log_id: LogId) -> list[Row]:
             index += 1
     finally:
         journal.close()
-    # A commit index may be in the journal before its entries: they were not acknowledged here.
+    # The journal may have a commit index before its entries: they were not acknowledged here.
     end = min(replayed.commit, replayed.last_index) + 1
     rows += [
         _bad_row(path, group_id, n, MISSING) for n in indexes(max(index, replayed.first_index), end)
@@ -235,7 +241,7 @@ def tail_of(directory: Directory, log_id: LogId) -> list[Row]:
 
 
 def read_piece(piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Every entry of a piece, as FOUND rows. On executors."""
+    """Yield every entry of a piece, as FOUND rows. Runs on executors."""
     rows: list[Row] = []
     for row in _walk(piece):
         rows.append(row)
@@ -270,9 +276,12 @@ def _walk(piece: Piece) -> Iterator[Row]:
 
 
 def _entries(files: LogFiles, piece: Piece, index: Index) -> Iterator[StoredEntry]:
-    """Those from `index` on, as far as they are good. Where its frame begins its Idx says, which a
-    CRC of its own covers. An Idx that is not good is no damage, it can be written again: at the
-    beginning of a piece its segment is walked instead. Raises StorageError, OSError."""
+    """Yield the good entries from `index` on.
+
+    An entry's Idx, which has a CRC of its own, gives the position of its frame. A bad Idx is no
+    damage, since it can be rebuilt: at the beginning of a piece its segment is walked instead.
+    Raises StorageError, OSError.
+    """
     try:
         idx = files.idx(index)
     except IndexDamaged:
@@ -302,7 +311,7 @@ def _bad_row(directory: str, group_id: GroupId, index: Index, what: str) -> Row:
 
 
 def _what(files: LogFiles, piece: Piece, index: Index) -> str:
-    """What is wrong where an entry should be."""
+    """Return the problem at the place of an entry."""
     try:
         idx = files.idx(index)
         file = files.fs.open(files.segment_path(idx.segment))

@@ -1,10 +1,11 @@
-"""Which catalog an Iceberg table is in, as PyIceberg is told: `type`, `uri`, `warehouse` and more.
+"""Catalog of an Iceberg table, in PyIceberg's settings: `type`, `uri`, `warehouse` and more.
 
-A catalog is what makes a commit one step: it says which metadata file is the table's. Without any
-settings it is a file of SQLite beside the table's folder, which is enough for one machine. A secret
-never stands in a job file: it is `env:NAME` or `file:PATH`, and so is a `uri` that has a password.
+A catalog makes a commit atomic: it records which metadata file is the table's current one. Without
+settings it is a SQLite file beside the table's folder, which suffices for one machine. A job file
+contains no secrets: it refers to them as `env:NAME` or `file:PATH`, also for a `uri` with a
+password.
 
-Must not know: PyIceberg.
+Does not depend on PyIceberg.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ SECRET = re.compile(
 )
 WITH_PASSWORD = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]+@")
 NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
-"""Of a table: its namespace, which may have parts, and itself."""
+"""Name of a table: its namespace, which may have parts, and its own name."""
 LOCAL, NAMESPACE = "vdl", "default"
 DEAD_SUFFIX = "_dead"
 
 
 def local_catalog(path: str) -> dict[str, str]:
-    """Of a table in a folder."""
+    """Return the catalog settings of a table in a folder."""
     return {"name": LOCAL, "type": "sql", "uri": f"sqlite:///{Path(path).parent}/catalog.db"}
 
 
 def name_of(path: str) -> str:
-    """A table's, where none is given."""
+    """Return a table's default name."""
     return f"{NAMESPACE}.{re.sub('[^A-Za-z0-9_-]', '_', Path(path).name)}"
 
 
@@ -46,7 +47,7 @@ def problems_of_catalog(settings: Mapping[str, str]) -> list[str]:
 
 
 def resolved_catalog(settings: Mapping[str, str]) -> dict[str, str]:
-    """With the secrets. Raises SecretMissing."""
+    """Return the settings with their secrets. Raises SecretMissing."""
     return {
         name: looked_up(name, value) if SECRET.search(name) or name == "uri" else value
         for name, value in settings.items()
@@ -54,8 +55,10 @@ def resolved_catalog(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def secrets_of(settings: Mapping[str, str]) -> list[str]:
-    """The secrets in resolved settings, the longest first; of `id:secret` also what is behind the
-    colon, and of a URI its password."""
+    """Return the secrets in resolved settings, the longest first.
+
+    Includes the part of `id:secret` after the colon, and the password of a URI.
+    """
     found = set()
     for name, value in settings.items():
         if SECRET.search(name):

@@ -1,21 +1,21 @@
-"""Anomalies of a history too long for one process's memory, as sorts and joins on Spark.
+"""Anomaly checks on Spark, as sorts and joins, for histories too long for one process's memory.
 
-Each check here is the one of the same name in `vdl.check.anomalies`, whose definitions hold: it
-finds the same anomalies, in the same words, in the facts of `vdl.pipeline.evidence`. None compares
-everything with everything: they are groupings, equal joins, and windows over sorted facts, O(n log
-n). Where a check there walks along, a window here looks at the row before (`lag`), or at all rows
-before (a running maximum). Dense indexes of offsets are not needed: indexes are in the order of
-their offsets, and two of them differ by one when no held offset lies between.
+Each check corresponds to the one of the same name in `vdl.check.anomalies`, whose definitions hold.
+It finds the same anomalies, with the same texts, in the facts of `vdl.pipeline.evidence`. No check
+compares all pairs: they use groupings, equal joins, and windows over sorted facts, in O(n log n).
+Where a check there iterates, a window here looks at the previous row (`lag`), or at all previous
+rows (a running maximum). Dense offset indexes are not needed: indexes follow the order of their
+offsets, and two of them differ by one if no held offset lies between.
 
-Only findings come back to the driver: how many of each anomaly, and the first few.
+Only findings return to the driver: the count of each anomaly, and the first few.
 
-Transactions and consumer groups are not checked (NOT_CHECKED). The anomalies of groups are those of
-registers that are committed to and read in intervals of time, of which a history has few beside its
-records, and `vdl check` finds them in memory.
+Transactions and consumer groups are not checked (NOT_CHECKED). Anomalies of groups are those of
+registers that are committed to and read in intervals of time. A history has few of these compared
+to its records, and `vdl check` finds them in memory.
 
-What one window takes is sorted by one task: the records of one key, or what one process read.
+One task sorts one window: the records of one key, or the reads of one process.
 
-Must not know: how lines are decoded; who made the history.
+Does not depend on how lines are decoded, or on what produced the history.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vdl.pipeline.evidence import (
 
 EXAMPLES_MAX = 20
 DRAINED = "drained"
-"""What a check needs besides facts: a read of everything after the run."""
+"""Requirement of a check besides facts: a read of everything after the run."""
 
 NOT_CHECKED = (
     "own2", "own-overlap", "zombie-commit", "commit-regress", "lost-commit", "skip-commit",
@@ -59,7 +59,7 @@ NOT_CHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was read, and what is wrong. `examples` has at most a given number of each anomaly."""
+    """Result: counts of operations and anomalies. `examples` is limited for each anomaly."""
 
     operations: int
     outcomes: dict[str, int]
@@ -95,7 +95,7 @@ def check(paths: Sequence[str], spark: Any, *, examples_max: int = EXAMPLES_MAX)
 
 
 def _first(found: DataFrame, examples_max: int) -> DataFrame:
-    """The first findings of each anomaly, and how many there are."""
+    """Return the first findings of each anomaly, with their number."""
     named = Window.partitionBy(f.substring_index("kind", ":", 1))
     number = f.row_number().over(named.orderBy("key", "ops", "facts"))
     return (
@@ -106,7 +106,7 @@ def _first(found: DataFrame, examples_max: int) -> DataFrame:
 
 
 class Tables:
-    """What several checks ask for, derived from the facts; kept by Spark until `close`."""
+    """Tables that several checks use, derived from the facts; kept by Spark until `close`."""
 
     def __init__(self, facts: DataFrame) -> None:
         what = f.col("what")
@@ -121,7 +121,7 @@ class Tables:
             .groupBy("key")
             .agg(f.min("offset").alias("start"))
         )
-        """(key, start) of keys that were read after the run; null where nothing was found."""
+        """(key, start) of keys that were read after the run; null if nothing was found."""
 
     def close(self) -> None:
         self.values.unpersist()
@@ -129,14 +129,16 @@ class Tables:
 
     @property
     def held(self) -> DataFrame:
-        """Which operation says that a value is at an offset: the acknowledged and the read."""
+        """Operations that place a value at an offset: acknowledged sends and reads."""
         columns = ("key", "offset", "value", "t1", "op")
         return self.acked.select(*columns).unionByName(self.read.select(*columns))
 
     def _values(self) -> DataFrame:
-        """(key, value) → where it was `first` and `last`, its `writer` and first `reader`, each a
-        struct, null where there is none. `first` and `last` are (offset, t1, op), those of `last`
-        negative: the first operation that told that offset."""
+        """Return (key, value) → `first`, `last`, `writer`, first `reader`, each a struct or null.
+
+        `first` and `last` are the first and last offset of the value, as (offset, t1, op), with t1
+        and op of `last` negated: the first operation that reported that offset.
+        """
 
         is_sent, is_read = f.col("what") == SENT, f.col("what") == READ
         is_held = is_read | ((f.col("type") == "ok") & f.col("offset").isNotNull())
@@ -145,7 +147,7 @@ class Tables:
         writer = f.struct("t1", "op", "seq", "type", "is_retried", "pid", "siblings")
         return (
             self.facts.filter(is_sent | is_read)
-            # Moved before it is grouped: few facts share a value, and these are sorted once.
+            # Repartition before grouping: few facts share a value, and these are sorted once.
             .repartition("key", "value")
             .groupBy("key", "value")
             .agg(
@@ -157,7 +159,7 @@ class Tables:
         )
 
     def _final(self) -> DataFrame:
-        """(key, offset) → value, epoch, timestamp, op: what the read after the run found."""
+        """Return (key, offset) → value, epoch, timestamp, op of the read after the run."""
 
         latest = f.max(f.struct("t1", "op", "seq", "value", "epoch", "timestamp"))
         return (
@@ -213,7 +215,7 @@ def lost_writes(tables: Tables) -> DataFrame:
         .join(f.broadcast(bounds), "key")
         .filter("last.offset <= bound")
     )
-    # An operation of unknown outcome happened when another value of it was read.
+    # An operation with an unknown outcome happened if another of its values was read.
     proven = (
         passed.filter("writer.type = 'info'")
         .withColumn("sibling", f.explode("writer.siblings"))
@@ -258,7 +260,7 @@ def phantoms(tables: Tables) -> DataFrame:
 
 def sends_in_order(tables: Tables) -> DataFrame:
 
-    # In order of invocation, which the number of an operation is.
+    # In order of invocation, which is the order of operation numbers.
     sends = Window.partitionBy("proc", "key").orderBy("op", "t1", "seq")
     found = (
         tables.acked.filter("not (pid < 0 and is_retried)")
@@ -282,7 +284,7 @@ def polls_in_order(tables: Tables) -> DataFrame:
 
     along = Window.partitionBy("proc", "key").orderBy("t1", "op", "seq")
     so_far = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # An assignment makes a process forget its places, but not those it keeps.
+    # An assignment resets a process's positions, except those it keeps.
     what = f.col("what")
     turn = f.when(what == KEPT, -1).when(what == SOUGHT, 1).otherwise(0)
     walked = (
@@ -346,7 +348,7 @@ def stale_reads(tables: Tables) -> DataFrame:
         .filter((what == NOTHING) & (f.col("place.told") == f.col("told")))
         .select("key", "op", "t0", "t1", f.col("place.offset").alias("offset"))
     )
-    # What was acknowledged first at or behind that place.
+    # The first acknowledgement at or after that position.
     rows = empty.withColumn("is_asked", f.lit(True)).unionByName(
         tables.acked.select("key", "offset", f.col("t1").alias("acked"))
         .withColumn("is_asked", f.lit(False)),
@@ -362,12 +364,12 @@ def stale_reads(tables: Tables) -> DataFrame:
         .filter(f.col("is_asked") & (f.col("t0") - f.col("since") > STALE_READ_BOUND_NS))
         .select("key", "op", "t0", "t1", "offset", "since")
     )
-    # Faults are everybody's. What is sorted here in one task are they, and the late ones only.
+    # Faults apply to all keys. One task sorts only them and the late reads.
     faults = tables.facts.filter(what == FAULT).select(
         "op", "t1", f.struct("t1", (f.col("value") == 1).alias("is_begin")).alias("fault")
     )
     past = Window.orderBy("t1", "op").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # Without a fault before, `greatest` is the other one.
+    # Without an earlier fault, `greatest` is the other argument.
     late_ns = f.col("t0") - f.greatest("calm.t1", "since")
     found = (
         late.unionByName(faults, allowMissingColumns=True)
@@ -455,7 +457,7 @@ def listed_offsets(tables: Tables) -> DataFrame:
     )  # fmt: skip
     by_time = asked.filter(timestamp >= 0)
     final = tables.final.filter(timestamp >= 0)
-    # The least offset whose timestamp is the one asked for, or later.
+    # The least offset whose timestamp is the requested one or later.
     rows = by_time.withColumn("is_asked", f.lit(True)).unionByName(
         final.select("key", "timestamp", f.col("offset").alias("place"))
         .withColumn("is_asked", f.lit(False)),
@@ -493,7 +495,7 @@ def listed_offsets(tables: Tables) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check, the anomalies it finds, and what a history must have for there to be any."""
+    """One check, the anomalies it finds, and the facts that a history needs for it."""
 
     find: Callable[[Tables], Any]
     names: tuple[str, ...]
@@ -520,11 +522,11 @@ CHECKS = (
     Check(listed_offsets, ("list-offsets",), frozenset({LISTED})),
 )
 CHECKED = tuple(name for one in CHECKS for name in one.names)
-"""The anomalies this finds."""
+"""The anomalies that this module finds."""
 
 
 def _findings(rows: DataFrame, kind: Any, ops: Any, **facts: Any) -> DataFrame:
-    """(kind, key, ops, facts): what `vdl.check.findings.anomaly` is told; facts as JSON."""
+    """Return (kind, key, ops, facts): arguments of `vdl.check.findings.anomaly`, facts as JSON."""
     told = f.struct(*(column.alias(name) for name, column in facts.items()))
     return rows.select(
         f.lit(kind).alias("kind"),
@@ -535,8 +537,10 @@ def _findings(rows: DataFrame, kind: Any, ops: Any, **facts: Any) -> DataFrame:
 
 
 def _consumers(tables: Tables) -> DataFrame:
-    """What consumers read, and were told, by key; `told` counts how often a process was assigned
-    anew, or lost what it had, so far."""
+    """Return reads and assignments of consumers, by key.
+
+    `told` counts how often a process has been assigned anew, or lost its assignment, so far.
+    """
     what = f.col("what")
     is_polled = what.isin(READ, NOTHING) & (f.col("f") == "poll") & (f.col("type") == "ok")
     so_far = (
@@ -553,9 +557,12 @@ def _consumers(tables: Tables) -> DataFrame:
 
 
 def _with_highest_before(asked: DataFrame, known: DataFrame, *by: str) -> DataFrame:
-    """`asked` (by…, t0, op, offset) with the greatest offset in `known` (by…, t1, op, offset) that
-    had returned before it began, `highest`, or -1, and the first operation that knew, `witness`."""
-    # What returns at the very time an operation begins is not known before: asked comes first.
+    """Add the greatest offset known before each operation of `asked` (by…, t0, op, offset).
+
+    `highest`: greatest offset in `known` (by…, t1, op, offset) that had returned before the
+    operation began, or -1. `witness`: the first operation that knew it.
+    """
+    # An operation that returns at the same time is not known before: `asked` sorts first.
     before = (
         Window.partitionBy(*by)
         .orderBy("at", "is_known")

@@ -1,11 +1,10 @@
-"""How a job reaches servers that want to know who asks: settings of clients, and their secrets.
+"""Security settings of a job's clients, and the secrets in them.
 
-Settings are librdkafka's, for both kinds of source; the official connector, whose client is Java's,
-is told the same in its own words. A secret never stands in a job file, which is kept, sent around
-and shown: there stands where it is, `env:NAME` or `file:PATH`, and it is looked up when a client is
-made.
+Settings are librdkafka's, for both kinds of source; for the official connector, which uses Java's
+client, they are translated. A job file, which is stored, sent and shown, contains no secrets: it
+refers to them as `env:NAME` or `file:PATH`, and they are looked up when a client is created.
 
-Must not know: Spark, clients.
+Does not depend on Spark or on client libraries.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ SAME = {
     "client.rack": "client.rack",
     "ssl.key.password": "ssl.key.password",
 }
-"""librdkafka's word → Java's, of settings that mean the same."""
+"""librdkafka's name → Java's, for settings with the same meaning."""
 FILES = {
     "ssl.certificate.location": "ssl.keystore.certificate.chain",
     "ssl.key.location": "ssl.keystore.key",
     "ssl.ca.location": "ssl.truststore.certificates",
 }
-"""What librdkafka reads from files in PEM and Java takes as it is."""
+"""Settings that librdkafka reads from PEM files and Java takes as values."""
 TEXTS = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
@@ -50,18 +49,18 @@ KNOWN = frozenset({*SAME, *FILES, *TEXTS, HOST_CHECK, USER, PASSWORD})
 
 
 class SecretMissing(PipelineError):
-    """A secret is not where the job file says."""
+    """The place of a secret that the job file names has none."""
 
 
 def exposed(settings: Mapping[str, str]) -> list[str]:
-    """Names of the secrets that stand in the settings themselves."""
+    """Return the names of settings that contain a secret themselves."""
     return [
         name for name, value in settings.items() if SECRET.search(name) and not PLACE.match(value)
     ]
 
 
 def resolved(settings: Mapping[str, str]) -> dict[str, str]:
-    """With the secrets. Raises SecretMissing."""
+    """Return the settings with their secrets. Raises SecretMissing."""
     return {
         name: looked_up(name, value) if SECRET.search(name) else value
         for name, value in settings.items()
@@ -69,7 +68,10 @@ def resolved(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def looked_up(name: str, value: str) -> str:
-    """What is at a place; what names none, as it is. Raises SecretMissing."""
+    """Return the secret at a place, or a value that names no place as it is.
+
+    Raises SecretMissing.
+    """
     found = PLACE.match(value)
     if found is None:
         return value
@@ -85,8 +87,11 @@ def looked_up(name: str, value: str) -> str:
 
 
 def java_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """The same for the official connector, whose names begin with `kafka.`; of settings with their
-    secrets, among KNOWN. Raises SecretMissing where a file cannot be read."""
+    """Translate for the official connector, whose names begin with `kafka.`.
+
+    `client`: settings among KNOWN, with their secrets. Raises SecretMissing if a file cannot be
+    read.
+    """
     told = {SAME[name]: value for name, value in client.items() if name in SAME}
     told |= {TEXTS[name]: value for name, value in client.items() if name in TEXTS}
     for name, java in FILES.items():

@@ -1,6 +1,6 @@
-"""Which settings librdkafka does not take, asked without a client.
+"""Validation of librdkafka settings, without creating a client.
 
-Must not know: what the settings are for.
+Does not depend on the purpose of the settings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ UNKNOWN = "vdl.is.no.setting"
 
 
 def unfit(settings: Mapping[str, str]) -> dict[str, str]:
-    """Name → what is wrong with it. Nothing where librdkafka is not installed."""
+    """Return name → problem. Empty if librdkafka is not installed."""
     try:
         from confluent_kafka import KafkaException, Producer
     except ModuleNotFoundError:
@@ -19,8 +19,9 @@ def unfit(settings: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in settings.items():
         try:
-            # Settings are taken in their order, and a client is made once all were. So none is
-            # made, and what depends on this machine, as files of certificates do, is not looked at.
+            # Settings are parsed in order, and a client is created only after all were valid. The
+            # unknown last one prevents that, so nothing that depends on this machine, such as
+            # certificate files, is checked.
             Producer({name: value, UNKNOWN: ""})
         except KafkaException as error:
             if UNKNOWN not in str(error):

@@ -1,21 +1,21 @@
-"""Options by the names of the official connector, for a reader that knows its own.
+"""Options by the official connector's names, translated to this reader's own.
 
 | the connector's | ours |
 |---|---|
 | kafka.bootstrap.servers, subscribe | bootstrap, topics |
 | startingOffsets, endingOffsets | start, end |
 | startingTimestamp, endingTimestamp | start, end: ms since 1970 |
-| failOnDataLoss | allowLoss, the other way round |
+| failOnDataLoss | allowLoss, negated |
 | maxOffsetsPerTrigger | maxRows |
 | includeHeaders | headers |
 | kafka.isolation.level | isolation |
 | kafka.security.protocol, kafka.sasl.…, kafka.ssl.…, kafka.client.… | client.… |
 
-minPartitions is the same in both. What is not given has our default: also a stream begins at the
-earliest offset, and only committed records are read. What has no meaning here is refused by its
+minPartitions is the same in both. Missing options have our defaults: a stream too begins at the
+earliest offset, and only committed records are read. Options without a meaning here are refused by
 name.
 
-Must not know: Spark, Kafka clients.
+Does not depend on Spark or on Kafka clients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RENAMED = {
     "includeheaders": "headers",
     "kafka.isolation.level": "isolation",
 }
-"""In lower case, as Spark hands names over."""
+"""In lower case, as Spark passes names."""
 LOSS, ALLOW = "failondataloss", "allowloss"
 JAAS = "sasl.jaas.config"
 HOST_CHECK = "ssl.endpoint.identification.algorithm"
@@ -46,7 +46,7 @@ PEM_FILES = {
     "ssl.truststore.location": ("ssl.truststore.type", "ssl.ca.location"),
     "ssl.keystore.location": ("ssl.keystore.type", ""),
 }
-"""Java's name of a file → (the name of its type, librdkafka's name where it is PEM)."""
+"""Java's name of a file → (the name of its type, librdkafka's name for a PEM file)."""
 LOGIN = re.compile(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 JAVA_CLIENT = {
     **{java: name for name, java in SAME.items() if name != "sasl.mechanisms"},
@@ -55,11 +55,11 @@ JAVA_CLIENT = {
 
 
 class OptionRefused(Exception):
-    """One that has no meaning here: the message says which, and why."""
+    """An option without a meaning here: the message names it and gives the reason."""
 
 
 def renamed(given: Mapping[str, str]) -> dict[str, str]:
-    """Options, with names in lower case, by our own names. Raises OptionRefused."""
+    """Return options, given by names in lower case, by our own names. Raises OptionRefused."""
     found = {n: v for n, v in given.items() if not _is_connectors(n)}
     client: dict[str, str] = {}
     for name, value in given.items():
@@ -85,7 +85,7 @@ def _is_connectors(name: str) -> bool:
 
 
 def _client(java: Mapping[str, str]) -> dict[str, str]:
-    """Settings of Java's client in librdkafka's words."""
+    """Translate settings of Java's client to librdkafka's."""
     types = {kind for kind, _ in PEM_FILES.values()}
     found: dict[str, str] = {}
     for name, value in java.items():

@@ -1,7 +1,7 @@
-"""Dead letters, read and produced again, without Spark: there should be few.
+"""Reading dead letters and producing them again, without Spark, since there should be few.
 
-A replayed record has its first place in its headers (`vdl-topic`, `vdl-partition`, `vdl-offset`)
-and its reason (`vdl-error`), so a reader can tell one that came twice: producing is at least once.
+A replayed record has its origin in its headers (`vdl-topic`, `vdl-partition`, `vdl-offset`) and its
+error (`vdl-error`). Producing is at least once, so a reader can recognize a duplicate by them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACE = ["topic", "partition", "offset"]
 
 
 def read_letters(job: Job) -> Iterator[dict[str, Any]]:
-    """The dead letters of a job, by file, oldest first."""
+    """Yield the dead letters of a job, by file, oldest first."""
     import pyarrow.parquet as pq
 
     table = dead_table(job)
@@ -35,7 +35,7 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
 def offsets_within(
     paths: Sequence[str], wanted: Sequence[OffsetRange], storage: Storage | None = None
 ) -> dict[str, frozenset[int]]:
-    """By "topic/partition" the offsets of those dead letters in files that lie in these ranges."""
+    """Return the offsets, by "topic/partition", of the files' dead letters within the ranges."""
     import pyarrow.dataset as ds
 
     topic, partition, offset = (ds.field(name) for name in PLACE)
@@ -55,8 +55,11 @@ def offsets_within(
 
 
 def replay(job: Job, topic: str) -> int:
-    """Produce all of them to a topic, but for those that stand for offsets nobody can read; how
-    many. Raises PipelineError when one is not taken."""
+    """Produce all dead letters to a topic; return their number.
+
+    Letters for offsets without a readable record are left out. Raises PipelineError if a record is
+    not acknowledged.
+    """
     client = {**job.source.read_options().client, "bootstrap.servers": job.source.bootstrap}
     records = (one for one in read_letters(job) if one.get("offset_end") is None)
     return produce_all(Target(topic, client), map(_again, records))

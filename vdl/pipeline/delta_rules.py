@@ -1,12 +1,12 @@
-"""What a Delta table asks of whoever writes to it, and whether this sink does it.
+"""Requirements of a Delta table on its writers, and the check that this sink meets them.
 
-Delta's protocol has rules that only a writer can keep: values of partition columns stand in the log
-and not in the files, CHECK constraints and NOT NULL hold for every row, mapped columns have other
-names in files. delta-rs commits files as they are told it, without a look at such rules, so what is
-not kept is silent damage. Everything asked for by a table is therefore either kept here or refused
-by its name. A feature that nobody here has heard of is refused too.
+Delta's protocol has rules that only a writer can enforce: values of partition columns are in the
+log and not in the files, CHECK constraints and NOT NULL hold for every row, mapped columns have
+other names in files. delta-rs commits the files it is given without checking such rules, so a
+violation is silent damage. Every requirement of a table is therefore either met here or refused by
+name. A feature unknown here is refused too.
 
-Must not know: Spark, Kafka, how commits are made.
+Does not depend on Spark, Kafka, or how commits are made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ IDLE_FEATURES = frozenset(
     {
         "appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint",
         "vacuumProtocolCheck",
-        # Those below ask for something only where a column or a property does: see `_asked`.
+        # These require something only if a column or a property uses them: see `_asked`.
         "checkConstraints", "columnMapping", "generatedColumns", "identityColumns", "invariants",
         "allowColumnDefaults",
     }
 )  # fmt: skip
-"""Features of which a writer that only adds files of all columns has nothing to do."""
+"""Features that require nothing of a writer that only adds files of all columns."""
 LEGACY_VERSION_MAX = 6
-"""Writer versions up to this stand for sets of features, all of them idle ones."""
+"""Writer versions up to this stand for sets of features, all in IDLE_FEATURES."""
 FEATURES_VERSION = 7
 COLUMN_RULES = {
     "delta.invariants": "an invariant",
@@ -46,7 +46,7 @@ MAPPING = "delta.columnMapping.mode"
 
 
 class DeltaRefused(PipelineError):
-    """The table asks for what this sink does not do; `reasons` are all that were found."""
+    """The table requires something that this sink does not do; `reasons` lists everything found."""
 
     def __init__(self, path: str, reasons: list[str]) -> None:
         super().__init__(f"{path}: cannot be written by this sink: {'; '.join(reasons)}")
@@ -55,8 +55,10 @@ class DeltaRefused(PipelineError):
 
 
 def check_rules(path: str, table: DeltaTable, partitions: Sequence[str]) -> None:
-    """Raises DeltaRefused where files added to the table as they are would damage it, also where
-    they are divided by other columns than its partitions."""
+    """Raise DeltaRefused if adding files to the table as they are would damage it.
+
+    This includes files that are partitioned by other columns than the table.
+    """
     protocol, metadata = table.protocol(), table.metadata()
     reasons = _unknown_features(int(protocol.min_writer_version), protocol.writer_features or ())
     columns = list(metadata.partition_columns)
@@ -69,7 +71,7 @@ def check_rules(path: str, table: DeltaTable, partitions: Sequence[str]) -> None
 
 
 def check_partitions(path: str, columns: Sequence[str], files: Iterable[DataFile]) -> None:
-    """That each value is one that Delta's log can say. Raises DeltaRefused."""
+    """Raise DeltaRefused unless Delta's log can represent each partition value."""
     bad = {
         name
         for file in files
@@ -91,7 +93,7 @@ def _unknown_features(version: int, features: Iterable[str]) -> list[str]:
 
 
 def _asked(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """What properties of the table and its columns ask for."""
+    """Return the requirements of the table's properties and columns."""
     found = [
         f"it has the constraint {name.removeprefix(CONSTRAINT_PREFIX)} ({text})"
         for name, text in sorted(properties.items())
@@ -112,11 +114,11 @@ def _asked(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str
 def check_not_null(
     path: str, table: DeltaTable, rows: pa.Schema, files: Iterable[DataFile], storage: Storage
 ) -> None:
-    """That no file has a NULL where the table allows none. Raises DeltaRefused.
+    """Raise DeltaRefused if a file has a NULL where the table allows none.
 
-    Only columns that may be NULL in the rows are looked up, in the files' own statistics. A NOT
-    NULL within a struct, list or map is not told by these, so such a column must have the same
-    promise in the rows.
+    Only columns that may be NULL in the rows are looked up, in the files' own statistics. These do
+    not cover a NOT NULL within a struct, list or map, so such a column must be non-nullable in the
+    rows as well.
     """
     wanted = [
         column["name"]

@@ -1,16 +1,16 @@
-"""Rows that are decoded and written by the task that reads them.
+"""Decoding and writing of rows by the task that reads them.
 
-A row of Spark's goes from the Python process that has read it to the JVM, which decodes it, and to
-a Python process that writes it: that is most of what it costs. A job that writes what it decodes,
-as it is, has no need of Spark for that. So where a value is of a form and types that can be decoded
-here to exactly what Spark would make of it, its row goes into a file at once. What is in doubt, and
-what is a dead letter, goes Spark's way, and so does a report of each file, as a row that stands for
-no record. So a batch has the same rows and the same dead letters either way, only in other files.
+Spark moves a row from the Python process that read it to the JVM, which decodes it, and to a Python
+process that writes it: that is most of its cost. A job that writes decoded rows unchanged does not
+need Spark for this. If a value has a form and types that can be decoded here to exactly Spark's
+result, its row is written to a file at once. Doubtful values and dead letters take Spark's path,
+and so does a report of each file, as a row that stands for no record. A batch therefore has the
+same rows and dead letters either way, only in other files.
 
-A file has the same life as those of `files.py`: a name of its attempt of the task, synced before
-it is reported, removed where the task fails, committed by the driver where Spark counts the task.
+A file is handled like those of `files.py`: it is named by its task attempt, synced before it is
+reported, removed if the task fails, and committed by the driver if Spark counts the task.
 
-Must not know: the driver's side, formats of tables.
+Does not depend on the driver's side, or on table formats.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ JSON, AVRO = "json", "avro"
 FORMS = (JSON, AVRO)
 PREFIX_BYTES = 5
 SCHEMAS_MAX = 1_000
-"""That are kept of a registry, in a process."""
+"""Limit on cached schemas of a registry in a process."""
 SCHEMAS_OF_BATCH_MAX = 8
-"""Values of further ones go Spark's way."""
+"""Limit on schemas of one batch; values of further ones take Spark's path."""
 SETTINGS_THAT_DECODE = ("spark.sql.json.", "spark.sql.legacy.")
-"""Beginnings of Spark's settings that may change what it makes of a value."""
+"""Prefixes of Spark settings that may change how Spark decodes a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What the tasks are told. `schema`: Arrow's, of the rows, serialized; `registry`: settings,
-    with their secrets; `is_utc`: times without a zone are in UTC."""
+    """Settings of the tasks.
+
+    `schema`: serialized Arrow schema of the rows; `registry`: settings, with their secrets;
+    `is_utc`: times without a zone are in UTC.
+    """
 
     form: str
     spec: WriteSpec
@@ -64,8 +67,10 @@ class Direct:
 
 
 def can_write(form: str, schema: pa.Schema, settings: Iterable[str]) -> bool:
-    """Whether rows of an Arrow schema can be decoded here; `settings`: names of those that Spark
-    was given."""
+    """Return True if rows of an Arrow schema can be decoded here.
+
+    `settings`: names of the settings that Spark was given.
+    """
     names = schema.names
     own = [name for name in names if name not in ORIGIN]
     return (
@@ -79,7 +84,7 @@ def can_write(form: str, schema: pa.Schema, settings: Iterable[str]) -> bool:
 
 
 def written(batches: Iterator[pa.RecordBatch], direct: Direct) -> Iterator[pa.RecordBatch]:
-    """Write the rows of records as they are read; those that are left, and a report."""
+    """Write rows as their records are read; yield the remaining records and a report."""
     rows = FileRows(direct.spec, task_name())
     schema = pa.ipc.read_schema(pa.py_buffer(direct.schema))
     read = _reader(direct, pa.schema([f for f in schema if f.name not in ORIGIN]))
@@ -103,7 +108,7 @@ def written(batches: Iterator[pa.RecordBatch], direct: Direct) -> Iterator[pa.Re
 
 
 Read = Any
-"""From values to (columns of those that are sure or more of them, which are sure)."""
+"""Function from values to (columns of the surely decoded ones or more, mask of these)."""
 
 
 def _reader(direct: Direct, wanted: pa.Schema) -> Read:
@@ -114,7 +119,7 @@ def _reader(direct: Direct, wanted: pa.Schema) -> Read:
 
 
 def _are_records(batch: pa.RecordBatch) -> Any:
-    """Which rows are no letters of the source: those have a header without a name."""
+    """Return the mask of records. Letters of the source have a header without a name."""
     headers = batch.column("headers")
     good = np.ones(batch.num_rows, bool)
     if headers.null_count == batch.num_rows or not headers.flatten().field("key").null_count:
@@ -127,7 +132,7 @@ def _are_records(batch: pa.RecordBatch) -> Any:
 def _with_origin(
     found: pa.Table, batch: pa.RecordBatch, sure: Any, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Decoded columns, and where their records are from, as the table has them."""
+    """Return decoded columns with the origins of their records, in the table's schema."""
     origin = batch if sure.all() else batch.filter(pa.array(sure))
     assert found.num_rows == origin.num_rows, (found.num_rows, origin.num_rows)
     columns = [
@@ -142,7 +147,7 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 class _AvroValues:
-    """Values that name their schema in a registry."""
+    """Reader of values that name their schema in a registry."""
 
     def __init__(self, registry: tuple[tuple[str, str], ...], wanted: pa.Schema) -> None:
         self._registry = registry
@@ -190,8 +195,10 @@ class _AvroValues:
 def _avro_columns(
     registry: tuple[tuple[str, str], ...], schema_id: int, wanted: bytes
 ) -> AvroColumns | None:
-    """None where values of the schema go Spark's way, by which they are read or said to be bad.
-    Raises RegistryFailed."""
+    """Return a decoder, or None if values of the schema take Spark's path.
+
+    There they are read, or reported as bad. Raises RegistryFailed.
+    """
     try:
         schema = _registry(registry).schema(schema_id)
     except ValueUnreadable:

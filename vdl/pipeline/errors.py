@@ -1,4 +1,4 @@
-"""What stops a job, as types: the message says what an operator has to decide or to mend."""
+"""Errors that stop a job; each message says what an operator has to decide or repair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class PipelineError(Exception):
 
 
 class JobInvalid(PipelineError):
-    """A job file that cannot be run; `problems` are all that were found."""
+    """A job file that cannot be run; `problems` lists everything found."""
 
     def __init__(self, path: str, problems: list[str]) -> None:
         super().__init__(f"{path}: " + "; ".join(problems))
@@ -17,7 +17,7 @@ class JobInvalid(PipelineError):
 
 
 class TopicMissing(PipelineError):
-    """The topic does not exist (any more)."""
+    """The topic does not exist, or not any more."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist")
@@ -25,7 +25,7 @@ class TopicMissing(PipelineError):
 
 
 class TopicRecreated(PipelineError):
-    """The topic of this name is another one than the offsets are of: to go on would skip rows."""
+    """The topic was recreated since the offsets were kept: to continue would skip rows."""
 
     def __init__(self, topic: str, *, known: str, found: str) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class TopicRecreated(PipelineError):
 
 
 class RowsGone(PipelineError):
-    """Retention or DeleteRecords was quicker than the job."""
+    """Retention or DeleteRecords removed records that the job has not read."""
 
     def __init__(self, topic: str, partition: int, *, wanted: int, first: int) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class RowsGone(PipelineError):
 
 
 class LogShrank(PipelineError):
-    """The log ends before an offset that was read from it: its end was lost, or it is another."""
+    """The log ends before an offset that was read: its end was lost, or it is another log."""
 
     def __init__(self, topic: str, partition: int, *, known: int, end: int) -> None:
         super().__init__(f"{topic}/{partition}: read up to {known}, but the log ends at {end}")
@@ -64,7 +64,7 @@ class LogShrank(PipelineError):
 
 
 class Stalled(PipelineError):
-    """No record came for `seconds`, though the range is not at its end."""
+    """No record arrived for `seconds`, though the range is not at its end."""
 
     def __init__(
         self, topic: str, partition: int, *, offset: int, end: int, seconds: float, reason: str
@@ -93,8 +93,10 @@ class TooManyDeadLetters(PipelineError):
 
 
 class CommitConflict(PipelineError):
-    """Somebody else has committed to the table under this job's name since it was opened. `by`: the
-    run that has, as `table.by_whom` has it; "" where the table does not say."""
+    """Another run has committed to the table under this job's name since it was opened.
+
+    `by`: that run, as returned by `table.by_whom`; "" if the table does not record it.
+    """
 
     def __init__(self, where: str, detail: str, by: str = "") -> None:
         other = f"another run of this job{by and ', '}{by}{by and ','}"
@@ -103,7 +105,7 @@ class CommitConflict(PipelineError):
 
 
 class SinkInconsistent(PipelineError):
-    """The table does not say up to where it has been written, though it has been."""
+    """The table has been written, but does not record up to which offsets."""
 
 
 class UndecodableBatch(PipelineError):
@@ -111,12 +113,14 @@ class UndecodableBatch(PipelineError):
 
 
 class TooLarge(UndecodableBatch):
-    """Records that could not be decompressed: damaged, or larger than there is room for here."""
+    """Records that could not be decompressed: damaged, or larger than the buffer here."""
 
 
 class BatchUnreadable(PipelineError):
-    """A batch that is what its producer sent, as its CRC says, and still cannot be read. `end`: the
-    offset behind it, -1 where that is not known; `data`: its bytes, as far as they are known."""
+    """A batch that is unreadable as its producer sent it, according to its CRC.
+
+    `end`: the offset after it, -1 if unknown; `data`: its bytes, as far as they are known.
+    """
 
     def __init__(
         self, topic: str, partition: int, *, start: int, end: int, reason: str, data: bytes = b""
@@ -131,13 +135,16 @@ class BatchUnreadable(PipelineError):
 
 
 def unreadable_text(start: int, end: int, reason: str) -> str:
-    """What is said of offsets [start, end) that have no readable record."""
+    """Return the text for offsets [start, end) that have no readable record."""
     return f"offsets [{start}, {end if end >= 0 else '?'}): {reason}"
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of an exception of Spark's that says what went wrong: the last of ours in the Python
-    traceback that it quotes, or its own, without what only says that something did."""
+    """Return the line of a Spark exception that states the cause.
+
+    That is the last line of one of our errors in the Python traceback that it quotes, or its own
+    message without general phrases.
+    """
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("vdl.pipeline.")]
     own = [line for line in lines if not line.startswith("An error occurred while calling")]

@@ -1,10 +1,10 @@
-"""Events that are sent beside a job, and never in its way.
+"""Background sender of events that never delays its job.
 
-A thread of its own sends them, one after the other. Those that wait are bounded: where the other
-end is slower than the job, events are dropped and counted. What goes wrong is counted, and its
-reason kept; it is nobody's exception. The end of a job waits for the rest for a bounded time.
+A thread of its own sends events one after the other. The queue is bounded: if the receiver is
+slower than the job, events are dropped and counted. Failures are counted and the last reason is
+kept; none is raised. The end of a job waits a bounded time for the remaining events.
 
-Must not know: what events are, where they go.
+Does not depend on the kind of events or their destination.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 WAITING_MAX = 100
-"""Events that wait to be sent, besides the one under way."""
+"""Limit on queued events, besides the one being sent."""
 REASON_LENGTH_MAX = 300
 SENT, FAILED, DROPPED = "sent", "failed", "dropped"
 Event = TypeVar("Event")
 
 
 class EventSender(Generic[Event]):
-    """Use: `put` from any thread, `close` once. `send` may take as long as it wants, and raise."""
+    """Use: `put` from any thread, `close` once. `send` may take any time, and may raise."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class EventSender(Generic[Event]):
         *,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        """`on_outcome`: called with SENT, FAILED or DROPPED for each event; from any thread."""
+        """`on_outcome`: called with SENT, FAILED or DROPPED for each event, from any thread."""
         self._send = send
         self._on_outcome = on_outcome
         self._waiting: queue.Queue[Event | None] = queue.Queue(waiting_max)
@@ -40,13 +40,16 @@ class EventSender(Generic[Event]):
         self.put_count = 0
         self.sent = 0
         self.reason = ""
-        """Why the last event that failed has failed."""
-        # A process does not wait for it when it ends.
+        """Reason of the last failed event."""
+        # A daemon thread does not delay the end of the process.
         self._thread = threading.Thread(target=self._work, name="events", daemon=True)
         self._thread.start()
 
     def put(self, event: Event, *, is_last: bool = False) -> None:
-        """Never waits. Where there is no room it is dropped, or for the last one the oldest."""
+        """Queue an event without waiting.
+
+        If the queue is full the event is dropped, or for the last event the oldest one.
+        """
         with self._lock:
             self.put_count += 1
             while True:
@@ -65,7 +68,7 @@ class EventSender(Generic[Event]):
             self._done(DROPPED)
 
     def close(self, seconds: float) -> None:
-        """Wait at most so long until all are sent. What is not by then is dropped."""
+        """Wait up to `seconds` until all events are sent, and drop the rest."""
         deadline = time.monotonic() + seconds
         try:
             self._waiting.put(None, timeout=seconds)

@@ -1,28 +1,28 @@
-"""A history as tables: the lines of its files, read as splits in parallel, become facts.
+"""History as tables: lines of its files, read as splits in parallel, become facts.
 
-A fact is one thing an operation says of one key (it sent a value, it read a record, it was told an
-offset), with what is known of the operation beside it. Lines are decoded where they are read, by
-the decoder that `vdl check` uses. Facts are kept by Spark, in memory as far as there is room and
-on disk beyond, because each check reads them.
+A fact is one statement of an operation about one key (it sent a value, it read a record, it
+received an offset), together with what is known of the operation. Lines are decoded where they are
+read, by the decoder that `vdl check` uses. Spark keeps the facts, in memory as far as there is room
+and then on disk, because each check reads them.
 
-`seq` numbers the facts of one operation, sends before reads, in the order of its line; the fact 0
+`seq` numbers the facts of one operation, sends before reads, in the order of its line. Fact 0
 stands for the operation when operations are counted. Operations are in order of return: (t1, op).
 
 | what | a fact | its columns |
 |---|---|---|
-| sent | a value was sent | offset or null, value; siblings: the others, where the fate is unknown |
+| sent | a value was sent | offset or null, value; siblings: the others, if the outcome is unknown |
 | read | a record was read | offset, value, epoch (the leader's) and timestamp, or -1 |
-| nothing | a poll brought nothing | |
-| told | a process was assigned anew, or lost what it had; no key | |
-| kept | what an assignment names | |
-| sought | a process was told where to go on | offset |
-| watermark | a fetch was told the high watermark | offset, epoch |
+| nothing | a poll returned nothing | |
+| told | a process was assigned anew, or lost its assignment; no key | |
+| kept | a partition that an assignment names | |
+| sought | a process was given a position to continue at | offset |
+| watermark | a fetch returned the high watermark | offset, epoch |
 | listed | an offset was listed | offset, timestamp, or LATEST, EARLIEST |
-| fault | a fault began or healed; no key | value: 1 when it began, else 0 |
-| other | an operation that says nothing of the above | |
+| fault | a fault began or healed; no key | value: 1 at its begin, else 0 |
+| other | an operation with none of the above | |
 | malformed | a line is no operation | line, and nothing else |
 
-Must not know: what is wrong with a history.
+Does not depend on the checks of a history.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vdl.pipeline.errors import PipelineError
 
 BATCH_FACTS = 20_000
 PARTITION_BYTES = 32 << 20
-"""Of the files' text for each partition of a shuffle: one is sorted in the memory a task has."""
+"""Bytes of the files' text for each shuffle partition, which is sorted in a task's memory."""
 PARTITIONS_MIN = 4
 LINE_SHOWN = 200
 
@@ -86,7 +86,7 @@ Fact = tuple[
 
 
 class LineMalformed(PipelineError):
-    """A line of a history is not an operation; `count` lines are not."""
+    """A line of a history is not an operation; `count` such lines exist."""
 
     def __init__(self, path: str, line: bytes, *, reason: str, count: int) -> None:
         shown = line[:LINE_SHOWN].decode(errors="replace") + "…" * (len(line) > LINE_SHOWN)
@@ -114,12 +114,12 @@ PATTERN_CHARACTERS = "*?[]{}\\"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a history has: operations by type, and which facts there are."""
+    """Contents of a history: operations by type, and the kinds of facts."""
 
     outcomes: Counter[str]
     whats: frozenset[str]
     is_drained: bool
-    """Some operations are of a read of everything after the run."""
+    """True if some operations belong to a read of everything after the run."""
 
     @property
     def operations(self) -> int:
@@ -127,7 +127,7 @@ class Contents:
 
 
 class History:
-    """The facts of one history, which lies in one or several files, in any order.
+    """Facts of one history, in one or several files, in any order.
 
     Kept by Spark until `close`.
     """
@@ -146,7 +146,7 @@ class History:
         self.facts.unpersist()
 
     def contents(self) -> Contents:
-        """Read and keep all files. Raises LineMalformed."""
+        """Read and keep all files; return their contents. Raises LineMalformed."""
         from pyspark.sql import functions as f
 
         told = self.facts.groupBy("what", "type", "is_final").agg(
@@ -166,7 +166,7 @@ class History:
         return self.spark.read.text(self.paths, lineSep="\n")
 
     def _malformed(self, count: int) -> LineMalformed:
-        """One of the lines, looked for in the files once more: facts do not say where they are."""
+        """Return an error for one such line, searched in the files: facts have no line numbers."""
         from pyspark.sql import functions as f
 
         line = bytes(self.facts.filter(f.col("what") == MALFORMED).first()["line"])
@@ -185,12 +185,12 @@ class History:
 
 
 def partitions_for(paths: Sequence[Path]) -> int:
-    """How many partitions the shuffles of these files' facts want."""
+    """Return the number of shuffle partitions for these files' facts."""
     return max(PARTITIONS_MIN, sum(path.stat().st_size for path in paths) // PARTITION_BYTES)
 
 
 def facts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """FACTS of lines, the only column of what comes in. On executors."""
+    """Yield FACTS of lines, the only column of the input. Runs on executors."""
     for batch in batches:
         gathered = _Gathered()
         for line in batch.column(0).to_pylist():
@@ -204,8 +204,11 @@ def facts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Gathered:
-    """Facts of some operations. What is known of an operation is repeated by Arrow for each of its
-    facts: a tuple of nineteen in Python would cost more than the decoding."""
+    """Facts of some operations.
+
+    Arrow repeats an operation's columns for each of its facts: a Python tuple of nineteen fields
+    would cost more than the decoding.
+    """
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -243,7 +246,7 @@ class _Gathered:
 
 
 def _facts(op: Op) -> list[Fact]:
-    """What an operation says, at least one fact."""
+    """Return the facts of an operation, at least one."""
     found: list[Fact] = []
     values = [send.value for send in op.sends]
     siblings = values if op.type == "info" and len(values) > 1 else None
@@ -271,7 +274,7 @@ def _facts(op: Op) -> list[Fact]:
 def _orders(
     op: Op,
 ) -> Iterator[tuple[str, str | None, int | None, int | None, int | None, int | None]]:
-    """What a process or the history was told: (what, key, offset, value, epoch, timestamp)."""
+    """Yield facts other than sends and reads: (what, key, offset, value, epoch, timestamp)."""
     if op.ok:
         for key, (epoch, high_watermark) in op.hw.items():
             if epoch >= 0:

@@ -1,8 +1,8 @@
-"""What a job expects of its rows, and what becomes of those that are not so.
+"""Expectations of a job on its rows, and the handling of rows that fail them.
 
-A rule is a condition in SQL over the columns of `decode.schema`, as a CHECK constraint is: a row
-fails it where it is FALSE, not where it is NULL. Rules are looked at in their order, before any
-step, and the first one that a row fails decides. Each is counted, batch by batch.
+A rule is an SQL condition over the columns of `decode.schema`, like a CHECK constraint: a row fails
+it if it is FALSE, not if it is NULL. Rules are evaluated in order, before any step, and the first
+one that a row fails decides. Failures of each are counted, batch by batch.
 
 | action | a row that fails |
 |---|---|
@@ -10,7 +10,7 @@ step, and the first one that a row fails decides. Each is counted, batch by batc
 | dead | is a dead letter, whose reason names the rule |
 | stop | stops the job; nothing of its batch is committed |
 
-Must not know: how batches are written.
+Does not depend on how batches are written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rule:
 
 
 class ExpectationFailed(PipelineError):
-    """Rows are not what the job's file says that they must be; the batch was not committed."""
+    """Rows violate a rule of the job file; the batch was not committed."""
 
     def __init__(self, rule: Rule, *, count: int, example: str) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class ExpectationFailed(PipelineError):
 
 
 def failed(rules: Sequence[Rule]) -> Any:
-    """RULE of rows that have the columns of the schema."""
+    """Return the RULE column for rows that have the columns of the schema."""
     from pyspark.sql import functions as f
 
     found = f.lit(None).cast("int")
@@ -58,7 +58,7 @@ def failed(rules: Sequence[Rule]) -> Any:
 
 
 def reason(rules: Sequence[Rule]) -> Any:
-    """Why a row with a RULE is a dead letter; NULL where it is none."""
+    """Return the reason for which a row with a RULE is a dead letter; NULL if it is none."""
     from pyspark.sql import functions as f
 
     found = f.lit(None).cast("string")
@@ -70,7 +70,7 @@ def reason(rules: Sequence[Rule]) -> Any:
 
 
 def observed(rules: Sequence[Rule]) -> list[Any]:
-    """What is to be observed of decoded rows, for `counted` and `check`."""
+    """Return the aggregates to observe on decoded rows, for `counted` and `check`."""
     from pyspark.sql import functions as f
 
     place = f.concat_ws("/", "_partition", "_offset")
@@ -86,12 +86,12 @@ def observed(rules: Sequence[Rule]) -> list[Any]:
 
 
 def counted(rules: Sequence[Rule], counts: Mapping[str, Any]) -> dict[str, int]:
-    """Rule → how many rows fail it, in what was observed."""
+    """Return rule → number of rows that fail it, from the observed aggregates."""
     return {rule.name: int(counts.get(f"rule_{n}") or 0) for n, rule in enumerate(rules)}
 
 
 def check(rules: Sequence[Rule], counts: Mapping[str, Any]) -> None:
-    """Raises ExpectationFailed."""
+    """Raise ExpectationFailed if a row fails a rule with action "stop"."""
     for n, rule in enumerate(rules):
         count = int(counts.get(f"rule_{n}") or 0)
         if rule.action == STOP and count:
@@ -101,5 +101,5 @@ def check(rules: Sequence[Rule], counts: Mapping[str, Any]) -> None:
 
 
 def kept(decoded: Any, rules: Sequence[Rule]) -> Any:
-    """Rows and dead letters, without what is left out."""
+    """Return rows and dead letters, without dropped rows."""
     return decoded.filter(f"{RULE} IS NULL OR _error IS NOT NULL").drop(RULE) if rules else decoded

@@ -1,9 +1,9 @@
-"""Whether our own reader can do what settings for librdkafka say, and how it does it.
+"""Selection of our own reader or librdkafka, by the settings given for librdkafka.
 
-Those that say who asks and how the connection is secured are understood by both. With any other,
-librdkafka reads everything: what it means is only known there.
+Both understand settings of identity and connection security. With any other setting librdkafka
+reads everything, since only it knows the meaning.
 
-Must not know: connections, Spark.
+Does not depend on connections or Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNDERSTOOD = frozenset(name for name in KNOWN if not name.startswith("vdl.")) | 
 
 @dataclass(frozen=True, slots=True)
 class FastClient:
-    """How our own connections are made. `str` of it does not tell the passwords."""
+    """Settings of our own connections. Its `str` does not contain the passwords."""
 
     settings: ClientSettings = field(default_factory=ClientSettings)
     client_id: str = CLIENT_ID
@@ -37,8 +37,10 @@ PLAIN_CLIENT = FastClient()
 
 
 def fast_client(client: Mapping[str, str]) -> FastClient | None:
-    """For settings of librdkafka, with their secrets; None where only librdkafka can do what they
-    say, or can say what is wrong with them."""
+    """Return our client for settings of librdkafka, with their secrets.
+
+    Return None if only librdkafka can do what they require, or report what is wrong with them.
+    """
     if not UNDERSTOOD.issuperset(client):
         return None
     try:
@@ -46,8 +48,8 @@ def fast_client(client: Mapping[str, str]) -> FastClient | None:
     except ClientSettingsError:
         return None
     if settings.protocol.has_login and not any(name in client for name in MECHANISMS):
-        return None  # librdkafka's is another one than ours where none is named
-    # A folder of certificates is librdkafka's, too.
+        return None  # librdkafka has another default mechanism
+    # Only librdkafka supports a folder of certificates.
     if settings.ca is not None and settings.ca.is_dir():
         return None
     return FastClient(settings, client.get(NAME) or CLIENT_ID)

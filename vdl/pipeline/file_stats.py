@@ -1,11 +1,10 @@
-"""Least and largest values of a file's columns, as Delta's log keeps them, so that readers can pass
-over files that cannot have what they look for.
+"""Minimum and maximum of a file's columns, as Delta's log keeps them for data skipping.
 
-They are taken from the Parquet file itself. A column is left out wherever its statistics would not
-hold for every row: floating point numbers, because NaN is above all others to Spark and is in no
-statistics; long texts; whatever is nested; types whose order differs from one reader to another.
+They are taken from the Parquet file itself. A column is left out if its statistics would not hold
+for every row: floating point numbers, because NaN is above all others to Spark and is in no
+statistics; long texts; nested columns; types whose order differs between readers.
 
-Must not know: tables, Spark.
+Does not depend on tables or Spark.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 COLUMNS_MAX = 32
-"""The first ones, as other writers of Delta do."""
+"""Limit on columns: the first ones, as other writers of Delta do."""
 TEXT_MAX = 64
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """`minValues`, `maxValues` and `nullCount`, by column, of those that are known."""
+    """Return `minValues`, `maxValues` and `nullCount`, by column, for the known ones."""
     schema = metadata.schema.to_arrow_schema()
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     low: dict[str, Any] = {}
@@ -45,8 +44,10 @@ def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def null_counts(file: Any, rows: int, columns: Iterable[str]) -> dict[str, int]:
-    """Column → how many NULLs a file of so many rows has of it; a column that is missing is NULL
-    everywhere, and so may be one without statistics."""
+    """Return column → number of NULLs in a file with this number of rows.
+
+    A missing column is NULL everywhere, and so may be one without statistics.
+    """
     found = dict.fromkeys(columns, rows)
     told = pq.ParquetFile(file).metadata
     for name in found:
@@ -62,7 +63,7 @@ def null_counts(file: Any, rows: int, columns: Iterable[str]) -> dict[str, int]:
 
 
 def _flat_columns(schema: pa.Schema, groups: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """(name, its chunks) of columns that are not nested."""
+    """Yield (name, its chunks) of columns that are not nested."""
     for n in range(groups[0].num_columns if groups else 0):
         name = groups[0].column(n).path_in_schema
         if name in schema.names and not pa.types.is_nested(schema.field(name).type):
@@ -77,7 +78,7 @@ def _is_kept(kind: pa.DataType, first: Any, last: Any) -> bool:
 
 
 def _plain(value: Any, *, is_high: bool = False) -> Any:
-    """As JSON. Times have whole milliseconds there: a largest one is rounded up."""
+    """Return a value as JSON. Times have whole milliseconds there; a maximum is rounded up."""
     if isinstance(value, datetime.datetime):
         rest = datetime.timedelta(microseconds=value.microsecond % 1000)
         if rest and is_high:

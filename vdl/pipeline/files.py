@@ -1,13 +1,15 @@
-"""Writing rows to Parquet files, on executors: rows and dead letters of a task apart. Rows are in
-one file, or in one for each partition of the table, and go on in another where a file is large.
+"""Writing of rows to Parquet files on executors, with rows and dead letters of a task apart.
 
-A task writes under a name of its own, with the number of its attempt, into the table's staging
-folder; the driver commits the files of those attempts that Spark counts. What a task has to say of
-its files, it yields as rows (REPORT_DDL), so nothing but the files has to be shared.
+Rows are in one file, or in one for each partition of the table, and continue in another once a file
+is large.
 
-Files are synced before they are reported: a commit names only what survives a power cut.
+A task writes under a name of its own, with its attempt number, into the table's staging folder. The
+driver commits the files of the attempts that Spark counts. A task reports its files as rows
+(REPORT_DDL), so only the files have to be shared.
 
-Must not know: the driver's side, formats of tables.
+Files are synced before they are reported: a commit names only files that survive a power cut.
+
+Does not depend on the driver's side, or on table formats.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from vdl.pipeline.table import FILE_BYTES
 
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 << 20
-"""Of rows in Arrow's form, which are held until the group is written."""
+"""Size of a row group in Arrow's form; rows are held until the group is written."""
 GATHERED_ROWS = 20_000
 GATHERED_BYTES = 64 << 20
-"""Of the batches that are written together: Spark's are small (`session.SETTINGS`)."""
+"""Size of batches that are written together: Spark's are small (`session.SETTINGS`)."""
 UTC = "UTC"
 NO_SETTINGS: Mapping[str, str] = {}
 OPEN_MAX = 64
-"""Files of a task at a time: that of the partition which was longest without rows ends early."""
+"""Limit on open files of a task: the one longest without rows is finished early."""
 HELD_BYTES = 256 << 20
-"""Of rows in Arrow's form that all files of a task hold together."""
+"""Limit on rows held by all files of a task, in Arrow's form."""
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
     "newest long, example string, stats string, partition string"
@@ -62,8 +64,10 @@ REPORT = pa.schema(
 )
 ROWS, DEAD = "rows", "dead"
 WRITTEN = "written: "
-"""What the reason of a dead letter begins with that is none, but the report of a file that was
-written where its records were read (`direct.py`)."""
+"""Prefix of the reason of a dead letter that is the report of a file instead.
+
+The file was written where its records were read (`direct.py`).
+"""
 DEAD_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -77,33 +81,38 @@ DEAD_SCHEMA = pa.schema(
         ("offset_end", pa.int64()),
     ]
 )
-"""Of the dead-letter table. `offset_end`: of a letter that stands for offsets which nobody can
-read, the one behind them; null where it is one record."""
+"""Schema of the dead-letter table.
+
+`offset_end`: for a letter that stands for offsets without a readable record, the offset after them;
+null for one record.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteSpec:
-    """What the tasks of a batch are told. `dead_there`: "topic/partition" → offsets whose dead
-    letters an earlier try has committed."""
+    """Settings of the tasks of a batch.
+
+    `dead_there`: "topic/partition" → offsets whose dead letters an earlier attempt has committed.
+    """
 
     prefix: str
     rows_folder: str
     dead_folder: str
     topic: str
-    """The job's only topic, or "" where `_topic` says it."""
+    """The job's only topic, or "" if the `_topic` column has it."""
     kinds: Mapping[str, str]
     dead_there: Mapping[str, frozenset[int]] = field(default_factory=dict)
     only: str = ""
-    """ROWS or DEAD where the batches hold only such, without the columns of the others."""
+    """ROWS or DEAD if the batches hold only such, without the columns of the others."""
     partition_by: tuple[PartitionField, ...] = ()
-    """Of the table that the rows are for."""
+    """Partition fields of the rows' table."""
     file_bytes: int = FILE_BYTES
     storage: Mapping[str, str] = field(default_factory=dict)
-    """What an object store wants to know, for folders that are in one."""
+    """Settings of the object store, for folders in one."""
 
 
 def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
-    """Write what comes; one report for each file."""
+    """Write the batches; yield one report for each file."""
     task = task_name()
     rows = FileRows(spec, task)
     dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
@@ -132,12 +141,12 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
 
 
 def written_row(report: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """A report, among records that are read, as `_without_reports` finds it behind Spark."""
+    """Return a report as a row among records, for `_without_reports` to find after Spark."""
     return named_row({"topic": "", "partition": 0, "offset": 0}, f"{WRITTEN}{report}", columns)
 
 
 def _without_reports(bad: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-    """(dead letters, reports among them)."""
+    """Return (dead letters, the reports among them)."""
     errors = bad.column("_error")
     is_report = pc.starts_with(errors, WRITTEN)
     if not pc.any(is_report).as_py():
@@ -147,8 +156,10 @@ def _without_reports(bad: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches, of about GATHERED_ROWS and GATHERED_BYTES at the most: much
-    of what is done for a batch costs the same for few rows."""
+    """Yield the same rows in larger batches, up to about GATHERED_ROWS and GATHERED_BYTES.
+
+    Much of the cost of a batch does not depend on its number of rows.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -161,7 +172,7 @@ def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """One batch, unless a column of it would be too large for its type."""
+    """Return one batch, unless one of its columns would be too large for its type."""
     if len(batches) < 2:
         return batches
     found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -169,8 +180,11 @@ def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same moments. Arrow names the session's time zone, and files of one table, which may be
-    of several sessions, are to have one type."""
+    """Return the batch with its times in UTC, at the same moments.
+
+    Arrow names the session's time zone, but files of one table, which may come from several
+    sessions, must have one type.
+    """
     if not any(
         pa.types.is_timestamp(f.type) and f.type.tz not in {None, UTC} for f in batch.schema
     ):
@@ -187,7 +201,7 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _split(
     batch: pa.RecordBatch, spec: WriteSpec
 ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-    """(the good rows without the columns of dead letters, the others)."""
+    """Return (the good rows without the columns of dead letters, the others)."""
     if spec.only == ROWS:
         return batch, None
     if spec.only == DEAD:
@@ -201,7 +215,7 @@ def _split(
 
 
 def _letters(bad: pa.RecordBatch, spec: WriteSpec) -> pa.RecordBatch:
-    """Dead letters in the columns of their table, without those that are there already."""
+    """Return dead letters in the columns of their table, without those it already has."""
     topics, partitions = bad.column("_dead_topic").to_pylist(), bad.column("_partition").to_pylist()
     offsets = bad.column("_offset").to_pylist()
     none: frozenset[int] = frozenset()
@@ -247,7 +261,7 @@ def _ranges(topics: pa.Array, partitions: pa.Array, offsets: pa.Array) -> list[O
 
 
 class FileRows:
-    """The rows of a task: a file at a time for each partition."""
+    """Rows of a task: one file at a time for each partition."""
 
     def __init__(self, spec: WriteSpec, task: str) -> None:
         self._spec = spec
@@ -315,7 +329,7 @@ class _File:
         self._waiting_rows = self.held_bytes = 0
         self._rows = 0
         self.seen = 0
-        """Dead letters, with those that an earlier try has committed."""
+        """Number of dead letters, including those that an earlier attempt has committed."""
         self._spans: dict[tuple[str, int], OffsetRange] = {}
         self._newest = -1
         self._example = ""
@@ -343,7 +357,7 @@ class _File:
             self.flush()
 
     def written(self) -> int:
-        """Bytes, without what is held."""
+        """Return the bytes written, without held rows."""
         return int(self._file.tell())
 
     def _note(self, batch: pa.RecordBatch) -> None:
@@ -363,7 +377,7 @@ class _File:
             self._waiting, self._waiting_rows, self.held_bytes = [], 0, 0
 
     def finish(self) -> dict[str, Any] | None:
-        """Close and sync; the report, or None when there is nothing to say."""
+        """Close and sync; return the report, or None if there is nothing to report."""
         if self._writer is None:
             return self._report(0, "") if self.seen else None
         self.flush()
@@ -396,7 +410,7 @@ class _File:
 
 
 def task_name() -> str:
-    """Of this attempt of this task: no other has it."""
+    """Return a name of this attempt of this task, which no other has."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,11 +1,11 @@
-"""Filters of a query that become fewer offsets to read.
+"""Pushdown of query filters: fewer offsets to read.
 
-Of the comparisons of one column that Spark offers, those on `partition` and `offset` are done here
-in full and need not be done again. `timestamp` from below becomes the offset of that time: every
-record before it is older, but not every one behind it is younger, so Spark filters again. From
-above a time cuts nothing, because records need not be in the order of their times.
+Of the single-column comparisons that Spark offers, those on `partition` and `offset` are applied
+here completely. A lower bound on `timestamp` becomes the offset of that time: every record before
+it is older, but not every one after it is younger, so Spark filters again. An upper bound on a time
+cuts nothing, because records need not be in the order of their times.
 
-Must not know: Spark's classes, which are told apart by name: this is tested without Spark.
+Does not depend on Spark's classes, which are distinguished by name, so tests need no Spark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INFINITY = 1 << 63
 
 @dataclass(slots=True)
 class Pushed:
-    """What a query wants, at most. Offsets are [first, end)."""
+    """Upper bound of the records that a query needs. Offsets are [first, end)."""
 
     partitions: frozenset[int] | None = None
     topics: frozenset[str] | None = None
@@ -30,10 +30,10 @@ class Pushed:
     offset_end: int = _INFINITY
     time_first_ms: int | None = None
     taken: list[str] = field(default_factory=list)
-    """The comparisons that were understood, in words."""
+    """The comparisons that were understood, as text."""
 
     def cut(self, wanted: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """The ranges without what the query does not want."""
+        """Return the ranges without the parts that the query does not need."""
         kept: list[OffsetRange] = []
         for r in wanted:
             if self.partitions is not None and r.partition not in self.partitions:
@@ -47,20 +47,20 @@ class Pushed:
 
 
 def push(filters: Iterable[Any]) -> tuple[Pushed, list[Any]]:
-    """(what is done here, the filters that Spark still has to do)."""
+    """Return (what is applied here, the filters that Spark still has to apply)."""
     pushed = Pushed()
     return pushed, [one for one in filters if not _take(pushed, one)]
 
 
 def _take(pushed: Pushed, one: Any) -> bool:
-    """Note the comparison; whether it is done with."""
+    """Record the comparison; return True if Spark need not apply it."""
     kind = type(one).__name__
     path: tuple[str, ...] = getattr(one, "attribute", ())
     if len(path) != 1:
         return False
     column = path[0].lower()
     if kind == "IsNotNull":
-        # These three never are null, so nothing is left to do.
+        # These three are never null, so nothing is left to do.
         return column in {"partition", "offset", "topic"}
     value = getattr(one, "value", None)
     if value is None:
@@ -75,7 +75,7 @@ def _take(pushed: Pushed, one: Any) -> bool:
 
 
 def _take_names(pushed: Pushed, column: str, values: Iterable[Any]) -> bool:
-    # NULL equals nothing, and these columns never are NULL.
+    # NULL equals nothing, and these columns are never NULL.
     values = [value for value in values if value is not None]
     if column == "partition":
         numbers = frozenset(int(value) for value in values)

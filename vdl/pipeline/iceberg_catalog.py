@@ -1,18 +1,18 @@
-"""The catalog of an Iceberg table: how it is asked, and what it means when it does not answer.
+"""Access to the catalog of an Iceberg table, and handling of catalogs that do not answer.
 
-Of a commit whose answer is lost (the connection broke, a proxy says 504) nobody knows whether it is
-made, or will be. Such failures are UNCLEAR, and who gets one looks at the table. PyIceberg has a
-name for some of them only: others come as what the client of HTTP raises, or what reads JSON.
+If the response to a commit is lost (the connection broke, a proxy returns 504) it is unknown if the
+commit is made, or will be. Such failures are UNCLEAR, and the caller checks the table. PyIceberg
+names only some of them: others are exceptions of the HTTP client or of the JSON parser.
 
-A refusal is not clear either: where a proxy has sent a commit twice, the second one is refused
-because of the first. PyIceberg removes the manifests of what was refused, and a table that names
-them could not be read any more. An `Attempt` keeps them until somebody has looked.
+A refusal is ambiguous too: if a proxy has sent a commit twice, the second one is refused because of
+the first. PyIceberg removes the manifests of a refused commit, which would make a table that names
+them unreadable. An `Attempt` keeps them until the table has been checked.
 
-PyIceberg's client of REST catalogs waits for ever where a server accepts and says nothing; here it
-gives up after TIMEOUTS_SECONDS. It is told to load all snapshots: of a table that comes without
-those that have no name, `vacuum` would remove what they need.
+PyIceberg's REST client waits forever for a server that accepts a connection and stays silent; here
+it times out after TIMEOUTS_SECONDS. It is configured to load all snapshots: of a table loaded
+without unnamed snapshots, `vacuum` would remove files that they need.
 
-Must not know: Spark, Kafka, how commits are made.
+Does not depend on Spark, Kafka, or how commits are made.
 """
 
 from __future__ import annotations
@@ -53,19 +53,21 @@ UNCLEAR = (
     SQLAlchemyError,
     ValidationError,
 )
-"""What was asked for may have been done, or be done later. The last one: an answer that is not what
-the protocol says, as of a proxy."""
+"""Failures after which the request may have been done, or may be done later.
+
+The last one: a response that violates the protocol, as from a proxy.
+"""
 WAITS_SECONDS = (0.2, 1.0, 3.0, 8.0, 15.0)
-"""Before a catalog that does not answer is asked again: it may be starting."""
+"""Delays before retries of a catalog that does not answer: it may be starting."""
 TIMEOUTS_SECONDS = (20, 120)
-"""To connect, and between two bytes of an answer."""
+"""Timeouts to connect, and between two bytes of a response."""
 HIDDEN = "***"
 _CATALOG_TABLES = 2
-"""That a catalog in a database has, and somebody else may be making."""
+"""Number of tables of a database catalog, which another process may be creating."""
 
 
 def catalog_of(settings: Mapping[str, str]) -> Catalog:
-    """By PyIceberg's settings, with the secrets. Raises PipelineError."""
+    """Return the catalog for PyIceberg's settings, with the secrets. Raises PipelineError."""
     found = dict(settings)
     name = found.pop("name", "default")
     try:
@@ -78,8 +80,11 @@ def catalog_of(settings: Mapping[str, str]) -> Catalog:
 
 
 def _loaded(name: str, settings: Mapping[str, str]) -> Catalog:
-    """A catalog in a database makes its tables where it finds none, and fails where somebody else
-    makes them at the same moment: then they are there."""
+    """Load a catalog; retry if another process creates its database tables meanwhile.
+
+    A database catalog creates its tables if there are none, and fails if they appear at the same
+    moment.
+    """
     for _ in range(_CATALOG_TABLES):
         try:
             return load_catalog(name, **settings)
@@ -90,15 +95,15 @@ def _loaded(name: str, settings: Mapping[str, str]) -> Catalog:
 
 
 class BoundedRestCatalog(RestCatalog):
-    """One that does not wait for ever, and loads all snapshots, whatever the server wants."""
+    """REST catalog with timeouts, which loads all snapshots whatever the server prefers."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
-        # A server's settings come first in PyIceberg, so this one comes behind.
+        # A server's settings override those given to PyIceberg, so this is set afterwards.
         self.properties[SNAPSHOT_LOADING_MODE] = "all"
 
     def _config_headers(self, session: Any) -> None:
-        # Of each new session this is asked before it is used, also for a token.
+        # Called for each new session before it is used, also for a token.
         session.request = functools.partial(session.request, timeout=TIMEOUTS_SECONDS)
         super()._config_headers(session)
 
@@ -107,12 +112,12 @@ class BoundedRestCatalog(RestCatalog):
 
     @staticmethod
     def _delete_old_metadata(io: Any, base: Any, metadata: Any) -> None:
-        # Most servers have done it by now, and PyIceberg would warn at every commit.
+        # Most servers have removed it already, and PyIceberg would warn at every commit.
         RestCatalog._delete_old_metadata(_Removing(io), base, metadata)
 
 
 def _one_by_one(updates: Iterable[Any]) -> Iterator[Any]:
-    """Servers that are built on an older Iceberg (1.7) want one for each snapshot that goes."""
+    """Yield one update for each removed snapshot, as servers built on Iceberg 1.7 require."""
     for update in updates:
         if isinstance(update, RemoveSnapshotsUpdate):
             for one in sorted(update.snapshot_ids):
@@ -122,7 +127,7 @@ def _one_by_one(updates: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Removing:
-    """What of a FileIO removes files, also those that are gone."""
+    """FileIO restricted to the removal of files, including missing ones."""
 
     def __init__(self, io: Any) -> None:
         self._io = io
@@ -132,12 +137,12 @@ class _Removing:
             self._io.delete(location)
 
 
-# Where PyIceberg looks when it knows that a catalog is of this type, by whatever of its settings.
+# PyIceberg looks here for the class of a catalog of this type, however it was selected.
 AVAILABLE_CATALOGS[CatalogType.REST] = lambda name, settings: BoundedRestCatalog(name, **settings)
 
 
 def text_of(error: Exception, settings: Mapping[str, str]) -> str:
-    """What an error says, without the secrets of a catalog, which a server may have quoted."""
+    """Return an error's text without the catalog's secrets, which a server may have quoted."""
     text = str(error)
     for secret in secrets_of(settings):
         text = text.replace(secret, HIDDEN)
@@ -146,7 +151,7 @@ def text_of(error: Exception, settings: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def in_words(path: str, settings: Mapping[str, str]) -> Iterator[None]:
-    """What catalogs and files say of a failure, as PipelineError."""
+    """Convert failures of catalogs and files to PipelineError."""
     try:
         yield
     except (OSError, RESTError, NoSuchTableError, *UNCLEAR) as error:
@@ -154,13 +159,15 @@ def in_words(path: str, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def shown(error: Exception, settings: Mapping[str, str]) -> Exception | None:
-    """An error where it may be in a traceback, because it has no secrets."""
+    """Return the error if a traceback may show it because it has no secrets, else None."""
     return error if text_of(error, settings) == str(error) else None
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
-    """What a catalog answers, asked again where it does not. Raises what the last time did. Only
-    for what may be done twice."""
+    """Return a catalog's response, with retries; raise the last failure.
+
+    Only for idempotent requests.
+    """
     for seconds in WAITS_SECONDS:
         try:
             return ask()
@@ -170,7 +177,7 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
 
 
 class Attempt:
-    """A transaction that adds snapshots, and is committed once."""
+    """Transaction that adds snapshots, and is committed once."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -181,18 +188,18 @@ class Attempt:
             one._clean_all_uncommitted = _nothing
 
     def commit(self) -> None:
-        """Raises CommitFailedException, and what is UNCLEAR. No file is removed then."""
+        """Commit without removing files on failure. Raises CommitFailedException, and UNCLEAR."""
         self._transaction.commit_transaction()
 
     def is_in(self, table: Table) -> bool:
-        """Whether the table, as it was seen last, has what was to be committed."""
+        """Return True if the table, as last seen, has the attempt's snapshots."""
         return all(table.metadata.snapshot_by_id(one) is not None for one in self._ids)
 
     def clean(self) -> None:
-        """Remove the manifests of a commit that was refused, and is not in the table."""
+        """Remove the manifests of a commit that was refused and is not in the table."""
         for clean in self._cleaners:
             clean()
 
 
 def _nothing() -> None:
-    """What PyIceberg does of itself to the files of a commit that was refused."""
+    """Replace PyIceberg's removal of the files of a refused commit."""

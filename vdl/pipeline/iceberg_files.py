@@ -1,11 +1,11 @@
-"""How PyIceberg writes a table's metadata on a file system: so that a power cut cannot undo it.
+"""Durable writing of PyIceberg's metadata on a file system, so that a power cut cannot undo it.
 
-A catalog names a metadata file, which names manifests. PyIceberg leaves it to the file system when
-these are written to the disk, so after a power cut a catalog may name what is empty. Here each is
-synced before its writer goes on, and so are their names before a catalog is told. (A REST catalog
-writes metadata files itself; what is said here of them is its own business then.)
+A catalog names a metadata file, which names manifests. PyIceberg does not sync these, so after a
+power cut a catalog may name an empty file. Here each file is synced before its writer continues,
+and so are the names before a catalog is updated. (A REST catalog writes metadata files itself; this
+does not apply to them.)
 
-Must not know: Spark, Kafka, how commits are made.
+Does not depend on Spark, Kafka, or how commits are made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vdl.pipeline.table import sync_folder
 IMPLEMENTATION = f"{__name__}.SyncedFileIO"
 
 METADATA, LIST = ".metadata.json", "snap-"
-"""How the name of a metadata file ends, and that of a snapshot's list of manifests begins."""
+"""Suffix of a metadata file's name, and prefix of the name of a snapshot's manifest list."""
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """Of folders. Named to PyIceberg by `IMPLEMENTATION`."""
+    """FileIO for folders. PyIceberg finds it by `IMPLEMENTATION`."""
 
     def new_output(self, location: str) -> PyArrowFile:
         found = super().new_output(location)
@@ -34,7 +34,7 @@ class SyncedFileIO(PyArrowFileIO):
 
 
 class SyncedFile(PyArrowFile):
-    """One that is durable when it was closed."""
+    """File that is durable once closed."""
 
     def create(self, overwrite: bool = False) -> Any:
         path = Path(local_path(self.location))
@@ -43,7 +43,7 @@ class SyncedFile(PyArrowFile):
 
 
 class _Stream:
-    """What PyIceberg asks of a file that it writes."""
+    """Output stream with the interface that PyIceberg needs."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self._file = path.open(mode)
@@ -65,8 +65,8 @@ class _Stream:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        # Each of them is written behind all that it names, and beside it: their names are made
-        # durable with its own.
+        # Each of these is written after all files that it names, and in the same folder: their
+        # names become durable with its own.
         if self._path.name.endswith(METADATA) or self._path.name.startswith(LIST):
             sync_folder(self._path.parent)
 
@@ -78,7 +78,9 @@ class _Stream:
 
 
 def local_path(location: str) -> str:
-    """Of a location in a folder, also as Java has it (`file:/…`); of one in an object store,
-    itself."""
+    """Return the path of a location in a folder, also in Java's form (`file:/…`).
+
+    A location in an object store is returned unchanged.
+    """
     path = location.removeprefix("file:")
     return location if path == location else f"/{path.lstrip('/')}"

@@ -1,9 +1,9 @@
-"""What an Iceberg table asks of whoever writes to it, and whether this sink does it.
+"""Requirements of an Iceberg table on its writers, and the check that this sink meets them.
 
-Whatever is asked for is either kept here or refused by its name, so that no table is damaged in
-silence: later versions of the format, partitions, columns that must have a value.
+Every requirement is either met here or refused by name, so that no table is damaged silently: later
+format versions, partitions, required columns.
 
-Must not know: Spark, Kafka, how commits are made.
+Does not depend on Spark, Kafka, or how commits are made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT_MAX = 2
 
 
 class IcebergRefused(PipelineError):
-    """The table asks for what this sink does not do; `reasons` are all that were found."""
+    """The table requires something that this sink does not do; `reasons` lists everything found."""
 
     def __init__(self, path: str, reasons: list[str]) -> None:
         super().__init__(f"{path}: cannot be written by this sink: {'; '.join(reasons)}")
@@ -33,8 +33,10 @@ class IcebergRefused(PipelineError):
 
 
 def check_rules(path: str, table: Table, partitions: Sequence[PartitionField]) -> None:
-    """Raises IcebergRefused where files added to the table as they are would damage it, also where
-    they are divided in another way than its partitions."""
+    """Raise IcebergRefused if adding files to the table as they are would damage it.
+
+    This includes files that are partitioned in another way than the table.
+    """
     reasons = []
     if table.metadata.format_version > FORMAT_MAX:
         reasons.append(f"it has the format's version {table.metadata.format_version}")
@@ -47,7 +49,7 @@ def check_rules(path: str, table: Table, partitions: Sequence[PartitionField]) -
 
 
 def partitions_of(table: Table) -> list[str]:
-    """As a job file has them."""
+    """Return the partition fields as a job file has them."""
     found = []
     for field in table.spec().fields:
         name = table.schema().find_column_name(field.source_id)
@@ -58,8 +60,10 @@ def partitions_of(table: Table) -> list[str]:
 def check_not_null(
     path: str, table: Table, rows: pa.Schema, files: Iterable[DataFile], storage: Storage
 ) -> None:
-    """That no file has a NULL where the table allows none. Raises IcebergRefused. Only columns that
-    may be NULL in the rows are looked up, in the files' own statistics."""
+    """Raise IcebergRefused if a file has a NULL where the table allows none.
+
+    Only columns that may be NULL in the rows are looked up, in the files' own statistics.
+    """
     wanted = [
         column.name
         for column in table.schema().fields
@@ -80,8 +84,10 @@ def check_not_null(
 
 
 def columns_of(arrow_schema: pa.Schema) -> str:
-    """Columns as `table_columns` has them, in Iceberg's types: it has no integers of less than 32
-    bits, and no texts or bytes of another size."""
+    """Return columns as in `table_columns`, in Iceberg's types.
+
+    Iceberg has no integers of less than 32 bits, and no texts or bytes of another size.
+    """
     return "\n".join(f"{field.name}: {_kind(field.type)}" for field in arrow_schema)
 
 

@@ -1,10 +1,10 @@
-"""The records of batches, decompressed end to end into memory that is used again and again.
+"""Reusable memory for the decompressed records of batches, end to end.
 
-Fresh memory for every batch costs more than half of what decompressing it does: the kernel clears
-it page by page. So there is one piece of it for a reader, as large as its largest chunk so far, and
-whoever wants to keep something takes a copy.
+Fresh memory for every batch costs more than half of its decompression, since the kernel clears it
+page by page. So a reader has one piece of memory, as large as its largest chunk so far. Callers
+copy what they want to keep.
 
-Must not know: what is in a record, Arrow.
+Does not depend on the contents of records, or on Arrow.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import cramjam
 from vdl.pipeline.errors import TooLarge, UndecodableBatch
 
 BATCH_BYTES_MAX = 16 << 20
-"""What the records of one batch may be when they are decompressed."""
+"""Limit on the decompressed records of one batch."""
 PADDING = bytes(16)
-"""Behind the last batch, so that a varint that is cut off reads zeros and not what was there."""
+"""Bytes after the last batch, so that a truncated varint reads zeros and not older data."""
 _ROOM_BYTES = 64 << 10
 _TIMES_LARGER = 8
-"""What records are taken to grow to when they are decompressed, until they turn out to be more."""
+"""First estimate of the growth of records when they are decompressed."""
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _INTO: dict[int, Callable[[memoryview, memoryview], int]] = {
@@ -48,8 +48,10 @@ class Inflated:
         self.size = 0
 
     def add(self, codec: int, data: memoryview) -> int:
-        """Bytes that the records of a batch are, BATCH_BYTES_MAX at most. Raises UndecodableBatch,
-        and has added nothing then."""
+        """Append the records of a batch; return their bytes, BATCH_BYTES_MAX at most.
+
+        Raises UndecodableBatch, and has then added nothing.
+        """
         try:
             if codec == _NONE:
                 added = self._copy(data)
@@ -66,11 +68,13 @@ class Inflated:
         return added
 
     def _room(self, least: int, *, behind: int = 0) -> memoryview:
-        """What is free from `behind` the last batch on, `least` bytes and no more than a batch may
-        have, and the padding besides."""
+        """Return free memory from `behind` bytes after the last batch on, and reserve the padding.
+
+        It has at least `least` bytes, and no more than a batch may have.
+        """
         start = self.size + behind
         if len(self.memory) - len(PADDING) - start < least:
-            # Twice as much, so that what was added before is not copied for each batch.
+            # At least doubled, so that earlier batches are not copied for each new one.
             size = max(start + least, 2 * len(self.memory))
             memory = bytearray(size + len(PADDING))
             memory[:start] = memoryview(self.memory)[:start]
@@ -95,7 +99,7 @@ class Inflated:
         return into(data, self._room(BATCH_BYTES_MAX))
 
     def _snappy(self, data: memoryview) -> int:
-        """Raw, or in blocks behind their lengths, as Java's client writes it."""
+        """Decompress raw Snappy, or blocks with their lengths, as written by Java's client."""
         if data[: len(_XERIAL)] != _XERIAL:
             return self._snappy_block(data, 0)
         added, position = 0, _XERIAL_HEADER_BYTES

@@ -1,8 +1,8 @@
-"""The official connector's jars: those that pyspark does not bring along.
+"""Jars of the official connector that pyspark does not include.
 
 `spark.jars.packages` needs every artifact of the connector in the repository, also those that only
-clusters with Kerberos tokens use. Here Maven copies four jars, by a `pom.xml` that leaves out what
-Spark has already; the token provider's version is one that repositories have.
+clusters with Kerberos tokens use. Here Maven copies four jars, with a `pom.xml` that leaves out
+what Spark already has. The token provider's version is one that repositories have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KAFKA_CLIENTS = "3.9.1"
 POOL = "2.12.1"
 MAVEN_SECONDS = 600
 FOLDER = "VDL_PIPELINE_JARS"
-"""Environment variable: where the jars are kept instead of ~/.cache/vdl/jars-<version>."""
+"""Environment variable: folder of the jars instead of ~/.cache/vdl/jars-<version>."""
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def find_jars() -> list[str]:
-    """Paths of the jars. Raises PipelineError when they have not been fetched."""
+    """Return the paths of the jars. Raises PipelineError if they have not been fetched."""
     found = sorted(str(path) for path in folder().glob("*.jar"))
     if len(found) != len(ARTIFACTS):
         raise PipelineError(f"the connector's jars are not in {folder()}: run `vdl pipeline jars`")
@@ -67,7 +67,7 @@ def find_jars() -> list[str]:
 
 
 def fetch_jars() -> list[str]:
-    """Have Maven copy the jars, unless they are there. Raises PipelineError."""
+    """Have Maven copy the jars, unless they exist. Raises PipelineError."""
     try:
         return find_jars()
     except PipelineError:

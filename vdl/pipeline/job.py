@@ -1,40 +1,40 @@
-"""A job as a TOML file: where rows come from, what they become, where they go.
+"""A job as a TOML file: its source, its transformation and its sink.
 
 ```toml
 [job]
-name = "flights"                    # of the transactions and of the consumer group
+name = "flights"                    # name of its transactions and its consumer group
 
 [source]
 kind = "vdl"                        # or "kafka": the official connector
 bootstrap = "127.0.0.1:9092"
 topics = ["flights"]
-start = "earliest"                  # "latest", a time, offsets as JSON; only where the table is new
-max_rows = 200000                   # of one batch
+start = "earliest"                  # "latest", a time, offsets as JSON; only for a new table
+max_rows = 200000                   # limit of one batch
 max_bytes = 67108864
 segments = []                       # data directories whose sealed segments are read directly
 isolation = "read_committed"        # or "read_uncommitted"
 [source.options]                    # of the reader, as in options.py, or of the connector
-[source.client]                     # librdkafka's settings: TLS, SASL; of the connector, too
+[source.client]                     # librdkafka's settings: TLS, SASL; also for the connector
 "security.protocol" = "SASL_SSL"
 "sasl.password" = "env:PASSWORD"    # a secret is in the environment or in a file: "file:PATH"
 
 [decode]
-format = "json"                     # or "raw"; "avro", "protobuf", "json-schema": by a registry
+format = "json"                     # or "raw"; with a registry "avro", "protobuf", "json-schema"
 schema = "year int, carrier string" # as Spark writes types
-envelope = ""                       # "debezium": the schema is of the rows within
+envelope = ""                       # "debezium": the schema describes the rows within
 tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row;
-                                    # "delete" of upserts, and their default
+                                    # for upserts also "delete", their default
 rescued = ""                        # a column for JSON members that the schema does not have
 
-[registry]                          # of schemas, which values name by their ids
+[registry]                          # schema registry; values name their schemas by id
 url = "https://registry:8081"       # also "ca", "certificate", "key", "key_password": files
 user = "flights"
 password = "env:REGISTRY_PASSWORD"
 
-[[expect.rules]]                    # of decoded rows; expectations.py
+[[expect.rules]]                    # rules for decoded rows; expectations.py
 sql = "dep_delay > -90"
 action = "dead"                     # or "drop", "stop"
-name = "delay"                      # of the metrics; the sql by default
+name = "delay"                      # in metrics; the sql by default
 
 [transform]
 tables = { airlines = { format = "csv", path = "airlines.csv", options = { header = "true" } } }
@@ -46,62 +46,63 @@ steps = [                           # each sees the ones before; "input" are the
 time = "departed"                   # a timestamp column of the last step's rows
 size = "1 hour"                     # milliseconds, seconds, minutes, hours, days, weeks
 slide = ""                          # from the start of one window to the next; the size by default
-late = "10 minutes"                 # how far the watermark is behind the latest time seen
-idle = "1 minute"                   # a partition silent for so long holds no window open
-future = "1 day"                    # a row may be so far ahead of the clock; one beyond is late
-keys = ["carrier"]                  # a row of the table for each, besides the window
+late = "10 minutes"                 # lag of the watermark behind the latest time seen
+idle = "1 minute"                   # a partition silent for longer holds no window open
+future = "1 day"                    # limit of a row's time ahead of the clock; beyond it is late
+keys = ["carrier"]                  # the table has one row for each window and key
 [window.values]                     # count(*); count, sum, min, max, avg of a column
 flights = "count(*)"
 delay = "avg(dep_delay)"
 
 [sink]
 kind = "parquet"                    # or "delta", "iceberg", or "topic": at least once
-path = "tables/flights"             # of a topic: where its commits are kept
-table = "default.flights"           # of kind "iceberg": its name in the catalog
-partition_by = ["carrier"]          # of delta, iceberg; of iceberg also "day(departed)"
-file_bytes = 134217728              # where rows go on in another file
-mode = "append"                     # or "upsert", of delta and iceberg: a row for each key
-topic = ""                          # of kind "topic", and only there
-key = ""                            # the column that is the records' key; of upserts a list
+path = "tables/flights"             # for a topic: the folder of its commits
+table = "default.flights"           # for "iceberg": its name in the catalog
+partition_by = ["carrier"]          # for delta, iceberg; for iceberg also "day(departed)"
+file_bytes = 134217728              # size at which rows continue in another file
+mode = "append"                     # or "upsert", for delta and iceberg: one row for each key
+topic = ""                          # only for kind "topic"
+key = ""                            # the column with the records' key; for upserts a list
 bootstrap = ""                      # the source's by default
 [sink.options]                      # librdkafka's, for the producers
-[sink.storage]                      # of a path in an object store, s3://…, for delta and iceberg
-endpoint = ""                       # what is missing is in the environment: AWS_ENDPOINT_URL,
+[sink.storage]                      # for a path in an object store, s3://…, of delta and iceberg
+endpoint = ""                       # defaults from the environment: AWS_ENDPOINT_URL,
 region = ""                         # AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
 secret_access_key = "env:SECRET"    # access_key_id, session_token likewise
-[sink.catalog]                      # of kind "iceberg": PyIceberg's settings of a catalog
+[sink.catalog]                      # for "iceberg": PyIceberg's settings of a catalog
 uri = "sqlite:////srv/catalog.db"   # catalog.db beside the table's folder by default
 
 [errors]
 path = "tables/flights-dead"        # the dead letters; the sink's path with "-dead" by default
-share_max = 0.01                    # of a batch's records; more stop the job
-rows_min = 1000                     # batches smaller than this are judged as if they had so many
+share_max = 0.01                    # share of a batch's records; more dead letters stop the job
+rows_min = 1000                     # a smaller batch counts as this many records
 
 [run]
-interval_seconds = 1.0              # between the beginnings of two batches, at least
+interval_seconds = 1.0              # minimum between the starts of two batches
 compact_every = 0                   # commits between two compactions by the job itself; 0: none
 checkpoint = ""                     # a folder; the sink's path with "-checkpoint" by default
-group = ""                          # whose offsets are committed; "vdl-pipeline-" + name by default
+group = ""                          # group whose offsets are committed; "vdl-pipeline-" + name
+                                    # by default
 
 [metrics]
 listen = ""                         # "127.0.0.1:9400": Prometheus
 
-[lineage]                           # events of OpenLineage; none without this section
-url = "http://127.0.0.1:5000"       # where they are posted; or
-file = ""                           # to which a line is added for each
+[lineage]                           # OpenLineage events; none without this section
+url = "http://127.0.0.1:5000"       # server that they are posted to; or
+file = ""                           # file that a line is appended to for each
 endpoint = "api/v1/lineage"         # below the url
 api_key = "env:LINEAGE_KEY"         # or "file:PATH"; none by default
 namespace = "vdl"                   # of the job
-timeout_seconds = 5                 # of one event
-interval_seconds = 60               # between two that say how far a run is
+timeout_seconds = 5                 # for one event
+interval_seconds = 60               # between two progress events of a run
 
 [spark]                             # settings of the session; "master" for spark.master
 ```
 
-Paths are relative to the file's folder; only those of tables to join with may be URLs, as Spark
-reads them. Every problem of a file is found before anything is begun.
+Paths are relative to the file's folder. Only those of tables to join with may be URLs, as Spark
+reads them. Every problem of a file is found before anything is started.
 
-Must not know: Spark, Kafka clients.
+Does not depend on Spark or on Kafka clients.
 """
 
 from __future__ import annotations
@@ -154,9 +155,9 @@ TOPIC = "topic"
 ICEBERG = "iceberg"
 SINKS = ("parquet", "delta", ICEBERG, TOPIC)
 URL_SINKS = ("delta", ICEBERG)
-"""Those that can be in an object store."""
+"""Sinks that can be in an object store."""
 WINDOW_SINKS = ("parquet", "delta", ICEBERG)
-"""Those that keep open windows in their commits."""
+"""Sinks that keep open windows in their commits."""
 APPEND, UPSERT = "append", "upsert"
 MODES = (APPEND, UPSERT)
 FORMATS = ("json", "raw", *FORMS)
@@ -177,11 +178,11 @@ class Source:
     isolation: str = "read_committed"
 
     def reader_options(self) -> dict[str, str]:
-        """For `format("vdl")`, with the secrets. Raises SecretMissing."""
+        """Return options for `format("vdl")`, with the secrets. Raises SecretMissing."""
         return resolved(self.named_options())
 
     def named_options(self) -> dict[str, str]:
-        """The same, where secrets are only named."""
+        """Return the same options with references to secrets instead."""
         given = {
             "bootstrap": self.bootstrap,
             "topics": ",".join(self.topics),
@@ -196,7 +197,7 @@ class Source:
         return {**given, **(self.options if self.kind == "vdl" else {})}
 
     def read_options(self) -> ReadOptions:
-        """Parsed, for what the driver asks the cluster. Raises OptionError."""
+        """Return parsed options, for the driver's requests to the cluster. Raises OptionError."""
         return parse(self.reader_options())
 
 
@@ -208,7 +209,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One to join with, read when the job starts."""
+    """Static table to join with, read when the job starts."""
 
     format: str
     path: str
@@ -217,8 +218,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """`topic`, `key`, `bootstrap` and `options` are of kind "topic", `table` and `catalog` of kind
-    "iceberg"."""
+    """Destination of rows.
+
+    `topic`, `key`, `bootstrap` and `options` apply to kind "topic", `table` and `catalog` to kind
+    "iceberg".
+    """
 
     kind: str
     path: str
@@ -233,11 +237,11 @@ class Sink:
     file_bytes: int = FILE_BYTES
     mode: str = APPEND
     upsert_key: tuple[str, ...] = ()
-    """Of mode "upsert"."""
+    """Key columns in mode "upsert"."""
 
     @property
     def dead_kind(self) -> str:
-        """Of the table of dead letters: also a topic's are kept as a table."""
+        """Kind of the dead-letter table: a topic's dead letters are kept in a table too."""
         return "parquet" if self.kind == TOPIC else self.kind
 
 
@@ -270,7 +274,7 @@ class Job:
     compact_every: int = 0
     rules: tuple[Rule, ...] = ()
     registry: Mapping[str, str] = field(default_factory=dict)
-    """Where secrets are only named."""
+    """Settings of the registry, with references to secrets."""
     lineage: LineageSettings | None = None
 
     @property
@@ -279,13 +283,13 @@ class Job:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether a record may be neither a row nor a dead letter."""
+        """True if a record may be neither a row nor a dead letter."""
         drops = any(rule.action == DROP for rule in self.rules)
         return bool(self.steps) or self.tombstones == "drop" or drops
 
 
 def load_job(path: Path) -> Job:
-    """Raises JobInvalid with all problems, OSError."""
+    """Read and check a job file. Raises JobInvalid with all problems, OSError."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -294,7 +298,7 @@ def load_job(path: Path) -> Job:
 
 
 def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
-    """A job from what a TOML file says. Raises JobInvalid."""
+    """Return the job that a parsed TOML file describes. Raises JobInvalid."""
     reader = Reader(data)
     job = _read(reader, folder)
     reader.finish()
@@ -307,13 +311,13 @@ def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
 
 def _read(r: Reader, folder: Path) -> Job:
     def table_path(text: str, what: str) -> str:
-        """Of files that are written, and neither renamed nor synced by a name."""
+        """Return a path of files that are written, but neither renamed nor synced by name."""
         if sink_kind in URL_SINKS and scheme_of(text) in SCHEMES:
             return text.rstrip("/")
         return path_of(text, what)
 
     def path_of(text: str, what: str) -> str:
-        """Of a folder that files are renamed and synced in."""
+        """Return the path of a folder whose files are renamed and synced."""
         found = URL.match(text)
         if found is not None and found[1].lower() != "file":
             r.problems.append(
@@ -323,7 +327,7 @@ def _read(r: Reader, folder: Path) -> Job:
         return str(folder / text.removeprefix("file://")) if text else ""
 
     def read_from(text: str) -> str:
-        """Of what Spark reads, wherever it is."""
+        """Return a path that Spark reads, in any place."""
         return text if URL.match(text) else path_of(text, "")
 
     name = r.text("job", "name")
@@ -573,7 +577,7 @@ def _check(job: Job, problems: list[str]) -> None:
 
 
 def _problems_of_upsert(job: Job) -> list[str]:
-    """What cannot be one row for each key."""
+    """Return the reasons why rows cannot be merged by key."""
     sink = job.sink
     if sink.mode not in MODES:
         return [f"sink.mode: {sink.mode!r} is none of {MODES}"]
@@ -617,7 +621,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_within(inner: str, outer: str) -> bool:
-    """Whether it is that folder or below it, also by way of links."""
+    """Return True if `inner` is `outer` or below it, also through links."""
     if is_url(inner) or is_url(outer):
         return False
     return Path(inner).resolve().is_relative_to(Path(outer).resolve())

@@ -1,9 +1,9 @@
-"""How far a job is behind, told while it is at work, and while it is stuck.
+"""Lag of a job, reported while it works and while it is stuck.
 
-A batch tells its lag when it is committed. A job that hangs commits nothing, so its lag would look
-as it was. Hence a thread of its own asks the servers now and then where the topics end.
+A batch reports its lag when it is committed. A job that hangs commits nothing, so its lag would
+appear unchanged. Hence a thread of its own requests the ends of the topics from time to time.
 
-Must not know: Spark, how lag is shown.
+Does not depend on Spark, or on how lag is shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASK_SECONDS = 15.0
 
 
 def lag_of(positions: Positions, ends: Positions) -> Lag:
-    """Offsets that are not in the table yet, by (topic, partition)."""
+    """Return the number of offsets that are not in the table yet, by (topic, partition)."""
     return {
         (topic, partition): max(0, end - (positions.offset(topic, partition) or 0))
         for topic, partition, end in ends.partitions()
@@ -29,7 +29,10 @@ def lag_of(positions: Positions, ends: Positions) -> Lag:
 
 
 class LagWatch:
-    """Use in a `with`: `tell` is called on another thread, at once and then every `seconds`."""
+    """Periodic lag reports. Use in a `with`.
+
+    `tell` is called on another thread, at once and then every `seconds`.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class LagWatch:
         *,
         seconds: float = ASK_SECONDS,
     ) -> None:
-        """`positions`: where the table ends, none before it is known; called on that thread."""
+        """`positions`: returns the table's end, empty before it is known; called on that thread."""
         self._options = options
         self._positions = positions
         self._tell = tell
@@ -62,6 +65,6 @@ class LagWatch:
                 try:
                     self._tell(lag_of(positions, topics.ends()))
                 except PipelineError:
-                    pass  # When it was told last shows that nobody answers.
+                    pass  # The age of the last report shows that no server answers.
             self._ended.wait(self._seconds)
         topics.close()

@@ -1,18 +1,17 @@
-"""What a job reads and writes, told to whoever collects it, as events of OpenLineage.
+"""Lineage of a job, reported as OpenLineage events.
 
-A run has a START, a RUNNING when it knows its columns and then one now and then, and at its end a
-COMPLETE, a FAIL with the reason, or an ABORT where it was interrupted before it had begun. Each
-names the topics and the static tables that are read, the table (or topic) and the table of dead
-letters that are written, their columns, and the rows written by this run so far. A run that is
-killed tells no end.
+A run has a START event, a RUNNING when it knows its columns and then periodically, and at its end a
+COMPLETE, a FAIL with the reason, or an ABORT if it was interrupted. Each names the topics and
+static tables that are read, the table (or topic) and the dead-letter table that are written, their
+columns, and the rows written by this run so far. A killed run sends no final event.
 
-An event is made and sent by a thread of its own (`event_sender.py`): nothing here can stop a job or
-make it wait, but for END_SECONDS at its end.
+A thread of its own creates and sends events (`event_sender.py`): nothing here can stop a job or
+delay it, except for END_SECONDS at its end.
 
-Names are those of OpenLineage's naming: a topic is in `kafka://host:port` of the first server that
-the job file names, a folder in `file`, an object store's table in `s3://bucket`.
+Names follow OpenLineage's naming: a topic is in `kafka://host:port` of the first server that the
+job file names, a folder in `file`, an object store's table in `s3://bucket`.
 
-Must not know: Spark, the command line.
+Does not depend on Spark or the command line.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from vdl.pipeline.storage import is_url
 PROJECT = "vdl-log"
 PRODUCER = f"https://pypi.org/project/{PROJECT}"
 END_SECONDS = 5.0
-"""How long the end of a job waits, at most, for events that are not sent yet."""
+"""Limit on the wait for unsent events at the end of a job."""
 MESSAGE_LENGTH_MAX = 2000
 RETRIES = {"total": 2, "connect": 2, "read": 0, "backoff_factor": 0.3}
 START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"
 Columns = Sequence[tuple[str, str]]
-"""Names and types, in Spark's words."""
+"""Names and types, in Spark's notation."""
 DEAD_COLUMNS: Columns = (
     ("topic", "string"), ("partition", "int"), ("offset", "bigint"), ("timestamp", "timestamp"),
     ("key", "binary"), ("value", "binary"),
@@ -53,7 +52,7 @@ DEAD_COLUMNS: Columns = (
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """Of OpenLineage: both together are who it is."""
+    """OpenLineage's identity of a data set: both fields together."""
 
     namespace: str
     name: str
@@ -61,7 +60,7 @@ class DatasetName:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What an event is made of."""
+    """Contents of an event."""
 
     kind: str
     time: float
@@ -76,8 +75,10 @@ Send = Callable[[Told], None]
 
 
 class RunLineage:
-    """Of one run of a job. Use in a `with` around all of it. `tell` gets a line at the end where
-    events were not sent."""
+    """Lineage of one run of a job. Use in a `with` around the whole run.
+
+    `tell` receives a line at the end if events were not sent.
+    """
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class RunLineage:
         return self
 
     def on_open(self, source_columns: Columns, columns: Columns) -> None:
-        """The columns that the job reads from values, and those of its table."""
+        """Report the columns that the job reads from values, and those of its table."""
         self._source_columns, self._columns = tuple(source_columns), tuple(columns)
         self._put(RUNNING)
 
@@ -146,8 +147,11 @@ def lineage_of(
     tell: Callable[[str], None],
     on_outcome: Callable[[str], None] = lambda outcome: None,
 ) -> RunLineage | None:
-    """Of a run of a job that has a section for it. `on_outcome`: as of EventSender. Raises
-    PipelineError where the library is not installed, SecretMissing."""
+    """Return the lineage of a run, or None if the job has no section for it.
+
+    `on_outcome`: as of EventSender. Raises PipelineError if the library is not installed,
+    SecretMissing.
+    """
     settings = job.lineage
     if settings is None:
         return None
@@ -164,7 +168,7 @@ def lineage_of(
 
 
 def _transport(settings: LineageSettings) -> Callable[[Any], Any]:
-    """The library's own, asked for by name: neither its environment nor its files are read."""
+    """Return the library's transport, named explicitly: its environment and files are not read."""
     from openlineage.client.facet_v2 import set_producer
 
     emit: Callable[[Any], Any]
@@ -191,7 +195,7 @@ def _transport(settings: LineageSettings) -> Callable[[Any], Any]:
 
 @dataclass(slots=True)
 class Events:
-    """The events of a run."""
+    """Builder of the events of a run."""
 
     job: Job
     settings: LineageSettings
@@ -199,7 +203,7 @@ class Events:
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def event(self, told: Told) -> Any:
-        """The library's RunEvent."""
+        """Return the library's RunEvent."""
         from openlineage.client import event_v2 as made
         from openlineage.client.facet_v2 import error_message_run, job_type_job
         from openlineage.client.facet_v2 import processing_engine_run as engine
@@ -240,7 +244,7 @@ class Events:
 
 
 def inputs_of(job: Job, columns: Columns) -> Iterator[tuple[DatasetName, Columns]]:
-    """Topics, with the columns that are read from their values, and tables to join with."""
+    """Yield the topics, with the columns read from their values, and the tables to join with."""
     for topic in job.source.topics:
         yield topic_name(job.source.bootstrap, topic), columns
     for table in job.tables.values():
@@ -248,7 +252,7 @@ def inputs_of(job: Job, columns: Columns) -> Iterator[tuple[DatasetName, Columns
 
 
 def outputs_of(job: Job, told: Told) -> Iterator[tuple[DatasetName, Columns, int]]:
-    """The rows' table and that of dead letters, with how many of them."""
+    """Yield the rows' table and the dead-letter table, with their numbers of rows."""
     sink = job.sink
     is_topic = sink.kind == TOPIC
     rows = topic_name(sink.bootstrap, sink.topic) if is_topic else path_name(sink.path)
@@ -261,7 +265,7 @@ def topic_name(bootstrap: str, topic: str) -> DatasetName:
 
 
 def path_name(path: str) -> DatasetName:
-    """Of a table in a folder or below a URL, without who asks for it."""
+    """Return the name of a table in a folder or below a URL, without the URL's user."""
     if not is_url(path):
         return DatasetName("file", path)
     parts = urlsplit(path)
@@ -273,7 +277,7 @@ def path_name(path: str) -> DatasetName:
 
 
 def _version_of(project: str) -> str:
-    """Of what is installed; a cluster's own Spark need not be."""
+    """Return the installed version; a cluster's own Spark need not be installed."""
     try:
         return version(project)
     except PackageNotFoundError:

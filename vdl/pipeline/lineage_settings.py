@@ -1,6 +1,6 @@
-"""Where a job's events of OpenLineage go, as its file says it: an address or a file, never both.
+"""Destination of a job's OpenLineage events: a URL or a file, never both.
 
-Must not know: what an event is.
+Does not depend on the contents of an event.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ INTERVAL_SECONDS_MIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LineageSettings:
-    """`file`: a path to which a line is added for each event. `api_key` names a secret, which goes
-    along as a bearer's token. `interval_seconds`: between two events that say how far a run is."""
+    """Settings of lineage events.
+
+    `file`: path of a file that gets one line for each event. `api_key` names a secret, sent as a
+    bearer token. `interval_seconds`: time between two progress events of a run.
+    """
 
     url: str = ""
     endpoint: str = "api/v1/lineage"

@@ -1,6 +1,7 @@
-"""What a running job says of itself to Prometheus.
+"""Prometheus metrics of a running job.
 
-Registered in a registry of its own: several jobs in one driver do not mix. Must not know: Spark.
+They use a registry of their own, so several jobs in one driver do not mix. Does not depend on
+Spark.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from vdl.pipeline.runner import BatchReport
 
 
 class JobMetrics:
-    """Served on `listen` (host:port) from the first call on. Use: give `on_batch` to the runner."""
+    """Metrics served on `listen` (host:port) from the first call on.
+
+    Use: pass `on_batch` to the runner.
+    """
 
     def __init__(self, job: str, listen: str, *, clock: Callable[[], float] = time.time) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -93,11 +97,11 @@ class JobMetrics:
                 self._watermark.labels(self._job).set(report.windows.watermark_us / 1e6)
 
     def on_lineage(self, outcome: str) -> None:
-        """Of one event: "sent", "failed" or "dropped"; from any thread."""
+        """Count one event: "sent", "failed" or "dropped"; from any thread."""
         self._lineage.labels(self._job, outcome).inc()
 
     def on_lag(self, lag: Mapping[tuple[str, int], int]) -> None:
-        """By (topic, partition); from any thread."""
+        """Record lag by (topic, partition); from any thread."""
         self._lag_asked.labels(self._job).set(self._clock())
         for (topic, partition), offsets in lag.items():
             self._lag.labels(self._job, topic, str(partition)).set(offsets)

@@ -1,10 +1,9 @@
-"""What a JVM with Spark in it, and the Python processes of its tasks, write to their errors and a
-user need not see.
+"""Filter for messages of Spark's JVM and of its tasks' Python processes that no user needs.
 
-Lines come from many processes and threads, so those of one text may have others between them. What
-is not known for certain as noise is shown.
+Lines come from many processes and threads, so lines of one text may have others between them. Text
+that is not certainly noise is shown.
 
-Must not know: where lines come from or go to.
+Does not depend on the source or destination of lines.
 """
 
 from __future__ import annotations
@@ -16,25 +15,29 @@ NOISE = re.compile(
     r"WARNING: |Using Spark's default log4j|Using Spark's repl log4j|Setting default log level|"
     r"To adjust logging level|\d\d/\d\d/\d\d \d\d:\d\d:\d\d WARN |SLF4J(\(W\))?: |"
     r"(NOTE: )?Picked up \w*JAVA\w*OPTIONS: |"
-    # Not that there is no memory, which ends it.
+    # Except the lack of memory, which ends the JVM.
     r"(OpenJDK|Java HotSpot\(TM\)) [\w -]*VM warning: (?!INFO: os::)"
 )
 TRACE = re.compile(
     r"\s+at |\s+\.\.\. \d+ |\s*(Caused by|Suppressed): |(\w+\.)+[\w$]+(Exception|Error)\b"
 )
-"""What follows a warning with an exception of Java's."""
+"""Lines that follow a warning with a Java exception."""
 HEADER = re.compile(r"Traceback \(most recent call last\):")
 FRAME = re.compile(r'  File "(.*)", line ')
 DAEMON = "/pyspark/daemon.py"
 HUNG_UP = re.compile(r"(BrokenPipeError|ConnectionResetError): ")
-"""A task may end before its Python process has written all, as where a limit is reached. The daemon
-that the process came from prints this then."""
+"""Error printed by the daemon when a task ends before its Python process has written everything.
+
+This happens when a limit is reached, for example.
+"""
 HELD_MAX = 200
 
 
 def shown(lines: Iterable[str]) -> Iterator[str]:
-    """Those of the lines that are not noise. A traceback of Python's comes when it is complete, or
-    has HELD_MAX lines."""
+    """Yield the lines that are not noise.
+
+    A Python traceback is yielded once it is complete, or has HELD_MAX lines.
+    """
     is_noise = False
     held: list[str] = []
     for line in lines:
@@ -57,6 +60,6 @@ def shown(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _is_of_daemon(held: Iterable[str]) -> bool:
-    """Whether lines of a traceback, or of several, have no frames but the daemon's."""
+    """Return True if the lines of one or more tracebacks have only the daemon's frames."""
     files = [frame[1] for frame in map(FRAME.match, held) if frame]
     return bool(files) and all(file.endswith(DAEMON) for file in files)

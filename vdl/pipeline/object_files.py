@@ -1,9 +1,9 @@
-"""Parquet files of an object store as a frame of Spark's, read by Arrow on the executors.
+"""Parquet files of an object store as a Spark frame, read by Arrow on the executors.
 
-Spark has a client for such stores in jars of its own, which weigh more than the rest of it. Arrow,
-which wrote the files, reads them as well.
+Spark's client for such stores is in jars of its own that are larger than the rest of Spark. Arrow
+wrote the files and can read them too.
 
-Must not know: formats of tables.
+Does not depend on table formats.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ TASKS_MAX = 200
 
 
 def read_files(spark: Any, paths: Sequence[str], columns: str, settings: Mapping[str, str]) -> Any:
-    """These columns (Spark's words) of all files; NULL where a file does not have one. `settings`
-    as `storage.resolved_settings` has them."""
+    """Return these columns (in Spark's notation) of all files; NULL if a file lacks one.
+
+    `settings` as returned by `storage.resolved_settings`.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 

@@ -1,11 +1,11 @@
-"""Offsets of all partitions of some topics, in as few requests as there are leaders, and one.
+"""Offsets of all partitions of some topics, in one request for each leader, and one more.
 
-A client library makes several objects of each partition, and asks for metadata before each list of
-offsets: with thousands of partitions that is what the planning of a batch costs. This is a reader
-for the good case only, as `fetch.py` is, whose FAILURES it raises; what to do about others
-`topics.py` has librdkafka know.
+A client library creates several objects for each partition, and requests metadata before each list
+of offsets: with thousands of partitions that dominates the planning of a batch. This reader handles
+only the good case, like `fetch.py`, whose FAILURES it raises; for all others `topics.py` uses
+librdkafka.
 
-Must not know: Spark, what comes after a failure.
+Does not depend on Spark, or on the handling of failures.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def look_up(
     isolation: str,
     client: FastClient,
 ) -> list[Positions]:
-    """For each time (ms since 1970, -2 for where logs begin, -1 for where they end) the offsets of
-    all partitions, -1 where nothing is as young. Raises FAILURES."""
+    """Return the offsets of all partitions for each time; -1 if no record is as young.
+
+    A time is in ms since 1970, -2 for the start of a log, -1 for its end. Raises FAILURES.
+    """
     metadata = ask_metadata(topics, bootstrap, client)
     found: list[dict[str, dict[int, int]]] = [{topic: {} for topic in topics} for _ in times]
     for place, led in _led(metadata).items():
@@ -59,7 +61,10 @@ def look_up(
 
 
 def _led(metadata: MetadataResponse) -> dict[tuple[str, int], dict[str, list[int]]]:
-    """Where a server is → what it leads. Raises NotFetched where a partition has no leader."""
+    """Return server address → partitions it leads.
+
+    Raises NotFetched if a partition has no leader.
+    """
     places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
     found: dict[tuple[str, int], dict[str, list[int]]] = {}
     for topic in metadata.topics:
@@ -97,5 +102,5 @@ def _take(answer: ListOffsetsResponse, offsets: dict[str, dict[int, int]]) -> No
 
 
 def _text(topic_id: bytes) -> str:
-    """As Kafka writes it."""
+    """Return the id as Kafka writes it."""
     return urlsafe_b64encode(topic_id).rstrip(b"=").decode()

@@ -1,6 +1,6 @@
-"""Which kind of table a job writes: the one place that knows all of them.
+"""Selection of a job's kind of table: the only module that knows all kinds.
 
-A kind is imported only when it is asked for: each brings libraries that the others do not need.
+A kind is imported only when needed: each uses libraries that the others do not need.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from vdl.pipeline.table import Place, TableSink
 
 
 def open_table(kind: str, path: str, job: str) -> TableSink:
-    """The table of a job, in a folder, with nothing else to know of it."""
+    """Return a job's table in a folder, without further settings."""
     if kind == ICEBERG:
         return open_place(Place(kind, path, {}, local_catalog(path), name_of(path)), job)
     return open_place(Place(kind, path), job)
 
 
 def rows_table(job: Job) -> TableSink:
-    """Raises SecretMissing, PipelineError."""
+    """Return the table of the job's rows. Raises SecretMissing, PipelineError."""
     return open_place(place_of(job, job.sink.kind, job.sink.path), job.name)
 
 
 def dead_table(job: Job) -> TableSink:
-    """Of the job's dead letters. Raises SecretMissing, PipelineError."""
+    """Return the job's dead-letter table. Raises SecretMissing, PipelineError."""
     return open_place(place_of(job, job.sink.dead_kind, job.errors.path, DEAD_SUFFIX), job.name)
 
 
 def place_of(job: Job, kind: str, path: str, suffix: str = "") -> Place:
-    """Of one of a job's tables, with the secrets. Raises SecretMissing."""
+    """Return the place of one of a job's tables, with the secrets. Raises SecretMissing."""
     sink = job.sink
     storage = resolved_settings(path, sink.storage)
     fields, key = ((), ()) if suffix else (sink.partition_by, sink.upsert_key)
@@ -40,14 +40,16 @@ def place_of(job: Job, kind: str, path: str, suffix: str = "") -> Place:
 
 
 def storage_settings(job: Job) -> dict[str, str]:
-    """Of the object store that the job's tables are in, with the secrets; nothing for folders.
-    Raises SecretMissing."""
+    """Return the settings, with secrets, of the object store of the job's tables.
+
+    Empty for folders. Raises SecretMissing.
+    """
     paths = (job.errors.path, job.sink.path)
     return {k: v for path in paths for k, v in resolved_settings(path, job.sink.storage).items()}
 
 
 def open_place(place: Place, job: str) -> TableSink:
-    """The table of a job."""
+    """Return the table of a job."""
     if place.kind == "delta":
         from vdl.pipeline.delta_table import DeltaSink
 

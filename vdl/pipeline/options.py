@@ -1,27 +1,27 @@
-"""What a reader of `format("vdl")` can be told, parsed once and checked.
+"""Options of a `format("vdl")` reader, parsed once and checked.
 
 | option | default | |
 |---|---|---|
-| bootstrap | | servers to begin with, `host:port,host:port` |
-| topics | | names, comma between them |
+| bootstrap | | initial servers, `host:port,host:port` |
+| topics | | names, separated by commas |
 | start | earliest | `earliest`, `latest`, a time (ISO 8601 or ms since 1970), positions as JSON |
 | end | latest | of a batch read: as `start` |
-| maxRows | 200000 | records of one micro-batch, at most |
-| maxBytes | 67108864 | about as many bytes of one micro-batch, by samples; 0: no limit |
-| minPartitions | 0 | tasks of a batch at least, as far as there are records |
-| stallSeconds | 60 | without a record for so long, a read fails |
-| headers | false | with a column `headers` |
-| columns | | only these columns: Spark cannot tell a Python source which ones it needs |
+| maxRows | 200000 | limit on records of one micro-batch |
+| maxBytes | 67108864 | approximate limit on its bytes, by samples; 0: no limit |
+| minPartitions | 0 | minimum number of tasks of a batch, if there are enough records |
+| stallSeconds | 60 | a read fails after this time without a record |
+| headers | false | add a column `headers` |
+| columns | | only these columns: Spark does not pass a Python source the needed ones |
 | isolation | read_committed | or `read_uncommitted` |
 | segments | | data directories of servers: sealed segments are read from there |
-| allowLoss | false | go on at the log's start when retention was quicker, instead of failing |
-| unreadable | fail | of a batch that nobody can read: `fail`, or `letter`, one row for it |
-| client.* | | any setting of librdkafka, which reads everything itself unless all of them only |
-| | | say who asks and how the connection is secured (`fast_client.py`) |
+| allowLoss | false | if retention removed unread records, continue at the log's start, not fail |
+| unreadable | fail | for an unreadable batch: `fail`, or `letter`, one row for it |
+| client.* | | any setting of librdkafka, which reads everything itself unless all of them |
+| | | concern identity and connection security (`fast_client.py`) |
 
-Those that the official connector has, too, may have its names (`connector_options.py`).
+Options that the official connector also has may use its names (`connector_options.py`).
 
-Must not know: Spark, Kafka clients.
+Does not depend on Spark or on Kafka clients.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ STALL_SECONDS_DEFAULT = 60.0
 CLIENT_PREFIX = "client."
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""As the official connector has them; `headers` is the eighth, where it is asked for."""
+"""As in the official connector; `headers` is the eighth, on request."""
 
 _TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
 DIRECT = "direct"
-"""A job's own: `Direct` as text."""
+"""Internal option of a job: `Direct` as text."""
 _NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
 _SWITCHES = ("headers", "allowLoss")
 NAMES = (*_TEXT, *_NUMBERS, *_SWITCHES)
@@ -53,30 +53,32 @@ SPARKS_OWN = frozenset({"path", "__schema__"})
 
 
 class OptionError(PipelineError):
-    """An option that cannot be understood."""
+    """An option that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earliest:
-    """Where the log begins."""
+    """The start of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Where the log ends now."""
+    """The current end of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record of this time, ms since 1970, or a later one; the end when there is none."""
+    """The first record of this time, ms since 1970, or a later one; the end if there is none."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """These offsets; the log's start for partitions they do not name. -2 is the log's start, too,
-    and -1 its end, as the official connector says it."""
+    """These offsets, and the log's start for partitions they do not name.
+
+    As in the official connector, -2 also is the log's start, and -1 its end.
+    """
 
     positions: Positions
 
@@ -101,14 +103,14 @@ class ReadOptions:
     segments: tuple[str, ...] = ()
     allow_loss: bool = False
     letters: bool = False
-    """Whether a range without readable records becomes a row (`read.letter`)."""
+    """True if a range without readable records becomes a row (`read.letter`)."""
     client: Mapping[str, str] = field(default_factory=dict)
     direct: str = ""
-    """What a job writes where it is read (`direct.Direct`), and how; "": nothing."""
+    """Settings of rows that a job writes where it reads them (`direct.Direct`); "" for none."""
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
-    """Options as Spark hands them over, names in any case. Raises OptionError."""
+    """Parse options as Spark passes them, with names in any case. Raises OptionError."""
     try:
         given = renamed({name.lower(): value for name, value in options.items()})
     except OptionRefused as error:
@@ -144,7 +146,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
 
 
 def parse_where(name: str, text: str) -> Where:
-    """Raises OptionError."""
+    """Parse a position option. Raises OptionError."""
     text = text.strip()
     if text.lower() == "earliest":
         return Earliest()

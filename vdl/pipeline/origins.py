@@ -1,15 +1,14 @@
-"""What the rows of a batch were made of: each must say something else.
+"""Check that the rows of a batch have distinct origins.
 
-A row that goes to a topic is told from others by its topic, partition and offset and, where a step
-makes several rows of one record, by its number among them, in `_row`. Who reads the topic takes two
-rows of one origin for one that came twice, and drops the second. So there must be none, in the
-whole batch: `SELECT ... UNION ALL SELECT ...` puts rows of one record far apart, into files of
-different tasks.
+A row that goes to a topic is identified by its topic, partition and offset and, if a step makes
+several rows of one record, by its number among them, in `_row`. Readers of the topic take two rows
+of one origin for a duplicate, and drop the second. So origins must be unique in the whole batch:
+`SELECT ... UNION ALL SELECT ...` puts rows of one record far apart, into files of different tasks.
 
 Memory: four bytes for each offset between a partition's first and last row, which a batch bounds,
 and numbers of ROWS_MAX rows at a time, or of one record's.
 
-Must not know: Spark, Kafka.
+Does not depend on Spark or Kafka.
 """
 
 from __future__ import annotations
@@ -29,12 +28,14 @@ from vdl.pipeline.table import DataFile
 READ_ROWS = 64_000
 ROWS_MAX = 1_000_000
 
-Array = Any  # numpy is one of the packages whose types are not looked at
+Array = Any  # numpy is one of the packages whose types are not checked
 
 
 def check_origins(files: Sequence[DataFile]) -> None:
-    """Raises PipelineError where two rows of these files say the same of themselves, or one says
-    nothing. The files have the same columns, `_partition` and `_offset` among them."""
+    """Raise PipelineError if two rows of these files have one origin, or a row has none.
+
+    The files have the same columns, `_partition` and `_offset` among them.
+    """
     bounds = _bounds(files)
     counts: dict[tuple[str, int], Array] = {
         place: np.zeros(r.count, np.uint32) for place, r in bounds.items()
@@ -48,7 +49,7 @@ def check_origins(files: Sequence[DataFile]) -> None:
 
 
 def _bounds(files: Sequence[DataFile]) -> dict[tuple[str, int], OffsetRange]:
-    """For each topic and partition, from the first row's offset to the last one's."""
+    """Return, for each topic and partition, the range from the first row's offset to the last's."""
     found: dict[tuple[str, int], OffsetRange] = {}
     for file in files:
         for span in file.spans:
@@ -60,7 +61,7 @@ def _bounds(files: Sequence[DataFile]) -> dict[tuple[str, int], OffsetRange]:
 
 
 def _read(file: DataFile) -> Iterator[tuple[tuple[str, int], Array]]:
-    """Offsets of a file's rows, in pieces, each of one topic and partition."""
+    """Yield the offsets of a file's rows, in pieces, each of one topic and partition."""
     stored = pq.ParquetFile(file.path)
     names = [n for n in ("_topic", "_partition", "_offset") if n in stored.schema_arrow.names]
     for batch in stored.iter_batches(READ_ROWS, columns=names):
@@ -87,7 +88,7 @@ def _only_topic(file: DataFile) -> str:
 
 
 def _check_numbers(files: Sequence[DataFile], bounds: OffsetRange, counts: Array) -> None:
-    """That the rows of each record of a partition have numbers, and each another."""
+    """Raise PipelineError unless the rows of each record of a partition have distinct numbers."""
     what = f"several rows were made of {bounds.topic}/{bounds.partition}"
     rows = ds.dataset([file.path for file in files], format="parquet")
     if "_row" not in rows.schema.names:
@@ -109,7 +110,7 @@ def _check_numbers(files: Sequence[DataFile], bounds: OffsetRange, counts: Array
 
 
 def _windows(counts: Array) -> Iterator[tuple[int, int]]:
-    """[start, end) after [start, end) of what is counted, of ROWS_MAX rows or one record."""
+    """Yield consecutive [start, end) with ROWS_MAX counted rows at most, or one record."""
     rows = np.cumsum(counts, dtype=np.int64)
     start, before = 0, 0
     while start < len(counts):

@@ -1,39 +1,39 @@
-"""A folder of Parquet files that only ever shows whole batches.
+"""Table as a folder of Parquet files that only ever shows whole batches.
 
 ```
 <path>/vdl_part=00001/vdl_commit=000000007/000000007-flights-3-…0500-…0900-0000.parquet
                                            rows of offsets [500, 900) of partition 3
 <path>/_vdl/commits/000000007.json         commit 7: its files, the offsets, the columns
 <path>/_vdl/compacted/00001.json           part 1 was written again: the files it has now
-<path>/_vdl/staging/<run>/…                files of a batch under way
+<path>/_vdl/staging/<run>/…                files of a batch in progress
 <path>/_vdl/windows/<job>/…                open windows, as `window_files` has them
 ```
 
-A commit is its JSON file, put there by `link`, which fails when there is one of that number: of two
+A commit is its JSON file, put there by `link`, which fails if one with that number exists: of two
 runs only one can write commit 7. Before it, all files are written and synced, and those that count
-are put into a folder of the commit's own; after it, this folder is renamed to its place. So all
-files of a batch are shown by one rename: who lists the table sees all of them or none, whenever a
-run is killed. Who opens the table finishes the rename of the last commit, so a crash leaves a batch
-late, never half, and never twice. Readers who list the folder see no file that is not committed:
-names with an underscore are skipped by Spark, Arrow and Hive.
+are moved to a folder of the commit's own; after it, this folder is renamed to its place. So one
+rename shows all files of a batch: a reader that lists the table sees all of them or none, whenever
+a run is killed. Opening the table finishes the rename of the last commit, so a crash leaves a batch
+late, never half, and never twice. Readers that list the folder see no uncommitted file: Spark,
+Arrow and Hive skip names with an underscore.
 
-Folders are named as Hive names partitions, because readers of such folders find them by themselves:
-they see two columns more, `vdl_part` and `vdl_commit` (`table.commit_folder`).
+Folders are named like Hive partitions, because readers of such folders discover them by themselves.
+Readers see two additional columns, `vdl_part` and `vdl_commit` (`table.commit_folder`).
 
-A part that has all its commits can be written again in few files (`compact`). Its new folder is
-made beside it and synced, then a JSON file says what it has, then both folders exchange their names
-in one step: who lists the table sees the old files or the new ones. Who opens the table finishes
-that step. A reader that has listed the old files and not opened them yet finds them gone, and has
-to begin again; none sees a row twice or misses one. Commits of a job are in later parts, so it may
-run meanwhile.
+A part that has all its commits can be rewritten into few files (`compact`). Its new folder is
+created beside it and synced, then a JSON file records its contents, then both folders exchange
+their names in one step: a reader that lists the table sees the old files or the new ones. Opening
+the table finishes that step. A reader that has listed the old files and not opened them yet finds
+them gone, and has to start over; none sees a row twice or misses one. Commits of a job are in later
+parts, so it may run meanwhile.
 
-Tables that were begun by a release before this keep their layout, so that all files of a table are
-found in one way. There files lie in `<path>` and are renamed one by one: a reader may see a part of
-the last batch, until the next run.
+Tables created by an earlier release keep their layout, so that all files of a table are found in
+one way. There files are in `<path>` and are renamed one by one: a reader may see a part of the last
+batch, until the next run.
 
-Needs a file system with atomic rename and hard links that all executors share.
+Requires a file system with atomic rename and hard links that all executors share.
 
-Must not know: Spark, Kafka.
+Does not depend on Spark or Kafka.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ from vdl.pipeline.table_columns import change_of, grown, problem_of
 from vdl.pipeline.window_files import WindowFiles
 
 FLAT, FOLDERS = 1, 2
-"""Versions of the format: files in the table's own folder, or commits in folders of theirs."""
+"""Format versions: files in the table's own folder, or each commit in a folder of its own."""
 
 
 class ParquetSink:
-    """See above."""
+    """Sink for one job's table in this format."""
 
     def __init__(self, path: str, job: str) -> None:
         self.path = path
@@ -132,7 +132,7 @@ class ParquetSink:
         folder = self._root / "_vdl" / "staging" / run
         if not folder.exists():
             folder.mkdir(parents=True)
-            # A commit names files in here: the way to them must survive a power cut, too.
+            # A commit names files in this folder: the path to them must survive a power cut, too.
             for above in (folder.parent, self._root / "_vdl", self._root, self._root.parent):
                 sync_folder(above)
         return str(folder)
@@ -169,8 +169,8 @@ class ParquetSink:
             "schema": columns,
             "files": self._prepared(commit.files, commit.run, sequence),
         }
-        # Listed before the commit: whoever has begun by now will be refused. Removed after it, when
-        # others may have begun that will not be.
+        # Listed before the commit: a run that has begun by now will be refused. Removed after it,
+        # when runs may have begun that will not be.
         scrap = [] if self._has_committed else self._left_by_others(commit.run)
         outdated: list[Path] = []
         if commit.windows is not None:
@@ -191,14 +191,18 @@ class ParquetSink:
         self._schema, self._windows = columns, commit.windows
 
     def _prepared(self, files: Sequence[DataFile], run: str, sequence: int) -> list[dict[str, Any]]:
-        """What a commit says of its files, which lie where they are published from, durably. Raises
-        CommitConflict."""
+        """Move the files to where they are published from, durably.
+
+        Return their entries in a commit.
+
+        Raises CommitConflict.
+        """
         names = [file_name(sequence, number, file.spans) for number, file in enumerate(files)]
         staged = [Path(file.path) for file in files]
         folder = ""
         try:
             if self._version == FOLDERS and files:
-                # What failed tries of tasks have left in the staging folder stays there.
+                # Files of failed task attempts remain in the staging folder.
                 folder = commit_folder(sequence)
                 ready = Path(self.staging(run)) / f"{COMMIT}={sequence:09d}"
                 ready.mkdir(exist_ok=True)
@@ -223,15 +227,15 @@ class ParquetSink:
         ]
 
     def _left_by_others(self, run: str) -> list[Path]:
-        """Staged files, and commits that were written and not put in their place."""
+        """Return other runs' staged files, and commits that were written but not linked."""
         own = self._root / "_vdl"
         staged = [path for path in own.glob("staging/*") if path.name != run]
         return [*staged, *own.glob("commit-*.tmp")]
 
     def _link(self, data: Mapping[str, Any], sequence: int) -> None:
-        """Put the commit in its place, if nobody did. Raises CommitConflict."""
-        # By the run: processes of two containers may have one number, and from the link on a file
-        # of this name is the commit.
+        """Link the commit file to its place unless one is there. Raises CommitConflict."""
+        # Named by the run: processes of two containers may have the same id, and once linked, a
+        # file of this name is the commit.
         if not self._commits.exists():
             self._commits.mkdir(parents=True)
             for above in (self._commits.parent, self._root, self._root.parent):
@@ -319,7 +323,7 @@ class ParquetSink:
         return done
 
     def _compact_part(self, part: int, bytes_target: int) -> Compacted:
-        """A part that gets no further commit."""
+        """Rewrite a part that gets no further commit."""
         first, last = (part - 1) * PART_COMMITS + 1, part * PART_COMMITS
         names = [file["name"] for n in range(first, last + 1) for file in self._read(n)["files"]]
         if len(names) < 2:
@@ -373,7 +377,7 @@ class ParquetSink:
         shutil.rmtree(staged.parent, ignore_errors=True)
 
     def _compacted(self) -> dict[int, dict[str, Any]]:
-        """Part → what its compaction says."""
+        """Return part → manifest of its compaction."""
         folder = self._root / "_vdl" / "compacted"
         if not folder.exists():
             return {}
@@ -381,7 +385,7 @@ class ParquetSink:
         return {int(data["part"]): data for data in found}
 
     def vacuum(self, retain_hours: int) -> Compacted:
-        """What a compaction that was killed has left; the files of runs go with the next commit."""
+        """Remove files of killed compactions; files of runs are removed by the next commit."""
         removed = 0
         edge = time.time() - retain_hours * 3600
         kept = {

@@ -1,14 +1,14 @@
-"""Partitions of a table: its files have one value each of some columns, or of what is taken of it.
+"""Partitions of a table: each file has one value of some columns, or of transforms of them.
 
-A reader that looks for few values passes over all other files. Values of a Delta table's partitions
-stand in its log, those of an Iceberg table in its manifests; the columns stay in the files, too. A
-file is of one partition, so rows are divided where they are written, NULL by itself.
+A reader that looks for few values skips all other files. Partition values of a Delta table are in
+its log, those of an Iceberg table in its manifests; the columns stay in the files, too. A file
+belongs to one partition, so rows are divided where they are written, NULL by itself.
 
-What can be taken of a value are Iceberg's transforms, with their results: years, months and hours
-are numbers since 1970-01-01 in UTC, days are dates, buckets are numbered from 0.
+The transforms are Iceberg's, with its results: years, months and hours are numbers since 1970-01-01
+in UTC, days are dates, buckets are numbered from 0.
 
-Loads Arrow only where rows are, and PyIceberg only for its hash of buckets. Must not know: Spark,
-formats of tables.
+Loads Arrow only where rows are processed, and PyIceberg only for its bucket hash. Does not depend
+on Spark or table formats.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ YEAR, MONTH, DAY, HOUR = "year", "month", "day", "hour"
 BUCKET, TRUNCATE = "bucket", "truncate"
 TIMES = (YEAR, MONTH, DAY, HOUR)
 WIDTHS = range(1, 1 << 31)
-"""Of buckets how many; of what is kept of a text how many characters; of numbers the distance from
-one value to the next."""
+"""Widths: number of buckets, length of a text's prefix, or distance between truncated numbers."""
 TEXT = re.compile(
     rf"(?P<time>{'|'.join(TIMES)})\((?P<of>[^()]+)\)"
     rf"|(?P<sized>{BUCKET}|{TRUNCATE})\(\s*(?P<width>[0-9]{{1,10}})\s*,(?P<of_sized>[^()]+)\)"
@@ -39,8 +38,10 @@ INDEX = "__row"
 
 @dataclass(frozen=True, slots=True)
 class PartitionField:
-    """A column, and what is taken of its values: "" for themselves, one of TIMES, BUCKET, TRUNCATE.
-    `width`: of the last two, among WIDTHS."""
+    """A column and its transform: "" for identity, one of TIMES, BUCKET, TRUNCATE.
+
+    `width`: for the last two, among WIDTHS.
+    """
 
     column: str
     transform: str = ""
@@ -54,13 +55,13 @@ class PartitionField:
 
     @property
     def iceberg(self) -> str:
-        """The transform as Iceberg's metadata names it."""
+        """Name of the transform in Iceberg's metadata."""
         width = f"[{self.width}]" if self.width else ""
         return f"{self.transform}{width}" if self.transform else "identity"
 
 
 def parse_field(text: str) -> PartitionField:
-    """Of `column`, `day(column)` or `bucket(16, column)`. Raises ValueError."""
+    """Parse `column`, `day(column)` or `bucket(16, column)`. Raises ValueError."""
     found = TEXT.fullmatch(text.strip())
     if found is None:
         known = f"{', '.join(TIMES)} of one, {BUCKET}(count, one) or {TRUNCATE}(width, one)"
@@ -74,7 +75,7 @@ def parse_field(text: str) -> PartitionField:
 
 
 def as_told(transform: str, column: str) -> str:
-    """A field that a table says it has, whichever it is, as a job file would have it."""
+    """Return a table's field, of any transform, as a job file would have it."""
     if transform == "identity":
         return column
     found = SIZED.fullmatch(transform)
@@ -82,7 +83,7 @@ def as_told(transform: str, column: str) -> str:
 
 
 def check_columns(fields: Sequence[PartitionField], schema: Any) -> None:
-    """That a table's rows can be divided so. Raises PipelineError."""
+    """Raise PipelineError unless a table's rows can be divided by the fields."""
     problems = []
     for field in fields:
         if field.column not in schema.names:
@@ -116,8 +117,10 @@ def _fits(field: PartitionField, kind: Any) -> bool:
 
 
 def divided(batch: Any, fields: Sequence[PartitionField]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """(a value for each field, the rows that have them), of a record batch of Arrow's; rows stay in
-    their order."""
+    """Yield (a value for each field, the rows that have them) of an Arrow record batch.
+
+    Rows keep their order.
+    """
     import pyarrow as pa
 
     names = [str(n) for n in range(len(fields))]
@@ -134,8 +137,10 @@ def divided(batch: Any, fields: Sequence[PartitionField]) -> Iterator[tuple[tupl
 
 
 def _values(column: Any, field: PartitionField) -> Any:
-    """What is taken of each value of an Arrow column. Times are of UTC, as everywhere in these
-    tables."""
+    """Return the transformed values of an Arrow column.
+
+    Times are in UTC, as in all these tables.
+    """
     if field.transform in TIMES:
         return _times(column, field.transform)
     if field.transform == BUCKET:
@@ -150,7 +155,7 @@ def _times(column: Any, transform: str) -> Any:
     import pyarrow.compute as pc
 
     moments = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)))
-    # The same moments without a time zone's name: what is taken of them is of UTC.
+    # The same moments without a time zone's name: the transforms are in UTC.
     moments = moments.cast(pa.int64()).cast(pa.timestamp("us"))
     if transform == HOUR:
         return pc.divide(pc.floor_temporal(moments, unit="hour").cast(pa.int64()), HOUR_US)
@@ -168,7 +173,7 @@ def _buckets(column: Any, field: PartitionField) -> Any:
     from pyiceberg.types import LongType, StringType
 
     is_text = pa.types.is_string(column.type)
-    # Iceberg's hash of a date is that of its days, of a time that of its microseconds.
+    # Iceberg hashes a date by its days, a time by its microseconds.
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     elif not is_text:
@@ -188,14 +193,14 @@ def _beginnings(column: Any, width: int) -> Any:
     if pa.types.is_string(column.type):
         return pc.utf8_slice_codeunits(column, 0, width)
     numbers = column.cast(pa.int64())
-    # Arrow's division is towards zero, Iceberg's remainder is never negative.
+    # Arrow's division rounds towards zero, Iceberg's remainder is never negative.
     part = pc.subtract(numbers, pc.multiply(pc.divide(numbers, width), width))
     part = pc.if_else(pc.less(part, 0), pc.add(part, width), part)
     return pc.subtract_checked(numbers, part)
 
 
 def to_json(key: Sequence[Any]) -> list[Any]:
-    """Values of partitions as JSON: dates as {"date": "2013-01-31"}."""
+    """Return partition values as JSON: dates as {"date": "2013-01-31"}."""
     return [{"date": one.isoformat()} if isinstance(one, datetime.date) else one for one in key]
 
 
@@ -207,7 +212,7 @@ def from_json(told: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def as_text(value: Any) -> str | None:
-    """As Delta's log has values; None is NULL."""
+    """Return a value as Delta's log has it; None is NULL."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)

@@ -1,12 +1,12 @@
-"""How far a job has come: for each topic its id and, by partition, the next offset.
+"""Progress of a job: for each topic its id and, by partition, the next offset.
 
-The same value is Spark's offset of the source, what a sink keeps in its commits, and what a job
-starts from. As JSON, keys are text: {"flights": {"id": "Xk…", "offsets": {"0": 17, "1": 4}}}.
+The same value is Spark's offset of the source, is kept in a sink's commits, and is the start of a
+job. As JSON, keys are text: {"flights": {"id": "Xk…", "offsets": {"0": 17, "1": 4}}}.
 
-Also the arithmetic of batches: how much one may take (`admit`), how its ranges are cut for tasks
-(`cut`), that one batch goes on where another ended (`check_reachable`). All of it is pure.
+Also the arithmetic of batches: the size of one (`admit`), its ranges cut for tasks (`cut`), and the
+check that one batch continues where another ended (`check_reachable`). All functions are pure.
 
-Must not know: Kafka clients, Spark.
+Does not depend on Kafka clients or Spark.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
 
 TASK_ROWS_MAX = 500_000
-"""The most rows of a range that one task reads, unless there would be more than TASKS_MAX."""
+"""Limit on rows of a range that one task reads, unless it required more than TASKS_MAX tasks."""
 TASKS_MAX = 10_000
 TASK_ROWS_MIN = 10_000
-"""What one task reads at least, as far as there is as much."""
+"""Minimum of rows that one task reads, as far as there are as many."""
 TASK_RANGES_MAX = 1_000
 EQUAL_PART = 10
-"""One in so many records of a batch is shared out to all partitions alike."""
+"""One in this many records of a batch is shared out equally to all partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPositions:
-    """Of one topic. `offsets`: partition → next offset; `topic_id` is "" where it is not known."""
+    """Positions of one topic. `offsets`: partition → next offset; `topic_id` is "" if unknown."""
 
     topic_id: str
     offsets: Mapping[int, int]
@@ -38,7 +38,7 @@ class TopicPositions:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of all topics of a job. Use: compare, `to_json`; never changed in place."""
+    """Positions of all topics of a job. Use: compare, `to_json`; never changed in place."""
 
     topics: Mapping[str, TopicPositions] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Positions:
         return None if found is None else found.offsets.get(partition)
 
     def partitions(self) -> list[tuple[str, int, int]]:
-        """(topic, partition, next offset), sorted."""
+        """Return (topic, partition, next offset), sorted."""
         return [
             (topic, partition, known.offsets[partition])
             for topic, known in sorted(self.topics.items())
@@ -68,8 +68,10 @@ class Positions:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Positions:
-        """Raises ValueError. Also reads the official connector's form, which has no ids:
-        {"flights": {"0": 17}}."""
+        """Parse positions. Raises ValueError.
+
+        Also reads the official connector's form, which has no ids: {"flights": {"0": 17}}.
+        """
         topics: dict[str, TopicPositions] = {}
         try:
             for topic, known in data.items():
@@ -83,15 +85,15 @@ class Positions:
         return Positions(topics)
 
     def of(self, topics: Iterable[str]) -> Positions:
-        """Those of some topics only."""
+        """Return the positions of some topics only."""
         return Positions({t: self.topics[t] for t in topics if t in self.topics})
 
     def goes_on_from(self, known: Positions) -> bool:
-        """Whether these are the same for every partition that is known; others may have come."""
+        """Return True if every partition in `known` has the same offset; others may be added."""
         return all(self.offset(t, p) == offset for t, p, offset in known.partitions())
 
     def with_ids_of(self, other: Positions) -> Positions:
-        """These offsets with the topic ids of `other` where none are known."""
+        """Return these offsets with the topic ids of `other` where none are known."""
         topics = {
             topic: known
             if known.topic_id or topic not in other.topics
@@ -101,7 +103,7 @@ class Positions:
         return Positions(topics)
 
     def over(self, base: Positions) -> Positions:
-        """These, and `base` for the partitions that are missing here."""
+        """Return these positions, with those of `base` for missing partitions."""
         topics: dict[str, TopicPositions] = {}
         for topic in {**base.topics, **self.topics}:
             mine, other = self.topics.get(topic), base.topics.get(topic)
@@ -114,7 +116,7 @@ class Positions:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Offsets [start, end) of one partition. Not all of them need hold a record."""
+    """Offsets [start, end) of one partition. Some of them may hold no record."""
 
     topic: str
     partition: int
@@ -127,8 +129,11 @@ class OffsetRange:
 
 
 def ranges(start: Positions, end: Positions) -> list[OffsetRange]:
-    """What lies between, without empty ranges. A partition that `start` does not know begins at 0:
-    it was created after the job began. Raises ValueError when `end` lies before `start`."""
+    """Return the ranges between two positions, without empty ones.
+
+    A partition that `start` does not know begins at 0: it was created after the job began. Raises
+    ValueError if `end` lies before `start`.
+    """
     found: list[OffsetRange] = []
     for topic, partition, stop in end.partitions():
         begin = start.offset(topic, partition) or 0
@@ -140,7 +145,7 @@ def ranges(start: Positions, end: Positions) -> list[OffsetRange]:
 
 
 def check_same_topics(known: Positions, found: Positions) -> None:
-    """Raises TopicRecreated when a topic's id is not the one that offsets are kept of."""
+    """Raise TopicRecreated if a topic's id is not the one of the known offsets."""
     for topic, mine in known.topics.items():
         other = found.topics.get(topic)
         if other is None or not mine.topic_id or not other.topic_id:
@@ -150,7 +155,7 @@ def check_same_topics(known: Positions, found: Positions) -> None:
 
 
 def check_reachable(start: Positions, first: Positions, end: Positions) -> None:
-    """That the log still has what comes at `start`. Raises RowsGone, LogShrank."""
+    """Raise RowsGone or LogShrank unless the log still has the records from `start` on."""
     for topic, partition, wanted in start.partitions():
         low, high = first.offset(topic, partition), end.offset(topic, partition)
         if low is not None and wanted < low:
@@ -167,13 +172,15 @@ def admit(
     bytes_max: int = 0,
     row_bytes: Mapping[tuple[str, int], float] | None = None,
 ) -> Positions:
-    """Where a batch from `start` ends: at most `rows_max` offsets, about `bytes_max` bytes, shared
-    out in proportion to what waits in each partition, at least one offset where anything waits.
+    """Return the end of a batch from `start`: at most `rows_max` offsets, about `bytes_max` bytes.
 
-    A part of the batch is for all partitions alike (EQUAL_PART), so that a small one does not wait
-    until a large one beside it was read: its rows would come late to every window.
+    Partitions share it in proportion to their waiting offsets, and the batch has at least one
+    offset if any waits. A part of the batch is shared equally (EQUAL_PART), so that a small
+    partition does not wait until a large one beside it was read: its rows would be late for every
+    window.
 
-    `row_bytes`: bytes per record, by (topic, partition), as far as they are known; 0: no limit.
+    `row_bytes`: bytes per record, by (topic, partition), as far as they are known. A limit of 0
+    means none.
     """
     waiting = ranges(start, end)
     rows = sum(r.count for r in waiting)
@@ -198,8 +205,11 @@ def admit(
 
 
 def _shares(counts: Sequence[int], share: float, *, turn: int) -> list[int]:
-    """How much is taken of each: about that share of all together, at least one. `turn` says where
-    to begin when there is less than one for each: another one in each batch."""
+    """Return the number to take of each: about that share of the total, at least one.
+
+    If there is less than one for each, `turn` selects the first, so that it differs from batch to
+    batch.
+    """
     budget = max(1, int(sum(counts) * share))
     if budget < len(counts):
         first = turn % len(counts)
@@ -215,7 +225,7 @@ def _shares(counts: Sequence[int], share: float, *, turn: int) -> list[int]:
 
 
 def capped(end: Positions, limit: Positions) -> Positions:
-    """`end`, but nowhere behind `limit`; partitions that `limit` does not know are left out."""
+    """Return `end`, limited by `limit`, without partitions that `limit` does not know."""
     topics = {
         topic: TopicPositions(
             known.topic_id,
@@ -232,8 +242,11 @@ def capped(end: Positions, limit: Positions) -> Positions:
 
 
 def cut(wanted: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[OffsetRange]:
-    """The ranges in pieces for tasks: none larger than TASK_ROWS_MAX, and at least `tasks_min`
-    pieces if there are that many offsets, the largest ranges being cut the most."""
+    """Cut the ranges into pieces for tasks, none larger than TASK_ROWS_MAX.
+
+    Returns at least `tasks_min` pieces if there are that many offsets; the largest ranges are cut
+    the most.
+    """
     total = sum(r.count for r in wanted)
     piece = max(TASK_ROWS_MAX, -(-total // TASKS_MAX))
     if tasks_min:
@@ -249,9 +262,11 @@ def cut(wanted: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[OffsetRang
 
 
 def together(pieces: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[list[OffsetRange]]:
-    """What one task reads after the other: pieces of up to TASK_ROWS_MIN offsets together, and
-    TASK_RANGES_MAX pieces, but so that there are `tasks_min` tasks, if so many pieces. A task
-    writes a file, and costs as much as some thousand records."""
+    """Group pieces into tasks of up to TASK_ROWS_MIN offsets and TASK_RANGES_MAX pieces.
+
+    There are at least `tasks_min` tasks if there are as many pieces. A task writes a file, and
+    costs as much as some thousand records.
+    """
     total = sum(r.count for r in pieces)
     rows_max = min(TASK_ROWS_MIN, total // tasks_min) if tasks_min else TASK_ROWS_MIN
     found: list[list[OffsetRange]] = []
@@ -268,7 +283,7 @@ def together(pieces: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[list[
 
 
 def next_offsets(read: Iterable[OffsetRange]) -> dict[tuple[str, int], int]:
-    """(topic, partition) → the largest end among ranges."""
+    """Return (topic, partition) → the largest end among ranges."""
     found: dict[tuple[str, int], int] = {}
     for r in read:
         key = (r.topic, r.partition)

@@ -1,10 +1,10 @@
-"""What can be said of a job before Spark is there: in seconds, and in one line.
+"""Checks of a job before Spark starts: in seconds, with errors of one line.
 
-A job that cannot run should not take half a minute to say so, nor a page. So before a session is
-made its folders are looked at, the servers are asked for its topics, and its texts in SQL are
-parsed, which takes Spark's parser but no Spark.
+A job that cannot run should not take half a minute and a page of output to report it. So before a
+session is created its folders are checked, the servers are queried for its topics, and its SQL
+texts are parsed, which takes Spark's parser but no Spark session.
 
-Must not know: how a job is run.
+Does not depend on how a job is run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLUSTER_SECONDS = 3.0
 
 
 def check_folders(job: Job) -> None:
-    """That there can be files where the job is to write. Raises PipelineError."""
+    """Raise PipelineError unless the job can create files where it writes."""
     paths = {
         "sink.path": job.sink.path, "errors.path": job.errors.path,
         "run.checkpoint": job.checkpoint,
@@ -39,14 +39,14 @@ def check_folders(job: Job) -> None:
 
 
 def _unwritable(path: Path) -> str:
-    """Why nothing can be written there; "" where it seems that it can."""
+    """Return the reason why nothing can be written there; "" if it seems possible."""
     above = path.absolute()
     while not os.path.lexists(above):
         above = above.parent
     if not above.is_dir():
         return f"{above} is no folder"
     try:
-        # What permissions say is not all: there are file systems that take no files.
+        # Permissions are not sufficient: some file systems accept no files.
         Path(tempfile.mkdtemp(prefix=".vdl-", dir=above)).rmdir()
     except OSError as error:
         return f"{above} cannot be written to: {error.strerror}"
@@ -54,7 +54,7 @@ def _unwritable(path: Path) -> str:
 
 
 def _unreachable(job: Job, path: str) -> str:
-    """Why nothing can be written to an object store; "" where it can."""
+    """Return the reason why nothing can be written to an object store; "" if it is possible."""
     probe = f"{path}/_vdl/probe-{uuid.uuid4().hex}"
     try:
         storage = storage_of(path, storage_settings(job))
@@ -66,7 +66,10 @@ def _unreachable(job: Job, path: str) -> str:
 
 
 def check_cluster(job: Job) -> None:
-    """That the servers answer and have the topics. Raises ClusterUnreachable, TopicMissing."""
+    """Check that the servers answer and have the topics.
+
+    Raises ClusterUnreachable, TopicMissing.
+    """
     from vdl.pipeline.topics import Topics
 
     options = job.source.read_options()
@@ -75,7 +78,7 @@ def check_cluster(job: Job) -> None:
 
 
 def check_registry(job: Job) -> None:
-    """That the registry answers, if the job has one. Raises RegistryFailed, SecretMissing."""
+    """Check that the registry answers, if the job has one. Raises RegistryFailed, SecretMissing."""
     if job.registry:
         from vdl.pipeline.registered.registry import Registry
 
@@ -84,8 +87,10 @@ def check_registry(job: Job) -> None:
 
 
 def check_texts(job: Job, jvm: Any) -> None:
-    """That the schema and the steps can be parsed. `jvm`: with Spark's classes. Raises
-    JobInvalid."""
+    """Check that the schema and the steps can be parsed. Raises JobInvalid.
+
+    `jvm`: a JVM with Spark's classes.
+    """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors.exceptions.captured import CapturedException
 
@@ -99,7 +104,7 @@ def check_texts(job: Job, jvm: Any) -> None:
         try:
             understand(text) if text else None
         except (Py4JJavaError, CapturedException) as error:
-            # The second is what PySpark makes of the first once it has had a session.
+            # PySpark converts the first into the second once it has had a session.
             is_raw = isinstance(error, Py4JJavaError)
             told = str(error.java_exception.getMessage() if is_raw else error).strip().splitlines()
             problems.append(f"{setting}: {' '.join(told[:1]) or 'cannot be parsed'}")

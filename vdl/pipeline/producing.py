@@ -1,8 +1,8 @@
-"""Records to a topic: all of them acknowledged, or it has failed.
+"""Producing of records to a topic: either all are acknowledged, or it fails.
 
-At least once: what a failure leaves behind it in the topic stays there.
+At least once: records sent before a failure stay in the topic.
 
-Must not know: what the records are made of.
+Does not depend on the contents of records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FULL_QUEUE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where records go. `client` are librdkafka's settings, the servers among them."""
+    """Destination of records. `client` are librdkafka's settings, the servers among them."""
 
     topic: str
     client: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One record. Without a timestamp, in milliseconds, it is that of its producing."""
+    """One record. A missing timestamp (in milliseconds) becomes the time of producing."""
 
     value: bytes | None
     key: bytes | None
@@ -43,8 +43,10 @@ class Outgoing:
 
 
 def produce_all(target: Target, records: Iterable[Outgoing]) -> int:
-    """Produce records in their order; how many. Raises PipelineError unless each was
-    acknowledged."""
+    """Produce records in order; return their number.
+
+    Raises PipelineError unless each was acknowledged.
+    """
     from confluent_kafka import KafkaException, Producer
 
     producer = Producer({**PRODUCER, **target.client})

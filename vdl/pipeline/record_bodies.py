@@ -1,17 +1,17 @@
-"""Where the records of batches begin, which only the lengths of those before them say.
+"""Positions of the records in batches, which are known only from the lengths of earlier records.
 
 They are guessed and the guess is proved. A record's attributes are a zero byte, and so is the last
-byte of one without headers; between both lies the next one's length, of one to three bytes. Where
-two zeros are that far apart a record may begin. When each of these places is where the one before
-it ends, the first is where the first batch begins, each batch begins at one, and the last ends
+byte of a record without headers; between both lies the next one's length, of one to three bytes. A
+record may begin where two zeros are that far apart. If each of these places is where the previous
+one ends, the first is where the first batch begins, each batch begins at one, and the last ends
 where the last batch does, then they are the records: there is only one such chain. Numpy finds all
-of that without looking at a record by itself.
+of that without looking at single records.
 
 Values may hold such zeros, too, so a place at which none of the others ends is dropped first, as is
 one whose length does not fill the gap. If there still is no such chain, as with headers or records
 of a mebibyte, lengths are walked.
 
-Must not know: what is in a record, Arrow.
+Does not depend on the contents of records, or on Arrow.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from vdl.pipeline.errors import UndecodableBatch
 from vdl.pipeline.varints import BYTES_MAX, Ints, varints
 
 _LENGTH_BYTES_MAX = 3
-"""Of a length whose record is found by its zeros."""
+"""Longest length field of a record that is found by its zeros."""
 
 
 def record_bodies(
     data: Any, buffer: bytearray, sizes: Sequence[int], counts: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    """(what comes behind the length, the end) of each record in `buffer`, and in `data`, its bytes
-    for numpy: batches of `sizes` bytes, end to end from the start, with `counts` records.
+    """Return (position after the length, end) of each record in `buffer`.
 
-    A length below 0 shows as an end that comes first. Raises UndecodableBatch."""
+    `data`: the buffer's bytes for numpy. It holds batches of `sizes` bytes, end to end from the
+    start, with `counts` records.
+
+    A negative length shows as an end that precedes the position. Raises UndecodableBatch.
+    """
     edges: Ints = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=edges[1:])
     found = _guess(data, edges, counts)
@@ -45,12 +48,12 @@ def record_bodies(
 
 
 def _guess(data: Any, edges: Ints, counts: Sequence[int]) -> tuple[Ints, Ints] | None:
-    """As above, if it can be told by zeros; None if not."""
+    """Return the positions as above if zeros determine them, else None."""
     stop, total = int(edges[-1]), sum(counts)
     zeros: Ints = np.flatnonzero(data[:stop] == 0)
     if not len(zeros) or 0 in counts:
         return None
-    # The first record has none before it.
+    # No record precedes the first one.
     apart = np.diff(zeros, prepend=-1)
     near = (apart > 1) & (apart <= 1 + _LENGTH_BYTES_MAX)
     attributes = zeros.compress(near)
@@ -77,8 +80,11 @@ def _guess(data: Any, edges: Ints, counts: Sequence[int]) -> tuple[Ints, Ints] |
 
 
 def _walk(buffer: bytearray, edges: Ints, counts: Sequence[int]) -> Ints:
-    """The starts, one record after the other. That all lie in their batch follows from where the
-    last one ends: none begins before the one it follows."""
+    """Return the start of each record, walked one after the other.
+
+    All lie within their batches if the last one's end does, since none begins before the previous
+    one.
+    """
     starts: list[int] = []
     append = starts.append
     for first, stop, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True):
@@ -101,7 +107,7 @@ def _walk(buffer: bytearray, edges: Ints, counts: Sequence[int]) -> Ints:
 
 
 def _behind(buffer: bytearray, position: int) -> int:
-    """Where a record ends that begins at `position`, whatever its length. Raises IndexError."""
+    """Return the end of a record of any length that begins at `position`. Raises IndexError."""
     length = 0
     for n in range(BYTES_MAX):
         byte = buffer[position + n]

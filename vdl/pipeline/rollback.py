@@ -1,11 +1,11 @@
-"""What a table shows of a job, after somebody has put it back to an older version.
+"""Detection and repair after a table was restored to an older version.
 
-How far a job is stays as it was then (a transaction, a property), while its rows are gone: it would
-go on behind a hole that is never filled. The versions that the table shows tell: each is made of
-another one, and some are commits of the job. `vdl pipeline rewind` puts the job back to the last of
-these.
+The job's progress stays as it was then (a transaction, a property), while its rows are gone: it
+would continue after a gap that is never filled. The versions that the table shows reveal this: each
+has a parent, and some are commits of the job. `vdl pipeline rewind` puts the job back to the last
+of these.
 
-Must not know: Spark, Kafka, formats of tables.
+Does not depend on Spark, Kafka, or table formats.
 """
 
 from __future__ import annotations
@@ -27,20 +27,28 @@ GONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Of a table. `parent`: the version it was made of, None: it is the first; `facts`: what it
-    says as a commit of the job, None: it is another's, or puts an older version back."""
+    """Version of a table.
+
+    `parent`: the version it was made from, None for the first; `facts`: its contents as a commit of
+    the job, None if it is another's, or restores an older version.
+    """
 
     parent: int | None
     facts: Mapping[str, Any] | None
     age: int = 0
-    """A version that is made later has a greater one; of one that puts another back, that one's."""
+    """Order of creation: later versions have greater ages.
+
+    A restoring version has that of the version it restores.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The job's last commit among those that a table shows. `facts` None: there is none, or, where
-    it is not `is_known`, the versions that are known do not reach back to it. `age`: of the oldest
-    one that was looked at."""
+    """The job's last commit among those that a table shows.
+
+    `facts` None: there is none, or, if not `is_known`, the known versions do not reach back to it.
+    `age`: of the oldest version that was looked at.
+    """
 
     facts: Mapping[str, Any] | None
     is_known: bool = True
@@ -48,7 +56,7 @@ class Shown:
 
 
 def shown(versions: Mapping[int, Version], newest: int | None) -> Shown:
-    """By the versions that are known, from the newest one back."""
+    """Follow the known versions from the newest one back to a commit of the job."""
     found, age = newest, 0
     while found is not None:
         version = versions.get(found)
@@ -64,19 +72,20 @@ def shown(versions: Mapping[int, Version], newest: int | None) -> Shown:
 def is_put_back(
     versions: Mapping[int, Version], newest: int | None, sequence: int
 ) -> tuple[bool, Shown]:
-    """Whether the table shows less than the job's commits up to `sequence`, and what it shows."""
+    """Return (True if the table lacks commits of the job up to `sequence`, what it shows)."""
     found = shown(versions, newest)
     if found.facts is not None:
         return int(found.facts["sequence"]) < sequence, found
     if found.is_known:
         return sequence > 0, found
-    # A later commit would have been met on the way back; an older one may lie behind what is known.
+    # A later commit would have been found on the way back; an older one may precede the known
+    # versions.
     later = (one for one in versions.values() if one.age > found.age)
     return any(one.facts is not None for one in later), found
 
 
 class RolledBack(SinkInconsistent):
-    """The table was put back to a version before the job's last commits."""
+    """The table was restored to a version before the job's last commits."""
 
     def __init__(self, path: str, job: str, *, sequence: int, found: Shown) -> None:
         last = 0 if found.facts is None else int(found.facts["sequence"])
@@ -91,8 +100,11 @@ class RolledBack(SinkInconsistent):
 def account_at(
     account: Account | None, facts: Mapping[int, Mapping[str, Any]], last: int, sequence: int
 ) -> Account | None:
-    """Of a job that is put back from its commit `sequence` to `last`; None where a commit between
-    does not say what it wrote. `facts`: sequence → what a commit says."""
+    """Return the account of a job that is put back from its commit `sequence` to `last`.
+
+    `facts`: sequence → contents of a commit. Return None if a commit in between does not record
+    what it wrote.
+    """
     behind = [facts.get(n) for n in range(last + 1, sequence + 1)]
     if account is None or None in behind:
         return None
@@ -103,7 +115,7 @@ def account_at(
 
 
 def end_of(path: str, found: Shown, account: Account | None) -> Positions:
-    """Where the job is by what the table shows. Raises PipelineError."""
+    """Return the job's positions according to what the table shows. Raises PipelineError."""
     end = None
     if found.facts is not None:
         end = found.facts.get("end")
@@ -116,7 +128,7 @@ def end_of(path: str, found: Shown, account: Account | None) -> Positions:
 
 
 class Rewinding(ABC):
-    """What tables have in common that can be put back, and that several jobs may write to."""
+    """Common part of tables that can be restored, and that several jobs may write to."""
 
     path: str
     _job: str
@@ -126,8 +138,11 @@ class Rewinding(ABC):
     _windows: WindowState | None
 
     def rewind(self, topics: Mapping[str, tuple[str, int]], run: Mapping[str, Any]) -> Positions:
-        """Open the table and put the job to where that ends by what it shows, in a commit without
-        rows; that place. `run`: as `Commit.runner` has it. Raises PipelineError, CommitConflict."""
+        """Open the table and move the job to the positions that it shows, in a commit without rows.
+
+        Returns the positions. `run`: as returned by `Commit.runner`. Raises PipelineError,
+        CommitConflict.
+        """
         known = self._opened(topics)
         is_back, found = self._put_back()
         if not is_back:
@@ -141,8 +156,10 @@ class Rewinding(ABC):
         return end
 
     def take_over(self, other: str, run: Mapping[str, Any]) -> Positions:
-        """Let the job, which is new, go on where another one is in an open table. Raises
-        PipelineError, CommitConflict."""
+        """Let a new job continue in an open table from the positions of another one.
+
+        Raises PipelineError, CommitConflict.
+        """
         found = self.other_jobs().get(other)
         if found is None or self._sequence:
             what = f"has begun: {self._sequence} batches" if found else f"{other} is none of its"
@@ -151,8 +168,10 @@ class Rewinding(ABC):
         return found
 
     def begin_beside(self, start: Positions, run: Mapping[str, Any]) -> None:
-        """Let the job, which is new, begin in an open table that other jobs of the same topics
-        write to. Raises CommitConflict."""
+        """Let a new job begin in an open table that other jobs of the same topics write to.
+
+        Raises CommitConflict.
+        """
         self._move(start, Account(start), run)
 
     def _move(self, end: Positions, account: Account | None, run: Mapping[str, Any]) -> None:
@@ -165,40 +184,42 @@ class Rewinding(ABC):
         self._commit(commit, columns, account)
 
     def _check_not_put_back(self) -> None:
-        """Raises RolledBack."""
+        """Raise RolledBack if the table was restored."""
         is_back, found = self._put_back()
         if is_back:
             raise RolledBack(self.path, self._job, sequence=self._sequence, found=found)
 
-    # --- what each kind of table does in its own way --------------------------------------------
+    # --- parts specific to each kind of table ----------------------------------------------------
     @abstractmethod
     def other_jobs(self) -> Mapping[str, Positions]:
-        """Where the other jobs are that have written to the open table."""
+        """Return the positions of other jobs that have written to the open table."""
 
     @abstractmethod
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        """As `TableSink.open`, whatever the table shows."""
+        """Open the table as `TableSink.open` does, even if it was restored."""
 
     @abstractmethod
     def _put_back(self) -> tuple[bool, Shown]:
-        """Of the open table, as `is_put_back`."""
+        """Return the result of `is_put_back` for the open table."""
 
     @abstractmethod
     def _told(self) -> Mapping[int, Mapping[str, Any]]:
-        """Sequence → what the job's commit says, as far as they are known."""
+        """Return sequence → contents of the job's commit, for known commits."""
 
     @abstractmethod
     def _schema(self) -> Any:
-        """The table's columns as Arrow has them."""
+        """Return the table's columns as an Arrow schema."""
 
     @abstractmethod
     def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
-        """As `TableSink.commit`, with that account behind it."""
+        """Commit as `TableSink.commit` does, with that account afterwards."""
 
 
 def check_not_renamed(table: Any, job: str, ids: Mapping[str, tuple[str, int]]) -> None:
-    """That no other job has written a table, in which this one is new, from the same topics. Raises
-    SinkInconsistent."""
+    """Raise SinkInconsistent if another job has written rows of the same topics.
+
+    Applies to a table in which this job is new.
+    """
     if not isinstance(table, Rewinding):
         return
     for other, positions in sorted(table.other_jobs().items()):

@@ -1,20 +1,20 @@
-"""Running a job: batches from a source into tables, each with its offsets in the same commit.
+"""Execution of a job: batches from a source into tables, each with its offsets in one commit.
 
-A run begins where the *tables* end, in a new checkpoint of Spark's: what Spark remembers of earlier
-runs is not asked, so it can be lost, old or from another machine. Within the run Spark's stream
-hands over one range of offsets after the other; each batch is decoded, written to files by the
-executors, and committed by the driver. The order of a batch:
+A run begins where the *tables* end, in a new Spark checkpoint: Spark's state of earlier runs is not
+used, so it can be lost, old or from another machine. Within the run Spark's stream provides one
+range of offsets after the other; each batch is decoded, written to files by the executors, and
+committed by the driver. The order of a batch:
 
 1. rows and dead letters are written to staging files (one pass over the source),
 2. too many dead letters: stop, nothing is committed,
-3. the topics must still be those that the offsets are of,
-4. the rows' table must take the batch as far as can be known before: its columns, its beginning,
+3. the topics must still be those of the offsets,
+4. the rows' table must accept the batch as far as can be known before: its columns, its start,
 5. the dead letters are committed, then the rows with the offsets.
 
-Between the two commits a crash leaves dead letters whose rows are written again; the dead-letter
-table's own offsets tell, and it is then looked up which ones it has.
+A crash between the two commits leaves dead letters whose rows are written again. The dead-letter
+table's own offsets show this, and the letters that it already has are then looked up.
 
-Must not know: the command line.
+Does not depend on the command line.
 """
 
 from __future__ import annotations
@@ -74,19 +74,23 @@ from vdl.pipeline.window_files import span_of
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
 CHECKPOINT = re.compile(r"[0-9a-f]{12}-[0-9]+")
-"""A run, and which of its attempts."""
+"""Name of a checkpoint: a run, and the number of its attempt."""
 WAIT_SECONDS = 0.5
 START_ATTEMPTS = 5
 NOT_CONNECTED = "Python worker failed to connect back"
-"""What Spark says when the process of a Python source is not there after ten seconds, as happens on
-a machine with too much to do."""
+"""Spark's error if the process of a Python source is not there after ten seconds.
+
+This happens on an overloaded machine.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """Of a batch of a job with windows. `late`: rows that missed a window; `open`: partial
-    aggregates that are kept, so windows × keys that are not written yet, at most; `watermark_us`:
-    event time, None before the first."""
+    """Windows of one batch.
+
+    `late`: rows that missed a window; `open`: upper bound of partial aggregates kept for windows ×
+    keys that are not written yet; `watermark_us`: event time, None before the first.
+    """
 
     late: int
     open: int
@@ -95,8 +99,10 @@ class WindowReport:
 
 @dataclass(slots=True)
 class BatchReport:
-    """One batch, for progress bars, metrics and logs. `phases_ms`: read and write (one pass over
-    the source), commit, and the questions to the cluster."""
+    """One batch, for progress bars, metrics and logs.
+
+    `phases_ms`: read and write (one pass over the source), commit, and requests to the cluster.
+    """
 
     batch: int
     rows: int
@@ -107,19 +113,19 @@ class BatchReport:
     phases_ms: dict[str, float] = field(default_factory=dict)
     windows: WindowReport | None = None
     failed: Mapping[str, int] = field(default_factory=dict)
-    """Rule → rows that fail it."""
+    """Rule → number of rows that fail it."""
     compacted: str = ""
-    """What a compaction behind the batch has done, or why it has not."""
+    """Result of a compaction after the batch, or the reason for its failure."""
 
 
 OnBatch = Callable[[BatchReport], None]
 OnOpen = Callable[[Sequence[tuple[str, str]], Sequence[tuple[str, str]]], None]
-"""Of names and types: the columns that are read from values, and the table's."""
+"""Receives names and types: the columns read from values, and the table's."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of a run."""
+    """Totals of a run."""
 
     batches: int = 0
     rows: int = 0
@@ -154,7 +160,7 @@ class Runner:
         self._failure: BaseException | None = None
         self._has_committed = False
         self._columns: Any = None
-        """The table's, as Arrow has them, once they are known."""
+        """The table's columns as an Arrow schema, once known."""
         self._stopping = threading.Event()
         self._clock: Callable[[], float] = time.time
         self._group = GroupOffsets(job)
@@ -167,17 +173,17 @@ class Runner:
         client = {**resolved(sink.options), "bootstrap.servers": sink.bootstrap}
         return TopicSink(sink.path, name, send_on_spark(self._spark, Target(sink.topic, client)))
 
-    # --- the three ways to run ------------------------------------------------------------------
+    # --- run, backfill, preview -----------------------------------------------------------------
     def run(self, *, once: bool = False) -> Totals:
-        """Follow the topics until `stop`; with `once`, up to where they end now.
+        """Follow the topics until `stop`; with `once`, up to their current ends.
 
-        Raises PipelineError; Spark's own exceptions for what fails in there.
+        Raises PipelineError, and Spark's own exceptions for failures within Spark.
         """
         self._open()
         try:
             return self._attempts(once=once)
         finally:
-            # A run reads none but its own.
+            # A run reads only its own checkpoints.
             _remove(self._old_checkpoints(own=True))
 
     def _attempts(self, *, once: bool) -> Totals:
@@ -195,8 +201,11 @@ class Runner:
         return self.totals
 
     def _check_not_followed(self) -> None:
-        """That no other run has committed since: with its first commit it has removed this one's
-        checkpoint, of which Spark says only that it is gone. Raises CommitConflict."""
+        """Raise CommitConflict if another run has committed since.
+
+        With its first commit that run has removed this one's checkpoint, and Spark reports only
+        that it is missing.
+        """
         table = self._open_sink()
         table.open(self._topics.ids())
         if table.sequence != self._rows_table.sequence:
@@ -204,7 +213,7 @@ class Runner:
             raise CommitConflict(table.path, what, table.last_run())
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:
-        """One query, until it ends or `stop`."""
+        """Run one query until it ends or `stop` is called."""
         frame = self._stream()
         writer = frame.writeStream.foreachBatch(
             lambda batch, number: self._stream_batch(batch, number, checkpoint)
@@ -220,13 +229,15 @@ class Runner:
                 break
 
     def backfill(self, start: str, end: str, *, rows_max: int = 2_000_000) -> Totals:
-        """From where the table ends, or `start` where it is new, up to `end`, in large batches.
-        A stream goes on at exactly that offset. Raises PipelineError."""
+        """Process in large batches, from the table's end, or `start` if it is new, up to `end`.
+
+        A stream continues at exactly that offset. Raises PipelineError.
+        """
         self._open(start or self._job.source.start)
         target = self._topics.resolve(parse_where("end", end or "latest"))
         target = capped(target, self._topics.ends()).over(self._positions)
         if self._job.is_upsert:
-            # The driver holds a batch of these in memory.
+            # The driver holds a batch of upserts in memory.
             rows_max = min(rows_max, self._job.source.max_rows)
         number = 0
         while ranges(self._positions, _not_before(target, self._positions)):
@@ -239,7 +250,7 @@ class Runner:
         return self.totals
 
     def _admitted(self, target: Positions, rows_max: int) -> Positions:
-        """Where a large batch ends: as many times larger in bytes as it is in rows."""
+        """Return the end of a large batch, whose bytes limit grows as its rows limit does."""
         source = self._job.source
         ends = _not_before(target, self._positions)
         starts = [(r.topic, r.partition, r.start) for r in ranges(self._positions, ends)]
@@ -250,8 +261,10 @@ class Runner:
         )
 
     def preview(self, count: int) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-        """(the table's columns, the first decoded rows, dead letters among those looked at).
-        Writes nothing. Raises what would stop a run before its first batch."""
+        """Return (the table's columns, the first decoded rows, dead letters among records read).
+
+        Writes nothing. Raises whatever would stop a run before its first batch.
+        """
         self._open()
         positions = self._topics.resolve(parse_where("start", self._job.source.start))
         ends = self._topics.ends()
@@ -266,19 +279,19 @@ class Runner:
         return columns, [row.asDict() for row in rows.limit(count).collect()], dead
 
     def close(self) -> None:
-        """Let go of the connections to the cluster."""
+        """Close the connections to the cluster."""
         self._group.close()
         self._topics.close()
 
     def positions(self) -> Positions:
-        """Where the rows' table ends; nothing before a run has begun. From any thread."""
+        """Return the end of the rows' table, empty before a run has begun. From any thread."""
         return self._positions
 
     def stop(self) -> None:
-        """Ask a run to end; what was begun and not committed is done again next time."""
+        """Request the end of a run; an uncommitted batch is repeated by the next run."""
         self._stopping.set()
 
-    # --- beginnings -----------------------------------------------------------------------------
+    # --- opening --------------------------------------------------------------------------------
     def _open(self, start: str = "") -> None:
         columns = self._check_steps()
         ids = self._topics.ids()
@@ -293,14 +306,17 @@ class Runner:
             if isinstance(where, At):
                 check_same_topics(where.positions, self._positions)
         else:
-            # Partitions that were added since begin at their start.
+            # Partitions added since then begin at their start.
             self._positions = self._positions.over(self._topics.begins())
         self._check_table()
         self._on_open(_columns(self._job.schema), columns)
 
     def _check_steps(self) -> list[tuple[str, str]]:
-        """The table's columns. That those which the steps name are there: what Spark says of them
-        within a stream is a page. Raises PipelineError, AnalysisException."""
+        """Return the table's columns, after checking those that the steps name.
+
+        Within a stream Spark would report an error as a page of text. Raises PipelineError,
+        AnalysisException.
+        """
         empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
         rows = self._transformed(self._decoded(empty))
         if self._job.window is not None:
@@ -314,8 +330,10 @@ class Runner:
         return _names(rows.schema.fields, is_upsert=self._job.is_upsert)
 
     def _check_table(self) -> None:
-        """That the table takes rows of the job's columns, before any is read. Raises what its
-        `check` does."""
+        """Check that the table accepts rows of the job's columns, before any is read.
+
+        Raises the errors of the table's `check`.
+        """
         columns = self._columns
         if self._job.is_upsert:
             columns = columns.remove(columns.get_field_index(OP))
@@ -326,11 +344,11 @@ class Runner:
         self._rows_table.check(nothing, columns)
 
     def _checkpoints(self) -> Path:
-        """Of this job's runs: other jobs may have the same folder in their files."""
+        """Return the folder of this job's runs; other jobs may share the checkpoint folder."""
         return Path(self._job.checkpoint) / self._job.name
 
     def _old_checkpoints(self, *, own: bool = False) -> list[Path]:
-        """Of other runs, or of this one, as far as there are now."""
+        """Return the existing checkpoints of other runs, or of this one."""
         return [
             path
             for path in self._checkpoints().glob("*")
@@ -354,7 +372,7 @@ class Runner:
         return reader.format("kafka").options(**options).load()
 
     def _bounded(self, start: Positions, end: Positions, *, is_shown: bool = False) -> Any:
-        """`is_shown`: it is not to be written."""
+        """Return a batch read. `is_shown`: it is not to be written."""
         source = self._job.source
         reader = self._spark.read
         if source.kind == "vdl":
@@ -371,8 +389,10 @@ class Runner:
         return reader.format("kafka").options(**options).load()
 
     def _direct(self) -> dict[str, str]:
-        """The option by which tasks write what they read, where the rows are written as they are
-        decoded and can be decoded without Spark; else none."""
+        """Return the option by which tasks write the rows they read, or none.
+
+        It applies if rows are written as they are decoded, and can be decoded without Spark.
+        """
         from vdl.pipeline.direct import Direct, can_write
 
         job, schema = self._job, self._columns
@@ -384,8 +404,8 @@ class Runner:
             return {}
         direct = Direct(
             form=job.format,
-            # A run writes its batches one after the other, and no two attempts of tasks of a
-            # session have one number.
+            # A run writes its batches one after the other, and task attempt ids of a session are
+            # unique.
             spec=self._write_spec(f"{job.name}-{self._run}-0-direct"),
             schema=schema.serialize().to_pybytes(),
             is_utc=self._spark.conf.get("spark.sql.session.timeZone") == "UTC",
@@ -414,7 +434,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """Keep what goes wrong as it is: Spark's exception has it as text only."""
+        """Keep a PipelineError as an object, since Spark's exception has only its text."""
         try:
             yield
         except PipelineError as error:
@@ -422,7 +442,10 @@ class Runner:
             raise
 
     def _planned_end(self, checkpoint: str, number: int) -> Positions:
-        """Where Spark's plan of this batch ends: the same file for every source. Ids are ours."""
+        """Return the end of Spark's plan of this batch, with our topic ids.
+
+        Its file is the same for every source.
+        """
         jvm = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets/{number}")
         files = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
@@ -437,7 +460,7 @@ class Runner:
     def _batch(self, frame: Any, number: int, end: Positions) -> None:
         """Write and commit [self._positions, end)."""
         if self._positions.goes_on_from(end.over(self._positions)):
-            return  # Spark begins with a batch though there is nothing to read.
+            return  # Spark begins with a batch even without records.
         clock = _Phases()
         decoded = self._decoded(frame)
         written = self._write(decoded, number, end)
@@ -469,8 +492,10 @@ class Runner:
         )  # fmt: skip
 
     def _compact(self) -> str:
-        """Make few files of many, where it is time for that. The batch is committed whatever comes
-        of it, and the next one can be, so what goes wrong is told and no more."""
+        """Compact the tables if it is time to.
+
+        The batch is committed in any case, and later ones can be, so failures are only reported.
+        """
         every, told = self._job.compact_every, []
         if not every or self._rows_table.sequence % every:
             return ""
@@ -502,7 +527,7 @@ class Runner:
         )
 
     def _transformed(self, decoded: Any) -> Any:
-        """The rows that the sink gets: good ones, through the job's steps."""
+        """Return the rows that the sink gets: good ones, through the job's steps."""
         sink, topics = self._job.sink, len(self._job.source.topics)
         rows = self._through_steps(decoded)
         return as_records(rows, sink.key, topics=topics) if sink.kind == TOPIC else rows
@@ -550,7 +575,7 @@ class Runner:
         else:
             written = self._write_windows(rows, spec, window)
         counts = counts_of(seen)
-        # Steps may have looked at a part of the batch only, as LIMIT does, or at some of it twice.
+        # Steps may have read only a part of the batch, as LIMIT does, or parts of it twice.
         if is_whole(counts, ranges(self._positions, end)) and not counts["dead"]:
             return self._told(written, counts)
         again = Observation(f"letters-{number}")
@@ -567,21 +592,23 @@ class Runner:
             topic=job.source.topics[0] if len(job.source.topics) == 1 else "",
             kinds=_kinds(job.schema),
             storage=storage_settings(job),
-            # Upserts are divided where they are merged.
+            # Upserts are divided when they are merged.
             partition_by=() if job.is_upsert else job.sink.partition_by,
             file_bytes=job.sink.file_bytes,
         )
 
     def _told(self, written: Written, counts: Mapping[str, Any]) -> Written:
-        """With what was observed of all records. Raises ExpectationFailed."""
+        """Add the observed counts of all records. Raises ExpectationFailed."""
         rules = self._job.rules
         expectations.check(rules, counts)
         written.failed = expectations.counted(rules, counts)
         return written.of_total(int(counts.get("rows", written.rows + written.dead)))
 
     def _dead_there(self) -> dict[str, frozenset[int]]:
-        """Dead letters, by "topic/partition", of records whose rows are not committed. By their
-        offsets: under a job file that has been mended since others may be dead."""
+        """Return dead letters, by "topic/partition", of records whose rows are not committed.
+
+        They are identified by offset: after a repair of the job file other records may be dead.
+        """
         torn = ranges(self._positions, _not_before(self._dead_positions, self._positions))
         if not torn:
             return {}
@@ -589,7 +616,7 @@ class Runner:
         return offsets_within(self._dead_table.files(), torn, storage)
 
     def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
-        """Closed windows for the table, open ones for the next batch."""
+        """Write closed windows for the table, and open ones for the next batch."""
         table = self._rows_table
         assert isinstance(table, WindowSink), self._job.sink.kind
         folder = table.window_folder()
@@ -614,7 +641,7 @@ class Runner:
         return written
 
     def _beside(self, frame: Any | None, spec: WriteSpec) -> list[DataFile]:
-        """The files of a frame that is no part of the table."""
+        """Write a frame that is not part of the table; return its files."""
         return [] if frame is None else self._collect([(frame, spec)], frame).files
 
     def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
@@ -641,7 +668,7 @@ class Runner:
             )
 
     def _check_spans(self, written: Written, end: Positions) -> None:
-        """That the rows are of this batch: the source gave what was planned."""
+        """Assert that the rows are within this batch: the source returned the planned ranges."""
         for file in (*written.files, *written.dead_files):
             for span in file.spans:
                 low = self._positions.offset(span.topic, span.partition) or 0
@@ -656,14 +683,14 @@ class Runner:
             tuple(written.files), schema_lines(written.arrow_schema), written.late,
             written.windows, **self._whereabouts,
         )  # fmt: skip
-        # First: a letter that is kept of a refused batch stays, though its record may be a row once
-        # the job file is mended.
+        # Checked first: a dead letter of a refused batch would stay, though its record may become a
+        # row once the job file is repaired.
         self._rows_table.check(commit, written.arrow_schema)
         if written.dead_files:
             letters = sum(file.rows for file in written.dead_files)
             start = self._dead_positions.over(self._positions)
-            # After a try whose rows were not committed this batch may be divided otherwise, and end
-            # earlier in some partition: what is there of that one stays there.
+            # After an attempt whose rows were not committed this batch may have other ranges, and
+            # end earlier in some partition: that partition's position is kept.
             reached = _not_before(end, start).over(start)
             self._dead_table.commit(
                 Commit(
@@ -683,7 +710,7 @@ class Runner:
 
 @dataclass(slots=True)
 class Written:
-    """What the executors wrote of one batch."""
+    """Files and counts that the executors wrote for one batch."""
 
     arrow_schema: Any
     files: list[DataFile] = field(default_factory=list)
@@ -691,7 +718,7 @@ class Written:
     rows: int = 0
     dead: int = 0
     total: int = 0
-    """Records decoded; with steps, other than rows and dead letters together."""
+    """Number of records decoded; with steps it differs from rows plus dead letters."""
     newest_ms: int = -1
     example: str = ""
     late: int = 0
@@ -731,8 +758,10 @@ class Written:
 
 
 class GroupOffsets:
-    """Tells the cluster, under a group's name, how far the job is: what lag tools look at. Nothing
-    is read from it, and a failure is no reason to stop."""
+    """Commits the job's progress under a consumer group, for lag tools.
+
+    It is never read back, and a failure does not stop the job.
+    """
 
     def __init__(self, job: Job) -> None:
         self._name = job.group
@@ -768,7 +797,7 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 class _Phases:
-    """Time of the parts of a batch."""
+    """Durations of the parts of a batch."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
@@ -781,7 +810,7 @@ class _Phases:
 
 
 def connector_offsets(positions: Positions) -> str:
-    """As the official connector wants them."""
+    """Return positions in the official connector's form."""
     return json.dumps(
         {
             topic: {str(p): offset for p, offset in sorted(known.offsets.items())}
@@ -801,7 +830,7 @@ def _kinds(schema: str) -> dict[str, str]:
 
 
 def _columns(schema: str) -> list[tuple[str, str]]:
-    """Of a schema as Spark writes it."""
+    """Return the names and types of a schema as Spark writes it."""
     if not schema:
         return []
     from pyspark.sql.types import StructType
@@ -810,5 +839,5 @@ def _columns(schema: str) -> list[tuple[str, str]]:
 
 
 def _names(fields: Sequence[Any], *, is_upsert: bool) -> list[tuple[str, str]]:
-    """Names and types of a table's columns: that of what a record does is not one."""
+    """Return the names and types of a table's columns, without the operation column of upserts."""
     return [(f.name, f.dataType.simpleString()) for f in fields if f.name != OP or not is_upsert]

@@ -1,17 +1,17 @@
-"""Reading records from a server's sealed segment files, without asking a broker for them.
+"""Reading of records from a server's sealed segment files, without requests to a broker.
 
-`find` runs on the driver: which log of a data directory holds a partition, and which of its
-segments are sealed (every one but the newest, which still grows and whose valid end only the
+`find` runs on the driver: it determines which log of a data directory holds a partition, and which
+of its segments are sealed (every one but the newest, which still grows and whose valid end only the
 journal knows). A sealed segment holds exactly the committed entries from its first index to that of
-the next, so the offsets [its base, the next one's base) can be read from there, and what comes
-behind the last sealed one over the protocol: the two meet at an exact offset.
+the next, so the offsets [its base, the next one's base) can be read from there, and those after the
+last sealed one over the protocol: the two meet at an exact offset.
 
-Which group a partition is, the server's catalog says as it was at the last checkpoint; its topic id
-must be the one the brokers name, so files of a deleted topic of the same name are never read.
-Files may be removed by retention, or be damaged, between plan and read. What was not read yet is
-then had over the protocol (`source.py`).
+The server's catalog, as of the last checkpoint, maps a partition to its group. Its topic id must be
+the one that the brokers report, so files of a deleted topic of the same name are never read. Files
+may be removed by retention, or be damaged, between plan and read. The unread rest is then read over
+the protocol (`source.py`).
 
-Must not know: Spark, Kafka clients, the server.
+Does not depend on Spark, Kafka clients, or the server.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
 
 CATALOG_GROUP = GroupId(0)
 TASK_BYTES_MAX = 64 << 20
-"""Of segment files that one task reads, unless a single one is larger."""
+"""Limit on segment bytes that one task reads, unless a single segment is larger."""
 TASKS_WANTED = 8
-"""What is to be read from files is cut for so many tasks at least, as far as there are segments: it
-is not known here how many cores the executors have."""
+"""Minimum number of tasks for segments, as far as there are segments.
+
+The number of executor cores is not known here.
+"""
 META_ATTEMPTS = 3
-"""Of reading a meta that a server may write meanwhile."""
+"""Attempts to read a meta that a server may be writing."""
 _ITEM = struct.Struct("<IH")
 _TOPIC = b"t"
 _MALFORMED = (msgspec.MsgspecError, struct.error, LookupError, TypeError, ValueError)
-"""What reading a meta in any other form than a server's raises."""
+"""Exceptions of reading a meta in any other form than a server's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A segment that no longer changes: entries [first, end) with offsets [base, next)."""
+    """Segment that no longer changes: entries [first, end) with offsets [base, next)."""
 
     directory: str
     log_id: LogId
@@ -81,7 +83,7 @@ class SegmentRange:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """Ranges of one partition, one behind the other, that one task reads."""
+    """Consecutive ranges of one partition that one task reads."""
 
     pieces: tuple[SegmentRange, ...]
 
@@ -91,18 +93,20 @@ class SegmentTask:
 
 
 Seen = dict[str, tuple[tuple[str, ...], int, list[SealedSegment]]]
-"""Directory of a log → names of its files, the newest segment that had begun, and what was found.
-"""
+"""Directory of a log → names of its files, the newest segment that had begun, and the result."""
 
 
 def find(
     directory: str, topic: str, topic_id: str, count: int, seen: Seen | None = None
 ) -> dict[int, list[SealedSegment]]:
-    """Partition → its sealed segments in one data directory, by offset; nothing of partitions that
-    have no good replica there. The server may be running. `seen`: of earlier calls, so that a log
-    in which no segment has begun since is not looked at again. Raises StorageError, OSError."""
+    """Return partition → its sealed segments in one data directory, by offset.
+
+    Partitions without a good replica there are missing. The server may be running. `seen`: results
+    of earlier calls, so that a log in which no segment has begun since is not read again. Raises
+    StorageError, OSError.
+    """
     fs = RealFileSystem()
-    read_form(fs, directory)  # a later version's files may say more than is read here
+    read_form(fs, directory)  # files of a later version may mean more than is read here
     identity = read_identity(fs, directory)
     if identity is None:
         raise FileNotFoundError(f"{directory}/identity")
@@ -118,8 +122,11 @@ def find(
 
 
 def _groups(directory: str, log_id: LogId, topic: str, topic_id: str) -> list[GroupId]:
-    """The group ids of a topic's partitions, as the catalog's state in the meta has them; nothing
-    when it does not know the topic, or another of that name. Raises StorageError, OSError."""
+    """Return the group ids of a topic's partitions, from the catalog's state in the meta.
+
+    Returns nothing if it does not know the topic, or knows another of that name. Raises
+    StorageError, OSError.
+    """
     name = _TOPIC + topic.encode()
     try:
         item = _stored(f"{directory}/meta", log_id.to_bytes(4) + b"k" + name)
@@ -137,8 +144,10 @@ def _groups(directory: str, log_id: LogId, topic: str, topic_id: str) -> list[Gr
 
 
 def _stored(meta: str, key: bytes) -> bytes | None:
-    """What the meta has at `key`, read without LMDB, which follows a damaged page out of the file
-    and ends the process. Raises StorageError, OSError."""
+    """Return the value of `key` in the meta, read without LMDB.
+
+    LMDB follows a damaged page beyond the file and ends the process. Raises StorageError, OSError.
+    """
     problem: CorruptRecord | None = None
     for _ in range(META_ATTEMPTS):
         with Path(meta, "data.mdb").open("rb") as file:
@@ -146,7 +155,7 @@ def _stored(meta: str, key: bytes) -> bytes | None:
             try:
                 return item_at(partial(_read_at, file.fileno()), size, key)
             except CorruptRecord as error:
-                problem = error  # A server may be writing: then it is whole the next time.
+                problem = error  # A server may be writing: then it is valid the next time.
     assert problem is not None, meta
     raise problem
 
@@ -167,10 +176,10 @@ def _sealed(
         before, newest, found = seen[path]
         if before == names and not _has_begun(files, names, newest):
             return found
-    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
+    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header does not matter to a reader
     pairs = list(pairwise(infos))
     count = len(pairs)
-    # A large append may have begun the newest files before what lies there was committed.
+    # A large append may have begun the newest files before their entries were committed.
     while pairs and not _is_indexed(files, pairs[-1][0].number, pairs[-1][1].first_index - 1):
         pairs.pop()
     found = [
@@ -190,8 +199,10 @@ def _sealed(
 
 
 def _has_begun(files: LogFiles, names: Sequence[str], newest: int) -> bool:
-    """Whether a segment behind `newest` has begun: its file may have been there as room for large
-    appends, without a header."""
+    """Return True if a segment after `newest` has begun.
+
+    A file may exist without a header, preallocated for large appends.
+    """
     for name in names:
         kind, number = segment_number(name) or ("", 0)
         if kind != "log" or sequence_of(number) <= newest:
@@ -206,7 +217,10 @@ def _has_begun(files: LogFiles, names: Sequence[str], newest: int) -> bool:
 
 
 def _is_indexed(files: LogFiles, segment: int, last: Index) -> bool:
-    """Whether a flush has come to the segment's last entry: only then all of it is committed."""
+    """Return True if a flush has reached the segment's last entry.
+
+    Only then all of it is committed.
+    """
     try:
         return sequence_of(files.idx(last).segment) == sequence_of(segment)
     except CorruptRecord:
@@ -216,8 +230,11 @@ def _is_indexed(files: LogFiles, segment: int, last: Index) -> bool:
 def divide(
     wanted: Sequence[OffsetRange], segments: Sequence[dict[tuple[str, int], list[SealedSegment]]]
 ) -> tuple[list[SegmentRange], list[OffsetRange]]:
-    """(what can be read from segments, the rest). `segments`: of each data directory, by (topic,
-    partition). Of directories that hold the same offsets, each gets its share."""
+    """Return (ranges that can be read from segments, the rest).
+
+    `segments`: of each data directory, by (topic, partition). Directories that hold the same
+    offsets share them.
+    """
     from_files: list[SegmentRange] = []
     rest: list[OffsetRange] = []
     turn = 0
@@ -250,9 +267,12 @@ def divide(
 
 
 def group(from_files: Sequence[SegmentRange], *, tasks_min: int = 0) -> list[SegmentTask]:
-    """Tasks of segments that follow one another: TASK_ROWS_MAX offsets and TASK_BYTES_MAX of files
-    at most, unless one segment has more, and at least `tasks_min` tasks or TASKS_WANTED, as far as
-    there are segments. A task costs as much as some thousand records."""
+    """Group consecutive segments into tasks.
+
+    A task has at most TASK_ROWS_MAX offsets and TASK_BYTES_MAX of files, unless one segment has
+    more. There are at least `tasks_min` tasks or TASKS_WANTED, as far as there are segments. A task
+    costs as much as some thousand records.
+    """
     total = sum(one.wanted.count for one in from_files)
     rows_max = min(TASK_ROWS_MAX, total // (tasks_min or TASKS_WANTED))
     groups: list[list[SegmentRange]] = []
@@ -274,15 +294,17 @@ def group(from_files: Sequence[SegmentRange], *, tasks_min: int = 0) -> list[Seg
 def read_segment(
     task: SegmentRange, *, columns: Sequence[str], memory: Inflated
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, decompressed in `memory`. Each frame's CRC is checked. Raises
-    StorageError, OSError, UndecodableBatch; what was yielded before is good."""
+    """Yield the records of a range, decompressed in `memory`; each frame's CRC is checked.
+
+    Raises StorageError, OSError, UndecodableBatch; batches yielded before are good.
+    """
     one, wanted = task.segment, task.wanted
     fs = RealFileSystem()
     path = log_directory(one.directory, one.log_id)
     if not Path(path).is_dir():
         raise FileNotFoundError(path)
     files = LogFiles(fs, path, one.log_id, one.group_id, StoreOptions().index_segment_entries)
-    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
+    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header does not matter to a reader
     info = next((i for i in infos if i.number == one.number), None)
     if info is None or info.first_index != one.first_index:
         raise FileNotFoundError(files.segment_path(one.number))
@@ -303,14 +325,18 @@ def read_segment(
 
 
 def _header(files: LogFiles, one: SealedSegment) -> SegmentInfo:
-    """What the segment says of itself, without a look at the log's other ones, of which there may
-    be thousands. One whose header is damaged is found among them. Raises StorageError, OSError."""
+    """Return the segment's header without reading the log's other segments.
+
+    There may be thousands of them. A segment with a damaged header is derived from them. Raises
+    StorageError, OSError.
+    """
     with Path(files.segment_path(one.number)).open("rb") as file:
         head = file.read(SEGMENT_HEADER_BYTES)
     try:
         return decode_segment_header(head, one.log_id)
     except CorruptRecord:
-        infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
+        # a bad header does not matter to a reader
+        infos, _ = files.segments(flushed_index=NO_INDEX)
         for info in infos:
             if info.number == one.number:
                 return info
@@ -318,4 +344,4 @@ def _header(files: LogFiles, one: SealedSegment) -> SegmentInfo:
 
 
 FAILURES = (StorageError, OSError)
-"""What a file can do to its reader; undecodable batches besides."""
+"""Failures of reading a file, besides undecodable batches."""

@@ -1,8 +1,8 @@
-"""A Spark session made the way the pipeline needs it, and a clear word where there is no Java.
+"""Creation of Spark sessions for the pipeline, with a clear error if Java is missing.
 
-`spark-submit` and a session that exists are taken as they are; only settings that are not set are
-set here. With a master on this machine the driver binds to loopback; executors elsewhere must reach
-it, so with any other master its address is Spark's to find, or a setting's.
+`spark-submit` and an existing session are used as they are; only settings that are not set are set
+here. With a master on this machine the driver binds to loopback. Executors elsewhere must reach it,
+so with any other master its address is chosen by Spark or by a setting.
 """
 
 from __future__ import annotations
@@ -26,49 +26,54 @@ from vdl.pipeline.noise import shown
 
 JAVA_MIN = 17
 JAVA_SECONDS_MAX = 120
-"""For `java -version`: a tenth of a second, but on a machine with too much to do."""
+"""Timeout of `java -version`. It takes a tenth of a second, but more on an overloaded machine."""
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
-    # One for each job of a machine: Spark looks for a free port so often.
+    # One for each job of a machine: number of ports that Spark tries.
     "spark.port.maxRetries": "100",
-    # What stops a job is told in a line, not by the way that it took through Python.
+    # Errors that stop a job are shown as one line, without the Python traceback.
     "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # Spark asks after each row how large the batch is. For that it sets the offsets of all NULL
-    # arrays and maps behind the last one that is not NULL, so n of them cost n²/2 steps: at 20,000
-    # rows 20 µs a row for each such column, more than all else together. What is written is
-    # gathered in larger batches again (`files.gathered`).
+    # Spark computes the batch's size after each row. For that it sets the offsets of all NULL
+    # arrays and maps after the last one that is not NULL, so n of them cost n²/2 steps: at 20,000
+    # rows 20 µs a row for each such column, more than all else together. Written rows are gathered
+    # in larger batches again (`files.gathered`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-    # Of rows that go to a Python process: they may be of 100 KB each.
+    # For rows that go to a Python process: they may be of 100 KB each.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.streaming.minBatchesToRetain": "2",
-    # The default of 15 s is not enough on a machine with too much to do.
+    # The default of 15 s is not enough on an overloaded machine.
     "spark.python.authenticate.socketTimeout": "120s",
 }
 SOCKET_FOLDER_LENGTH_MAX = 60
-"""The name of a socket is 42 characters more, and a system may allow 103."""
+"""The name of a socket adds 42 characters, and a system may allow 103."""
 LOG_LEVEL = "VDL_SPARK_LOG"
-"""Of the environment: the level of Spark's log, as ERROR or INFO; without it there is none."""
+"""Environment variable: level of Spark's log, such as ERROR or INFO; without it there is none."""
 OWN_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""pyspark's, which write what an exception says as JSON besides."""
+"""Loggers of pyspark that also write an exception's text as JSON."""
 SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
-"""Of the environment of what spark-submit has started. On YARN in cluster mode only the second is:
-there the application's master starts Python, and no script of Spark's."""
+"""Environment variables of a process that spark-submit started.
+
+On YARN in cluster mode only the second is set: there the application master starts Python, without
+a script of Spark's.
+"""
 LOCAL_ADDRESS = "SPARK_LOCAL_IP"
-"""Of the environment: the address that Spark's pages are served at, all of them without it."""
+"""Environment variable: address of Spark's web pages; without it, all addresses."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER_DEFAULT = "local[2]"
 
 
 class NotInstalled(PipelineError):
-    """What the pipeline runs on is missing on this machine."""
+    """Software that the pipeline requires is missing on this machine."""
 
 
 def find_java() -> str:
-    """The path of a Java that Spark runs on. Raises NotInstalled with what to do; PipelineError
-    where it does not say in time which one it is."""
+    """Return the path of a Java that Spark runs on.
+
+    Raises NotInstalled with instructions; PipelineError if it does not report its version in time.
+    """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else (shutil.which("java") or "")
     what_to_do = f"install Java {JAVA_MIN} or newer (Debian: openjdk-17-jre-headless)"
@@ -79,7 +84,8 @@ def find_java() -> str:
             [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_SECONDS_MAX
         ).stderr
     except subprocess.TimeoutExpired as error:
-        # Not NotInstalled: whoever does without a Java must not do so because this one is slow.
+        # Not NotInstalled: a caller that works without Java must not do so because this one is
+        # slow.
         raise PipelineError(f"{java} -version: no answer in {JAVA_SECONDS_MAX} s") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NotInstalled(f"{java} does not run ({error}): {what_to_do}") from error
@@ -90,7 +96,7 @@ def find_java() -> str:
 
 
 def java_version(told: str) -> int:
-    """The major version in what `java -version` says; 0 when it cannot be found."""
+    """Return the major version in the output of `java -version`; 0 if it cannot be found."""
     _, _, rest = told.partition('version "')
     parts = rest.partition('"')[0].replace("-", ".").split(".")
     numbers = [int(part) for part in parts if part.isdigit()]
@@ -100,13 +106,13 @@ def java_version(told: str) -> int:
 
 
 def check_installed() -> None:
-    """Raises NotInstalled; PipelineError as `find_java`."""
+    """Check packages and Java. Raises NotInstalled; PipelineError as `find_java`."""
     check_packages()
     find_java()
 
 
 def check_packages() -> None:
-    """Raises NotInstalled."""
+    """Raise NotInstalled if a Python package is missing."""
     missing: list[str] = []
     for module in ("pyspark", "pyarrow", "pandas", "confluent_kafka", "deltalake"):
         try:
@@ -123,10 +129,10 @@ def check_packages() -> None:
 def set_home() -> None:
     """Point SPARK_HOME at a folder that has Spark's jars and scripts but not its `pyspark.zip`.
 
-    Spark puts that archive in front of the path of every Python process it starts, and modules in
-    an archive are compiled anew each time: 1.4 s of processor time a start, where the same modules
-    as they are installed take 0.4. A job starts six or so. Nothing is done where SPARK_HOME is set,
-    or where pyspark was not installed with its jars.
+    Spark puts that archive first in the path of every Python process it starts, and modules in an
+    archive are compiled again each time: 1.4 s of processor time a start, where the same modules as
+    installed take 0.4. A job starts about six processes. Does nothing if SPARK_HOME is set, or if
+    pyspark was not installed with its jars.
     """
     import pyspark
 
@@ -148,11 +154,11 @@ def set_home() -> None:
 
 
 def local_sockets() -> dict[str, str]:
-    """Settings for Unix sockets between the JVM and its Python processes on this machine: 5 to 10 %
-    less processor time for rows that go through them than over loopback.
+    """Return settings for Unix sockets between the JVM and its Python processes on this machine.
 
-    They have no password, as those over loopback do: they are in a folder that only this user can
-    enter, which is removed when this process ends.
+    Rows that go through them cost 5 to 10 % less processor time than over loopback. They have no
+    password, unlike those over loopback: they are in a folder that only this user can enter, which
+    is removed when this process ends.
     """
     folder = tempfile.mkdtemp(prefix="vdl-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -165,13 +171,15 @@ def local_sockets() -> dict[str, str]:
 
 
 def keep_pages_local(settings: Mapping[str, str]) -> None:
-    """Have Spark's pages served where the driver listens, if nobody has said where: they have no
-    login, and show what a job does."""
+    """Serve Spark's pages at the driver's address, unless an address is set.
+
+    They have no login, and show details of a job.
+    """
     os.environ.setdefault(LOCAL_ADDRESS, settings["spark.driver.bindAddress"])
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are on this machine."""
+    """Return True if driver and executors are on this machine."""
     return master.startswith("local")
 
 
@@ -182,8 +190,11 @@ def session_settings(
     is_submitted: bool,
     given: Collection[str] = (),
 ) -> dict[str, str]:
-    """What a new session is told; `settings` have the last word. `is_submitted`: spark-submit has
-    said which master, and where the driver is; `given`: what else it was told, which stays."""
+    """Return the settings of a new session; `settings` take precedence.
+
+    `is_submitted`: spark-submit has set the master and the driver's address; `given`: its other
+    settings, which are kept.
+    """
     if is_submitted:
         return {**{name: v for name, v in SETTINGS.items() if name not in given}, **settings}
     chosen = {"spark.master": master or MASTER_DEFAULT, **settings}
@@ -192,16 +203,18 @@ def session_settings(
 
 
 def _submitted() -> frozenset[str]:
-    """Names of the settings that spark-submit was given, on its line or in its file of defaults."""
+    """Return the names of settings given to spark-submit, as arguments or in its defaults file."""
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # SparkConf asks the JVM, which is there already
+    SparkContext._ensure_initialized()  # SparkConf queries the JVM, which already exists
     return frozenset(name for name, _ in SparkConf().getAll())
 
 
 def start_jvm(settings: Mapping[str, str]) -> Any:
-    """The JVM that Spark is going to run in, with its classes; nothing of Spark is started. What
-    was started before stays. Raises as `check_installed`."""
+    """Start the JVM that Spark will run in, with its classes; Spark itself is not started.
+
+    An existing JVM is used. Raises as `check_installed`.
+    """
     check_packages()
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -209,7 +222,7 @@ def start_jvm(settings: Mapping[str, str]) -> Any:
     set_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # The driver's own word for the socket time-out above.
+    # The driver's name for the socket timeout above.
     os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
     if SparkContext._gateway is None:
         find_java()
@@ -224,8 +237,10 @@ def start_jvm(settings: Mapping[str, str]) -> Any:
 
 @contextlib.contextmanager
 def quiet_errors() -> Iterator[int | None]:
-    """A descriptor for a JVM's errors, of which what is noise goes nowhere; None where LOG_LEVEL
-    asks for all of it."""
+    """Yield a descriptor for a JVM's stderr, whose noise is dropped.
+
+    Yields None if LOG_LEVEL requests all of it.
+    """
     if LOG_LEVEL in os.environ:
         yield None
         return
@@ -238,7 +253,7 @@ def quiet_errors() -> Iterator[int | None]:
 
 
 def pass_on(descriptor: int) -> None:
-    """To this process's errors, without what is noise, until it is closed at the other end."""
+    """Copy lines to this process's stderr, without noise, until the other end closes."""
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in shown(lines):
             sys.stderr.write(line)
@@ -252,9 +267,11 @@ def make_session(
     jars: Sequence[str] = (),
     before: Callable[[Any], None] = lambda jvm: None,
 ) -> Any:
-    """The session, with `format("vdl")` known. `master` "" is two local cores, or what spark-submit
-    says. `before` is called with the JVM when there is no Spark in it yet. Raises as
-    `check_installed`."""
+    """Return a session with `format("vdl")` known.
+
+    `master` "" is two local cores, or spark-submit's choice. `before` is called with the JVM when
+    there is no Spark in it yet. Raises as `check_installed`.
+    """
     check_packages()
     from pyspark.sql import SparkSession
 
@@ -280,8 +297,8 @@ def make_session(
         for key, value in wanted.items():
             builder = builder.config(key, value)
         active = builder.getOrCreate()
-        # What ends a job is told by its exception, in a line: Spark would add a page for each
-        # thread that it passes through.
+        # An error that ends a job is shown by its exception, in one line: Spark would add a page
+        # for each thread that it passes through.
         active.sparkContext.setLogLevel(os.environ.get(LOG_LEVEL, "FATAL"))
         if LOG_LEVEL not in os.environ:
             from pyspark.logger import PySparkLogger

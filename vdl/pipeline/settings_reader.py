@@ -1,6 +1,6 @@
-"""Taking settings out of a TOML file: every problem of a file is found, not only the first.
+"""Reader of settings in a TOML file that finds every problem of a file, not only the first.
 
-Must not know: which settings there are.
+Does not depend on which settings exist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Reader:
-    """Takes values out of sections and notes what is missing, wrong or unknown."""
+    """Takes values out of sections and records missing, wrong or unknown ones."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = dict(data)
@@ -65,7 +65,7 @@ class Reader:
         return [str(value) for value in found]
 
     def rows(self, section: str, key: str) -> list[str]:
-        """The tables of a list, each as the name of a section to read it by."""
+        """Return the tables of a list, each as the name of a section to read it by."""
         found = self._take(section, key, [], list, "a list of tables")
         return [
             place
@@ -74,7 +74,7 @@ class Reader:
         ]
 
     def tables(self, section: str, key: str) -> dict[str, str]:
-        """Name → the section to read that table by."""
+        """Return name → the section to read that table by."""
         found = self._take(section, key, {}, dict, "a table")
         return {
             str(name): place
@@ -83,7 +83,7 @@ class Reader:
         }
 
     def _inner(self, place: str, row: Any) -> list[str]:
-        """A section made of what should be a table; none where it is none."""
+        """Return a section for the table, or none if `row` is no table."""
         if not isinstance(row, Mapping):
             self.problems.append(f"{place}: must be a table")
             return []
@@ -109,7 +109,7 @@ class Reader:
         return {str(name): _plain(value) for name, value in found.items()}
 
     def finish(self) -> None:
-        """Note what nobody took: a misspelt setting must not be ignored."""
+        """Record settings that were not read: a misspelt setting must not be ignored."""
         for section, table in self._data.items():
             if section not in self._taken:
                 self.problems.append(f"{section}: there is no such section")
@@ -121,5 +121,5 @@ class Reader:
 
 
 def _plain(value: Any) -> str:
-    """A TOML value as Spark's settings have them."""
+    """Return a TOML value as Spark's settings have them."""
     return str(value).lower() if isinstance(value, bool) else str(value)

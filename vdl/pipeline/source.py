@@ -1,8 +1,8 @@
-"""`format("vdl")`: Spark's view of topics, batch and stream, from brokers and from segment files.
+"""`format("vdl")`: Spark data source for topics, batch and stream, from brokers and segment files.
 
-The driver's half plans: which offsets, cut into tasks. The executors' half is `read.read_range`
-and `segment_read`, which know no Spark. Spark keeps the objects here in a Python process of its
-own and sends pickles of them about, so they hold options and no connections.
+The driver's part plans offsets, cut into tasks. The executors' part is `read.read_range` and
+`segment_read`, which do not depend on Spark. Spark keeps these objects in a Python process of its
+own and sends pickles of them, so they hold options and no connections.
 
 A stream's offset is `Positions`, with the topic ids in it: a topic that was deleted and created
 again stops the query instead of being skipped to its end.
@@ -49,12 +49,12 @@ from vdl.pipeline.topics import Topics
 from vdl.pipeline.worker import exempt_modules_from_collection
 
 NAMES_BATCH = "of message at"
-"""In what librdkafka says when the batch is named by its first offset."""
+"""Part of librdkafka's error that names a batch by its first offset."""
 if TYPE_CHECKING:
     from vdl.pipeline.fetch import Leaders
 
 SAMPLES_EVERY = 16
-"""Batches between two looks at how large records are."""
+"""Number of batches between two samples of record sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class BrokerTask:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets that are gone, where that is allowed."""
+    """Offsets that retention removed, where that is allowed."""
 
     wanted: OffsetRange
 
 
 class RangePartition(InputPartition):
-    """What one task reads: a range over the protocol, or from segments, or nothing any more."""
+    """Input of one task: a range over the protocol, or from segments, or a lost range."""
 
     def __init__(self, wanted: BrokerTask | SegmentTask | LostRange) -> None:
         super().__init__(wanted)
@@ -104,8 +104,10 @@ Act = TypeVar("Act", bound=Callable[..., Any])
 
 
 def in_short(act: Act) -> Act:
-    """What stops a reader is told without what it was caused by and the way it took: Spark shows
-    all of that as a page, and the message says what is to do."""
+    """Decorator that strips an error's cause and traceback.
+
+    Spark would show them as a page, while the message says what to do.
+    """
 
     @functools.wraps(act)
     def told_in_short(*given: Any) -> Any:
@@ -114,11 +116,11 @@ def in_short(act: Act) -> Act:
         except PipelineError as error:
             raise error.with_traceback(None) from None
 
-    return cast("Act", told_in_short)  # of the same arguments
+    return cast("Act", told_in_short)  # has the same arguments
 
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
-    """The executor's side of both readers."""
+    """Yield the rows of a partition, on executors, for both readers."""
     try:
         yield from _read_partition(partition, options)
     except PipelineError as error:
@@ -128,7 +130,7 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
 def _read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
     task = partition.value
     if task is None:
-        return  # Spark makes one such where there is nothing to read.
+        return  # Spark creates such a partition if there is nothing to read.
     assert isinstance(partition, RangePartition), partition
     found = read_task(task, options)
     if options.direct:
@@ -140,7 +142,7 @@ def _read_partition(partition: InputPartition, options: ReadOptions) -> Iterator
 
 
 def read_task(task: BrokerTask | SegmentTask | LostRange, options: ReadOptions) -> Iterator[Any]:
-    """The records of one task."""
+    """Yield the records of one task."""
     if isinstance(task, SegmentTask):
         yield from read_segments(task, options)
     elif isinstance(task, LostRange):
@@ -152,7 +154,7 @@ def read_task(task: BrokerTask | SegmentTask | LostRange, options: ReadOptions) 
 
 
 def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
-    """One range after the other, small ones together: each Arrow batch costs something."""
+    """Read one range after the other, with small batches combined, since each costs time."""
     import pyarrow as pa
 
     from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS
@@ -178,7 +180,7 @@ def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
 
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
-    """One range, over connections of its own. Raises what `read_range` does."""
+    """Read one range over connections of its own. Raises the errors of `read_range`."""
     from vdl.pipeline.fast_client import PLAIN_CLIENT, fast_client
     from vdl.pipeline.fetch import Leaders
 
@@ -187,9 +189,11 @@ def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
 
 
 def read_over(leaders: Leaders, wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
-    """Whole batches as long as all is well, and the rest as a client library reads it; all of it
-    when there are settings that only that library knows. A batch that nobody can read fails, or is
-    a `letter` with which the range goes on behind it. Raises what `read_range` does."""
+    """Yield whole batches by our own reader, and after a failure the rest by librdkafka.
+
+    With settings that only librdkafka understands, it reads everything. An unreadable batch fails,
+    or yields a `letter` and the range continues after it. Raises the errors of `read_range`.
+    """
     from vdl.pipeline.fast_client import fast_client
     from vdl.pipeline.fetch import FAILURES, read_batches
 
@@ -234,7 +238,7 @@ def read_over(leaders: Leaders, wanted: OffsetRange, options: ReadOptions) -> It
 
 
 def read_library(wanted: OffsetRange, options: ReadOptions) -> Iterator[tuple[int, Any]]:
-    """(the offset behind it, records of the range) as librdkafka reads them."""
+    """Yield (offset after the batch, records of the range) as librdkafka reads them."""
     from vdl.pipeline.read import read_range
 
     columns = options.columns if "offset" in options.columns else (*options.columns, "offset")
@@ -254,10 +258,12 @@ def read_library(wanted: OffsetRange, options: ReadOptions) -> Iterator[tuple[in
 def behind_unreadable(
     found: BatchUnreadable, wanted: OffsetRange, options: ReadOptions
 ) -> BatchUnreadable:
-    """The same with its end, where only librdkafka can ask. It does not say how far the batch goes,
-    but at which offset a batch begins that it cannot decompress: so the first offset is looked for
-    of which it says something else. Of other batches the end is the next offset. Raises
-    PipelineError."""
+    """Return the error with the end of its batch, found by librdkafka only.
+
+    librdkafka does not report the end of a batch, but the offset at which a batch begins that it
+    cannot decompress: so the first offset with another error is searched. For other errors the end
+    is the next offset. Raises PipelineError.
+    """
     if not options.letters:
         raise found
 
@@ -286,7 +292,7 @@ def behind_unreadable(
 
 
 def _letter(found: BatchUnreadable, options: ReadOptions) -> Any:
-    """Raises what was found where that is wanted."""
+    """Return a letter for an unreadable batch, or raise its error unless letters are enabled."""
     from vdl.pipeline.read import letter
 
     if not options.letters:
@@ -296,9 +302,11 @@ def _letter(found: BatchUnreadable, options: ReadOptions) -> Any:
 
 
 def read_segments(task: SegmentTask, options: ReadOptions) -> Iterator[Any]:
-    """One segment after the other. Each is read from its file as far as it can be; what is missing
-    then, over the protocol: retention may have removed the file, this executor may not see it, or
-    it may be damaged."""
+    """Read one segment after the other, each from its file as far as possible.
+
+    The rest is read over the protocol: retention may have removed the file, this executor may not
+    see it, or it may be damaged.
+    """
     from vdl.pipeline.inflated import Inflated
     from vdl.pipeline.segment_read import FAILURES, read_segment
 
@@ -323,8 +331,10 @@ def plan(
     known: Positions,
     seen: Seen | None = None,
 ) -> list[InputPartition]:
-    """The tasks for these ranges. `known` has the topics' ids and partitions; `seen`: what earlier
-    plans have found of segments."""
+    """Return the tasks for these ranges.
+
+    `known` has the topics' ids and partitions; `seen`: segments found by earlier plans.
+    """
     if not options.segments:
         return broker_tasks(wanted, options.tasks_min)
     from vdl.pipeline.segment_read import FAILURES, divide, find, group
@@ -337,7 +347,7 @@ def plan(
                 count = len(topic_known.offsets)
                 found = find(directory, topic, topic_known.topic_id, count, seen)
             except FAILURES:
-                continue  # Not on this machine, or not good: the brokers have it all.
+                continue  # Not on this machine, or damaged: the brokers have all data.
             place |= {(topic, partition): sealed for partition, sealed in found.items()}
         places.append(place)
     from_files, rest = divide(wanted, places)
@@ -348,13 +358,13 @@ def plan(
 
 
 def broker_tasks(wanted: Sequence[OffsetRange], tasks_min: int) -> list[InputPartition]:
-    """The ranges as tasks over the protocol."""
+    """Return the ranges as tasks over the protocol."""
     pieces = together(cut(wanted, tasks_min=tasks_min), tasks_min=tasks_min)
     return [RangePartition(BrokerTask(tuple(few))) for few in pieces]
 
 
 class VdlReader(DataSourceReader):
-    """A batch read from `start` to `end`."""
+    """Batch read from `start` to `end`."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -390,7 +400,7 @@ class VdlReader(DataSourceReader):
 
 
 def later(one: Positions, other: Positions) -> Positions:
-    """For each partition of `one` the later of both offsets."""
+    """Return the later of both offsets for each partition of `one`."""
     from dataclasses import replace
 
     topics = {
@@ -408,7 +418,7 @@ def later(one: Positions, other: Positions) -> Positions:
 def lost_between(
     start: Positions, firsts: Positions, end: Positions, options: ReadOptions
 ) -> list[InputPartition]:
-    """Tasks that tell what retention has removed of [start, end), where letters are wanted."""
+    """Return tasks that report the removed part of [start, end), if letters are enabled."""
     if not options.letters:
         return []
     known = start.of(firsts.topics)
@@ -417,7 +427,7 @@ def lost_between(
 
 
 class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream from `start` on, a micro-batch at a time."""
+    """Stream from `start` on, one micro-batch at a time."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -425,13 +435,13 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None
         self._ends: Positions | None = None
         self._planned: Positions | None = None
-        """Where the last batch that was asked for ends."""
+        """End of the last requested batch."""
         self._row_bytes: dict[tuple[str, int], float] = {}
         self._batches_planned = 0
         self._seen: Seen = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks get a pickle of this: connections stay here.
+        # Tasks receive a pickle of this object: connections stay here.
         return {**self.__dict__, "_topics": None, "_seen": {}}
 
     @in_short
@@ -453,13 +463,13 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._ask()
         ends = topics.ends()
         check_same_topics(begin, ends)
-        # Where logs begin is asked when a batch is planned: this is called far more often.
+        # The starts of logs are checked when a batch is planned: this is called far more often.
         check_reachable(begin, Positions({}), ends)
         if any(begin.offset(t, p) is None for t, p, _ in ends.partitions()):
-            # A partition that was added begins where its log does, which may be trimmed already.
+            # An added partition begins at its log's start, which may be trimmed already.
             begin = begin.over(topics.begins())
         self._ends = ends
-        # A stream that begins at the end asks for it behind its target.
+        # A stream that begins at the end requests it after its target was set.
         target = ends if self._target is None else later(capped(ends, self._target), begin)
         if isinstance(limit, ReadAllAvailable):
             self._planned = target.over(begin)
@@ -480,9 +490,11 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What Spark shows as `latestOffset` in a query's progress, and goes by for nothing: where
-        the topics end, and how many offsets each partition is behind that after this batch. A
-        Python source has no other way to tell a metric."""
+        """Return the ends of the topics, and each partition's lag after this batch.
+
+        Spark shows this as `latestOffset` in a query's progress and does not use it. A Python
+        source has no other way to report a metric.
+        """
         from vdl.pipeline.lag import lag_of
 
         if self._ends is None or self._planned is None:
@@ -501,7 +513,7 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_same_topics(begin, firsts)
         if not self._options.allow_loss:
             check_reachable(begin, firsts, stop)
-        # Nothing of a partition that was added has been read: it begins where its log does.
+        # An added partition has not been read: it begins at its log's start.
         begin = begin.over(capped(firsts, stop))
         lost: list[InputPartition] = []
         if self._options.allow_loss:

@@ -1,16 +1,16 @@
-"""What a Delta table's commit says of its job, in a file that the commit names.
+"""Job state of a Delta table's commit, in a file that the commit names.
 
 ```
 <table>/_vdl/state/<job>/<mark>.json    the next offsets, and the account, as of one commit
 ```
 
-A transaction of Delta's is a name and a number, so offsets of thousands of partitions would be as
-many transactions in each commit. Instead the number is the mark of a file. It is written and synced
-before the commit, under a name that no other run can choose, and of no use once a later commit is
-durable: then it is removed. The same holds as for the files of open windows: what may go is listed
+A Delta transaction is a name and a number, so offsets of thousands of partitions would be as many
+transactions in each commit. Instead the number is the mark of a file. The file is written and
+synced before the commit, under a name that no other run can choose, and is obsolete once a later
+commit is durable: then it is removed. As for the files of open windows, removable files are listed
 before a commit and removed after it.
 
-Must not know: Spark, Kafka, Delta.
+Does not depend on Spark, Kafka or Delta.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vdl.pipeline.storage import Storage
 
 MARK = re.compile(r"(\d+)\.json")
 MARK_BITS = 31
-"""Of a mark that are chance: two runs that try the same commit must not share a file's name."""
+"""Random bits of a mark: two runs that try the same commit must not share a file's name."""
 
 
 def new_mark(sequence: int) -> int:
-    """Of a commit of that number, for one try."""
+    """Return a mark for one attempt at the commit of that number."""
     return sequence << MARK_BITS | secrets.randbits(MARK_BITS)
 
 
@@ -43,7 +43,7 @@ def sequence_of(mark: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """As of commit `sequence`. `end`: the next offsets; `account` None: it is not known."""
+    """State as of commit `sequence`. `end`: the next offsets; `account` None: it is not known."""
 
     sequence: int
     end: Positions
@@ -51,7 +51,7 @@ class JobState:
 
 
 class StateFiles:
-    """Those of one job."""
+    """State files of one job."""
 
     def __init__(self, root: str, job: str, storage: Storage) -> None:
         self._storage = storage
@@ -59,7 +59,7 @@ class StateFiles:
         self._folder = f"{self._all}/{job}"
 
     def write(self, mark: int, state: JobState) -> str:
-        """Durably; its path. Raises FileExistsError in a folder."""
+        """Write a state durably; return its path. Raises FileExistsError in a folder."""
         account = state.account
         told = {
             "sequence": state.sequence,
@@ -79,7 +79,7 @@ class StateFiles:
         return path
 
     def read(self, mark: int) -> JobState:
-        """Raises SinkInconsistent."""
+        """Read a state. Raises SinkInconsistent."""
         path = f"{self._folder}/{mark}.json"
         try:
             told = json.loads(self._storage.get(path))
@@ -93,16 +93,16 @@ class StateFiles:
             raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
 
     def jobs(self) -> set[str]:
-        """Names of all jobs that have such files in the table."""
+        """Return the names of all jobs that have such files in the table."""
         return {Path(one.path).parent.name for one in self._storage.entries(self._all)}
 
     def marks(self) -> list[int]:
-        """Of all files that there are; also of commits that were never made."""
+        """Return the marks of all files, including those of commits that were never made."""
         names = [Path(one.path).name for one in self._storage.entries(self._folder)]
         return [int(found[1]) for name in names if (found := MARK.fullmatch(name))]
 
     def others(self, path: str) -> list[str]:
-        """All but that one; to be asked before the commit, and removed after it."""
+        """Return all other files; call before the commit, and remove them after it."""
         return [one.path for one in self._storage.entries(self._folder) if one.path != path]
 
     def remove(self, paths: Iterable[str]) -> None:

@@ -1,14 +1,14 @@
-"""Where files are: in folders, or in an object store.
+"""Storage of files: in folders, or in an object store.
 
-A path is a folder's, or a URL. In folders what was written is durable when it is said to be: files
-and the names of files are synced. An object store needs nothing of that: an object is there, whole,
-when its upload has ended, and has no name before. So whoever writes by these calls alone needs no
-rename, and can be in both.
+A path is a folder's, or a URL. In folders durability is explicit: files and the names of files are
+synced. An object store needs none of that: an object exists, complete, when its upload has ended,
+and has no name before. So callers that write only by these methods need no rename, and work with
+both.
 
-What an object store wants to know is in settings, those of `[sink.storage]`; what is missing there
-is taken from the environment, by Amazon's names. A secret never stands in a job file.
+Settings of an object store are those of `[sink.storage]`; missing ones are taken from the
+environment, by Amazon's names. A job file contains no secrets.
 
-Must not know: formats of tables, Spark.
+Does not depend on table formats or Spark.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ENVIRONMENT = {
     "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
     "session_token": ("AWS_SESSION_TOKEN",),
 }
-"""Setting → where it is taken from, if it is not given."""
+"""Setting → environment variables of its default."""
 SECRETS = ("access_key_id", "secret_access_key", "session_token")
 REGION = "us-east-1"
-"""Where no region is told: stores other than Amazon's take any."""
+"""Default region: stores other than Amazon's accept any."""
 DELTA = {
     "endpoint": "AWS_ENDPOINT_URL",
     "region": "AWS_REGION",
@@ -56,7 +56,7 @@ ICEBERG = {
 
 
 def scheme_of(path: str) -> str:
-    """Of a URL, in small letters; "" of a folder's path."""
+    """Return the scheme of a URL, in lower case; "" for a folder's path."""
     found = URL.match(path)
     return found[1].lower() if found else ""
 
@@ -66,7 +66,7 @@ def is_url(path: str) -> bool:
 
 
 def problems_of(settings: Mapping[str, str]) -> list[str]:
-    """What is wrong with settings; a secret must be a place."""
+    """Return the problems of settings; a secret must be given by its place."""
     found = [f"{name}: there is no such setting" for name in settings if name not in ENVIRONMENT]
     return found + [
         f"{name}: a secret does not stand in a job file; env:NAME or file:PATH do"
@@ -76,8 +76,10 @@ def problems_of(settings: Mapping[str, str]) -> list[str]:
 
 
 def resolved_settings(path: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """With secrets and what the environment says, for the store that a path is in; nothing for a
-    folder, and for stores whose clients look for themselves. Raises SecretMissing."""
+    """Return settings with secrets and defaults from the environment, for the store of a path.
+
+    Empty for a folder, and for stores whose clients find their own settings. Raises SecretMissing.
+    """
     if scheme_of(path) not in S3:
         return {}
     found = {}
@@ -91,8 +93,11 @@ def resolved_settings(path: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def delta_options(settings: Mapping[str, str]) -> dict[str, str]:
-    """Resolved settings in the words of delta-rs. A commit is a PUT that fails where there is an
-    object of that name, so of two writers of one version one is refused."""
+    """Return resolved settings under delta-rs's names.
+
+    A commit is a PUT that fails if an object of that name exists, so of two writers of one version
+    one is refused.
+    """
     found = {DELTA[name]: value for name, value in settings.items()}
     if settings:
         found["aws_conditional_put"] = "etag"
@@ -102,13 +107,13 @@ def delta_options(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def iceberg_options(settings: Mapping[str, str]) -> dict[str, str]:
-    """Resolved settings in PyIceberg's words."""
+    """Return resolved settings under PyIceberg's names."""
     return {ICEBERG[name]: value for name, value in settings.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file that there is. `modified`: seconds since 1970."""
+    """An existing file. `modified`: seconds since 1970."""
 
     path: str
     bytes: int
@@ -116,50 +121,52 @@ class Entry:
 
 
 class Storage(Protocol):
-    """Files of one kind of place."""
+    """Operations on files of one kind of storage."""
 
     def make_folder(self, path: str) -> None:
-        """With those above it, durably, where it is not there yet."""
+        """Create a folder and its parents, durably, unless it exists."""
 
     def create(self, path: str) -> Any:
-        """A file to write to. It counts once it was closed and `finish` has been called."""
+        """Return a file to write to. It counts once it is closed and `finish` has been called."""
 
     def finish(self, path: str) -> int:
-        """Make a file that was written and closed durable; its size in bytes."""
+        """Make a file that was written and closed durable; return its size in bytes."""
 
     def sync_names(self, folders: Iterable[str]) -> None:
         """Make the names in folders durable."""
 
     def put(self, path: str, data: bytes) -> None:
-        """A small file, durably, with its name."""
+        """Write a small file, durably, with its name."""
 
     def get(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return the contents of a file. Raises FileNotFoundError."""
 
     def size(self, path: str) -> int | None:
-        """None: there is no such file."""
+        """Return the size of a file; None if it does not exist."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """All files below a folder; none where there is no such folder."""
+        """Return all files below a folder; none if the folder does not exist."""
 
     def remove(self, path: str) -> None:
-        """If it is there."""
+        """Remove a file if it exists."""
 
     def arrow(self, path: str) -> tuple[Any, str]:
-        """(file system of Arrow, the path in it)."""
+        """Return (Arrow's file system, the path in it)."""
 
     def open(self, path: str) -> Any:
-        """To be read, in any order. Raises FileNotFoundError."""
+        """Open a file for random access. Raises FileNotFoundError."""
 
 
 def storage_of(path: str, settings: Mapping[str, str] | None = None) -> Storage:
-    """For a path and all below it; `settings` as `resolved_settings` has them. Raises
-    PipelineError."""
+    """Return the storage of a path and everything below it.
+
+    `settings` as returned by `resolved_settings`. Raises PipelineError.
+    """
     return ObjectStore(path, settings or {}) if is_url(path) else Folders()
 
 
 class Folders:
-    """Of a file system that all who read and write share."""
+    """File system shared by all readers and writers."""
 
     def make_folder(self, path: str) -> None:
         folder = Path(path)
@@ -225,8 +232,10 @@ class Folders:
 
 
 class ObjectStore:
-    """By Arrow's clients: Amazon's S3 and what speaks it, and Google's, which finds its own
-    settings."""
+    """Object store accessed by Arrow's clients.
+
+    Amazon's S3 and compatible ones, and Google's, which finds its own settings.
+    """
 
     def __init__(self, path: str, settings: Mapping[str, str]) -> None:
         self._scheme = scheme_of(path)
@@ -260,7 +269,7 @@ class ObjectStore:
         return filesystem.open_input_file(inside)
 
     def make_folder(self, path: str) -> None:
-        """Objects need none."""
+        """Do nothing: objects need no folder."""
 
     def create(self, path: str) -> Any:
         filesystem, inside = self.arrow(path)
@@ -273,7 +282,7 @@ class ObjectStore:
         return found
 
     def sync_names(self, folders: Iterable[str]) -> None:
-        """An object has its name when it is there."""
+        """Do nothing: an object has its name as soon as it exists."""
 
     def put(self, path: str, data: bytes) -> None:
         with self.create(path) as stream:

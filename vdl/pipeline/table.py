@@ -1,14 +1,14 @@
-"""What the sinks have in common: commits of files together with the offsets they stand for.
+"""Common part of the sinks: commits of files together with the offsets they stand for.
 
 A table is written in commits, numbered from 1 for each job. A commit holds the files of one batch
-and, for every partition, the offset the next batch begins at; both become visible in one step or
-not at all. Because the offsets are the table's own, nothing else has to be kept: whoever opens the
-table goes on from there, whatever has become of Spark's checkpoint.
+and, for every partition, the offset at which the next batch begins; both become visible in one step
+or not at all. Because the offsets are the table's own, no other state is needed: a run that opens
+the table continues from there, whatever happened to Spark's checkpoint.
 
-A commit is refused (CommitConflict) when the table is not as this run left it. So of two runs of
-the same job, one of which was taken for dead, only one can write, and no row is written twice.
+A commit is refused (CommitConflict) if the table is not as this run left it. So of two runs of the
+same job, one of which was wrongly assumed dead, only one can write, and no row is written twice.
 
-Must not know: Spark, Kafka.
+Does not depend on Spark or Kafka.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from vdl.pipeline.watermark import Heard
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a table is. `path`: of its files, a folder or a URL; `storage`: what an object store
-    wants to know, as `storage.resolved_settings` has it; `catalog` and `name`: of an Iceberg
-    table, PyIceberg's settings and `namespace.table`."""
+    """Place of a table.
+
+    `path`: of its files, a folder or a URL; `storage`: settings of an object store, as returned by
+    `storage.resolved_settings`; `catalog` and `name`: of an Iceberg table, PyIceberg's settings and
+    `namespace.table`.
+    """
 
     kind: str
     path: str
@@ -39,14 +42,16 @@ class Place:
     name: str = ""
     partition_by: tuple[PartitionField, ...] = ()
     key: tuple[str, ...] = ()
-    """Columns of which the table has one row for each value; none: rows are appended."""
+    """Columns for whose values the table has one row each; none: rows are appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A finished file in the table's staging folder. `spans`: for each partition, the first offset
-    of its rows and the one after the last, as far as rows carry them; `stats`: of its columns, as
-    `file_stats` has them."""
+    """Finished file in the table's staging folder.
+
+    `spans`: for each partition, the first offset of its rows and the one after the last, as far as
+    rows carry them; `stats`: of its columns, as in `file_stats`.
+    """
 
     path: str
     rows: int
@@ -54,12 +59,15 @@ class DataFile:
     spans: tuple[OffsetRange, ...] = ()
     stats: Mapping[str, Any] = field(default_factory=dict)
     partition: tuple[Any, ...] = ()
-    """A value for each field that the table is partitioned by; None is NULL."""
+    """Value for each field that the table is partitioned by; None is NULL."""
 
 
 class KeptWindows(NamedTuple):
-    """A file of partial aggregates: the starts of its first and last window, in microseconds, and
-    its rows. Some of its windows may be closed by now."""
+    """File of partial aggregates.
+
+    Has the starts of its first and last window, in microseconds, and its number of rows. Some of
+    its windows may be closed by now.
+    """
 
     first: int
     last: int
@@ -67,18 +75,18 @@ class KeptWindows(NamedTuple):
 
 
 UNKNOWN = KeptWindows(-(1 << 62), 1 << 62, 0)
-"""Of a file of a release that kept no such things."""
+"""Value for a file of a release that recorded no such numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowState:
-    """What a job with windows knows after a commit, and part of it.
+    """State of a job with windows after a commit, as part of it.
 
-    `definition`: the job's windows, to be compared; `columns`: of the files, one `name: type` a
+    `definition`: the job's windows, for comparison; `columns`: of the files, one `name: type` a
     line; `watermark_us`: event time in microseconds since 1970, None before the first event;
     `files`: the partial aggregates of open windows, oldest first, by their names in the table's
-    `window_folder`; `heard`: how far each partition is; `late_files`: names, there too, of this
-    commit's late rows, until they are shown.
+    `window_folder`; `heard`: progress of each partition; `late_files`: names, in the same folder,
+    of this commit's late rows, until they are shown.
     """
 
     definition: str
@@ -100,7 +108,7 @@ class WindowState:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> WindowState:
-        """Raises KeyError, TypeError."""
+        """Parse a state. Raises KeyError, TypeError."""
         files = data["files"]
         if isinstance(files, list):
             files = {str(name): list(UNKNOWN) for name in files}
@@ -129,20 +137,22 @@ class Commit:
     schema: str
     """Names and types of the columns, one `name: type` a line."""
     late: int = 0
-    """Rows that came after a window of theirs was closed."""
+    """Number of rows that arrived after one of their windows was closed."""
     windows: WindowState | None = None
     host: str = ""
     since_ms: int = 0
-    """Where the run is, and since when: milliseconds since 1970."""
+    """Start of the run on `host`, in milliseconds since 1970."""
 
     def runner(self) -> dict[str, Any]:
-        """What a table keeps of the run, for `by_whom`."""
+        """Return the facts about the run that a table keeps, for `by_whom`."""
         return {"run": self.run, "host": self.host, "since_ms": self.since_ms}
 
 
 def by_whom(told: Mapping[str, Any] | None) -> str:
-    """The run of a commit in words: its id, its host and when it began, as far as the commit says
-    so; "" where there is none."""
+    """Return the run of a commit as text: its id, its host and its start, as far as recorded.
+
+    Returns "" if there is none.
+    """
     if not told or not told.get("run"):
         return ""
     words = f"run {told['run']}"
@@ -155,12 +165,14 @@ def by_whom(told: Mapping[str, Any] | None) -> str:
 
 
 OFFSETS_MAX = 100
-"""Partitions. Of a batch of more a commit's own words do not have the offsets: they would be most
-of what every commit writes."""
+"""Limit on partitions of a batch whose offsets are part of a commit's description.
+
+More would be most of what every commit writes.
+"""
 
 
 def offsets_told(commit: Commit) -> dict[str, Any]:
-    """`start` and `end` of a batch as JSON, for people to look at; nothing where they are many."""
+    """Return `start` and `end` of a batch as JSON, for people to read; empty beyond OFFSETS_MAX."""
     if len(commit.end.partitions()) > OFFSETS_MAX:
         return {}
     return {"start": commit.start.to_json(), "end": commit.end.to_json()}
@@ -168,8 +180,10 @@ def offsets_told(commit: Commit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """What is kept of a commit. `start` and `end` are empty where they are many, in tables that
-    have their offsets elsewhere."""
+    """Recorded facts of a commit.
+
+    `start` and `end` are empty beyond OFFSETS_MAX, in tables that have their offsets elsewhere.
+    """
 
     sequence: int
     start: Positions
@@ -180,91 +194,104 @@ class CommitNote:
 
 
 class TableSink(Protocol):
-    """A table that one job writes. Paths are of a file system that all executors see."""
+    """Table that one job writes. Paths are on a file system that all executors see."""
 
     path: str
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        """Finish what a killed run left half done; where the next batch begins, nothing where the
-        table is new. `topics`: topic → (id, partitions). Raises SinkInconsistent."""
+        """Finish what a killed run left incomplete; return the start of the next batch.
+
+        Empty if the table is new. `topics`: topic → (id, partitions). Raises SinkInconsistent.
+        """
 
     @property
     def sequence(self) -> int:
-        """Of the last commit; 0: there is none."""
+        """Number of the last commit; 0 if there is none."""
 
     def staging(self, run: str) -> str:
-        """The folder that a run's files are written to."""
+        """Return the folder that a run's files are written to."""
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
-        """That the table would take the batch as it is now; changes nothing. Raises what `commit`
-        does, for what can be known before anything else of the batch has been committed or sent:
-        its columns, where it begins, and another run's commit in its place."""
+        """Check that the table would accept the batch as it is now, without changes.
+
+        Raises the errors of `commit` that can be known before anything else of the batch is
+        committed or sent: its columns, its start, and another run's commit in its place.
+        """
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
-        """`check`, then make the batch visible, durably, and remove what killed runs have left.
-        Raises CommitConflict, SinkInconsistent."""
+        """`check`, then make the batch visible, durably, and remove files of killed runs.
+
+        Raises CommitConflict, SinkInconsistent.
+        """
 
     def last_run(self) -> str:
-        """The run of the last commit that there is, as `by_whom` has it; "" where it is not
-        known."""
+        """Return the run of the last commit, in the form of `by_whom`; "" if it is not known."""
 
     def notes(self) -> list[CommitNote]:
-        """All commits that are known, oldest first."""
+        """Return all known commits, oldest first."""
 
     def files(self) -> list[str]:
-        """Absolute paths of the table's files."""
+        """Return absolute paths of the table's files."""
 
     def columns(self) -> str:
-        """Of the table that was opened, as `table_columns` has them; "" where it has none yet."""
+        """Return the columns of an open table, in the form of `table_columns`.
+
+        "" if it has none yet.
+        """
 
 
 @runtime_checkable
 class WindowSink(Protocol):
-    """A table that also keeps open windows, in the same commits."""
+    """Table that also keeps open windows, in the same commits."""
 
     @property
     def windows(self) -> WindowState | None:
-        """Of the last commit; None: it is not of a job with windows."""
+        """State of the last commit; None if it is not of a job with windows."""
 
     def window_folder(self) -> str:
-        """The folder that the files of open windows are written to."""
+        """Return the folder that the files of open windows are written to."""
 
 
 @runtime_checkable
 class SharedSink(Protocol):
-    """A table that several jobs may write to."""
+    """Table that several jobs may write to."""
 
     def unclear_files(self) -> list[str]:
-        """Where other jobs have written to it: files that do not say whose rows they have."""
+        """Return files that do not record whose rows they have, if other jobs have written here."""
 
 
 OP = "_op"
 ROW, DELETE, TRUNCATE = "u", "d", "t"
-"""A column of staging files for upserts: that a record is the row of its key, the end of it, or the
-end of all rows before it."""
+"""Values of a column of staging files for upserts.
+
+The record is the row of its key, the deletion of it, or the deletion of all rows before it.
+"""
 FILE_BYTES = 128 << 20
-"""Where a file has as many rows go on in another one."""
+"""Size at which rows continue in another file."""
 PART, COMMIT = "vdl_part", "vdl_commit"
-"""Names of folders, as Hive names partitions."""
+"""Names of folders, in the form of Hive partitions."""
 PART_COMMITS = 1000
 
 
 def part_of(sequence: int) -> int:
-    """Which part a commit is in, from 1."""
+    """Return the part of a commit, from 1."""
     return (sequence - 1) // PART_COMMITS + 1
 
 
 def commit_folder(sequence: int) -> str:
-    """Where the files of a commit are shown, below a folder of commits; with a slash behind it."""
+    """Return the path of a commit's files below the folder of all commits, with a final slash."""
     return f"{PART}={part_of(sequence):05d}/{COMMIT}={sequence:09d}/"
 
 
 WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
-"""Of the name of a file that stays as its task wrote it: the job, of newer ones, and its run."""
+"""Start of a file name given by a task: the job, in newer files, and the run."""
 
 
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
-    """A file's name in its table: of one partition's rows, the offsets [first, end) it holds."""
+    """Return a file's name in its table.
+
+    The name has the offsets [first, end) of its rows if they are of one partition.
+    """
     if len(spans) == 1:
         (span,) = spans
         where = f"{span.topic}-{span.partition}-{span.start:020d}-{span.end:020d}"

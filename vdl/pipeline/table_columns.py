@@ -1,12 +1,12 @@
-"""Columns of a table beside those of the rows that are to come in: what fits, and what does not.
+"""Comparison of a table's columns with those of new rows.
 
 Columns are compared by name. Rows may have columns that the table does not have yet, in any place,
-and wider types of the same kind: the table grows. Everything else would change what is there
-already, or leave it without a value, so it stops the job, and each difference is named.
+and wider types of the same kind: the table grows. Any other difference would change existing data,
+or leave it without a value, so it stops the job, and each difference is named.
 
-Columns are kept as text, a line `name: type` for each, types as Arrow writes them.
+Columns are kept as text, a line `name: type` for each, with types as Arrow writes them.
 
-Must not know: formats of tables.
+Does not depend on table formats.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "int32": ("int64",),
     "float": ("double",),
 }
-"""Type → those that hold each of its values, and that readers of both find."""
+"""Type → wider types that hold each of its values and that readers of both can read."""
 DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What rows bring to a table. `added` and `widened`: lines of columns; `breaking`: sentences,
-    none where the rows fit."""
+    """Difference between rows and a table.
+
+    `added` and `widened`: lines of columns; `breaking`: sentences, none if the rows fit.
+    """
 
     added: tuple[str, ...] = ()
     widened: tuple[str, ...] = ()
@@ -37,12 +39,12 @@ class Change:
 
 
 def schema_lines(arrow_schema: Any) -> str:
-    """The columns of an Arrow schema as text."""
+    """Return the columns of an Arrow schema as text."""
     return "\n".join(f"{f.name}: {f.type}" for f in arrow_schema)
 
 
 def types_of(lines: str) -> dict[str, str]:
-    """Column → type, in order."""
+    """Return column → type, in order."""
     found: dict[str, str] = {}
     for line in lines.splitlines():
         name, _, kind = line.partition(": ")
@@ -51,7 +53,10 @@ def types_of(lines: str) -> dict[str, str]:
 
 
 def change_of(known: str, found: str) -> Change:
-    """From a table's columns to those of rows; a table without any takes all."""
+    """Return the change from a table's columns to those of rows.
+
+    A table without any accepts all.
+    """
     if not known or known == found:
         return Change()
     old, new = types_of(known), types_of(found)
@@ -78,24 +83,24 @@ def change_of(known: str, found: str) -> Change:
 
 
 def problem_of(change: Change) -> str:
-    """In words; "" where there is none."""
+    """Return the breaking changes as text; "" if there are none."""
     return f"its columns have changed: {'; '.join(change.breaking)}" if change.breaking else ""
 
 
 def grown(known: str, change: Change) -> str:
-    """The table's columns after rows with this change: its own in their order, new ones behind."""
+    """Return the table's columns after the change: its own in order, then new ones."""
     types = types_of(known) | types_of("\n".join(change.widened + change.added))
     return "\n".join(f"{name}: {kind}" for name, kind in types.items())
 
 
 def digits_of(kind: str) -> int:
-    """Behind the point; 0 of what is no decimal."""
+    """Return the number of digits after the decimal point; 0 for other types."""
     found = DECIMAL.fullmatch(kind)
     return int(found[2]) if found else 0
 
 
 def is_wider(kind: str, *, than: str) -> bool:
-    """Whether it has room for each value of the other, which is another."""
+    """Return True if the type has room for each value of `than`, which is another type."""
     old, new = DECIMAL.fullmatch(than), DECIMAL.fullmatch(kind)
     if old is not None and new is not None:
         precision, scale = int(new[1]) - int(old[1]), int(new[2]) - int(old[2])

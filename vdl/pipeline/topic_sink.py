@@ -1,18 +1,18 @@
-"""A topic as a sink: at least once, and marked so that a reader can make it exactly once.
+"""A topic as a sink: at least once, with marks that let a reader make it exactly once.
 
-Rows are staged as files like any table's. To commit a batch is to produce its rows, wait for every
-acknowledgement, and then write the commit with the offsets, as for a Parquet table that has no
-files. A crash between the two produces the batch again. Every record therefore says in its headers
-what it was made of:
+Rows are staged as files like any table's. Committing a batch produces its rows, waits for every
+acknowledgement, and then writes the commit with the offsets, as for a Parquet table that has no
+files. A crash between the two produces the batch again. Every record therefore has its origin in
+its headers:
 
     vdl-job      the job's name
     vdl-batch    number of the commit
-    vdl-source   topic/topic id/partition/offset, and /row where a column `_row` numbers the rows
+    vdl-source   topic/topic id/partition/offset, and /row if a column `_row` numbers the rows
                  that were made of one record
 
-Two records with the same job and source are the same one; `deduplicated` keeps the first.
+Two records with the same job and source are duplicates; `deduplicated` keeps the first.
 
-Must not know: the command line.
+Does not depend on the command line.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ READ_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the records of one batch say of themselves. `topic` is the source's only one, or ""
-    where `_topic` says it; `ids` are the ids of the source's topics."""
+    """Marks on the records of one batch.
+
+    `topic` is the source's only one, or "" if the `_topic` column has it; `ids` are the ids of the
+    source's topics.
+    """
 
     job: str
     batch: int
@@ -46,11 +49,11 @@ class Mark:
 
 
 Send = Callable[[Sequence[str], Mark], int]
-"""Produces the rows of files; how many."""
+"""Produces the rows of files; returns their number."""
 
 
 class TopicSink:
-    """See above. Where `send` is not given it can be asked, not committed to."""
+    """Topic sink of one job. Without `send` it can be inspected, but not committed to."""
 
     def __init__(self, path: str, job: str, send: Send | None = None) -> None:
         self.path = path
@@ -75,9 +78,9 @@ class TopicSink:
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         assert self._send is not None, "a sink that was opened to be asked"
-        self.check(commit, arrow_schema)  # What has been sent cannot be taken back.
+        self.check(commit, arrow_schema)  # Records that were sent cannot be taken back.
         ids = {topic: known.topic_id for topic, known in commit.end.topics.items()}
-        # Of the rows: positions are also kept of topics that the job does not read any more.
+        # Topics of the rows: positions are also kept of topics that the job no longer reads.
         topics = {span.topic for file in commit.files for span in file.spans}
         only = next(iter(topics)) if len(topics) == 1 else ""
         mark = Mark(commit.job, self.sequence + 1, only, ids)
@@ -101,7 +104,7 @@ class TopicSink:
 
 
 def send_on_spark(spark: Any, target: Target) -> Send:
-    """A `Send` whose producers run on the executors, one a file."""
+    """Return a `Send` whose producers run on the executors, one for each file."""
 
     def send(paths: Sequence[str], mark: Mark) -> int:
         if not paths:
@@ -114,10 +117,12 @@ def send_on_spark(spark: Any, target: Target) -> Send:
 
 
 def as_records(rows: Any, key: str, *, topics: int = 1) -> Any:
-    """Rows in the columns of records: `key`, `value`, `headers` where they have such, and what says
-    where they come from. A row whose `value` is not bytes or text becomes JSON of all its columns;
-    `key` names the one that is the record's key besides; `topics`: how many the job reads. Raises
-    PipelineError."""
+    """Return rows as records: `key`, `value`, `headers` if present, and columns of their origin.
+
+    A row whose `value` is not bytes or text becomes JSON of all its columns. `key` names the column
+    that is also the record's key; `topics`: number of topics that the job reads. Raises
+    PipelineError.
+    """
     from pyspark.sql import functions as f
 
     names = rows.columns
@@ -139,8 +144,10 @@ def as_records(rows: Any, key: str, *, topics: int = 1) -> Any:
 
 
 def produce_file(path: str, target: Target, mark: Mark) -> int:
-    """Produce the rows of a file, in its order; how many. Raises PipelineError unless each was
-    acknowledged."""
+    """Produce the rows of a file, in order; return their number.
+
+    Raises PipelineError unless each was acknowledged.
+    """
     return produce_all(target, _records(path, mark))
 
 
@@ -179,7 +186,7 @@ def _marks(row: Mapping[str, Any], mark: Mark) -> list[tuple[str, bytes]]:
 
 
 def header_text(name: str) -> Any:
-    """A column: the value of a record's last header of that name as text, null without one."""
+    """Return a column: a record's last header of that name as text, or null."""
     from pyspark.sql import functions as f
 
     return f.expr(
@@ -188,18 +195,18 @@ def header_text(name: str) -> Any:
 
 
 def deduplicated(frame: Any, *, within: str = "") -> Any:
-    """The records of topics that jobs write, each once, in the columns the frame has.
+    """Return the records of topics that jobs write, each once, in the frame's columns.
 
     `frame` has the columns of `format("vdl")` with headers, or of the official connector with
-    `includeHeaders`. Records that no job has written are all kept. A stream remembers what it has
-    seen for `within` of event time ("1 hour"): longer than a job may take to come back, or the
-    repeated records are too late and kept. Raises ValueError.
+    `includeHeaders`. Records that no job has written are all kept. A stream remembers records for
+    `within` of event time ("1 hour"): longer than a job may take to restart, or repeated records
+    are too late and kept. Raises ValueError.
     """
     from pyspark.sql import functions as f
 
     job, source = header_text(JOB_HEADER), header_text(SOURCE_HEADER)
     own = f.concat_ws("/", "topic", "partition", "offset")
-    # Names of jobs have no blanks, so the two kinds cannot meet.
+    # Job names have no blanks, so the two kinds cannot collide.
     marked = frame.withColumn("_made_of", f.coalesce(f.concat(job, f.lit(" "), source), own))
     if not frame.isStreaming:
         return marked.dropDuplicates(["_made_of"]).drop("_made_of")

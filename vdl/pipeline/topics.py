@@ -1,11 +1,11 @@
-"""What the driver asks a cluster: topic ids, where logs begin and end, offsets of a time.
+"""The driver's requests to a cluster: topic ids, starts and ends of logs, offsets of a time.
 
-Offsets in the good case over a connection of its own (`offsets.py`), all else, and whatever has
-settings that only librdkafka knows, through the admin client of an unmodified librdkafka;
-ListOffsets goes out once per leader and not once per partition. Each call has its own deadline, so
-a cluster that is away is an error, not a wait for ever.
+Offsets in the good case use a connection of their own (`offsets.py`). All other requests, and all
+with settings that only librdkafka understands, use the admin client of an unmodified librdkafka;
+ListOffsets is sent once per leader and not once per partition. Each call has its own deadline, so
+an unreachable cluster is an error, not an endless wait.
 
-Must not know: Spark.
+Does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from vdl.pipeline.positions import Positions, TopicPositions
 
 REQUEST_SECONDS = 15.0
 ATTEMPTS = 4
-"""A leader that moves answers an error once or twice: that is no reason for a job to stop."""
+"""A leader that moves returns an error once or twice, which must not stop a job."""
 PAUSE_SECONDS = 0.5
-"""Before the second attempt, and as much more before each further one."""
+"""Delay before the second attempt, and its increase before each further one."""
 SAMPLE_RECORDS = 64
 SAMPLE_SECONDS = 2.0
 SAMPLE_BYTES_MAX = 64 << 10
@@ -48,29 +48,29 @@ _ISOLATION = {
 }
 
 EARLIEST, LATEST = -2, -1
-"""As times, the protocol's words for where a log begins and ends."""
+"""Values of a time in the protocol for the start and the end of a log."""
 _SPECS = {EARLIEST: OffsetSpec.earliest(), LATEST: OffsetSpec.latest()}
 
 
 class ClusterUnreachable(PipelineError):
-    """A request got no answer, several times."""
+    """A request got no response in several attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where the logs begin, and where they ended a moment later."""
+    """Starts of the logs, and their ends a moment later."""
 
     firsts: Positions
     ends: Positions
 
 
 class Topics:
-    """The topics of one reader. Use: `close` when done."""
+    """Topics of one reader. Use: `close` when done."""
 
     def __init__(
         self, options: ReadOptions, *, request_seconds: float = 0.0, attempts: int = 0
     ) -> None:
-        """`request_seconds`, `attempts`: of a request; REQUEST_SECONDS and ATTEMPTS when 0."""
+        """`request_seconds`, `attempts`: for a request; REQUEST_SECONDS and ATTEMPTS if 0."""
         self._options = options
         self._request_seconds = request_seconds or REQUEST_SECONDS
         self._attempts = attempts or ATTEMPTS
@@ -79,9 +79,9 @@ class Topics:
         self._last_error = ""
 
     def _library(self) -> Any:
-        """Made where it is needed: it asks the cluster several things before anybody asks it."""
+        """Return the admin client, created on first use since it sends requests by itself."""
         if self._admin is None:
-            # What librdkafka would log, again and again, is told once: in the error.
+            # librdkafka would log errors again and again; they are reported once, in the exception.
             settings: Any = {"log_level": "0", "error_cb": self._note, **self._client}
             self._admin = AdminClient(settings)
         return self._admin
@@ -91,7 +91,10 @@ class Topics:
             self._last_error = error.str()
 
     def ids(self) -> dict[str, tuple[str, int]]:
-        """Topic → (topic id, number of partitions). Raises TopicMissing, ClusterUnreachable."""
+        """Return topic → (topic id, number of partitions).
+
+        Raises TopicMissing, ClusterUnreachable.
+        """
         names = list(self._options.topics)
         futures = self._again(
             lambda: self._library().describe_topics(
@@ -100,7 +103,7 @@ class Topics:
         )
         found: dict[str, tuple[str, int]] = {}
         for name, described in futures.items():
-            # Kafka writes ids in the alphabet of URLs, librdkafka in the other one.
+            # Kafka writes ids in URL-safe base64, librdkafka in standard base64.
             topic_id = str(described.topic_id).replace("+", "-").replace("/", "_")
             found[name] = (topic_id, len(described.partitions))
         return found
@@ -109,7 +112,7 @@ class Topics:
         return Bounds(*self._offsets(EARLIEST, LATEST))
 
     def resolve_within(self, where: Where, known: Bounds) -> Positions:
-        """As `resolve`; nothing is asked for what is known."""
+        """Resolve as `resolve`, without a request for known bounds."""
         if isinstance(where, AtTime):
             return self.resolve(where)
         if isinstance(where, At):
@@ -117,7 +120,7 @@ class Topics:
         return known.firsts if isinstance(where, Earliest) else known.ends
 
     def resolve(self, where: Where) -> Positions:
-        """Offsets for `where`, of every partition there is."""
+        """Return offsets for `where`, of every partition."""
         if isinstance(where, AtTime):
             return self._at_time(where)
         if isinstance(where, At):
@@ -129,12 +132,12 @@ class Topics:
         return self.resolve(Earliest())
 
     def ends(self) -> Positions:
-        """Up to where records can be read: with read_committed, the last stable offset."""
+        """Return the ends of readable records: with read_committed, the last stable offsets."""
         return self.resolve(Latest())
 
     def _at_time(self, where: AtTime) -> Positions:
         found, ends = self._offsets(max(0, where.timestamp_ms), LATEST)
-        # Nothing is as young as that: what comes next is.
+        # No record is as young: the next one counts.
         topics = {
             t: TopicPositions(
                 known.topic_id,
@@ -148,7 +151,7 @@ class Topics:
         return Positions(topics)
 
     def _offsets(self, *times: int) -> list[Positions]:
-        """For each time the offsets of all partitions; -1 where nothing is as young."""
+        """Return the offsets of all partitions for each time; -1 if no record is as young."""
         from vdl.pipeline.fast_client import fast_client
         from vdl.pipeline.fetch import FAILURES
         from vdl.pipeline.offsets import look_up
@@ -164,7 +167,7 @@ class Topics:
         return [self._listed(ids, time) for time in times]
 
     def _listed(self, ids: Mapping[str, tuple[str, int]], time_ms: int) -> Positions:
-        """As librdkafka finds them, and with its patience."""
+        """Return offsets by librdkafka, with retries."""
         spec = _SPECS.get(time_ms) or OffsetSpec.for_timestamp(time_ms)
         asked = {
             TopicPartition(name, partition): spec
@@ -186,7 +189,7 @@ class Topics:
         )
 
     def _again(self, ask: Any) -> dict[Any, Any]:
-        """The answers to a request of several futures, tried again while leaders move."""
+        """Return the responses to a request of several futures, with retries while leaders move."""
         problem: KafkaException | None = None
         for attempt in range(self._attempts):
             time.sleep(attempt * PAUSE_SECONDS)
@@ -207,8 +210,10 @@ class Topics:
         raise ClusterUnreachable(f"{self._options.bootstrap}: {reason}") from problem
 
     def row_bytes(self, where: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int], float]:
-        """Bytes per record, by (topic, partition), of the first few at each (topic, partition,
-        offset); partitions that gave none within SAMPLE_SECONDS are left out."""
+        """Return bytes per record, by (topic, partition), of the first few at each given offset.
+
+        Partitions without a record within SAMPLE_SECONDS are left out.
+        """
         found: dict[tuple[str, int], list[int]] = {}
         wanted = [TopicPartition(topic, partition, offset) for topic, partition, offset in where]
         if not wanted:
@@ -237,12 +242,12 @@ class Topics:
         return {key: sum(sizes) / len(sizes) for key, sizes in found.items()}
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._admin = None
 
 
 def _named(where: At, known: Bounds) -> Positions:
-    """The offsets that are named, of the topics there are; of other partitions the first ones."""
+    """Return the named offsets of existing topics, and the first ones of other partitions."""
     named = where.positions.of(known.firsts.topics)
     topics = {
         topic: replace(

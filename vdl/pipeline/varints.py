@@ -1,8 +1,8 @@
-"""Zigzag varints, many at once: of an array of places, the values there and what comes behind.
+"""Vectorized decoding of zigzag varints at an array of positions.
 
-Most are of one or two bytes, so a byte is looked at of all of them until none has another.
+Most have one or two bytes, so one byte of each is decoded at a time until none continues.
 
-Must not know: records, Arrow.
+Does not depend on records or Arrow.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Ints = Any
 
 
 def varints(data: Any, at: Ints) -> tuple[Ints, Ints]:
-    """(zigzag values, positions after them) of varints at `at` in an array of bytes. Those that are
-    cut off read the last byte, which is to be below 128. Raises UndecodableBatch."""
+    """Return (zigzag values, positions after them) of varints at `at` in an array of bytes.
+
+    Truncated ones read the last byte, which must be below 128. Raises UndecodableBatch.
+    """
     byte = data.take(at)
     value = byte.astype(np.int64)
     at = at + 1
@@ -29,9 +31,9 @@ def varints(data: Any, at: Ints) -> tuple[Ints, Ints]:
         if shift >= 7 * BYTES_MAX:
             raise UndecodableBatch("a varint is too long")
         byte = data.take(at, mode="clip")
-        # What is behind the end of the others must neither be added nor go on.
+        # Bytes after a finished varint must neither be added nor continue it.
         byte *= more
-        # The bit that said "more" is taken away where it was added.
+        # The continuation bit is subtracted where it was added.
         value += (byte.astype(np.int64) - more) << shift
         at += more
         shift += 7

@@ -1,16 +1,15 @@
-"""Recounting a table against its source: for every range of offsets, is every record there, once?
+"""Recount of a table against its source: every record of each offset range is there exactly once.
 
 A record of the source is a row of the table or a dead letter, or several rows that a column `_row`
-numbers. What was compacted away or is a control record has an offset and no record, so the source
-is read, not subtracted. It is read and counted in ranges on the executors; only ranges that differ
-are looked at record by record.
+numbers. Compacted offsets and control records have an offset but no record, so the source is read,
+not subtracted. It is read and counted in ranges on the executors; only ranges that differ are
+compared record by record.
 
-A job's steps may leave records out, and only they know which. So of a job with steps a record that
-is not in the table is no loss; that no row was lost is seen from what the commits say they wrote.
-Where the steps drop the columns that say what a row was made of, these numbers are all there is to
-compare.
+A job's steps may leave records out, in a way that only they know. So for a job with steps a record
+that is missing in the table is no loss; that no row was lost follows from the numbers in the
+commits. If the steps drop the columns with a row's origin, only these numbers can be compared.
 
-Must not know: the command line.
+Does not depend on the command line.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from vdl.pipeline.topics import Topics
 RANGE_OFFSETS = 100_000
 EXAMPLES_MAX = 20
 LOOK_UPS = 16
-"""Of files, at a time: each is a request in an object store."""
+"""Number of concurrent file look-ups: each is a request in an object store."""
 PLACE = ("_topic", "_partition", "_offset", "_row")
 SPARK_TYPES = {"int16": "smallint", "int32": "int", "int64": "bigint", "string": "string"}
 NO_PLACE = "_offset bigint"
-"""Of files whose rows do not say what they were made of: to be counted."""
+"""Schema of files whose rows do not have their origin: only to be counted."""
 ROWS_DDL = "_partition int, _offset long"
-"""Of a table without files."""
+"""Schema of a table without files."""
 BOUNDS_DDL = "topic string, partition int, low long, stop long, readable long"
 PLACES_DDL = "topic string, partition int, offset long, number string, is_row long"
-"""PLACES, of rows and dead letters: the record it was made of, and which of the rows made of it."""
+"""PLACES of rows and dead letters: the original record, and the number among its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeDifference:
-    """Offsets [start, end) of a partition where table and source differ."""
+    """Offsets [start, end) of a partition in which table and source differ."""
 
     topic: str
     partition: int
@@ -62,12 +61,12 @@ class RangeDifference:
     rows: int
     duplicates: int
     examples: tuple[int, ...]
-    """Offsets that are missing, or there more than once, or not in the source."""
+    """Offsets that are missing, duplicated, or not in the source."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was counted. `lost`, `duplicates` and `invented` are 0 for a good table."""
+    """Result of a recount. `lost`, `duplicates` and `invented` are 0 for a good table."""
 
     source: int = 0
     rows: int = 0
@@ -75,19 +74,21 @@ class Verdict:
     duplicates: int = 0
     lost: int = 0
     invented: int = 0
-    """Offsets in the table that the source has no record at."""
+    """Number of offsets in the table at which the source has no record."""
     absent: int = 0
-    """Records that are not in the table of a job with steps: left out by these, it is supposed."""
+    """Number of records missing in the table of a job with steps, presumably left out by these."""
     gone: int = 0
-    """Offsets that retention has removed from the source since, or that are of a topic which is the
-    job's no more: they cannot be recounted."""
+    """Number of offsets that cannot be recounted.
+
+    Retention has removed them from the source, or the job no longer reads their topic.
+    """
     rows_committed: int | None = None
-    """What the commits say; None of a topic, whose retention takes rows away."""
+    """Number according to the commits; None for a topic, whose retention removes rows."""
     dead_committed: int | None = None
     is_by_counts: bool = False
-    """Rows do not say what they were made of, so only these numbers were compared."""
+    """True if rows do not have their origin, so only these numbers were compared."""
     missing_files: list[str] = field(default_factory=list)
-    """Of the table, or of its dead letters."""
+    """Missing files of the table or of its dead letters."""
     differences: list[RangeDifference] = field(default_factory=list)
 
     @property
@@ -100,7 +101,7 @@ class Verdict:
 
 
 def verify(job: Job, spark: Any) -> Verdict:
-    """Recount what the table has. Raises PipelineError where no verdict can be given."""
+    """Recount the table. Raises PipelineError if no verdict is possible."""
     if job.window is not None:
         raise PipelineError(
             f"{job.sink.path}: a row is a window of many records, so its rows cannot be told apart"
@@ -149,13 +150,13 @@ def verify(job: Job, spark: Any) -> Verdict:
         placed = _inside(rows, bounds).unionByName(dead_places)
         counted = _counted(placed, is_numbered=is_numbered)
         _compare(verdict, _source(spark, job, readable, end), counted, bounds, job)
-    # A commit that was made meanwhile may have named files just before they had their names.
+    # A commit made meanwhile may have named files just before they got their names.
     verdict.missing_files = _there([*absent, *absent_letters], settings)[1]
     return verdict
 
 
 def _compare(verdict: Verdict, source: Any, counted: Any, bounds: Any, job: Job) -> None:
-    """Both sides by ranges of offsets, into the verdict."""
+    """Compare both sides by ranges of offsets, and add the result to the verdict."""
     from pyspark.sql import functions as f
 
     both = source.join(counted, ["topic", "partition", "offset"], "full_outer")
@@ -207,12 +208,14 @@ def _compare(verdict: Verdict, source: Any, counted: Any, bounds: Any, job: Job)
 
 
 def _counted(placed: Any, *, is_numbered: bool) -> Any:
-    """(topic, partition, offset, rows, dead, duplicates) of places. Of the rows made of one record
-    each has another number."""
+    """Return (topic, partition, offset, rows, dead, duplicates) of places.
+
+    Rows made of one record have distinct numbers.
+    """
     from pyspark.sql import functions as f
 
     is_row = f.col("is_row") == 1
-    # Counting what is distinct costs a second shuffle.
+    # Counting distinct values costs a second shuffle.
     number = f.when(is_row, f.coalesce("number", f.lit("")))
     expected = f.greatest(f.count_distinct(number), f.lit(1)) if is_numbered else f.lit(1)
     return placed.groupBy("topic", "partition", "offset").agg(
@@ -223,12 +226,15 @@ def _counted(placed: Any, *, is_numbered: bool) -> Any:
 
 
 def _places_in(spark: Any, files: Sequence[str], columns: str, settings: Mapping[str, str]) -> Any:
-    """The columns of files that say what rows were made of. They are named with the table's types:
-    files may differ, in columns that came later and in types that became wider."""
+    """Return the columns of files that have the rows' origins, with the table's types.
+
+    Files may differ, in columns that were added later and in types that became wider.
+    """
     kinds = {name: kind for name, kind in types_of(columns).items() if name in PLACE}
     is_known = all(kind in SPARK_TYPES for kind in kinds.values())
     if is_known or is_url(files[0]):
-        # A number of another kind is of the column `_row`, of which only differences are looked at.
+        # A type without a Spark type here is that of `_row`, whose values are only compared for
+        # equality.
         types = {name: SPARK_TYPES.get(kind, "string") for name, kind in kinds.items()}
         told = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
         if is_url(files[0]):
@@ -238,8 +244,10 @@ def _places_in(spark: Any, files: Sequence[str], columns: str, settings: Mapping
 
 
 def _row_places(frame: Any, *, only: str) -> Any | None:
-    """PLACES of a table's rows; None where some do not say what they were made of. `only`: the
-    topic of rows that name none, "" where it is not known."""
+    """Return PLACES of a table's rows; None if some do not have their origin.
+
+    `only`: the topic of rows that name none, "" if it is not known.
+    """
     from pyspark.sql import functions as f
 
     names = frame.columns
@@ -254,14 +262,17 @@ def _row_places(frame: Any, *, only: str) -> Any | None:
         number.cast("string").alias("number"),
         f.lit(1).cast("long").alias("is_row"),
     )
-    # Null in rows that are older than these columns.
+    # Null in rows older than these columns.
     nowhere = placed.filter("topic is null or partition is null or offset is null")
     return placed if nowhere.isEmpty() else None
 
 
 def _only_topic(job: Job, account: Account, end: Positions, names: Sequence[str]) -> str:
-    """The topic of rows that name none. Rows of several topics name theirs unless a step drops it,
-    so those that do not are from when the job had only the topic it began with."""
+    """Return the topic of rows that name none, or "".
+
+    Rows of several topics name theirs unless a step drops it. So rows without a topic are from the
+    time when the job had only its first topic.
+    """
     if len(end.topics) == 1:
         return next(iter(end.topics))
     are_named = "_topic" in names or (not job.steps and len(job.source.topics) > 1)
@@ -271,7 +282,7 @@ def _only_topic(job: Job, account: Account, end: Positions, names: Sequence[str]
 
 
 def _dead_places(spark: Any, letters: Sequence[str], settings: Mapping[str, str]) -> Any:
-    """PLACES of dead letters."""
+    """Return PLACES of dead letters."""
     from pyspark.sql import functions as f
 
     if not letters:
@@ -292,8 +303,10 @@ def _dead_places(spark: Any, letters: Sequence[str], settings: Mapping[str, str]
 
 
 def _records_of(spark: Any, job: Job, end: Positions) -> Any:
-    """PLACES of what the job has written to a topic: of records that came several times one, and
-    none of those made of another topic that had the name of the source before."""
+    """Return PLACES of the records that the job has written to a topic.
+
+    Duplicates count once, and records of an earlier source topic of the same name are left out.
+    """
     from pyspark.sql import functions as f
 
     client = {f"client.{name}": value for name, value in resolved(job.sink.options).items()}
@@ -315,7 +328,7 @@ def _records_of(spark: Any, job: Job, end: Positions) -> Any:
 
 
 def _source(spark: Any, job: Job, start: Positions, end: Positions) -> Any:
-    """(topic, partition, offset, 1) of every record of the source."""
+    """Return (topic, partition, offset, 1) of every record of the source."""
     from pyspark.sql import functions as f
 
     options = {
@@ -329,7 +342,7 @@ def _source(spark: Any, job: Job, start: Positions, end: Positions) -> Any:
 
 
 def _there(paths: Sequence[str], settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """(those that there are, those that are missing)."""
+    """Return (existing files, missing files)."""
     found: tuple[list[str], list[str]] = ([], [])
     if paths:
         size = storage_of(paths[0], settings).size
@@ -340,7 +353,7 @@ def _there(paths: Sequence[str], settings: Mapping[str, str]) -> tuple[list[str]
 
 
 def _check_whose(table: TableSink) -> None:
-    """That the table's files are known to be this job's, or others'. Raises PipelineError."""
+    """Raise PipelineError unless each file is known to be this job's or another's."""
     unclear = table.unclear_files() if isinstance(table, SharedSink) else []
     if unclear:
         raise PipelineError(
@@ -350,7 +363,10 @@ def _check_whose(table: TableSink) -> None:
 
 
 def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) -> None:
-    """That nothing was committed while rows were counted: which are new cannot be told."""
+    """Raise PipelineError if a commit was made while rows were counted.
+
+    The new rows could not be distinguished.
+    """
     again = rows_table(job)
     again.open(ids)
     if again.sequence != table.sequence:
@@ -361,9 +377,12 @@ def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) 
 
 
 def _bounds(spark: Any, begin: Positions, readable: Positions, end: Positions) -> Any:
-    """By topic and partition, where what the table has begins (`low`) and ends (`stop`), and from
-    where on the source still has it (`readable`; null: it has nothing of that). A partition that
-    `begin` does not have begins at 0. A table and no condition: there may be thousands."""
+    """Return by topic and partition the table's start (`low`) and end (`stop`), and `readable`.
+
+    `readable` is the offset from which on the source still has it, null if it has nothing of it. A
+    partition that `begin` lacks begins at 0. This is a table and not a condition, since there may
+    be thousands.
+    """
     rows = [
         (topic, partition, begin.offset(topic, partition) or 0, stop, first)
         for topic, partition, stop in end.partitions()
@@ -373,14 +392,14 @@ def _bounds(spark: Any, begin: Positions, readable: Positions, end: Positions) -
 
 
 def _is_between(low: str) -> Any:
-    """Whether a row's offset lies in [low, stop) of its bounds."""
+    """Return the condition that a row's offset lies in [low, stop) of its bounds."""
     from pyspark.sql import functions as f
 
     return (f.col("offset") >= f.col(low)) & (f.col("offset") < f.col("stop"))
 
 
 def _inside(places: Any, bounds: Any) -> Any:
-    """Those places that the job has come to, and no others'."""
+    """Return the places that the job has reached, and no others."""
     from pyspark.sql import functions as f
 
     found = places.join(f.broadcast(bounds), ["topic", "partition"]).filter(_is_between("low"))
@@ -388,7 +407,10 @@ def _inside(places: Any, bounds: Any) -> Any:
 
 
 def _readable(begin: Positions, firsts: Positions, end: Positions) -> Positions:
-    """From where on the source still has what the table was made of, by the topics it has now."""
+    """Return the offsets from which on the source still has the table's records.
+
+    Contains the current topics only.
+    """
     found: dict[str, TopicPositions] = {}
     for topic, known in end.of(firsts.topics).topics.items():
         offsets = {
@@ -402,7 +424,7 @@ def _readable(begin: Positions, firsts: Positions, end: Positions) -> Positions:
 
 
 def _gone(begin: Positions, readable: Positions, end: Positions) -> int:
-    """Offsets of the table that the source does not have any more."""
+    """Return the number of the table's offsets that the source no longer has."""
     gone = 0
     for topic, partition, stop in end.partitions():
         start = begin.offset(topic, partition) or 0

@@ -1,13 +1,14 @@
-"""The watermark of several partitions: how far the slowest one is, of those that still tell.
+"""Watermark of several partitions: the progress of the slowest active one.
 
-A partition is as far as its latest event time. The watermark is the least of these, less what rows
-may be late within one partition, so one that is behind the others loses no rows by that. One that
-has given no row for a while (`idle`) does not count: it may be silent for ever. Once it gives rows
-again it counts again. The watermark never goes back.
+A partition's progress is its latest event time. The watermark is the minimum of these, less the
+allowed lateness within one partition, so a partition that lags loses no rows by that. A partition
+without rows for a while (`idle`) does not count, since it may stay silent forever. It counts again
+once it has rows. The watermark never goes back.
 
-Times are microseconds since 1970; `now_us` is the driver's clock, which only tells who is idle.
+Times are microseconds since 1970; `now_us` is the driver's clock, used only to detect idle
+partitions.
 
-Must not know: rows, Spark, Kafka.
+Does not depend on rows, Spark or Kafka.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 
 class Heard(NamedTuple):
-    """Of one partition: its latest event time, and when a row of it came last."""
+    """One partition's latest event time, and the arrival time of its last row."""
 
     at_us: int
     when_us: int
@@ -26,14 +27,17 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """`known`: by partition what was heard before the batch."""
+    """Partitions of a source. `known`: their progress before the batch."""
 
     late_us: int
     idle_us: int
     known: Mapping[str, Heard]
 
     def after(self, seen: Mapping[str, int | None], *, now_us: int) -> dict[str, Heard]:
-        """With a batch: partition → its latest event time there; None where no row has any."""
+        """Return the progress after a batch.
+
+        `seen`: partition → latest event time in the batch, None if its rows have none.
+        """
         found = dict(self.known)
         for source, at in seen.items():
             old = found.get(source)
@@ -46,7 +50,7 @@ class Sources:
     def watermark(
         self, heard: Mapping[str, Heard], before: int | None, *, now_us: int
     ) -> int | None:
-        """From what was before; None: no event yet."""
+        """Return the watermark after `before`; None if there was no event yet."""
         told = [one.at_us for one in heard.values() if now_us - one.when_us <= self.idle_us]
         if not told:
             return before

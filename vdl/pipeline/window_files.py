@@ -1,23 +1,23 @@
-"""The files of open windows below a table, and when an older one may go.
+"""Files of open windows below a table, and the rule for removing old ones.
 
 ```
 <table>/_vdl/windows/<job>/<run>-<batch>-open-….parquet   partial aggregates of the open windows
-<table>/_vdl/windows/<job>/<run>-<batch>-late-….parquet   late rows of a batch under way
-<table>/_vdl/windows/<job>/<mark>.json                    of a Delta table: what a commit stands for
+<table>/_vdl/windows/<job>/<run>-<batch>-late-….parquet   late rows of a batch in progress
+<table>/_vdl/windows/<job>/<mark>.json                    of a Delta table: state of a commit
 <table>-late/<job>/vdl_part=…/vdl_commit=…/…              late rows, for readers
 ```
 
 A file is written and synced under a name of its own before the commit that names it, so a commit
-never names what is not there. It is of no use once a later commit is durable. What may be removed
-is *listed before* a commit and *removed after* it: a file that was there before commit n can be
-named by commits up to n only, since a later one is written by a run that has seen n. So a run that
-is taken for dead between its commit and the removal removes nothing of its successor's. Whatever a
-crash leaves is on the next commit's list.
+never names a missing file. It is obsolete once a later commit is durable. Removable files are
+*listed before* a commit and *removed after* it: a file that existed before commit n can be named by
+commits up to n only, since a later one is written by a run that has seen n. So a run that is
+assumed dead between its commit and the removal removes nothing of its successor's. Files left by a
+crash are on the next commit's list.
 
 Late rows are named by the commit of their batch, too, and shown after it, all of a commit by one
-rename. Who opens the table does that again for the last commit, so they are shown once.
+rename. Opening the table repeats that for the last commit, so they are shown once.
 
-Must not know: Spark, Kafka, formats of tables.
+Does not depend on Spark, Kafka, or table formats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vdl.pipeline.table import (
 
 
 class WindowFiles:
-    """Those of one job. Readers who list the table's folder do not see them."""
+    """Window files of one job. Readers that list the table's folder do not see them."""
 
     def __init__(self, root: Path, job: str) -> None:
         self._root = root
@@ -46,7 +46,7 @@ class WindowFiles:
         self._late = root.parent / f"{root.name}-late" / job
 
     def folder(self) -> Path:
-        """Made, durably, where it is not there yet."""
+        """Return the folder, created durably if it does not exist."""
         if not self._folder.exists():
             self._folder.mkdir(parents=True)
             above = self._folder.parent
@@ -57,14 +57,13 @@ class WindowFiles:
         return self._folder
 
     def check(self, state: WindowState) -> None:
-        """That all files of a state are there. Raises SinkInconsistent."""
+        """Raise SinkInconsistent if a file of the state is missing."""
         missing = [name for name in state.files if not (self._folder / name).exists()]
         if missing:
             raise SinkInconsistent(f"{self._folder}: files of open windows are missing: {missing}")
 
     def show_late(self, sequence: int, state: WindowState) -> None:
-        """Put the late rows of commit `sequence` where readers find them, as far as that has not
-        been done."""
+        """Move the late rows of commit `sequence` to the readers' folder, unless that is done."""
         if not state.late_files:
             return
         target = self._late / commit_folder(sequence)
@@ -90,7 +89,7 @@ class WindowFiles:
         sync_folder(self.folder())
 
     def write_state(self, mark: int, state: WindowState) -> str:
-        """Put what a commit stands for beside its files, durably; the name."""
+        """Write a commit's state beside its files, durably; return the file's name."""
         path = self.folder() / f"{mark}.json"
         with path.open("x", encoding="utf-8") as file:
             json.dump(state.to_json(), file)
@@ -99,7 +98,7 @@ class WindowFiles:
         return path.name
 
     def read_state(self, mark: int) -> WindowState:
-        """Raises SinkInconsistent."""
+        """Read a commit's state. Raises SinkInconsistent."""
         path = self._folder / f"{mark}.json"
         try:
             return WindowState.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -107,18 +106,18 @@ class WindowFiles:
             raise SinkInconsistent(f"{path}: the table's windows cannot be read: {error}") from None
 
     def others(self, state: WindowState, *more: str) -> list[Path]:
-        """All files but those of a state; to be asked before the commit, see above."""
+        """Return all files that are not in a state; call before the commit, see above."""
         names = {*state.files, *state.late_files, *more}
         return [p for p in self.folder().iterdir() if p.name not in names and p.is_file()]
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Only once a commit that does without them is durable."""
+        """Remove files. Call only after a commit that does not need them is durable."""
         for path in paths:
             path.unlink(missing_ok=True)
 
 
 def span_of(path: str) -> KeptWindows:
-    """What a file of partial aggregates has, by its own statistics."""
+    """Return the windows and rows of a file of partial aggregates, from its own statistics."""
     import pyarrow.parquet as pq
 
     told = pq.ParquetFile(path).metadata

@@ -1,26 +1,27 @@
-"""Windows over event time: what a job file says of them, and the frames of one batch.
+"""Windows over event time: their definition in a job file, and the frames of one batch.
 
 A window is [window_start, window_end) of a time column, aligned to 1970-01-01 00:00 UTC; with a
 `slide` smaller than its size a row is in several. Each partition of the source has its own latest
 event time; the watermark is the least of these, less `late` (`watermark.py`), and never goes back.
 A window is closed once its end is at or below the watermark. A batch
 
-1. counts its rows into windows that were open before it; one that misses a window, because that
+1. counts its rows into windows that were open before it; a row that misses a window, because that
    was closed, because its time is NULL or too far ahead, is late: counted once, kept in a folder of
    late rows, and counted in the windows still open,
 2. moves the watermark,
 3. adds up windows that are closed by that, from its own partial aggregates and those of earlier
    batches, and writes them into the table,
-4. writes what it has of the windows still open as one more file of partial aggregates. Files of
+4. writes its aggregates of the windows still open as one more file of partial aggregates. Files of
    earlier batches stay as they are; a few small ones are merged with it, so that there are few
    (`merge_choice`), and those of which all windows are closed are left out.
 
-So a batch writes about as much as it has read, however much is open. All of it, the watermark too,
-becomes visible in the batch's commit or not at all, and no other state exists. So every window is
-written once, and every row is in its windows once or counted as late, whatever is killed. The
-columns of partial aggregates are named by number, since the names in a job are anyone's.
+So a batch writes about as much as it has read, however many windows are open. All of it, the
+watermark too, becomes visible in the batch's commit or not at all, and no other state exists. So
+every window is written once, and every row is in its windows once or counted as late, whenever a
+run is killed. Columns of partial aggregates are named by number, since the names in a job are
+arbitrary.
 
-Must not know: tables, Kafka.
+Does not depend on tables or Kafka.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ UNITS_US = {
 DURATION = re.compile(rf"(\d{{1,9}}) *({'|'.join(UNITS_US)})s?")
 DURATION_MAX_US = 36_500 * UNITS_US["day"]
 WINDOWS_PER_ROW_MAX = 1_000
-"""Each row is counted that many times at most: size / slide."""
+"""Limit on size / slide: the number of windows that each row is counted in."""
 AGGREGATE = re.compile(r"(?i)(count|sum|min|max|avg) *\( *(\*|[a-z_][a-z0-9_]*) *\)")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 NONE_YET_US = -(1 << 62)
 """A watermark below every time."""
 FILE_GROUPS = 1_000_000
-"""Windows × keys in one file, about: fewer files are fewer to read in the next batch."""
+"""Approximate limit on windows × keys in one file: the next batch reads fewer files."""
 MERGED_TIMES = 2
-"""An earlier file is merged with what is newer unless it is so many times as large."""
+"""An earlier file is merged with newer data unless it is more than this many times as large."""
 IDLE, FUTURE = "1 minute", "1 day"
 SOURCE = "source"
 REASON = "_late"
@@ -75,8 +76,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """As a job file has it. `aggregates`: column → "avg(dep_delay)". What is computed from the
-    texts may be asked of one without `problems` only."""
+    """Window definition of a job file. `aggregates`: column → "avg(dep_delay)".
+
+    Properties computed from the texts are valid only without `problems`.
+    """
 
     time: str
     size: str
@@ -85,9 +88,9 @@ class Window:
     keys: tuple[str, ...]
     aggregates: Mapping[str, str]
     idle: str = IDLE
-    """A partition that has given no row for so long holds no window open."""
+    """A partition without rows for longer holds no window open."""
     future: str = FUTURE
-    """Rows may be so far ahead of the clock; those beyond are late."""
+    """Limit of a row's time ahead of the clock; rows beyond are late."""
 
     @property
     def size_us(self) -> int:
@@ -95,7 +98,7 @@ class Window:
 
     @property
     def slide_us(self) -> int:
-        """Without one, windows do not overlap."""
+        """Without a slide, windows do not overlap."""
         return duration_us(self.slide or self.size)
 
     @property
@@ -115,8 +118,10 @@ class Window:
         return [parse_value(name, text) for name, text in self.aggregates.items()]
 
     def definition(self) -> str:
-        """What must stay the same while a table is written; "60 minutes" is "1 hour". How long to
-        wait for whom may change."""
+        """Return the part that must stay the same while a table is written.
+
+        "60 minutes" equals "1 hour". `idle` and `future` may change.
+        """
         return json.dumps(
             {
                 "time": self.time,
@@ -129,12 +134,12 @@ class Window:
         )
 
     def problems(self) -> list[str]:
-        """All that is wrong with it, as far as it can be told without rows."""
+        """Return all problems that can be found without rows."""
         return [*_time_problems(self), *_column_problems(self)]
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of "10 minutes". Raises ValueError."""
+    """Return the microseconds of "10 minutes". Raises ValueError."""
     match = DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no duration, as '10 minutes' is one")
@@ -145,7 +150,7 @@ def duration_us(text: str) -> int:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """Raises ValueError."""
+    """Parse an aggregate. Raises ValueError."""
     match = AGGREGATE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is none of count(*), count(x), sum(x), min(x), max(x), avg(x)")
@@ -185,7 +190,7 @@ def _time_problems(window: Window) -> list[str]:
 
 def _column_problems(window: Window) -> list[str]:
     found = []
-    # Tables do not tell upper case from lower.
+    # Tables do not distinguish upper and lower case.
     taken = {START, END}
     for key in window.keys:
         if key == "_offset":
@@ -209,7 +214,7 @@ def _column_problems(window: Window) -> list[str]:
 
 
 def check_same(window: Window | None, state: WindowState | None, *, path: str) -> None:
-    """That a table that has been written to is of these windows. Raises SinkInconsistent."""
+    """Raise SinkInconsistent unless a table that has been written to has these windows."""
     what_to_do = "begin a new table, with another sink.path"
     if window is None and state is not None:
         raise SinkInconsistent(f"{path} has windows, but the job has none: {what_to_do}")
@@ -226,29 +231,34 @@ def check_same(window: Window | None, state: WindowState | None, *, path: str) -
 # --- frames ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class BatchWindows:
-    """What becomes of a batch. `closed` is a frame of the table's columns, `open` one of partial
-    aggregates, `late_rows` one of rows with their REASON; None where there are none."""
+    """Frames and state after a batch.
+
+    `closed` is a frame of the table's columns, `open` one of partial aggregates, `late_rows` one of
+    rows with their REASON; None if there are none.
+    """
 
     closed: Any | None
     open: Any | None
     late_rows: Any | None
     kept: Mapping[str, KeptWindows]
-    """Earlier files that are part of the next state as they are."""
+    """Earlier files that stay unchanged in the next state."""
     columns: str
-    """Of `open`, as `WindowState` keeps them."""
+    """Columns of `open`, as `WindowState` keeps them."""
     watermark_us: int | None
     heard: Mapping[str, Heard]
     late: int
     newest_ms: int
-    """Of the records' timestamps, as far as the steps have kept them; -1: not known."""
+    """Latest of the records' timestamps, as far as the steps have kept them; -1 if unknown."""
 
 
 @contextlib.contextmanager
 def window_batch(
     rows: Any, window: Window, state: WindowState | None, folder: str, *, now_us: int
 ) -> Iterator[BatchWindows]:
-    """The windows of a batch's rows and of `state`, whose files are in `folder`. Frames are good
-    until the context ends. Raises PipelineError where the rows have not the columns."""
+    """Yield the windows of a batch's rows and of `state`, whose files are in `folder`.
+
+    Frames are valid until the context ends. Raises PipelineError if the rows lack columns.
+    """
     from pyspark.sql import functions as f
 
     before = None if state is None else state.watermark_us
@@ -261,7 +271,7 @@ def window_batch(
             f"types of the windows' columns have changed, from {state.columns.splitlines()} to "
             f"{columns.splitlines()}; begin a new table"
         )
-    # Kept while the batch is: it is looked at up to three times, and costs a pass over the source.
+    # Cached during the batch: it is read up to three times, and costs a pass over the source.
     fresh = fresh.persist()
     try:
         seen = _seen(fresh)
@@ -314,9 +324,11 @@ def window_batch(
 
 
 def merge_choice(files: Mapping[str, KeptWindows], fresh_rows: int) -> list[str]:
-    """The newest of the files (in order, oldest first) that are written again with so many fresh
-    rows: each that is not much larger than all behind it. So what is written is read again a
-    logarithmic number of times, and there is a logarithmic number of files."""
+    """Return the newest files (of those in order, oldest first) to merge with fresh rows.
+
+    Each file is chosen that is not much larger than all after it. So data is rewritten a
+    logarithmic number of times, and there is a logarithmic number of files.
+    """
     chosen: list[str] = []
     rows = fresh_rows
     for name, one in reversed(list(files.items())):
@@ -333,7 +345,7 @@ def _files_for(seen: Mapping[str, Any], files: Mapping[str, KeptWindows], names:
 
 
 def _seen(fresh: Any) -> dict[str, Any]:
-    """Source → what its rows of this batch come to."""
+    """Return source → aggregates of its rows in this batch."""
     from pyspark.sql import functions as f
 
     found = fresh.groupBy(SOURCE).agg(
@@ -348,7 +360,7 @@ def _seen(fresh: Any) -> dict[str, Any]:
 
 
 def all_windows(rows: Any, window: Window) -> Any:
-    """The table's rows as if every window were closed: to be looked at. Raises PipelineError."""
+    """Return the table's rows as if every window were closed, for display. Raises PipelineError."""
     from pyspark.sql import functions as f
 
     partials = _partials(rows, window, Bounds(NONE_YET_US, ALL_US))
@@ -358,7 +370,7 @@ def all_windows(rows: Any, window: Window) -> Any:
 
 
 def _check_columns(schema: Any, window: Window) -> None:
-    """Raises PipelineError with all that is missing or of a wrong type."""
+    """Raise PipelineError with all columns that are missing or of a wrong type."""
     from pyspark.sql.types import NumericType, TimestampType
 
     kinds = {field.name: field.dataType for field in schema.fields}
@@ -381,17 +393,22 @@ def _check_columns(schema: Any, window: Window) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a row's time is held against: windows that end at or below `watermark_us` are closed,
-    and times above `future_us` are none of a row's."""
+    """Limits on a row's time.
+
+    Windows that end at or below `watermark_us` are closed. Times above `future_us` are too far
+    ahead.
+    """
 
     watermark_us: int
     future_us: int
 
 
 def _partials(rows: Any, window: Window, bounds: Bounds) -> Any:
-    """One row for each source × window × keys of these rows; those of a NULL window count late
-    rows. Times are integers: `window`, its start, and `at`, the latest, in microseconds, `newest`
-    in ms."""
+    """Return one row for each source × window × keys of these rows.
+
+    Rows of a NULL window count late rows. Times are integers: `window`, its start, and `at`, the
+    latest, in microseconds, `newest` in ms.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import TimestampType
 
@@ -423,7 +440,7 @@ def _partials(rows: Any, window: Window, bounds: Bounds) -> Any:
     return placed.groupBy("window", *keys, SOURCE).agg(
         *partials,
         f.count(f.lit(1)).alias("rows"),
-        # What is too far ahead must not move the watermark.
+        # Times too far ahead must not move the watermark.
         f.max(f.when(f.col("at") <= bounds.future_us, f.col("at"))).alias("at"),
         f.max("newest").alias("newest"),
     )
@@ -432,11 +449,11 @@ def _partials(rows: Any, window: Window, bounds: Bounds) -> Any:
 OF_BATCH = frozenset({SOURCE, "rows", "at", "newest"})
 """Columns of `_partials` that no file keeps."""
 ALL_US = 1 << 62
-"""Above every time."""
+"""A time above every other."""
 
 
 def _source_of(names: Sequence[str]) -> Any:
-    """Which partition a row is of; "" where the steps have dropped that: then all are one."""
+    """Return the partition of a row as a column; "" for all if the steps dropped it."""
     from pyspark.sql import functions as f
 
     parts = [f.col(name).cast("string") for name in ("_topic", "_partition") if name in names]
@@ -444,7 +461,7 @@ def _source_of(names: Sequence[str]) -> Any:
 
 
 def _starts(window: Window, bounds: Bounds) -> Any:
-    """The starts of the open windows that the time `at` is in, and a NULL where it misses one."""
+    """Return the starts of the open windows that contain `at`, and a NULL for a missed one."""
     from pyspark.sql import functions as f
 
     at, size, slide = f.col("at"), f.lit(window.size_us), f.lit(window.slide_us)
@@ -464,7 +481,7 @@ def _starts(window: Window, bounds: Bounds) -> Any:
 
 
 def _reason(at: Any, window: Window, bounds: Bounds) -> Any:
-    """Why a row of the time `at` misses a window of its; NULL where it does not."""
+    """Return why a row of the time `at` misses one of its windows, or NULL."""
     from pyspark.sql import functions as f
 
     slide = f.lit(window.slide_us)
@@ -477,7 +494,7 @@ def _reason(at: Any, window: Window, bounds: Bounds) -> Any:
 
 
 def _late_rows(rows: Any, window: Window, bounds: Bounds) -> Any:
-    """Late rows as the job's steps have made them, which costs another pass over the source."""
+    """Return late rows after the job's steps, which costs another pass over the source."""
     from pyspark.sql import functions as f
 
     reason = _reason(f.unix_micros(_named(window.time)), window, bounds)
@@ -485,8 +502,10 @@ def _late_rows(rows: Any, window: Window, bounds: Bounds) -> Any:
 
 
 def _merged(fresh: Any, kept: list[Any], paths: list[str], window: Window, which: Any) -> Any:
-    """The partial aggregates of a batch with those in files, of windows for which `which` holds.
-    Types stay as they are: a sum that has no room in them is an error, as within one batch."""
+    """Merge a batch's partial aggregates with those in files, for windows for which `which` holds.
+
+    Types stay the same: a sum that exceeds them is an error, as within one batch.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -505,7 +524,7 @@ def _merged(fresh: Any, kept: list[Any], paths: list[str], window: Window, which
 
 
 def _final(partials: Any, window: Window, schema: Any) -> Any:
-    """The table's columns: window_start, window_end, the keys, the values."""
+    """Return the table's columns: window_start, window_end, the keys, the values."""
     from pyspark.sql import functions as f
 
     kinds = {field.name: field.dataType for field in schema.fields}
@@ -513,7 +532,7 @@ def _final(partials: Any, window: Window, schema: Any) -> Any:
     for n, v in enumerate(window.values):
         value = f.col(f"value_{n}")
         if v.function == "avg":
-            # Where there is nothing to count the sum is NULL, and so is the quotient.
+            # With a count of 0 the sum is NULL, and so is the quotient.
             value = _quotient(value, f.col(f"value_{n}_count"), kinds[v.column])
         values.append(value.alias(v.name))
     return partials.select(
@@ -525,14 +544,14 @@ def _final(partials: Any, window: Window, schema: Any) -> Any:
 
 
 def _summand(column: Any, kind: Any) -> Any:
-    """As SQL's avg adds: decimals exactly, all else as doubles."""
+    """Return a summand as SQL's avg adds: decimals exactly, all others as doubles."""
     from pyspark.sql.types import DecimalType
 
     return column if isinstance(kind, DecimalType) else column.cast("double")
 
 
 def _quotient(total: Any, count: Any, kind: Any) -> Any:
-    """Of the type that SQL's avg has."""
+    """Return the quotient in the type of SQL's avg."""
     from pyspark.sql.types import DecimalType
 
     if not isinstance(kind, DecimalType):
@@ -546,7 +565,7 @@ def _keys(window: Window) -> list[str]:
 
 
 def _named(name: str) -> Any:
-    """A column of this very name, dots and all."""
+    """Return the column of exactly this name, including dots."""
     from pyspark.sql import functions as f
 
     return f.col(f"`{name.replace('`', '``')}`")

@@ -1,6 +1,6 @@
-"""The Python process that Spark runs tasks in, one after the other.
+"""Python process in which Spark runs tasks, one after the other.
 
-Must not know: what the tasks do.
+Does not depend on the tasks.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from functools import cache
 
 @cache
 def exempt_modules_from_collection() -> None:
-    """Once in a process, at the end of its first task, when all that tasks need was imported.
+    """Exclude existing objects from garbage collection; call at the end of a process's first task.
 
-    Spark's worker collects garbage behind each task (`pyspark/daemon.py`), for which it looks at
-    every object of every module: 40 to 60 ms, in which 150,000 records are decoded. What is there
-    after the first task stays until the process ends, so it need not be looked at again.
+    All modules that tasks need have been imported then. Spark's worker collects garbage after each
+    task (`pyspark/daemon.py`), and visits every object of every module: 40 to 60 ms, in which
+    150,000 records are decoded. Objects that exist after the first task stay until the process
+    ends, so they need not be visited again.
     """
     gc.collect()
     gc.freeze()

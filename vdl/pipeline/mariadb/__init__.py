@@ -1,1 +1,1 @@
-"""A MariaDB's tables as topics: every change of a row is a record, in Debezium's envelope."""
+"""Change data capture of MariaDB tables: each row change is a record in Debezium's envelope."""

@@ -1,13 +1,13 @@
-"""What a MariaDB says: its tables as they are, and the changes in its binlog.
+"""Reader of a MariaDB server: its tables' current rows, and the changes in its binlog.
 
-A place in the binlog is the end of a transaction and how many rows of the next one were taken, so a
-transaction of any size can be taken in parts. It is of one server, whose files it names.
+A place in the binlog is the end of a transaction and a number of rows taken of the next one, so a
+transaction of any size can be taken in parts. It belongs to one server, whose files it names.
 
-Read by `mysql-replication`. Names of columns and their signs are in the binlog itself
-(`binlog_row_metadata = FULL`), so a row is what its columns were when it was written, whatever
+Reads with `mysql-replication`. Names and signedness of columns are in the binlog itself
+(`binlog_row_metadata = FULL`), so a row has the columns of the time when it was written, whatever
 ALTER TABLE has done since.
 
-Must not know: Kafka clients.
+Does not depend on Kafka clients.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ WANTED = {
     "binlog_row_metadata": "FULL",
 }  # fmt: skip
 REFUSED = ("set", "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring")
-"""Types of columns that the library does not read as they are."""
+"""Column types that the library does not read faithfully."""
 HEARTBEAT_SECONDS = 0.5
 CONNECT_SECONDS = 10
 SNAPSHOT_ROWS = 1000
 PURGED = 1236
-"""MariaDB's error where a binlog is asked for that it has no more."""
+"""MariaDB's error for a request of a binlog that it no longer has."""
 STANDALONE = 1
-"""Flag of a GTID whose group is one statement, as of DDL."""
+"""Flag of a GTID whose group is one statement, such as DDL."""
 TRUNCATES = re.compile(
     r"\s*(?:/\*.*?\*/\s*)*TRUNCATE\s+(?:TABLE\s+)?(?:`?([\w-]+)`?\s*\.\s*)?`?([\w-]+)`?",
     re.IGNORECASE | re.DOTALL,
@@ -51,8 +51,10 @@ TRUNCATES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Behind the transaction that ends at `position` of `file`, and `rows` rows of the next.
-    `is_whole`: whether the tables as they were at the beginning have been read to their end."""
+    """Place after the transaction that ends at `position` of `file`, and `rows` rows of the next.
+
+    `is_whole`: True if the initial snapshot of the tables has been read to its end.
+    """
 
     server: int
     file: str
@@ -66,7 +68,7 @@ class Place:
 
     @staticmethod
     def from_json(data: bytes) -> Place:
-        """Raises ValueError, KeyError."""
+        """Parse a place. Raises ValueError, KeyError."""
         told = json.loads(data)
         return Place(
             int(told["server"]), str(told["file"]), int(told["position"]), int(told["rows"]),
@@ -76,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A change of a row of a table, and the place behind it. `key`: the names of its columns."""
+    """Change of one row of a table, and the place after it. `key`: names of the key columns."""
 
     database: str
     table: str
@@ -89,14 +91,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Between two transactions; `is_idle`: the binlog has no more just now."""
+    """Place between two transactions. `is_idle`: the binlog has no more at the moment."""
 
     place: Place
     is_idle: bool = False
 
 
 class MariaDb:
-    """A server, asked as `settings` say. Use in `closing`."""
+    """Connection to a server, by `settings`. Use in `closing`."""
 
     def __init__(self, settings: Capture) -> None:
         self._settings = settings
@@ -129,7 +131,10 @@ class MariaDb:
             return list(cursor.fetchall())
 
     def _check(self) -> int:
-        """That the binlog says what is needed; the server's id. Raises PipelineError."""
+        """Check that the binlog contains the required data; return the server's id.
+
+        Raises PipelineError.
+        """
         names = [*WANTED, "server_id"]
         (found,) = self._ask("SELECT " + ", ".join(f"@@global.{name}" for name in names))
         problems = [
@@ -163,7 +168,7 @@ class MariaDb:
         return server
 
     def key(self, database: str, table: str) -> tuple[str, ...]:
-        """The columns of a table's primary key."""
+        """Return the columns of a table's primary key."""
         found = self._keys.get((database, table))
         if found is None:
             self._connection.ping()
@@ -176,9 +181,9 @@ class MariaDb:
             found = self._keys[database, table] = tuple(str(name) for (name,) in rows)
         return found
 
-    # --- tables as they are ---------------------------------------------------------------------
+    # --- snapshot -------------------------------------------------------------------------------
     def snapshot(self) -> Iterator[Row | Boundary]:
-        """First the place, then the rows of all tables as they are there."""
+        """Yield first the place, then all tables' rows as of that place."""
         with closing(self._connect()) as connection:
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -194,7 +199,7 @@ class MariaDb:
     def _rows_of(self, connection: Any, database: str, table: str, place: Place) -> Iterator[Row]:
         key = self.key(database, table)
         with connection.cursor(SSCursor) as cursor:
-            # Names that `settings` has looked at.
+            # `settings` has checked these names.
             cursor.execute(f"SELECT * FROM `{database}`.`{table}`")  # noqa: S608
             columns = [(told[0], told[1]) for told in cursor.description]
             source = self._source(database, table, place, snapshot="true")
@@ -212,12 +217,15 @@ class MariaDb:
 
     # --- changes --------------------------------------------------------------------------------
     def follow(self, place: Place, *, once: bool) -> Iterator[Row | Boundary]:
-        """What comes behind a place; with `once`, up to where the binlog ends. Raises PipelineError
-        where the binlog is there no more, pymysql's errors where the server is not."""
+        """Yield the changes after a place; with `once`, up to the current end of the binlog.
+
+        Raises PipelineError if the binlog has been purged, pymysql's errors if the server is
+        unreachable.
+        """
         if place.server != self.server:
             what = f"the place is of server {place.server}, this is {self.server}"
             raise PipelineError(f"mariadb: {what}: their binlogs are not the same")
-        # With `is_mariadb` the library goes by GTIDs alone, and by no place.
+        # With `is_mariadb` the library uses GTIDs only, and no place.
         stream = BinLogStreamReader(
             connection_settings=self._login(),
             server_id=self._settings.server_id,
@@ -246,7 +254,7 @@ class MariaDb:
             stream.close()
 
     def _changes(self, stream: Any, place: Place) -> Iterator[Row | Boundary]:
-        """`place.rows` of the first transaction were taken before."""
+        """Yield changes; `place.rows` of the first transaction were taken before."""
         taken, seen = place.rows, 0
         place = replace(place, rows=0)
         gtid, is_standalone = "", False
@@ -288,7 +296,7 @@ class MariaDb:
 
 
 def _connect(*, db: str | None = None, **settings: Any) -> Any:
-    """The library gives names that PyMySQL has given up."""
+    """Connect; the library uses argument names that PyMySQL has dropped."""
     return pymysql.connect(**settings, database=db)
 
 

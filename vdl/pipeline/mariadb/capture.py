@@ -1,16 +1,16 @@
-"""Changes into topics, exactly once: records and the place in the binlog are one transaction.
+"""Changes into topics, exactly once: records and the binlog place are in one transaction.
 
-The place is a record of the topic PREFIX.places. Whoever begins fences the one before by the
-transactional id, then reads the last place that was committed, and goes on behind it. So a capture
-that was killed, at any moment, or was taken for dead, leaves each change once for readers of
-committed records.
+The place is a record of the topic PREFIX.places. A new run fences the previous one by the
+transactional id, then reads the last committed place, and continues after it. So a capture that was
+killed at any moment, or was wrongly assumed dead, leaves each change once for readers of committed
+records.
 
-A new capture reads the tables as they are first, and then the binlog from where it was at that
-moment. One that dies in between reads them again, and the binlog from the first of the two places:
-rows are behind then what they were in the topic before, until the binlog has caught up, and none is
-left that was deleted meanwhile.
+A new capture first reads the tables' current rows, and then the binlog from its place at that
+moment. One that dies in between reads the tables again, and the binlog from the first of the two
+places. Rows then go back to older values in the topic until the binlog has caught up, and no row
+remains that was deleted meanwhile.
 
-Must not know: the command line.
+Does not depend on the command line.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from vdl.pipeline.mariadb.binlog import Boundary, MariaDb, Place, Row
 from vdl.pipeline.mariadb.settings import Capture
 
 ROWS_MAX = 5000
-"""Of one transaction of the producer."""
+"""Limit on rows of one producer transaction."""
 SECONDS_MAX = 0.2
-"""A transaction that is open for longer ends with the next of MariaDB's."""
+"""A transaction open for longer ends at the next transaction boundary of MariaDB."""
 MOVE_SECONDS = 5.0
-"""Where nothing of these tables comes, the place is written so often."""
+"""Interval between writes of the place without changes of these tables."""
 REQUEST_SECONDS = 30.0
 TRANSACTION_MS = 60_000
 ATTEMPTS = 20
-"""One behind the other without a commit."""
+"""Limit on consecutive attempts without a commit."""
 WAIT_SECONDS = 0.5
 RECORDS_BACK = 1000
-"""Of places, that are looked at first for the last one."""
+"""Number of latest records of places that are searched first for the last place."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of a run."""
+    """Totals of a run."""
 
     rows: int = 0
     commits: int = 0
@@ -57,7 +57,7 @@ class Totals:
 
 
 class Capturing:
-    """One run of a capture. Use: `run`; `stop` from another thread, or from a signal."""
+    """One run of a capture. Use: `run`; `stop` from another thread or from a signal handler."""
 
     def __init__(self, settings: Capture) -> None:
         self._settings = settings
@@ -68,7 +68,10 @@ class Capturing:
         self._stopping.set()
 
     def run(self, *, once: bool = False) -> Totals:
-        """Until `stop`; with `once`, up to where the binlog ends now. Raises PipelineError."""
+        """Run until `stop`; with `once`, up to the current end of the binlog.
+
+        Raises PipelineError.
+        """
         make_topics(self._settings)
         failures = 0
         while not self._stopping.is_set():
@@ -99,7 +102,7 @@ class Capturing:
             writer.abandon()
 
     def _snapshot(self, source: MariaDb, writer: Writer, before: Place | None) -> Place | None:
-        """Where the binlog is to be read from; None: stopped on the way."""
+        """Read the tables; return the place to read the binlog from, or None if stopped."""
         first = before
         for one in source.snapshot():
             if self._stopping.is_set():
@@ -134,7 +137,7 @@ class Capturing:
 
 
 class Writer:
-    """The producer's side. A place is written with the records before it, or not at all."""
+    """Producer side. A place is written together with the records before it, or not at all."""
 
     def __init__(self, settings: Capture, totals: Totals) -> None:
         self._settings = settings
@@ -146,7 +149,7 @@ class Writer:
                 **self._client,
                 "transactional.id": f"vdl-capture-{settings.name}",
                 "transaction.timeout.ms": TRANSACTION_MS,
-                # As Java's producers, so that a key's partition is the one that they would choose.
+                # As Java's producers, so that a key goes to the partition that they would choose.
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
                 "compression.type": "lz4",
@@ -156,16 +159,19 @@ class Writer:
         self._began = 0.0
         self._committed_at = time.monotonic()
         self.rows = 0
-        """Of the open transaction; 0: none is open."""
+        """Number of records in the open transaction; 0 if none is open."""
 
     def fence(self) -> Place | None:
-        """End what a run before may still be at; the place that it left, None of a new capture."""
+        """Fence the previous run and end its transaction.
+
+        Return its place, None for a new capture.
+        """
         self._producer.init_transactions(REQUEST_SECONDS)
         self._last = last_place(self._client, self._settings.places)
         return self._last
 
     def is_due(self, place: Place, *, is_idle: bool) -> bool:
-        """Whether to commit, between two transactions of MariaDB."""
+        """Return True if it is time to commit, between two transactions of MariaDB."""
         now = time.monotonic()
         if self.rows:
             return is_idle or now - self._began >= SECONDS_MAX
@@ -192,7 +198,7 @@ class Writer:
             try:
                 self._producer.produce(topic, value, key)
             except BufferError:
-                # librdkafka's own queue bounds what is under way.
+                # librdkafka's own queue bounds the records in flight.
                 if time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
                 self._producer.poll(0.1)
@@ -201,7 +207,10 @@ class Writer:
             return
 
     def commit(self, place: Place) -> None:
-        """Raises KafkaException: whether it was committed the next run finds out."""
+        """Commit the transaction with the place.
+
+        Raises KafkaException: the next run finds out if it was committed.
+        """
         count = self.rows
         self._produce(self._settings.places, self._settings.name.encode(), place.to_json())
         for _ in range(ATTEMPTS):
@@ -218,8 +227,10 @@ class Writer:
         self._totals.commits += 1
 
     def abandon(self) -> None:
-        """What is not committed is read again by the next run, which also ends it where it cannot
-        be ended here."""
+        """Abort the open transaction.
+
+        The next run reads its changes again, and also ends it if that is not possible here.
+        """
         if self.rows:
             self._producer.purge()
             try:
@@ -230,7 +241,7 @@ class Writer:
 
 
 def last_place(client: dict[str, Any], topic: str) -> Place | None:
-    """The last one that was committed. Raises KafkaException, PipelineError."""
+    """Return the last committed place. Raises KafkaException, PipelineError."""
     settings = {
         "log_level": 2, **client, "group.id": "vdl-capture", "enable.auto.commit": False,
         "isolation.level": "read_committed", "enable.partition.eof": True,
@@ -269,7 +280,7 @@ def _records(consumer: Any, start: TopicPartition) -> Iterator[bytes]:
 
 
 def make_topics(settings: Capture) -> None:
-    """Those that are missing. Raises PipelineError."""
+    """Create missing topics. Raises PipelineError."""
     client = {**resolved(settings.client), "bootstrap.servers": settings.bootstrap}
     admin = AdminClient({"log_level": 2, **client})
     wanted = [

@@ -1,10 +1,10 @@
-"""Rows of MariaDB as the JSON of Debezium's envelopes.
+"""MariaDB rows as the JSON of Debezium's envelopes.
 
-What JSON has no type for is text: decimals with all their digits, dates and times as ISO 8601 (a
+Values without a JSON type are text: decimals with all their digits, dates and times as ISO 8601 (a
 TIMESTAMP in UTC, with a Z; a DATETIME as it is), bytes as base64. A BIT is a number, a date that is
 none (0000-00-00) NULL.
 
-Must not know: clients.
+Does not depend on clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from decimal import Decimal
 from typing import Any
 
 TIMESTAMPS = (7, 17)
-"""Numbers of types."""
+"""Type numbers of timestamps."""
 DATES = (7, 10, 12, 14, 17, 18)
 BIT = 16
 
 
 def plain(value: Any, kind: int) -> Any:
-    """A value as JSON has it, of a column whose type the protocol, or the binlog, numbers so."""
+    """Return a value as JSON has it.
+
+    `kind`: type number of its column in the protocol or the binlog.
+    """
     if kind == BIT and isinstance(value, bytes | str):
         return int.from_bytes(value, "big") if isinstance(value, bytes) else int(value, 2)
     if kind in DATES and isinstance(value, str):
@@ -54,15 +57,17 @@ def _time(value: datetime.timedelta) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one row. `op`: Debezium's; `before` and `after` as JSON has them, None where there is no
-    such row."""
+    """Change of one row.
+
+    `op`: Debezium's; `before` and `after` as JSON has them, None if there is no such row.
+    """
 
     op: str
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
 
     def in_parts(self, key: Sequence[str]) -> Iterator[Change]:
-        """An update that changes the key is the end of one row and the beginning of another."""
+        """Yield the change, or a deletion and a creation if an update changes the key."""
         before, after = self.before, self.after
         if before is None or after is None or all(before[name] == after[name] for name in key):
             yield self

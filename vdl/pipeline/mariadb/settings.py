@@ -1,26 +1,26 @@
-"""A capture as a TOML file: which tables of which MariaDB, and where their changes go.
+"""A capture as a TOML file: the tables of a MariaDB server, and the destination of their changes.
 
 ```toml
 [capture]
-name = "shop"                   # of the producer's transactions, and of the place in the binlog
+name = "shop"                   # name of the producer's transactions and of the binlog place
 
 [mariadb]
 host = "127.0.0.1"
 port = 3306
 user = "vdl"                    # SELECT, REPLICATION SLAVE, BINLOG MONITOR
 password = "env:PASSWORD"       # or "file:PATH"
-server_id = 4711                # of this replica: no other of that server may have it
+server_id = 4711                # id of this replica, unique among that server's replicas
 tables = ["shop.items"]         # each needs a primary key
 
 [topics]
 bootstrap = "127.0.0.1:9092"
 prefix = "shop"                 # a table's topic is PREFIX.DATABASE.TABLE; the name by default
-partitions = 1                  # of topics that are made here
-tombstones = true               # behind each deletion, for compacted topics
+partitions = 1                  # of topics that are created here
+tombstones = true               # after each deletion, for compacted topics
 [topics.client]                 # librdkafka's settings: TLS, SASL
 ```
 
-Must not know: clients.
+Does not depend on clients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SERVER_IDS = range(1, 1 << 32)
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """`tables`: (database, table); `password` names a secret."""
+    """Settings of a capture. `tables`: (database, table); `password` names a secret."""
 
     name: str
     host: str
@@ -63,12 +63,12 @@ class Capture:
 
     @property
     def places(self) -> str:
-        """The topic that says how far the binlog was read."""
+        """Topic that records how far the binlog was read."""
         return f"{self.prefix}.places"
 
 
 def load_capture(path: Path) -> Capture:
-    """Raises JobInvalid with all problems, OSError."""
+    """Read and check a capture file. Raises JobInvalid with all problems, OSError."""
     try:
         reader = Reader(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
