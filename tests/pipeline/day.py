@@ -1,13 +1,12 @@
-"""A day of one-second commits into a table, without Spark: does a commit at its end take as long?
+"""A day of one-second commits into a table, without Spark: are commits as fast at its end?
 
     python -m tests.pipeline.day --kind delta --commits 86400
 
 A commit has one small file. Every `--compact-every` commits the table is compacted and vacuumed, as
-a job with `run.compact_every` does. Commits come as fast as they can, so an hour of a Delta table's
-log is shortened as time is: `--seconds` is how long a second of the day takes. Each line is of an
+by a job with `run.compact_every`. Commits run as fast as possible, so an hour of a Delta table's
+log is shortened as time is: `--seconds` is the duration of a second of the day. Each line covers an
 equal part of the day: processor and wall time of a commit and of the compactions, live files, files
-of the log. At the end the table is opened anew and its rows are counted. `--plot FILE.svg` draws
-them.
+of the log. At the end the table is reopened and its rows are counted. `--plot FILE.svg` draws them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LINES = 20
 
 @dataclass(slots=True)
 class Part:
-    """Of the day. Times in ms."""
+    """Part of the day. Times in ms."""
 
     commits: int
     cpu: float
@@ -72,7 +71,10 @@ def commit_one(table: Any, number: int) -> None:
 
 
 def live(kind: str, commits: int, compact_every: int, folder: Path) -> list[Part]:
-    """All of it, printed as it goes. Raises AssertionError where a row is missing or twice."""
+    """Run all commits and print each part.
+
+    Raises AssertionError if a row is missing or duplicated.
+    """
     table: Any = open_table(kind, str(folder / "t"), "job")
     table.open(TOPICS)
     log = folder / "t" / ("_delta_log" if kind == "delta" else "metadata")
@@ -105,7 +107,7 @@ def live(kind: str, commits: int, compact_every: int, folder: Path) -> list[Part
 
 
 def draw(parts: list[Part], path: Path) -> None:
-    """What a commit costs, and how many files there are, over the day."""
+    """Draw the cost of a commit and the number of files over the day."""
     commits = [part.commits for part in parts]
     figure = Figure(figsize=(8.0, 3.2))
     cost, files = figure.subplots(1, 2)

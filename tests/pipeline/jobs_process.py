@@ -1,9 +1,9 @@
-"""A process that runs several jobs, each in a Spark session of its own, to be killed.
+"""Process that runs several jobs, each in a Spark session of its own, to be killed.
 
-python -m tests.pipeline.jobs_process [--once] [--master URL] JOB.toml...
+    python -m tests.pipeline.jobs_process [--once] [--master URL] JOB.toml...
 
-With a master on two executors of one core each, on two workers of its cluster: a task that takes
-long is then done again on the other one while it goes on.
+With a master it uses two executors of one core each, on two workers of its cluster: a slow task is
+then run again on the other one while it continues.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SPECULATING = {
     "spark.speculation.minTaskRuntime": "200ms",
     "spark.speculation.multiplier": "1.2",
     "spark.speculation.quantile": "0.5",
-    # Of a stage of so few tasks that there is nothing to compare with.
+    # For stages with too few tasks for a comparison.
     "spark.speculation.task.duration.threshold": "1s",
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.cores.max": "2",
 }
 SCHEDULER = "org.apache.spark.scheduler.TaskSetManager"
-"""Whose log says at level INFO which tasks are done again."""
+"""Its log at level INFO shows which tasks are run again."""
 
 
 def main() -> int:

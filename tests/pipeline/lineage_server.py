@@ -1,4 +1,4 @@
-"""A server that takes events of OpenLineage over HTTP, and can be made to behave badly."""
+"""HTTP server that receives OpenLineage events, and can be made to misbehave."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 
 @dataclass
 class Collected:
-    """`events` in the order they came, `requests`: paths and the word of who sent them. `status`:
-    of answers; no answer is given until `answers` is set."""
+    """Received events and requests, and the server's behaviour.
+
+    `events`: in order of arrival; `requests`: paths and authorization headers; `status`: of
+    responses; no response is sent until `answers` is set.
+    """
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -1,12 +1,12 @@
-"""Topics of very many partitions: how long it takes to plan a batch, and one of a record each.
+"""Topics of very many partitions: time to plan a batch, and to read one with a record each.
 
     python -m tests.pipeline.many_partitions --partitions 10000 --step 1000
 
-One server, which may have as many replicas; topics of `--step` partitions each, and a record to
-each partition. Then, in seconds: `open`, what the driver's half of the source needs from a new
-connection to the tasks of a batch; `batch`, a batch read on Spark until all its rows were seen; a
-job into a Parquet table, `run --once`, over the same records, and again over a second record each,
-with the parts of each batch.
+One server, without a low limit on replicas; topics of `--step` partitions each, and a record in
+each partition. Then, in seconds: `open`, the driver's part of the source, from a new connection to
+the tasks of a batch; `batch`, a batch read on Spark until all its rows were seen; a job into a
+Parquet table, `run --once`, over the same records, and again over a second record each, with the
+parts of each batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Topics = Sequence[tuple[str, int]]
 
 
 def make_topics(bootstrap: str, partitions: int, step: int) -> Topics:
-    """`partitions` in topics of `step`, the last one smaller."""
+    """Create `partitions` partitions in topics of `step`, the last one smaller."""
     topics = [
         (f"many-{first}", min(step, partitions - first)) for first in range(0, partitions, step)
     ]
@@ -63,7 +63,7 @@ def make_topics(bootstrap: str, partitions: int, step: int) -> Topics:
                 create_topic(bootstrap, topic, partitions=count)
                 break
             except KafkaException as error:
-                # It may have been made all the same, which is as good.
+                # It may have been created nevertheless, which is sufficient.
                 late = error.args[0].code() == KafkaError.REQUEST_TIMED_OUT
                 if not late or time.monotonic() >= deadline:
                     raise
@@ -71,7 +71,7 @@ def make_topics(bootstrap: str, partitions: int, step: int) -> Topics:
 
 
 def record_to_each(bootstrap: str, topics: Topics) -> None:
-    """Returns when all are acknowledged."""
+    """Produce a record to each partition; return when all are acknowledged."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 50, "log_level": 2}
     )
@@ -97,18 +97,18 @@ def source_options(bootstrap: str, topics: Topics) -> dict[str, str]:
 
 
 def plan_tasks(bootstrap: str, topics: Topics) -> int:
-    """How many tasks a batch of all is."""
+    """Return the number of tasks of a batch of all topics."""
     return len(VdlReader(parse(source_options(bootstrap, topics))).partitions())
 
 
 def read_batch(spark: Any, bootstrap: str, topics: Topics) -> list[tuple[str, int, int]]:
-    """(topic, partition, offset) of all records."""
+    """Return (topic, partition, offset) of all records."""
     frame = spark.read.format("vdl").options(**source_options(bootstrap, topics)).load()
     return [tuple(row) for row in frame.select("topic", "partition", "offset").collect()]
 
 
 def run_job(spark: Any, bootstrap: str, topics: Topics, folder: Path) -> list[BatchReport]:
-    """The batches of `run --once` into a table in `folder`."""
+    """Return the batches of `run --once` into a table in `folder`."""
     file = folder / "many.toml"
     names = ", ".join(f'"{topic}"' for topic, _ in topics)
     file.write_text(JOB.format(bootstrap=bootstrap, topics=names), encoding="utf-8")
@@ -119,7 +119,7 @@ def run_job(spark: Any, bootstrap: str, topics: Topics, folder: Path) -> list[Ba
 
 
 def expected(topics: Topics, records: int) -> list[tuple[str, int, int]]:
-    """What `read_batch` finds, sorted, when each partition has so many records."""
+    """Return the sorted result of `read_batch` if each partition has this number of records."""
     return sorted(
         (topic, partition, offset)
         for topic, count in topics

@@ -1,4 +1,4 @@
-"""A MariaDB of its own, on loopback, in a folder, with a binlog of rows."""
+"""MariaDB server for tests, on loopback, in a folder, with a row-based binlog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATABASE = "shop"
 
 
 class MariaDbServer:
-    """Started when made; skips the test where MariaDB is not installed. Use in a `with`."""
+    """Server started on creation; skips the test without MariaDB installed. Use in a `with`."""
 
     def __init__(self, folder: Path) -> None:
         import pymysql

@@ -1,5 +1,8 @@
-"""A server of S3 on this machine: a process of its own, because who waits for an answer of the
-store may hold Python's lock."""
+"""S3 server on this machine.
+
+It is a process of its own, because a client that waits for a response of the store may hold
+Python's lock.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def object_server() -> Iterator[str]:
-    """On a free port; its address."""
+    """Run a server on a free port; yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -32,7 +35,7 @@ def object_server() -> Iterator[str]:
 
 
 def make_bucket(address: str, name: str) -> None:
-    """An empty one."""
+    """Create an empty bucket."""
     from pyarrow.fs import S3FileSystem
 
     found = S3FileSystem(

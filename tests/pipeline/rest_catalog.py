@@ -1,8 +1,8 @@
-"""Iceberg's own server of a REST catalog, and a gate in front of it that loses answers.
+"""Iceberg's own REST catalog server, and a gate in front of it that loses responses.
 
-What a proxy, a load balancer or a network does to a request is done by the gate: it can cut the
-connection before or behind the server's work, say 5xx of what was done, or hand a request on only
-when the client has given it up. It can ask for a token, which Iceberg's server does not.
+The gate does what a proxy, a load balancer or a network does to a request: it can cut the
+connection before or after the server's work, return 5xx for work that was done, or forward a
+request only after the client has given up. It can require a token, which Iceberg's server does not.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ PASSED_ON = ("Content-Type", "Authorization")
 
 @contextlib.contextmanager
 def catalog_server(folder: Path, s3: str = "") -> Iterator[int]:
-    """On a free port, which it returns; `s3`: the address of an S3 server. Skips the test where
-    Maven Central or Java are missing."""
+    """Run a server on a free port; yield the port.
+
+    `s3`: the address of an S3 server. Skips the test if Maven Central or Java are missing.
+    """
     class_path, port = classes("iceberg"), free_port()
     settings = {
         "uri": f"jdbc:sqlite:{folder}/rest.db",
@@ -50,10 +52,13 @@ def catalog_server(folder: Path, s3: str = "") -> Iterator[int]:
 
 
 class Gate:
-    """Use in a `with`. `address`: where clients go; `token`: who comes without it is refused;
-    `seen`: the tokens that came; `paths`: what was asked; `commits`: how many were asked for, and
-    `updates`: what they change; `lost`: one was, by `lose`; `holds`: what is late comes only with
-    `carry_out`."""
+    """Faulty proxy of the server. Use in a `with`.
+
+    `address`: address for clients; `token`: requests without it are refused; `seen`: the tokens
+    received; `paths`: the paths requested; `commits`: number of requested commits, and `updates`:
+    their changes; `lost`: set when `lose` has lost one; `holds`: late requests are forwarded only
+    by `carry_out`.
+    """
 
     def __init__(self, port: int) -> None:
         self.token = ""
@@ -82,15 +87,17 @@ class Gate:
         self._server.server_close()
 
     def lose(self, *hows: str) -> None:
-        """What is done with the next commits: "cut" behind and "cut before" the server's work,
-        "hang" behind it, "late": 504, and the server gets it just before the next one or with
-        `carry_out`, "twice": with the second answer, a status of an answer that makes no sense,
-        "": as it should be."""
+        """Set the faults of the next commits.
+
+        "cut" after and "cut before" the server's work, "hang" after it; "late": 504, and the server
+        receives it just before the next one or by `carry_out`; "twice": sent twice, with the second
+        response; a status of an invalid response; "": none.
+        """
         self._hows = list(hows)
         self.lost.clear()
 
     def carry_out(self) -> list[int]:
-        """What is late; the statuses."""
+        """Forward the late requests; return their statuses."""
         late, self._late = self._late, []
         return [forward()[0] for forward in late]
 
@@ -110,7 +117,7 @@ class Gate:
             do_POST = do_HEAD = do_DELETE = do_GET
 
             def log_message(self, *arguments: Any) -> None:
-                """Nobody looks."""
+                """Log nothing."""
 
         return Handler
 
@@ -151,7 +158,7 @@ class Gate:
         if how.isdigit():
             return self._answer(request, int(how), b"<html>something went wrong</html>")
         if how == "hang":
-            # Until the client is gone.
+            # Until the client has disconnected.
             request.connection.recv(1)
         request.close_connection = True
         with contextlib.suppress(OSError):

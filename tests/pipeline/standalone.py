@@ -1,8 +1,8 @@
-"""A Spark standalone cluster on this machine: a master and workers, each a process of its own.
+"""Spark standalone cluster on this machine: a master and workers, each a process of its own.
 
-Workers have addresses of their own on loopback. Spark takes an address for a machine, and does a
-slow task again only on another one: with the workers of `local-cluster`, which have one address
-together, it never does.
+Workers have addresses of their own on loopback. Spark takes an address for a machine, and runs a
+slow task again only on another one. With the workers of `local-cluster`, which share one address,
+it never does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def free_port() -> int:
 
 
 class Cluster:
-    """Use in a `with`. `url` is the master's; what is in the environment now, executors have."""
+    """Cluster of processes. Use in a `with`.
+
+    `url` is the master's; executors have the environment at the time of creation.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Cluster:
         return 0
 
     def executors(self) -> list[int]:
-        """Of all drivers: the ids of their processes."""
+        """Return the process ids of all drivers' executors."""
         found = []
         for pid in (p for process in self._processes for p in tree(process.pid)):
             with contextlib.suppress(OSError):
@@ -109,7 +112,7 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """End it with all executors."""
+        """Stop it with all executors."""
         for process in reversed(self._processes):
             signal_all(reversed(tree(process.pid)), signal.SIGKILL)
             process.wait()
@@ -117,7 +120,7 @@ class Cluster:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

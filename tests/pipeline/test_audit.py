@@ -1,6 +1,6 @@
 """Audit: one flipped bit, one torn and one missing batch among three copies are each named.
 
-AUDIT_MB sets how large a copy is: small without it, 1,100 for the full form (`make audit-large`).
+AUDIT_MB sets the size of a copy: small without it, 1,100 for the full form (`make audit-large`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ NAMES = ("replica", "group", "index", "term", "offset", "crc", "bytes", "problem
 
 @pytest.fixture
 def copies() -> Iterator[list[str]]:
-    """The data directories of three servers that were stopped; their segments are 64 KiB, or what
-    they are by default when the copies are large."""
+    """Data directories of three stopped servers.
+
+    Their segments are 64 KiB, or of the default size if the copies are large.
+    """
     servers = ReplicaSet(3)
     try:
         servers.up()
@@ -68,7 +70,7 @@ def copies() -> Iterator[list[str]]:
 
 
 def produce_one_partition(bootstrap: str, count: int) -> None:
-    """About a kilobyte each when copies are large."""
+    """Produce records of about a kilobyte each if copies are large."""
     from confluent_kafka import Producer
 
     settings = {"linger.ms": 5} if MB else {"linger.ms": 2, "batch.size": 10_000}
@@ -85,7 +87,7 @@ def produce_one_partition(bootstrap: str, count: int) -> None:
 
 
 def found_in(directories: list[str]) -> tuple[list[Finding], int]:
-    """What the tasks find, brought together as Spark does."""
+    """Return the findings of the tasks, joined as Spark does, and the number of entries."""
     rows: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for path in directories:
         with Directory(RealFileSystem(), path, INDEX_ENTRIES) as directory:
@@ -108,8 +110,11 @@ def found_in(directories: list[str]) -> tuple[list[Finding], int]:
 
 
 def damage(directories: list[str]) -> dict[str, Finding]:
-    """Flip a bit in the first copy, tear the last batch of a segment in the second, cut a batch
-    and all behind it off the third; what has to be found."""
+    """Damage each copy; return the expected findings.
+
+    Flips a bit in the first, tears the last batch of a segment in the second, and cuts a batch and
+    all after it off the third.
+    """
     rng = random.Random(7)
     wanted: dict[str, Finding] = {}
     for path, what in zip(directories, ("damaged", "torn", "missing"), strict=True):
@@ -146,7 +151,7 @@ def test_audit_names_index_and_replica_of_each_damage(copies: list[str]) -> None
 
 
 def test_audit_of_copies_that_differ_names_the_minority() -> None:
-    """Each matches its own CRC; two of three agree."""
+    """Each copy matches its own CRC; two of three agree."""
     rows = [
         {"replica": name, "term": 3, "offset": 40, "crc": crc, "problem": ""}
         for name, crc in (("a", 1), ("b", 2), ("c", 1))

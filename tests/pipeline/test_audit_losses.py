@@ -1,4 +1,4 @@
-"""Audit of copies that have lost entries without a trace in the files that are left.
+"""Audit of copies that have lost entries without a trace in the remaining files.
 
 A directory is written by a store without threads, copied twice, and one copy is damaged. No Spark.
 """
@@ -31,7 +31,7 @@ GROUP, OTHER_GROUP = 9, 10
 
 
 class Server(Bench):
-    """A directory as servers write it, but for the sizes of its files."""
+    """Directory as servers write it, with smaller files."""
 
     def open(self) -> DiskStore:
         self.workers = InlineWorkers()
@@ -42,7 +42,7 @@ class Server(Bench):
 
 
 def fill(server: Server) -> None:
-    """Two logs: 100 entries in segments and 5 in the journal, and 10 in the journal."""
+    """Write two logs: 100 entries in segments and 5 in the journal, and 10 in the journal."""
     first, second = server.create(2)
     server.append(first, FLUSHED, size=300)
     server.checkpoint()
@@ -67,12 +67,12 @@ def audited(copies: list[Path]) -> list[Finding]:
 
 
 def missing(replica: Path, first: int, end: int, *, group: int = GROUP) -> list[Finding]:
-    """Entry n has offset n - 1, and the other copies have it."""
+    """Return findings for missing entries: entry n has offset n - 1 in the other copies."""
     return [Finding(group, n, str(replica), "missing", n - 1) for n in range(first, end)]
 
 
 def is_agreed(copy: Path) -> bool:
-    """Whether `vdl log verify` finds something wrong with the same logs of a copy."""
+    """Return True if `vdl log verify` finds problems in the same logs of a copy."""
     with Directory(RealFileSystem(), str(copy), INDEX_ENTRIES) as directory:
         told = {report.group_id for report in verify([directory])[0] if report.problems}
     return told == {one.group for one in audited([copy])}
@@ -102,7 +102,7 @@ def remove_logs(copy: Path) -> None:
 
 
 def test_audit_names_every_entry_of_a_first_segment_that_is_gone(copies: list[Path]) -> None:
-    """Up to where the next one begins, and no entry of that."""
+    """Up to the first entry of the next segment, exclusive."""
     remove_first_segment(copies[1])
     with Directory(RealFileSystem(), str(copies[1]), INDEX_ENTRIES) as directory:
         begins = directory.segments(directory.identity.logs[1])[0].first_index
@@ -112,7 +112,7 @@ def test_audit_names_every_entry_of_a_first_segment_that_is_gone(copies: list[Pa
 
 
 def test_audit_names_every_entry_of_segments_that_are_gone(copies: list[Path]) -> None:
-    """Those in the journal are still there."""
+    """Entries in the journal are still there."""
     remove_logs(copies[2])
     assert audited(copies) == missing(copies[2], 1, FLUSHED + 1)
     assert is_agreed(copies[2])
@@ -128,7 +128,7 @@ def test_audit_of_one_copy_names_what_is_gone_without_the_others(copies: list[Pa
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_audit_of_an_emptied_journal_names_each_log(copies: list[Path], is_there: bool) -> None:
-    """Nothing says any more what either should hold, so nothing is said of single entries."""
+    """Nothing records any more what either log should hold, so no single entry is reported."""
     for file in (copies[1] / "journal").iterdir():
         file.unlink()
     if not is_there:
@@ -140,15 +140,17 @@ def test_audit_of_an_emptied_journal_names_each_log(copies: list[Path], is_there
 
 
 def flip_in_the_journal(copy: Path, index: int) -> None:
-    """A bit of an entry's frame: only in the journal, and durable for long."""
+    """Flip a bit of an entry's frame that is only in the journal, and has long been durable."""
     with Directory(RealFileSystem(), str(copy), INDEX_ENTRIES) as directory:
         ref = directory.replay.logs[1].frames[index]
     flip_bit(copy / "journal" / f"{ref.sequence:016x}.journal", ref.position + 100)
 
 
 def test_audit_names_entries_that_the_journal_lost(copies: list[Path]) -> None:
-    """From the first on that cannot be read nothing is reached; the log is lost, the other is not.
-    What is still read of a lost log's journal is no witness against a good copy."""
+    """Entries from the first unreadable one on are unreachable: that log is lost, the other is not.
+
+    Entries still readable in a lost log's journal do not count against a good copy.
+    """
     flip_in_the_journal(copies[1], FLUSHED + 3)
     lost = Finding(GROUP, FLUSHED + 1, str(copies[1]), LOST, FLUSHED)
     assert audited(copies) == [lost, *missing(copies[1], FLUSHED + 3, LAST + 1)]
@@ -165,8 +167,10 @@ def start_and_stop(copy: Path) -> None:
 
 @pytest.mark.parametrize("index", [FLUSHED, FLUSHED + 3])
 def test_audit_names_a_log_that_its_server_has_given_up(copies: list[Path], index: int) -> None:
-    """With an entry that is in a segment besides, and with one that is nowhere else: a start has
-    found the log lost, and the identity remembers it."""
+    """A start has found the log lost, and the identity records it.
+
+    Covers a lost entry that is also in a segment, and one that is nowhere else.
+    """
     flip_in_the_journal(copies[1], index)
     start_and_stop(copies[1])
     lost = Finding(GROUP, FLUSHED + 1, str(copies[1]), GIVEN_UP, FLUSHED)
@@ -176,16 +180,16 @@ def test_audit_names_a_log_that_its_server_has_given_up(copies: list[Path], inde
 
 
 def test_audit_of_an_index_that_is_gone_finds_nothing(copies: list[Path]) -> None:
-    """It holds nothing that the segments do not, and is written again when it is needed."""
+    """An index holds only data derived from the segments, and is rebuilt when needed."""
     (log_folder(copies[1]) / "0000000000.index").unlink()
     assert audited(copies) == []
 
 
-# --- what is not missing ---
+# --- entries that are not missing ---
 
 
 def trimmed(server: Server) -> None:
-    """Within a segment, behind the first."""
+    """Trim the log within a segment, after the first."""
     log = server.open().logs[1]
     server.store.trim_log(log, first_index=70)
     server.store.submit()
@@ -193,7 +197,7 @@ def trimmed(server: Server) -> None:
 
 
 def trimmed_ahead(server: Server) -> None:
-    """Beyond what segments hold."""
+    """Trim the log beyond the entries in segments."""
     log = server.open().logs[1]
     server.store.trim_log(log, first_index=FLUSHED + 3)
     server.store.submit()
@@ -201,7 +205,7 @@ def trimmed_ahead(server: Server) -> None:
 
 
 def reset(server: Server) -> None:
-    """A snapshot has taken the place of all entries, and one has come behind it."""
+    """Replace all entries by a snapshot, and append one after it."""
     log = server.open().logs[1]
     server.store.reset_log(log, first_index=LAST + 5, prev_term=1, next_offset=LAST + 4)
     server.append(log, 1)
@@ -215,13 +219,13 @@ def reset_and_flushed(server: Server) -> None:
 
 
 def behind(server: Server) -> None:
-    """It has entries of which it does not know that they are committed."""
+    """Append entries that are not known to be committed."""
     server.append(server.open().logs[1], 5, commit=False)
     server.idle()
 
 
 def deleted(server: Server) -> None:
-    """With its files still there."""
+    """Delete the log but keep its files."""
     server.open().delete_log(1)
     server.workers.pump()
 
@@ -232,7 +236,7 @@ def empty(server: Server) -> None:
 
 
 def refilled(server: Server) -> None:
-    """A successor begins where the snapshot did that it was given."""
+    """Start a new replica of the log at the snapshot that it received."""
     server.open().delete_log(1)
     made: list[object] = []
     server.store.create_log(GROUP, 2, first_index=60, next_offset=59, on_created=made.append)
@@ -248,7 +252,7 @@ def refilled(server: Server) -> None:
     ],
 )  # fmt: skip
 def test_audit_misses_nothing_that_a_copy_need_not_have(tmp_path: Path, live: Callable) -> None:
-    """Also when the process died in the middle of it."""
+    """Also if the process died in the middle of it."""
     server = Server(tmp_path / "one")
     fill(server)
     live(server)
@@ -262,8 +266,10 @@ def test_audit_misses_nothing_that_a_copy_need_not_have(tmp_path: Path, live: Ca
 
 
 def test_audit_misses_nothing_behind_a_copys_last_entry(copies: list[Path]) -> None:
-    """A commit index may be on disk before the entries that it covers: whoever has not got them has
-    not acknowledged them."""
+    """A commit index may be on disk before the entries that it covers.
+
+    A copy without these entries has not acknowledged them.
+    """
     with Directory(RealFileSystem(), str(copies[0]), INDEX_ENTRIES) as directory:
         directory.replay.logs[1].commit = LAST + 5
         rows = tail_of(directory, 1)
@@ -272,7 +278,7 @@ def test_audit_misses_nothing_behind_a_copys_last_entry(copies: list[Path]) -> N
 
 @pytest.mark.parametrize("live", [behind, trimmed_ahead])
 def test_audit_of_a_lost_log_misses_only_what_it_need_have(tmp_path: Path, live: Callable) -> None:
-    """The entry that was lost is not known to be committed, or what lies before it is trimmed."""
+    """The lost entry is not known to be committed, or all entries before it are trimmed."""
     server = Server(tmp_path / "one")
     fill(server)
     live(server)
@@ -285,7 +291,7 @@ def test_audit_of_a_lost_log_misses_only_what_it_need_have(tmp_path: Path, live:
 
 
 def test_audit_misses_nothing_between_copies_that_are_not_equally_long(tmp_path: Path) -> None:
-    """One was trimmed, one is behind, one has all; what two of them have is compared."""
+    """One was trimmed, one lags, one has everything; entries in two of them are compared."""
     servers = [Server(tmp_path / name) for name in ("all", "short", "behind")]
     for server, count in zip(servers, (LAST, LAST, 40), strict=True):
         (log,) = server.create()

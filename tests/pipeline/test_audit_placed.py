@@ -1,4 +1,4 @@
-"""The audit reads large appends where they were placed, and tells of damage to them."""
+"""Audit of preallocated files: large appends are read where they were placed, damage included."""
 
 from pathlib import Path
 

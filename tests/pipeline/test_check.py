@@ -1,5 +1,7 @@
-"""The check on Spark says what `vdl check` says, word by word: of histories with one anomaly each,
-and of random ones that were tampered with."""
+"""Checks on Spark report the same as `vdl check`, word for word.
+
+Covers histories with one anomaly each, and random ones that were tampered with.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ PROCS = ("p0", "p1", "c0", "c1")
 
 
 def planted() -> list[Script]:
-    """Small histories: a clean one, then one for every anomaly, and what only looks like one."""
+    """Return small histories: a clean one, one for every anomaly, and near misses."""
     scripts: list[Script] = []
 
     def begin() -> Script:
@@ -72,7 +74,7 @@ def planted() -> list[Script]:
     h.send(1, 0)
     h.send(2, 1, proc="q")
     h.poll((1, 2))
-    h = begin()  # lost-write: half of what an operation of unknown outcome wrote is there
+    h = begin()  # lost-write: half of the writes of an operation of unknown outcome are there
     h.op("p", "send", kind="info", sends=[Send("t-0", None, 1), Send("t-0", None, 2)])
     h.op("p", "send", kind="info", sends=[Send("t-0", None, 3), Send("t-0", None, 4)])
     h.op("c", "poll", kind="info", polls=[("t-0", [Record(1, 1), Record(5, 9)])])
@@ -95,7 +97,8 @@ def planted() -> list[Script]:
     h.op("q", "send", sends=[Send("t-0", 5, 11), Send("t-0", 4, 12)])
     h.send(21, 9, proc="r")
     h.send(22, 8, proc="r", note=RETRIED)
-    for told in ("assign", "rebalance", "revoke", "seek", ""):  # polls, told to move and not
+    # polls, with and without an order to move
+    for told in ("assign", "rebalance", "revoke", "seek", ""):
         h = begin()
         for value in range(6):
             h.send(value, value)
@@ -155,8 +158,10 @@ def planted() -> list[Script]:
 
 
 def random_history(rng: random.Random) -> list[Op]:
-    """What a correct log of two keys might show to two producers and two consumers, with something
-    wrong here and there."""
+    """Return a history that a correct log of two keys might show, with errors in some places.
+
+    It has two producers and two consumers.
+    """
     h = Script()
     logs: dict[str, dict[int, Record]] = {key: {} for key in KEYS}
     ends = dict.fromkeys(KEYS, 0)
@@ -211,7 +216,7 @@ def random_history(rng: random.Random) -> list[Op]:
 
 
 def tamper(rng: random.Random, op: Op) -> None:
-    """Change one thing that an operation says."""
+    """Change one field of an operation."""
     records = [record for _, records in op.polls for record in records]
     choices: list[Callable[[], object]] = [
         lambda: setattr(op, "type", rng.choice(("ok", "fail", "info"))),
@@ -243,7 +248,7 @@ def tamper(rng: random.Random, op: Op) -> None:
 
 
 def joined(histories: list[list[Op]]) -> list[Op]:
-    """One history of many, one after another: keys and processes are each one's own."""
+    """Return one history made of many in sequence, each with its own keys and processes."""
     ops: list[Op] = []
     now = 0
     for n, one in enumerate(histories):
@@ -277,7 +282,7 @@ def told(found: list[Anomaly]) -> list[str]:
 
 
 class Shared:
-    """The session of all tests, which a command may not stop."""
+    """Session of all tests, which a command must not stop."""
 
     def __init__(self, spark: Any) -> None:
         self.read = spark.read
@@ -287,13 +292,13 @@ class Shared:
 
 
 def test_checks_are_those_of_the_checker_in_memory() -> None:
-    """A check that is new there is missed here."""
+    """A new check there that is missing here makes the test fail."""
     assert [one.find.__name__ for one in CHECKS] == [one.__name__ for one in anomalies.CHECKS]
     assert set(CHECKED) == {name_of(kind) for kind in TEXTS}
 
 
 def test_facts_of_a_line_are_numbered_and_each_names_its_operation() -> None:
-    """A blank line is nothing; what is no operation is kept as it is."""
+    """A blank line is ignored; a line that is no operation is kept as it is."""
     h = Script()
     h.op("p", "send", kind="info", sends=[Send("t-0", None, 4), Send("t-1", None, 5)])
     h.poll((0, 4), (1, 7))
@@ -312,14 +317,14 @@ def test_facts_of_a_line_are_numbered_and_each_names_its_operation() -> None:
 
 @pytest.mark.spark
 def test_check_on_spark_finds_what_the_check_in_memory_finds(spark: Any, tmp_path: Path) -> None:
-    """Names, keys, words and operations are equal; every anomaly is among them."""
+    """Names, keys, texts and operations are equal; every anomaly is among them."""
     histories = [script.ops for script in planted()]
     histories += [random_history(random.Random(seed)) for seed in range(SEEDS)]
     ops = joined(histories)
     wanted = find(ops)
     assert {one.name for one in wanted} >= set(CHECKED)
     assert not any(one.key.startswith("h00") for one in wanted)
-    # In two files, neither of them in any order.
+    # In two files, both in random order.
     random.Random(1).shuffle(ops)
     files = [tmp_path / "some.jsonl", tmp_path / "others.jsonl"]
     for file, some in zip(files, (ops[::2], ops[1::2]), strict=True):
@@ -335,14 +340,14 @@ def test_check_on_spark_finds_what_the_check_in_memory_finds(spark: Any, tmp_pat
 def test_command_of_a_bad_history_shows_some_of_each_anomaly(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts are of all, examples of the first twenty; exit code 1."""
+    """Counts cover all anomalies, examples the first twenty; exit code 1."""
     monkeypatch.setattr(commands, "make_session", lambda *_, **__: Shared(spark))
     h = Script()
     h.poll(*[(n, n) for n in range(23)])
     path = write(tmp_path / "history.jsonl", h.ops)
     done = CliRunner().invoke(commands.pipeline, ["check", path, "--json"], standalone_mode=False)
     assert done.return_value == 1
-    said = json.loads(done.stdout)  # Spark's workers write to the other one
+    said = json.loads(done.stdout)  # Spark's workers write to stderr
     assert said["anomalies"] == {"phantom": 23}
     assert len(said["examples"]) == 20
     assert said["not_checked"] == list(NOT_CHECKED)
@@ -352,7 +357,7 @@ def test_command_of_a_bad_history_shows_some_of_each_anomaly(
 def test_command_of_no_history_names_file_and_line(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, as of `vdl check`; so has a file that Spark would not read."""
+    """Exit code 2, as for `vdl check`, also for a file that Spark would not read."""
     monkeypatch.setattr(commands, "make_session", lambda *_, **__: Shared(spark))
     h = Script()
     h.send(1, 0)

@@ -1,4 +1,4 @@
-"""Who a client says it is, for both kinds of source, and that no secret stands in a job file."""
+"""Credentials of clients, for both kinds of source, and the absence of secrets in job files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job_of(
 def test_secret_of_the_environment_reaches_every_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the driver asks, what executors read with, and the connector."""
+    """Covers the driver's requests, the executors' reads, and the connector."""
     monkeypatch.setenv("VDL_TEST", 'se"cret\\')
     job = job_of(tmp_path)
     assert job.source.read_options().client["sasl.password"] == 'se"cret\\'
@@ -55,7 +55,7 @@ def test_secret_of_the_environment_reaches_every_client(
 def test_connector_reads_committed_records_only_unless_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own default would show records of transactions that were aborted."""
+    """Its own default would return records of aborted transactions."""
     pytest.importorskip("pyspark", reason="needs the `spark` extra")
     from vdl.pipeline.runner import Runner
 

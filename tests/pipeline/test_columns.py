@@ -1,4 +1,4 @@
-"""Record batches to columns: what the walk of one record after the other says, many at a time."""
+"""Record batches to columns: vectorized decoding equals the walk over single records."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_columns_of_a_range_are_cut_at_its_edges(
 
 
 def test_columns_of_append_time_have_the_batch_time() -> None:
-    """Mixed with a batch that has its producer's times."""
+    """Also beside a batch with its producer's times."""
     plain, stamped = sealed([([Record(value=b"a", timestamp=5)] * 2, Compression.NONE)] * 2)
     patch_log_append_time(stamped, 9)
     found = columns([plain, stamped], start=1)
@@ -105,7 +105,7 @@ def test_columns_of_a_control_batch_are_none() -> None:
 
 
 def test_columns_of_a_transaction_are_refused() -> None:
-    """Whether it was aborted is not in the file: the broker has to be asked."""
+    """The file does not record aborts: the broker has to be queried."""
     fields = BatchFields(is_transactional=True)
     with pytest.raises(UndecodableBatch, match="transaction"):
         open_lane(memoryview(build_batch([Record(value=b"x")], fields)))
@@ -114,7 +114,7 @@ def test_columns_of_a_transaction_are_refused() -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(1, 5))
 def test_columns_of_garbage_are_refused(garbage: bytes, count: int) -> None:
-    """A batch whose records make no sense raises, and nothing is read beside it."""
+    """A batch with invalid records raises, and nothing beyond it is read."""
     lane = open_lane(sealed([([Record(value=b"x", timestamp=1)], Compression.NONE)])[0])
     assert lane is not None
     bad = dataclasses.replace(lane, records=memoryview(garbage), count=count)
@@ -134,7 +134,7 @@ def test_columns_of_a_batch_that_is_cut_off_are_refused() -> None:
 
 
 def test_columns_of_a_chunk_stay_when_the_next_is_decoded() -> None:
-    """The memory that records are decompressed into is used again; what was taken is not there."""
+    """The memory of decompressed records is used again; decoded columns do not refer to it."""
     records = [Record(key=b"a", value=b"first", headers=[("h", b"1")], timestamp=1)] * 3
     others = [Record(key=b"b", value=b"other", headers=[("i", b"2")], timestamp=2)] * 3
     lanes = [lane for one in (records, others) for lane in map(open_lane, sealed([(one, GZIP)]))]
@@ -149,7 +149,7 @@ def test_columns_of_a_chunk_stay_when_the_next_is_decoded() -> None:
 
 
 def test_columns_gathered_are_enough_at_their_limits() -> None:
-    """Of records, and of bytes; one less of either is not enough."""
+    """Covers limits of records and of bytes; one less of either is not enough."""
     one = open_lane(sealed([([Record(value=b"x")], Compression.NONE)])[0])
     assert one is not None
     few = gathered([dataclasses.replace(one, count=CHUNK_RECORDS - 1)])

@@ -1,4 +1,4 @@
-"""`vdl pipeline`: what can be said without Spark is said without it."""
+"""`vdl pipeline`: everything that needs no Spark is reported without it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,10 @@ def test_validate_of_upserts_by_a_key_that_is_no_column_says_so(
 def test_validate_names_every_text_that_spark_cannot_parse(
     tmp_path: Path, capsys: Shown, had_session: bool
 ) -> None:
-    """In one line, and without Spark, only with its parser; also where PySpark has changed how
-    errors are told, as it does for good with its first session."""
+    """In one line, with Spark's parser only.
+
+    Also after PySpark has changed how errors are reported, which its first session does for good.
+    """
     if had_session:
         from pyspark.errors.exceptions.captured import install_exception_handler
 
@@ -79,7 +81,7 @@ def test_validate_names_every_text_that_spark_cannot_parse(
     text = GOOD.replace("year int", "year int, name strin") + steps
     (tmp_path / "job.toml").write_text(text, encoding="utf-8")
     assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 1
-    # Spark's JVM, of an earlier test perhaps, may write besides, at any time.
+    # Spark's JVM, perhaps of an earlier test, may write too, at any time.
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("Error: "))
     for told in ("decode.schema: [UNSUPPORTED", "steps.one: [PARSE_SYNTAX", "steps.two: [PARSE"):
         assert told in line
@@ -93,7 +95,7 @@ def job_of(folder: Path, old: str = "", new: str = "") -> Job:
 
 
 def test_servers_that_do_not_answer_are_one_line(tmp_path: Path) -> None:
-    """With what is wrong, and without a line of librdkafka's."""
+    """With the cause, and without a line of librdkafka's."""
     pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
     from vdl.pipeline.topics import ClusterUnreachable
 
@@ -114,7 +116,7 @@ def test_topic_that_does_not_exist_is_named(tmp_path: Path, bootstrap: str) -> N
 
 
 def test_folders_that_take_no_files_are_named(tmp_path: Path) -> None:
-    """Also where permissions say that they would."""
+    """Also if permissions would allow it."""
     (tmp_path / "file").touch()
     for path, reason in (("/proc/x/y", "/proc cannot be written to"), ("file/t", "no folder")):
         with pytest.raises(PipelineError, match=f"sink.path: .*{reason}"):
@@ -133,7 +135,7 @@ SHOWN = (
 
 
 def test_noise_of_a_jvm_is_kept_back(capsys: Shown) -> None:
-    """And what is not noise is shown."""
+    """Other text is shown."""
     reading, writing = os.pipe()
     for line in (
         "WARNING: Using incubator modules: jdk.incubator.vector",
@@ -157,7 +159,7 @@ def test_noise_of_a_jvm_is_kept_back(capsys: Shown) -> None:
 
 
 def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:
-    """One line, no traceback; also where the extra is not installed."""
+    """One line, no traceback; also if the extra is not installed."""
     (tmp_path / "job.toml").write_text(GOOD, encoding="utf-8")
     command = "import sys; from vdl.cli import main; sys.exit(main())"
     done = subprocess.run(
@@ -171,7 +173,7 @@ def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_reason_of_an_exception_of_sparks_is_one_line() -> None:
-    """Ours where it quotes one, however deep; else its own."""
+    """Our error if it quotes one, at any depth; else its own message."""
     quoted = """
     An exception was thrown from the Python worker:
       Traceback (most recent call last):

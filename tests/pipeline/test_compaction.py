@@ -1,4 +1,4 @@
-"""Compaction: few files, the same rows, whoever reads or writes meanwhile, or kills it."""
+"""Compaction: few files and the same rows, with concurrent readers, writers and kills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grown(folder: Path, commits: int, *, kind: str = "parquet", first: int = 0) -> Any:
-    """A table of commits of two rows each."""
+    """Return a table of commits of two rows each."""
     found: Any = open_table(kind, str(folder), "job")
     found.open(TOPICS)
     for n in range(first, first + commits):
@@ -52,7 +52,7 @@ def again(folder: Path, kind: str = "parquet") -> Any:
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_compaction_leaves_few_files_and_all_rows(tmp_path: Path, kind: str) -> None:
-    """The job goes on with what it had opened before, and so does the next run."""
+    """The running job continues with the table it had opened, and so does the next run."""
     job = grown(tmp_path / "t", 10, kind=kind)
     done = again(tmp_path / "t", kind).compact(BYTES_TARGET)
     assert done == Compacted(before=8, after=2) if kind == "parquet" else done.after == 1
@@ -71,7 +71,7 @@ def test_compaction_leaves_few_files_and_all_rows(tmp_path: Path, kind: str) -> 
 def test_compaction_of_parquet_that_is_killed_shows_old_files_or_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Who lists the folder sees each row once; the next one to open the table finishes it."""
+    """A reader that lists the folder sees each row once; the next open finishes the compaction."""
     grown(tmp_path / "t", PART)
 
     def die(*_: object, **__: object) -> None:
@@ -116,7 +116,7 @@ def test_compaction_of_two_at_a_time_lets_one_do_it(
 
 
 def test_vacuum_of_delta_keeps_what_a_run_has_written_and_readers_may_need(tmp_path: Path) -> None:
-    """Files of a batch under way are named by no commit, as those that are of no use are."""
+    """No commit names the files of a batch in progress, nor obsolete files."""
     job = grown(tmp_path / "t", 5, kind="delta")
     under_way = batch(job, "under-way", at(10, 0), at(12, 0), 5)
     before = deltalake.DeltaTable(str(tmp_path / "t"))
@@ -140,10 +140,10 @@ def test_compaction_of_a_delta_table_of_two_jobs_is_refused(tmp_path: Path) -> N
 def test_command_compacts_the_rows_and_the_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without Spark, also where there is no table of dead letters yet."""
+    """Without Spark, also if there is no dead-letter table yet."""
 
     class Cluster:
-        """What the command asks of one."""
+        """Cluster with the methods that the command needs."""
 
         def __init__(self, options: object) -> None:
             del options
@@ -168,7 +168,7 @@ def test_command_compacts_the_rows_and_the_dead_letters(
 
 
 def test_rewriting_keeps_columns_that_came_later_and_wider_types(tmp_path: Path) -> None:
-    """And makes files of about the size that is wanted."""
+    """The new files have about the requested size."""
     old = pa.table({"n": pa.array(range(5), pa.int32())})
     new = pa.table({"s": ["x" * 1000] * 2000, "n": pa.array(range(5, 2005), pa.int64())})
     for name, rows in (("old", old), ("new", new)):

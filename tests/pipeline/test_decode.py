@@ -1,4 +1,4 @@
-"""What is said of a value that cannot be decoded, whatever it is."""
+"""Explanations of values that cannot be decoded, for any value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def test_other_errors_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("value", [b"[" * 5000, b'{"n":' * 5000, b"[" * 1001])
 def test_value_that_is_too_deep_is_explained(value: bytes) -> None:
-    """Python's parser gives up with an error of its own, which must not stop the task: the record
-    would be there again at every start."""
+    """Python's parser fails with an error of its own, which must not stop the task.
+
+    The record would be there again at every start.
+    """
     assert "recursion" in explain(NOT_JSON, value, KINDS)
 
 
 def test_value_that_is_too_deep_to_be_written_is_named_by_its_type() -> None:
-    """It may have been read with less on the stack than there is when it is to be shown."""
+    """It may have been read with a smaller stack than there is when it is shown."""
     value: list[object] = []
     for _ in range(5000):
         value = [value]

@@ -1,4 +1,4 @@
-"""Delta tables that others have made: what they ask of a writer is done or refused by name."""
+"""Delta tables created by others: each requirement on a writer is met or refused by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = pa.table([[-1], [0], [0]], schema=COLUMNS)
 
 
 def write(folder: Path) -> Any:
-    """A batch of five rows, as a job would; the table."""
+    """Write a batch of five rows, as a job would; return the table."""
     table = open_table("delta", str(folder), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
@@ -29,7 +29,7 @@ def write(folder: Path) -> Any:
 
 
 def refused(folder: Path, reason: str) -> None:
-    """Nothing of the batch may be in the table, and its values stay what they were."""
+    """Assert that no row of the batch is in the table, and that its values are unchanged."""
     before = DeltaTable(str(folder)).version()
     with pytest.raises(DeltaRefused, match=reason):
         write(folder)
@@ -37,7 +37,7 @@ def refused(folder: Path, reason: str) -> None:
 
 
 def test_partitioned_table_is_refused_and_not_filled_with_nulls(tmp_path: Path) -> None:
-    """Values of partition columns are read from the log, never from the files."""
+    """Readers take values of partition columns from the log, never from the files."""
     write_deltalake(str(tmp_path / "t"), ONE, partition_by=["_partition"])
     refused(tmp_path / "t", "it is partitioned by _partition")
     found = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
@@ -86,7 +86,7 @@ def test_feature_of_a_table_is_idle_or_refused(
 def test_rule_that_another_writer_has_set_is_refused(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    """As they stand in the log of a table of Spark's."""
+    """The rules are in the form of a Spark table's log."""
     write_deltalake(str(tmp_path / "t"), ONE)
     (log,) = (tmp_path / "t" / "_delta_log").glob("*.json")
     actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -106,7 +106,7 @@ def test_rule_that_another_writer_has_set_is_refused(
 
 @pytest.mark.parametrize("is_null", [False, True])
 def test_not_null_is_kept_by_what_the_files_say(tmp_path: Path, *, is_null: bool) -> None:
-    """Rows of Spark's may nearly always be NULL: what counts is whether they are."""
+    """Spark's rows may nearly always be NULL: only the actual values count."""
     strict = pa.schema([COLUMNS.field(0).with_nullable(not is_null), *list(COLUMNS)[1:]])
     also = pa.field("more", pa.string(), nullable=not is_null)
     known = strict.append(also) if is_null else pa.schema([strict.field(0), *list(COLUMNS)[1:]])

@@ -1,4 +1,4 @@
-"""What `deploy/pipeline` has for clusters, as far as it can be tried without one.
+"""Files in `deploy/pipeline` for clusters, as far as they can be tested without one.
 
 VDL_PIPELINE_PYTHON names the Python of a packed environment (`make pipeline-env`), unpacked
 anywhere, to start as a cluster would.
@@ -48,14 +48,14 @@ def of_kind(kind: str) -> dict[str, Any]:
 
 
 def settings() -> dict[str, str]:
-    """Of spark-submit, in the manifest."""
+    """Return spark-submit's settings in the manifest."""
     (driver,) = of_kind("Deployment")["spec"]["template"]["spec"]["containers"]
     (text,) = (one["value"] for one in driver["env"] if one["name"] == "SUBMIT_CONF")
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
 def test_manifests_are_what_kubernetes_takes() -> None:
-    """Also its quota's and its policy's words: a misspelt member is an error."""
+    """Also the fields of its quota and its policy: a misspelt field is an error."""
     validator = pytest.importorskip("kubernetes_validate", reason="needs the `spark-dev` extra")
     for one in manifests():
         validator.validate(one, KUBERNETES, strict=True)
@@ -86,7 +86,7 @@ def test_manifest_has_a_job_that_is_one_and_mounts_what_it_names() -> None:
 
 
 def test_settings_of_the_manifest_are_sparks() -> None:
-    """Whatever begins with spark.kubernetes. is looked for in Spark's own classes."""
+    """Every name that begins with spark.kubernetes. is searched in Spark's own classes."""
     (jar,) = (HOME / "jars").glob("spark-kubernetes_*.jar")
     with zipfile.ZipFile(jar) as classes:
         names = "org/apache/spark/deploy/k8s/"
@@ -100,7 +100,7 @@ def test_settings_of_the_manifest_are_sparks() -> None:
 def run_entrypoint(
     folder: Path, arguments: list[str], environment: dict[str, str], program: str
 ) -> list[str]:
-    """What the container's script runs, with a program that only notes its arguments."""
+    """Run the container's script with a program that only records its arguments."""
     noted = folder / "noted"
     for place in (folder, folder / "bin"):
         place.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def run_entrypoint(
 
 
 def test_executor_is_started_with_what_spark_says(tmp_path: Path) -> None:
-    """The main class and its options are those of the jar that the image has."""
+    """The main class and its options are those of the image's jar."""
     told = {
         "SPARK_JAVA_OPT_0": "-Dspark.driver.port=7078",
         "SPARK_JAVA_OPT_1": "-Dx=two words",
@@ -152,7 +152,7 @@ def test_driver_is_submitted_with_a_setting_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
-    """By the script of the image, and by a packed environment where one is named."""
+    """By the image's script, and by a packed environment if one is named."""
     try:
         check_installed()
     except NotInstalled as error:
@@ -170,7 +170,7 @@ def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
         "SUBMIT_CONF": "spark.master=local[1]\nspark.driver.host=127.0.0.1",
     }
     if python == sys.executable:
-        # A packed environment has all but Spark's own modules, which spark-submit brings along.
+        # A packed environment has all but Spark's own modules, which spark-submit provides.
         environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [str(FOLDER / "entrypoint.sh"), "run", "--once", "--quiet", str(tmp_path / "job.toml")],

@@ -1,4 +1,4 @@
-"""Rows that are written where they are read: the same table as by Spark's way."""
+"""Rows written where they are read: the same table as by Spark's path."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def batch_of(values: list[bytes | None], first: int = 0) -> pa.RecordBatch:
 
 
 def test_direct_writes_what_is_sure_and_leaves_the_rest(tmp_path: Path) -> None:
-    """Also letters of the source, whatever stands in them."""
+    """Also for letters of the source, with any contents."""
     letters = letter(OffsetRange("t", 0, 3, 9), "cut off", COLUMNS, b'{"n":5}')
     batches = [batch_of([b'{"n":1}', b"{", b'{"n":2}']), letters]
     told = Direct.from_text(direct_of(tmp_path).to_text())
@@ -77,7 +77,7 @@ def test_direct_of_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     batches = iter([batch_of([b'{"n":1}', b"{"])] * 2)
     running: Any = written(batches, direct_of(tmp_path))
     next(running)
-    running.close()  # as a task is that is ended
+    running.close()  # as for a task that is ended
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,7 +106,7 @@ def test_direct_is_not_for_what_spark_may_read_otherwise(
 def test_job_writes_the_same_table_either_way(
     spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
 ) -> None:
-    """Rows, types, dead letters; and whoever recounts it finds nothing wrong."""
+    """Rows, types and dead letters are equal; a recount finds nothing wrong."""
     topic = f"direct-{sink}"
     values = [
         json.dumps({"n": n, "d": n / 3, "s": f"é{n}", "at": "2026-11-29T10:00:00.5Z"}).encode()

@@ -1,4 +1,4 @@
-"""What Spark says of tasks that it does a second time, and how often it does: violence.py."""
+"""Detection in Spark's log of tasks that run a second time: violence.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OVERTAKEN = (
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        # All that comes of it where both executors have one address.
+        # The complete log if both executors have one address.
         ([BEGUN, MARKED], (0, 0)),
         ([BEGUN, MARKED, COPIED], (1, 0)),
         ([BEGUN, MARKED, COPIED, OVERTAKEN], (1, 1)),

@@ -1,4 +1,4 @@
-"""Events beside a job: sent in order, bounded, counted, and never in its way."""
+"""Events beside a job: sent in order, bounded, counted, without delaying it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_events_that_fail_are_counted_and_others_go_on() -> None:
 
 
 def test_sender_that_hangs_drops_what_is_too_much_and_lets_a_job_end() -> None:
-    """Nothing waits but `close`, and that for as long as it was told. The last event has room."""
+    """Only `close` waits, up to its timeout. The last event has room."""
     outcomes: list[str] = []
     found: list[int] = []
     hangs, is_under_way = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Statistics of files hold for every row, and readers pass over files by them."""
+"""Statistics of files hold for every row, and let readers skip files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_stats_are_of_all_row_groups(tmp_path: Path) -> None:
 
 
 def test_stats_that_would_not_hold_are_left_out(tmp_path: Path) -> None:
-    """NaN is larger than all numbers, and no statistics know of it."""
+    """NaN is larger than all numbers, and no statistics include it."""
     rows = pa.table(
         {
             "x": [1.0, float("nan")],
@@ -68,7 +68,7 @@ def test_stats_that_would_not_hold_are_left_out(tmp_path: Path) -> None:
 
 
 def test_stats_let_a_reader_of_delta_pass_over_files(tmp_path: Path) -> None:
-    """As a task reports them and a commit has them in its log."""
+    """Uses statistics as a task reports them and a commit writes them to the log."""
     table = open_table("delta", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     columns = pa.schema([("n", pa.int64())])

@@ -34,7 +34,7 @@ def test_times_are_written_in_utc_whatever_the_session_has() -> None:
 
 
 def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows may be of 100 KB each: a group of so many rows as usual would be gigabytes."""
+    """Rows may be of 100 KB each: a group of the usual number of rows would be gigabytes."""
     monkeypatch.setattr(files, "ROW_GROUP_BYTES", 1 << 20)
     file = _File(str(tmp_path / "f.parquet"), ROWS)
     for n in range(40):
@@ -48,7 +48,7 @@ def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_small_batches_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to so many rows or bytes; NULL and empty arrays and maps stay what they are."""
+    """Up to the limits of rows and bytes; NULL and empty arrays and maps keep their values."""
     columns = pa.schema(
         [
             ("n", pa.int64()),

@@ -1,6 +1,6 @@
-"""A table that no longer says how far a job is, though something else does: the job stops.
+"""A table that lost the job's progress, though other traces remain: the job stops.
 
-To begin at nothing would write all rows a second time.
+If it began at nothing, all rows would be written a second time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RETENTION = "delta.setTransactionRetentionDuration"
 
 
 def written(folder: Path, kind: str, commits: int) -> Any:
-    """A table of so many commits of a row each, in files that are named as a task names them."""
+    """Return a table with this number of commits of a row each, in files named as by a task."""
     table = open_table(kind, str(folder), "job")
     table.open(TOPICS)
     for n in range(commits):
@@ -42,7 +42,7 @@ def named(table: Any, n: int) -> DataFile:
 
 
 def forget(folder: Path) -> None:
-    """Let a Delta table forget all transactions, now."""
+    """Make a Delta table forget all transactions, now."""
     from deltalake import DeltaTable
 
     DeltaTable(str(folder)).alter.set_table_properties({RETENTION: "interval 0 seconds"})
@@ -57,7 +57,7 @@ def opened(folder: Path, kind: str = "delta") -> Positions:
 def test_delta_table_that_forgot_the_transaction_stops_the_job(
     tmp_path: Path, *, commits: int, is_behind: bool
 ) -> None:
-    """Also where the log is cleaned, and the transaction is not in the checkpoint either."""
+    """Also if the log is cleaned, and the checkpoint lacks the transaction too."""
     folder = tmp_path / "t"
     written(folder, "delta", commits)
     forget(folder)
@@ -71,7 +71,7 @@ def test_delta_table_that_forgot_the_transaction_stops_the_job(
 def test_delta_table_that_forgot_the_transaction_is_known_by_each_witness(
     tmp_path: Path, witness: str
 ) -> None:
-    """By a state file, by what the log says of commits, by the names of files, alone."""
+    """By a state file, by commit information in the log, or by file names, each alone."""
     folder = tmp_path / "t"
     written(folder, "delta", 2)
     forget(folder)
@@ -84,7 +84,7 @@ def test_delta_table_that_forgot_the_transaction_is_known_by_each_witness(
 
 
 def test_delta_table_that_forgets_stops_a_run_with_its_reason(tmp_path: Path) -> None:
-    """It is not said that another run was there."""
+    """The error does not claim that another run was active."""
     folder = tmp_path / "t"
     table = written(folder, "delta", 2)
     late = batch(table, "a", at(2, 0), at(3, 0), 2)
@@ -94,7 +94,7 @@ def test_delta_table_that_forgets_stops_a_run_with_its_reason(tmp_path: Path) ->
 
 
 def test_delta_commits_that_were_killed_stop_nothing(tmp_path: Path) -> None:
-    """State files are written before commits: the first one's and a later one's, of two tries."""
+    """State files precede commits. Here the first commit left one, and a later one left two."""
     from vdl.pipeline.state_files import JobState, StateFiles, new_mark
     from vdl.pipeline.storage import storage_of
 
@@ -119,7 +119,7 @@ def test_delta_log_that_is_gone_stops_the_job(tmp_path: Path) -> None:
 
 
 def test_iceberg_table_without_the_jobs_property_stops_the_job(tmp_path: Path) -> None:
-    """Somebody has taken it away, or made the table of the other's files."""
+    """The property was removed, or the table was rebuilt from the other's files."""
     folder = tmp_path / "t"
     table = written(folder, "iceberg", 2)
     with table._load().transaction() as change:

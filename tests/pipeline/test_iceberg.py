@@ -1,4 +1,4 @@
-"""Iceberg tables: late commits are refused, other writers are not in the way, readers agree."""
+"""Iceberg tables: late commits are refused, other writers are tolerated, readers agree."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from vdl.pipeline.table import Commit, DataFile
 from vdl.pipeline.table_columns import schema_lines
 
 NAME = "0123456789ab-0"
-"""As a runner's files are named, behind the job's name."""
+"""Name of a runner's file, after the job's name."""
 
 
 def sink(folder: Path, job: str = "job") -> IcebergSink:
-    """Opened."""
+    """Return an open sink."""
     found = open_table("iceberg", str(folder / "t"), job)
     assert isinstance(found, IcebergSink)
     found.open(TOPICS)
@@ -47,7 +47,7 @@ def sink(folder: Path, job: str = "job") -> IcebergSink:
 
 
 def catalog_of(folder: Path) -> Any:
-    """Another writer's, who knows nothing of jobs."""
+    """Return the catalog of another writer that does not know of jobs."""
     settings = local_catalog(str(folder / "t"))
     return load_catalog(settings.pop("name"), **settings)
 
@@ -57,12 +57,12 @@ def loaded(folder: Path) -> Table:
 
 
 def numbers(folder: Path) -> list[int]:
-    """As PyIceberg reads them."""
+    """Return the numbers in the table as PyIceberg reads them."""
     return sorted(loaded(folder).scan().to_arrow()["n"].to_pylist())
 
 
 def grown(folder: Path, commits: int, first: int = 0, job: str = "job") -> IcebergSink:
-    """A table after commits of two rows each, in files that say the job's name."""
+    """Return a table after commits of two rows each, in files with the job's name."""
     table = sink(folder, job)
     for n in range(first, first + commits):
         start, end = at(2 * n, 0), at(2 * n + 2, 0)
@@ -72,7 +72,7 @@ def grown(folder: Path, commits: int, first: int = 0, job: str = "job") -> Icebe
 
 
 def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """Have something done just before the next commit reaches the catalog."""
+    """Call `act` just before the next commit reaches the catalog."""
     commit = Transaction.commit_transaction
 
     def late(transaction: Transaction) -> Table:
@@ -86,7 +86,7 @@ def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
 def test_late_commit_of_another_run_is_refused_by_the_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked before the other one committed: only the snapshot's id can tell."""
+    """It checked before the other one committed: only the snapshot's id shows the conflict."""
     zombie = grown(tmp_path, 1)
     heir = sink(tmp_path)
     between(monkeypatch, lambda: heir.commit(batch(heir, "heir", at(2, 0), at(6, 0)), COLUMNS))
@@ -111,7 +111,7 @@ def test_first_commits_of_two_runs_let_one_win(
 
 
 def test_catalog_that_another_job_makes_at_the_same_moment_is_used(tmp_path: Path) -> None:
-    """Both find no tables in its database, and the second one is told that there are some."""
+    """Both find no tables in its database, and the second one fails to create them."""
     metadata = SqlCatalogBaseTable.metadata
     settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/new.db", "name": "vdl"}
 
@@ -194,7 +194,7 @@ def test_snapshot_says_what_its_batch_was(tmp_path: Path) -> None:
 def test_wider_types_are_taken_and_others_refused(
     tmp_path: Path, old: Any, new: Any, reason: str
 ) -> None:
-    """Nothing of the batch is in the table then."""
+    """A refused batch leaves nothing in the table."""
     table = sink(tmp_path)
 
     def commit(kind: Any, number: int) -> None:
@@ -243,7 +243,7 @@ def test_new_column_and_its_batch_come_in_one_commit(
 
 
 def test_table_that_asks_for_more_is_refused_by_name(tmp_path: Path) -> None:
-    """Partitions would be NULL, and NULLs where none may be."""
+    """Partitions would be NULL, and so would required columns."""
     catalog = catalog_of(tmp_path)
     catalog.create_namespace("default")
     strict = pa.schema([COLUMNS.field(0).with_nullable(False), *list(COLUMNS)[1:]])
@@ -274,7 +274,7 @@ def test_table_that_asks_for_more_is_refused_by_name(tmp_path: Path) -> None:
 def test_metadata_is_on_the_disk_before_the_catalog_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: set[str]
 ) -> None:
-    """Or a power cut leaves a table whose metadata file is empty."""
+    """Otherwise a power cut leaves a table whose metadata file is empty."""
     between(monkeypatch, lambda: None)
     grown(tmp_path, 1)
     metadata = tmp_path / "t" / "metadata"
@@ -299,7 +299,7 @@ def test_compaction_keeps_rows_and_leaves_files_to_readers(tmp_path: Path) -> No
 def test_vacuum_removes_what_is_old_and_of_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of data files only this job's; a batch that is under way keeps its own."""
+    """Removes only this job's data files, and none of a batch in progress."""
     table = grown(tmp_path, 6)
     table.compact(BYTES_TARGET)
     folder = Path(table.staging("r"))
@@ -330,7 +330,7 @@ def test_vacuum_removes_what_is_old_and_of_no_snapshot(
 def test_catalog_that_is_locked_does_not_stop_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction is told as any other that came to nothing."""
+    """The failure of a compaction is reported like any other."""
     grown(tmp_path, 2)
     janitor = sink(tmp_path)
     with sqlite3.connect(tmp_path / "catalog.db", isolation_level=None) as other:
@@ -353,7 +353,7 @@ def test_table_is_read_by_duckdb_and_pandas(tmp_path: Path) -> None:
 
 
 def test_rows_that_others_have_deleted_are_not_brought_back(tmp_path: Path) -> None:
-    """What PyIceberg deletes is gone from the files; delete files of others are refused."""
+    """Rows that PyIceberg deletes are gone from the files; others' delete files are refused."""
     table = grown(tmp_path, 2)
     loaded(tmp_path).delete("n = 1")
     table.commit(batch(table, "a", at(4, 0), at(6, 0)), COLUMNS)

@@ -1,4 +1,4 @@
-"""Which columns a job asks its source for: those that decoding needs, and no others."""
+"""Columns that a job requests from its source: those that decoding needs, and no others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ END = Positions({"numbers": TopicPositions("id", {0: 9})})
 
 
 class AskedSpark:
-    """Of Spark only what a runner asks its readers for."""
+    """Spark stub with the readers that a runner uses."""
 
     def __init__(self) -> None:
         self.kind = ""
@@ -65,7 +65,7 @@ Ask = Callable[..., dict[str, str]]
 
 @pytest.fixture(params=["stream", "batch"])
 def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Ask:
-    """What a job's stream, or its reading of a range, asks of a source of some kind."""
+    """Return a function for the options of a job's stream or bounded read, for a kind of source."""
 
     def asked(kind: str, options: str = "") -> dict[str, str]:
         file = tmp_path / "job.toml"
@@ -91,12 +91,12 @@ def test_job_asks_the_source_for_what_decoding_needs(ask: Ask) -> None:
 
 
 def test_job_with_columns_of_its_own_still_has_what_decoding_needs(ask: Ask) -> None:
-    """Else nothing of it could be decoded."""
+    """Otherwise nothing could be decoded."""
     assert parse(ask("vdl", 'columns = "value"')).columns == COLUMNS
 
 
 def test_job_on_the_official_connector_asks_for_headers_in_its_words(ask: Ask) -> None:
-    """It knows no `columns`, and makes all of them for every record."""
+    """It has no `columns` option, and creates all columns for every record."""
     asked = ask("kafka")
     assert asked["includeHeaders"] == "true"
     assert "columns" not in asked

@@ -1,4 +1,4 @@
-"""Job files: what is wrong in them is found before anything is begun."""
+"""Job files: errors are found before anything is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_job_file_with_the_least_has_defaults(tmp_path: Path) -> None:
-    """Paths are of the file's folder, tables of dead letters and checkpoints beside the table."""
+    """Paths are relative to the file's folder.
+
+    Dead letters and checkpoints are beside the table.
+    """
     job = load_job(write(tmp_path, GOOD))
     assert job.sink.path == str(tmp_path / "out")
     assert job.errors.path == str(tmp_path / "out-dead")
@@ -151,7 +154,7 @@ def test_job_file_with_a_mistake_is_refused(
 
 
 def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_path: Path) -> None:
-    """What lies in it would be removed by another name."""
+    """The table's contents would be removed under another name."""
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
     with pytest.raises(JobInvalid, match="hold nor lie in"):
@@ -180,7 +183,7 @@ def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_p
 def test_job_file_with_a_mistake_in_its_transformation_is_refused(
     tmp_path: Path, key: str, value: str, problem: str
 ) -> None:
-    """Rows that go past a step which is not read as one are wrong, and nobody is told."""
+    """Rows that bypass an unread step are wrong without any error."""
     with pytest.raises(JobInvalid) as refused:
         load_job(write(tmp_path, f"{GOOD}[transform]\n{key} = {value}\n"))
     assert any(f"transform.{problem}" in one for one in refused.value.problems)
@@ -193,14 +196,14 @@ def test_job_file_with_a_value_for_a_section_is_refused(tmp_path: Path) -> None:
 
 
 def test_job_file_with_an_address_of_metrics_is_taken(tmp_path: Path) -> None:
-    """A port alone is one of this machine."""
+    """A port alone means this machine."""
     for listen in ("", "9400", ":9400", "127.0.0.1:9400", "[::1]:65535"):
         job = load_job(write(tmp_path, f'{GOOD}[metrics]\nlisten = "{listen}"\n'))
         assert job.metrics_listen == listen
 
 
 def test_job_file_with_settings_that_librdkafka_does_not_take_is_refused(tmp_path: Path) -> None:
-    """Said before Spark is started, all of them; files on which they depend may be elsewhere."""
+    """All are reported before Spark starts; files on which they depend may be elsewhere."""
     pytest.importorskip("confluent_kafka", reason="needs the `dev` or `spark` extra")
     topic = GOOD.replace('path = "out"', 'path = "out"\nkind = "topic"\ntopic = "to"')
     options = """
@@ -229,7 +232,7 @@ def test_job_file_with_several_mistakes_tells_all(tmp_path: Path) -> None:
 
 
 def test_job_file_of_an_iceberg_table_has_a_catalog(tmp_path: Path) -> None:
-    """Of its own where none is given; a secret of it is a place."""
+    """The default is a catalog of its own; a secret is given by its place."""
     iceberg = GOOD.replace('path = "out"', 'path = "out"\nkind = "iceberg"')
     job = load_job(write(tmp_path, iceberg))
     assert job.sink.table == "default.out"
@@ -288,7 +291,7 @@ def test_job_file_of_upserts_deletes_by_tombstones(tmp_path: Path) -> None:
 def test_job_file_of_upserts_that_cannot_be_says_why(
     tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    """In one line of its own."""
+    """Each reason is a line of its own."""
     assert old in UPSERT
     with pytest.raises(JobInvalid) as failed:
         load_job(write(tmp_path, UPSERT.replace(old, new)))

@@ -1,4 +1,4 @@
-"""JSON that Arrow decodes: what is not in doubt is what Spark makes of it, to the bit."""
+"""JSON decoding by Arrow: values that are not in doubt equal Spark's, to the bit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_json_in_doubt_is_left_and_costs_no_other_row(place: int) -> None:
 
 
 def test_json_of_many_values_in_doubt_costs_no_other_row() -> None:
-    """Also those that go on in the next, and end what the one before began."""
+    """Also values that continue in the next one, or end the previous one."""
     values = [value for bad in DOUBTFUL for value in (bad, GOOD[4])]
     found, sure = read(values)
     assert sure == [False, True] * len(DOUBTFUL)
@@ -98,7 +98,7 @@ def test_json_times_without_a_zone_are_in_doubt_where_it_is_another() -> None:
 
 
 def values_of(rng: random.Random, count: int) -> list[bytes | None]:
-    """Objects of the schema, and what becomes of them when some of their bytes are others."""
+    """Return objects of the schema, some with changed bytes."""
     tokens: list[bytes] = [
         b"1", b"-1", b"1.5", b'"x"', b"null", b"true", b"{}", b"[]", b'"2026-11-29T10:00:00Z"',
         b'"2026-02-29"', b'"2024-02-29"', b"1e5", b"128", b"3000000000", b'"\\u00e9"', b'""',
@@ -129,7 +129,10 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.spark
 def test_json_is_what_spark_makes_of_it(spark: Any) -> None:
-    """Of thousands of values, most of them somehow broken; the seed is told where they differ."""
+    """Thousands of values, most of them broken in some way.
+
+    A difference is reported with its seed.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -149,7 +152,7 @@ def test_json_is_what_spark_makes_of_it(spark: Any) -> None:
     table = rows.orderBy("n").toArrow()
     found, sure = read(values)
     assert sum(sure) > len(values) // 20, seed
-    # What is no UTF-8, and times of other millennia, cannot be shown.
+    # Invalid UTF-8, and times of other millennia, cannot be displayed.
     table = table.filter(pa.array(sure))
     kept = [value for value, is_sure in zip(values, sure, strict=True) if is_sure]
     bad, told = table["bad"].to_pylist(), table.select(SCHEMA.names).to_pylist()
@@ -160,7 +163,7 @@ def test_json_is_what_spark_makes_of_it(spark: Any) -> None:
 
 
 def test_json_as_python_writes_it_is_not_in_doubt() -> None:
-    """The good case is the fast one."""
+    """The good case must use the fast path."""
     rng = random.Random(5)
     rows = [
         {"b": rng.random() < 0.5, "i": rng.randrange(-9, 9), "l": rng.getrandbits(62),

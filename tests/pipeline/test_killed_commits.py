@@ -1,4 +1,4 @@
-"""Processes that commit at the same time, and are killed: every row is there, once.
+"""Concurrent committing processes that are killed: every row is there exactly once.
 
 KILLS=20 in the environment makes it longer.
 """
@@ -36,7 +36,7 @@ LAST_COMMITS = 6
 def test_rows_are_there_once_after_kills_with_two_who_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_stored: bool
 ) -> None:
-    """Both are runs of one job, one of them taken for dead; now this one is killed, now that."""
+    """Both are runs of one job, one of them wrongly assumed dead; either may be killed."""
     rng = random.Random(1)
     path, catalog = str(tmp_path / "t"), str(tmp_path / "catalog.db")
     commits = KILLS * COMMITS_A_KILL + LAST_COMMITS
@@ -80,7 +80,10 @@ def test_rows_are_there_once_after_kills_with_two_who_commit(
 def test_run_that_is_not_the_one_to_make_the_table_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have seen that there is none. It is no error of the library's to whom it is told."""
+    """Both have seen no table.
+
+    The slower one gets a CommitConflict, not an error of the library.
+    """
     path, catalog = str(tmp_path / "t"), str(tmp_path / "catalog.db")
     storage = storage_of(path, resolved_settings(path, {}))
     quicker, slower = [table_of("delta", path, catalog) for _ in range(2)]

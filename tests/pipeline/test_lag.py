@@ -1,4 +1,4 @@
-"""Lag is told while a job commits nothing."""
+"""Lag is reported while a job commits nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def at(zero: int, one: int) -> Positions:
 
 
 def test_lag_is_what_lies_behind_the_table() -> None:
-    """A partition that was added since is behind from its start; a table may be ahead."""
+    """An added partition lags from its start; a table may be ahead."""
     positions = Positions({"t": TopicPositions("id", {0: 5})})
     assert lag_of(positions, at(9, 3)) == {("t", 0): 4, ("t", 1): 3}
     assert lag_of(at(9, 3), at(8, 3)) == {("t", 0): 0, ("t", 1): 0}
 
 
 def test_lag_grows_while_the_table_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also over a question that nobody answers."""
+    """Also across a request without a response."""
     answers: Iterator[Positions | None] = iter([at(5, 5), None, at(8, 6)])
 
     class Cluster:

@@ -1,4 +1,4 @@
-"""Events of OpenLineage: what they say, where they go, and that no job waits or ends for them."""
+"""OpenLineage events: contents and destinations; no job waits for them or fails by them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lineage_for(job: Job, told: list[str], outcomes: list[str] | None = None) ->
 
 
 def run(job: Job, *, fail: str = "") -> tuple[list[str], list[str]]:
-    """A run with two batches; (lines told, outcomes)."""
+    """Run a job with two batches; return (lines reported, outcomes)."""
     told: list[str] = []
     outcomes: list[str] = []
     lineage = lineage_for(job, told, outcomes)
@@ -97,7 +97,7 @@ def test_dead_letters_have_the_columns_of_their_table() -> None:
 
 
 def test_events_are_as_the_published_schema_says(tmp_path: Path, server: Collected) -> None:
-    """Of what a consumer relies on: members that must be there, and what each facet is."""
+    """Covers members that must exist, and the type of each facet, on which consumers rely."""
     run(job_of(tmp_path, f'url = "{server.url}"'), fail="no more rows")
     for event in server.events:
         assert {"eventTime", "producer", "schemaURL", "run", "job"} <= set(event)
@@ -110,7 +110,7 @@ def test_events_are_as_the_published_schema_says(tmp_path: Path, server: Collect
 
 
 def _facets(one: Any) -> Iterator[dict[str, Any]]:
-    """All facets anywhere in an event."""
+    """Yield all facets anywhere in an event."""
     if isinstance(one, list):
         for inner in one:
             yield from _facets(inner)
@@ -147,7 +147,7 @@ def test_token_goes_along_and_is_not_in_the_file(
 def test_environment_of_the_library_changes_nothing(
     tmp_path: Path, server: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can name other places, and switch events off."""
+    """It can name other destinations, and switch events off."""
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
     run(job_of(tmp_path, f'url = "{server.url}"'))
@@ -193,7 +193,7 @@ def test_server_that_refuses_or_is_not_there_is_told_and_no_more(
 def test_server_that_never_answers_lets_a_job_end(
     tmp_path: Path, server: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten thousand batches: what waits is bounded, and so is the end."""
+    """Ten thousand batches: the queue is bounded, and so is the time at the end."""
     monkeypatch.setattr(lineage_module, "END_SECONDS", 0.1)
     server.answers.clear()
     job = job_of(tmp_path, f'url = "{server.url}"\ntimeout_seconds = 60')
@@ -229,7 +229,7 @@ def test_batches_within_the_interval_are_one_event(tmp_path: Path, server: Colle
 
 
 def test_names_are_those_that_others_use() -> None:
-    """Without who asks for it."""
+    """Names do not contain credentials."""
     assert topic_name("a:1, b:2", "t") == DatasetName("kafka://a:1", "t")
     assert path_name("/lake/t") == DatasetName("file", "/lake/t")
     assert path_name("s3a://key:word@lake/x/t/") == DatasetName("s3://lake", "x/t")
@@ -263,7 +263,7 @@ def test_settings_that_cannot_be_are_named(tmp_path: Path, settings: str, proble
 def test_run_that_finds_no_servers_has_failed(
     tmp_path: Path, server: Collected, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before Spark was begun."""
+    """The failure comes before Spark starts."""
     pytest.importorskip("pyspark", reason="needs the `spark` extra")
     job_of(tmp_path, f'url = "{server.url}"', "127.0.0.1:9092", "127.0.0.1:9")
     assert run_app(["pipeline", "run", "--once", str(tmp_path / "job.toml")]) == 1

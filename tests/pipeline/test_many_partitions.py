@@ -1,6 +1,6 @@
 """Topics of many partitions are planned with few requests, and read record by record.
 
-At length, with 10,000 of them: `python -m tests.pipeline.many_partitions`.
+Longer run, with 10,000 of them: `python -m tests.pipeline.many_partitions`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def many(bootstrap: str) -> Many:
 def test_offsets_are_those_that_librdkafka_finds(
     bootstrap: str, many: Many, where: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same topic ids: a job that gets a setting for its client goes on."""
+    """With the same topic ids, so a job may switch between both by a client setting."""
     options = source_options(bootstrap, many)
     by_library = Topics(parse({**options, "client.socket.timeout.ms": "60000"})).resolve(where)
     topics = Topics(parse(options))
-    # Not to be had from librdkafka after all.
+    # Not by librdkafka after all.
     monkeypatch.setattr(topics, "_listed", None)
     assert topics.resolve(where) == by_library
 
 
 def test_planning_asks_for_all_partitions_at_once(servers: ReplicaSet, many: Many) -> None:
-    """Metadata once, and each leader where its logs begin and where they end."""
+    """One request for metadata, and one to each leader for each end of its logs."""
     before = requests_of(servers)
     assert plan_tasks(servers.bootstrap, many) == 1
     after = requests_of(servers)
@@ -69,7 +69,7 @@ def test_planning_asks_for_all_partitions_at_once(servers: ReplicaSet, many: Man
 
 
 def read_all(options: ReadOptions) -> list[tuple[str, int, int]]:
-    """(topic, partition, offset) of all records, sorted, as one task reads them."""
+    """Return (topic, partition, offset) of all records, sorted, as one task reads them."""
     (task,) = [partition.value for partition in VdlReader(options).partitions()]
     assert len(task.pieces) > 1
     return sorted(
@@ -87,7 +87,7 @@ def test_small_ranges_are_read_with_one_request_for_many(servers: ReplicaSet, ma
 
 
 def test_ranges_that_are_not_small_are_read_whole_among_those_that_are(bootstrap: str) -> None:
-    """More records than are asked for together, and batches of more bytes."""
+    """Covers more records than are combined, and batches of more bytes."""
     create_topic(bootstrap, "mixed", partitions=4)
     records = [(0, 1, 10), (1, 3, 200_000), (2, TOGETHER_OFFSETS_MAX + 50, 100), (3, 200, 1_000)]
     producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 20})

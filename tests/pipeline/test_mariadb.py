@@ -1,7 +1,7 @@
-"""A real MariaDB, its binlog in topics, and tables that are at the end what MariaDB's are.
+"""A real MariaDB, its binlog in topics, and tables that equal MariaDB's at the end.
 
-CHANGES, LEADERS and KILLS say how many changes there are, and how often a leader and the capture
-are killed meanwhile (`make cdc`).
+CHANGES, LEADERS and KILLS set the number of changes, and how often a leader and the capture are
+killed meanwhile (`make cdc`).
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ def capture_file(
 
 
 def captured(file: Path) -> Capture:
-    """The binlog, to its end, in this process."""
+    """Capture the binlog to its end in this process."""
     settings = load_capture(file)
     Capturing(settings).run(once=True)
     return settings
 
 
 def records(bootstrap: str, topic: str, partitions: int = 1) -> list[tuple[Any, Any]]:
-    """(key, value) of the committed records, as JSON says them, partition by partition."""
+    """Return (key, value) of the committed records, parsed from JSON, partition by partition."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True,
          "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
@@ -144,8 +144,11 @@ def records(bootstrap: str, topic: str, partitions: int = 1) -> list[tuple[Any, 
 def test_changes_are_envelopes_each_once(
     mariadb: MariaDbServer, bootstrap: str, tmp_path: Path
 ) -> None:
-    """A snapshot, then changes; of a key that changes a deletion and a row; TRUNCATE; nothing twice
-    when it is run again, nor when a run that is fenced goes on."""
+    """Covers a snapshot, changes, and TRUNCATE.
+
+    A changed key becomes a deletion and a row. Nothing is duplicated by a second run, nor by a
+    fenced run that continues.
+    """
     mariadb.run(
         f"CREATE TABLE {DATABASE}.small (id INT PRIMARY KEY, n DECIMAL(9,2), b BIT(9), t TIME(1))",
         f"INSERT INTO {DATABASE}.small VALUES (1, 1.50, b'100000001', '-01:02:03.5')",
@@ -194,7 +197,7 @@ def test_changes_are_envelopes_each_once(
 def test_large_transaction_is_taken_in_parts_and_goes_on_within(
     mariadb: MariaDbServer, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed behind the first part, so that a place lies within a transaction of MariaDB."""
+    """Killed after the first part, so that a place lies within a transaction of MariaDB."""
     mariadb.run(f"CREATE TABLE {DATABASE}.large (id INT PRIMARY KEY)")
     file = capture_file(tmp_path, "large", mariadb, bootstrap, "large", 1)
     settings = captured(file)
@@ -236,7 +239,7 @@ def test_server_that_does_not_say_enough_is_refused(
 
 
 class Load(threading.Thread):
-    """Random changes of `items`, some rows a transaction. `done`: how many there were."""
+    """Random changes of `items`, some rows a transaction. `done`: their number."""
 
     def __init__(self, server: MariaDbServer, seed: int) -> None:
         super().__init__()
@@ -292,8 +295,10 @@ class Load(threading.Thread):
 def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_of_the_capture(
     spark: Any, mariadb: MariaDbServer, servers: ReplicaSet, tmp_path: Path
 ) -> None:
-    """Random inserts, updates and deletions, a part of them before the first look at the table.
-    The checksums are of all columns of all rows."""
+    """Random inserts, updates and deletions, some before the first snapshot.
+
+    The checksums cover all columns of all rows.
+    """
     mariadb.run(f"USE {DATABASE}", TABLE.replace("CREATE TABLE ", f"CREATE TABLE {DATABASE}."))
     file = capture_file(tmp_path, "items", mariadb, servers.bootstrap, "items")
     jobs = {sink: job_of(tmp_path, servers.bootstrap, sink) for sink in ("delta", "iceberg")}
@@ -363,20 +368,20 @@ def wait_for(load: Load, done: float) -> None:
 
 
 def leader_of(bootstrap: str) -> int:
-    """Of the topic's first partition."""
+    """Return the leader of the topic's first partition."""
     topic = f"items.{DATABASE}.items"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     return int(admin.list_topics(topic, timeout=20).topics[topic].partitions[0].leader)
 
 
 def checksum(rows: Iterable[tuple[Any, ...]]) -> str:
-    """Of rows in any order."""
+    """Return a checksum of rows in any order."""
     told = sorted(json.dumps([_text(value) for value in row]) for row in rows)
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 def _text(value: Any) -> Any:
-    """As both sides can say it: times of MariaDB are in UTC and do not say so."""
+    """Return a value in a common form: times of MariaDB are in UTC without a zone."""
     import base64
 
     if isinstance(value, datetime.datetime):

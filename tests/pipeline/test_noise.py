@@ -1,4 +1,4 @@
-"""What of a JVM's errors a user is shown."""
+"""Filter of a JVM's error output for users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACE = [HEADER, *DAEMON, PIPE]
     ids=["pipe", "reset", "one after the other", "one within the other", "line by line"],
 )
 def test_worker_whose_task_has_ended_says_nothing(lines: list[str]) -> None:
-    """Also where several say so at the same time."""
+    """Also if several workers report it at the same time."""
     assert list(shown(["before", *lines, "after"])) == ["before", "after"]
 
 
@@ -50,5 +50,5 @@ def test_worker_whose_task_has_ended_says_nothing(lines: list[str]) -> None:
     ],
 )
 def test_other_exceptions_are_shown_whole_and_in_order(lines: list[str]) -> None:
-    """Of a task's own code, of the daemon's for another reason, or without an end."""
+    """Exceptions of a task's own code, of the daemon for another reason, or without an end."""
     assert list(shown(lines)) == lines

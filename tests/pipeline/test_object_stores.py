@@ -1,4 +1,4 @@
-"""Tables in an object store, a real server of S3 on this machine: no folder, no rename, no lock."""
+"""Tables in an object store, a real S3 server on this machine: no folder, rename or lock."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FEW = 190
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of an S3 server."""
+    """Address of an S3 server."""
     with object_server() as address:
         yield address
 
 
 @pytest.fixture
 def store(server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Its settings, which are in the environment, too; the bucket is new."""
+    """The store's settings, also in the environment; the bucket is new."""
     for name, value in {
         "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "word",
     }.items():  # fmt: skip
@@ -60,7 +60,7 @@ def table_of(kind: str, store: dict[str, str], folder: Path) -> Any:
 
 
 def staged(table: TableSink, store: dict[str, str], run: str, first: int, end: int) -> Any:
-    """A file as a task writes it, with its report."""
+    """Return a file as a task writes it, with its report."""
     folder = table.staging(run)
     spec = WriteSpec(f"job-{run}-{first}", folder, folder, "t", {}, only=ROWS, storage=store)
     numbers = list(range(first, end))
@@ -112,7 +112,7 @@ def test_table_in_a_store_says_where_it_ends_and_refuses_late_runs(
 def test_version_of_delta_that_two_write_at_once_is_of_one(
     tmp_path: Path, store: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have looked before either has written: the store refuses the second PUT."""
+    """Both have checked before either wrote: the store refuses the second PUT."""
     one, other = (table_of("delta", store, tmp_path) for _ in range(2))
     one.open(TOPICS)
     commit(one, store, RUNS[0], at(0, 0), at(5, 0))
@@ -152,7 +152,7 @@ def test_table_in_a_store_is_compacted(tmp_path: Path, store: dict[str, str], ki
 def test_table_in_a_store_is_read_by_its_own_library(
     tmp_path: Path, store: dict[str, str], kind: str
 ) -> None:
-    """By URL, with the settings that the environment has."""
+    """By URL, with the settings in the environment."""
     commit(opened := table_of(kind, store, tmp_path), store, RUNS[0], opened.open(TOPICS), at(5, 0))
     if kind == "delta":
         from deltalake import DeltaTable
@@ -253,7 +253,7 @@ def test_store_that_has_no_such_bucket_is_told_before_spark_starts(
 def test_job_into_a_store_has_every_record_once(
     spark: Any, bootstrap: str, tmp_path: Path, store: dict[str, str], kind: str
 ) -> None:
-    """Executors write and `verify` reads without a jar of Hadoop's; a second run adds nothing."""
+    """Executors write and `verify` reads without Hadoop's jars; a second run adds nothing."""
     from tests.pipeline.test_reading import create
     from tests.pipeline.test_spark import BROKEN, JOB, fill, run_once
     from vdl.pipeline.dead_letters import read_letters

@@ -1,4 +1,4 @@
-"""Rows for a topic say what they were made of, each something else, wherever they are."""
+"""Rows for a topic have distinct origins, wherever they are in a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def row(offset: int | None, *, partition: int = 0, **more: Any) -> Row:
 
 
 def stage(folder: Path, *tasks: Sequence[Row]) -> list[DataFile]:
-    """The files of a batch, as tasks write and report them."""
+    """Return the files of a batch, as tasks write and report them."""
     written = Written(None)
     for n, rows in enumerate(tasks):
         schema = pa.schema([(name, TYPES[name]) for name in rows[0]])
@@ -51,8 +51,10 @@ def stage(folder: Path, *tasks: Sequence[Row]) -> list[DataFile]:
 
 
 def test_rows_of_one_record_in_two_files_are_refused_before_any_is_sent(tmp_path: Path) -> None:
-    """As `SELECT ... UNION ALL SELECT ...` leaves them. Sent with one origin, the second would be
-    dropped by whoever reads each once, and nobody would miss it."""
+    """`SELECT ... UNION ALL SELECT ...` creates such rows.
+
+    With one origin, a deduplicating reader would drop the second one without notice.
+    """
     sent: list[str] = []
 
     def send(paths: Sequence[str], mark: Mark) -> int:
@@ -97,7 +99,7 @@ def test_rows_of_one_origin_are_refused(
 
 
 def test_rows_of_several_places_are_told_apart(tmp_path: Path) -> None:
-    """One offset of two partitions and of two topics; a record's rows by their numbers."""
+    """Covers one offset of two partitions and of two topics, and a record's rows by number."""
     check_origins([])
     check_origins(stage(tmp_path, [row(7), row(7, partition=1), row(9)], [row(8)]))
     check_origins(stage(tmp_path, [row(7, _topic="t")], [row(7, _topic="u")]))
@@ -112,7 +114,7 @@ def test_rows_without_their_topic_are_refused_where_there_are_several() -> None:
 
 
 def test_rows_say_their_topic_also_where_the_job_has_read_another(tmp_path: Path) -> None:
-    """The commits go on saying how far that one was read."""
+    """Later commits still record the positions of the other topic."""
     marks: list[Mark] = []
 
     def send(paths: Sequence[str], mark: Mark) -> int:
@@ -140,7 +142,7 @@ def write_row(folder: Path, one: Row) -> str:
 def test_rows_with_numbers_are_looked_through_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
 ) -> None:
-    """As a plain count says, however many rows are held at a time."""
+    """The result equals a plain count for any number of rows held at a time."""
     monkeypatch.setattr(origins, "ROWS_MAX", rows_max)
     rng = random.Random(5)
     places = [(p, o, n) for p in range(2) for o in range(40) for n in range(rng.randrange(4))]

@@ -93,7 +93,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize("text", TRANSFORMS)
 def test_what_is_taken_of_a_value_is_what_iceberg_takes(text: str) -> None:
-    """Value by value, by PyIceberg's own function; before 1970, below 0 and for NULL, too."""
+    """Value by value, by PyIceberg's own function; also before 1970, below 0 and for NULL."""
     (field,) = fields(text)
     first = datetime.datetime(1969, 12, 31, 22, 59, 59, 999_999, tzinfo=datetime.UTC)
     moments = [first + n * datetime.timedelta(minutes=61, days=n % 3 * 17) for n in range(60)]
@@ -163,7 +163,7 @@ def test_task_writes_a_file_for_each_partition(tmp_path: Path) -> None:
 def test_task_of_many_partitions_has_few_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition whose file has ended gets another one."""
+    """A partition whose file was finished gets another one."""
     monkeypatch.setattr(writing, "OPEN_MAX", 2)
     monkeypatch.setattr(writing, "HELD_BYTES", 0)
     monkeypatch.setattr(writing, "GATHERED_ROWS", 1)
@@ -197,7 +197,7 @@ def table_of(kind: str, folder: Path, *by: str) -> Any:
 
 
 def iceberg_at(folder: Path) -> Any:
-    """The table that `table_of` has made there, as others see it."""
+    """Return the table that `table_of` has created there, as others see it."""
     settings = local_catalog(str(folder / "t"))
     return load_catalog(settings.pop("name"), **settings).load_table("default.t")
 
@@ -206,7 +206,7 @@ def commit(
     table: Any, number: int, by: tuple[str, ...], rows: Any = None,
     change: Callable[[Any], Any] = lambda key: key,
 ) -> None:  # fmt: skip
-    """A batch; `change`: of what its writer says of partitions."""
+    """Commit a batch; `change`: replaced fields of its data files."""
     batch = batch_of() if rows is None else batch_of(rows)
     folder = Path(table.staging("r"))
     spec = WriteSpec(
@@ -229,7 +229,7 @@ def commit(
 
 @pytest.mark.parametrize("by", [("c",), ("d", "c"), ("n",)])
 def test_delta_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple[str, ...]) -> None:
-    """Read by the log's values; a filter on one finds its files only."""
+    """Readers use the log's values; a filter on one finds its files only."""
     commit(table_of("delta", tmp_path, *by), 0, by)
     again = table_of("delta", tmp_path, *by)
     commit(again, 1, by)
@@ -265,7 +265,7 @@ def test_iceberg_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple
         some = found.scan("at >= '2013-02-02T00:00:00+00:00'")
         assert len(list(some.plan_files())) == 2
         assert sorted(some.to_arrow()["n"].to_pylist()) == [2, 2, 5, 5]
-    # Readers know which bucket a value is in.
+    # Readers know the bucket of a value.
     assert sorted(found.scan("n == 3").to_arrow()["n"].to_pylist()) == [3, 3]
     if by == ("bucket(3, n)",):
         assert len(list(found.scan("n == 3").plan_files())) == 2
@@ -289,13 +289,13 @@ def test_table_in_other_partitions_is_refused(tmp_path: Path, kind: str) -> None
 
 
 def test_empty_text_of_a_delta_partition_is_refused(tmp_path: Path) -> None:
-    """Its log has no other word for NULL."""
+    """Delta's log has no other form for NULL."""
     with pytest.raises(DeltaRefused, match="its partition column c is an empty text"):
         commit(table_of("delta", tmp_path, "c"), 0, ("c",), [{**ROWS_MADE[0], "c": ""}])
 
 
 def test_long_text_of_an_iceberg_partition_is_not_taken_for_null(tmp_path: Path) -> None:
-    """Statistics of a file leave it out."""
+    """A file's statistics leave it out."""
     long = [{**ROWS_MADE[0], "c": "x" * 9000}]
     with pytest.raises(PipelineError, match="a value may be too long"):
         commit(table_of("iceberg", tmp_path, "c"), 0, ("c",), long)

@@ -31,14 +31,14 @@ def at(offsets: dict[int, int], *, topic: str = "t", topic_id: str = "id") -> Po
 
 
 def test_positions_as_json_come_back_equal() -> None:
-    """What a sink or a checkpoint keeps is what was given to it; keys are text."""
+    """Positions survive a sink or a checkpoint unchanged; keys are text."""
     positions = at({0: 5, 11: 7}).over(at({2: 1}, topic="u", topic_id="other"))
     text = json.dumps(positions.to_json())
     assert Positions.from_json(json.loads(text)) == positions
 
 
 def test_positions_of_the_connector_are_read() -> None:
-    """The official connector writes no ids; ours are put beside its offsets."""
+    """The official connector writes no ids; ours are added to its offsets."""
     found = Positions.from_json({"t": {"0": 5}})
     assert found == at({0: 5}, topic_id="")
     assert found.with_ids_of(at({0: 9})) == at({0: 5})
@@ -51,7 +51,7 @@ def test_positions_that_are_none_are_refused(data: dict[str, object]) -> None:
 
 
 def test_positions_of_another_topic_id_stop_the_job() -> None:
-    """A recreated topic has offsets of its own: to go on would skip its first records."""
+    """A recreated topic has offsets of its own: to continue would skip its first records."""
     with pytest.raises(TopicRecreated, match="deleted and created again"):
         check_same_topics(at({0: 5}), at({0: 9}, topic_id="new"))
     check_same_topics(at({0: 5}), at({0: 9}))
@@ -65,7 +65,7 @@ def test_positions_before_the_log_start_are_gone() -> None:
 
 
 def test_positions_behind_the_log_end_are_no_wait() -> None:
-    """A log that lost its end must not be waited for until it is as long again."""
+    """A job must not wait until a log that lost its end is as long again."""
     with pytest.raises(LogShrank):
         check_reachable(at({0: 21}), at({0: 0}), at({0: 20}))
 
@@ -108,14 +108,14 @@ def test_admit_until_the_end_takes_every_offset_once(
 
 
 def test_admit_takes_a_small_partition_beside_a_large_one_at_once() -> None:
-    """In proportion none of the thirty would be in the first batches, and all of them late."""
+    """In proportion none of the thirty would be in the first batches, and all would be late."""
     stop = admit(at({0: 0, 1: 0}), at({0: 30, 1: 10_000_000}), rows_max=200_000)
     assert stop.offset("t", 0) == 30
     assert stop.offset("t", 1) == 200_000 - 30
 
 
 def test_admit_of_more_partitions_than_rows_lets_none_wait_for_ever() -> None:
-    """Each has its turn, however much comes to others."""
+    """Each has its turn, however much the others have."""
     count, rows_max = 25, 10
     position = at(dict.fromkeys(range(count), 0))
     for batch in range(10):
@@ -153,7 +153,7 @@ def test_cut_pieces_cover_their_ranges(counts: list[int], tasks: int) -> None:
 
 @given(counts=st.lists(st.integers(1, 30_000), max_size=40), tasks=st.integers(0, 10))
 def test_pieces_of_one_task_are_those_that_follow(counts: list[int], tasks: int) -> None:
-    """All of them, in order, and no task of small pieces is larger than one has to be."""
+    """Tasks contain all pieces, in order, and no task of small pieces is larger than necessary."""
     pieces = [OffsetRange("t", p, 0, count) for p, count in enumerate(counts)]
     found = together(pieces, tasks_min=tasks)
     assert [piece for few in found for piece in few] == pieces
@@ -163,7 +163,7 @@ def test_pieces_of_one_task_are_those_that_follow(counts: list[int], tasks: int)
 
 
 def test_pieces_of_many_small_partitions_are_few_tasks() -> None:
-    """24 partitions of a hundred records were 24 tasks, and 24 files."""
+    """Otherwise 24 partitions of a hundred records would be 24 tasks, and 24 files."""
     small = [OffsetRange("t", p, 0, 100) for p in range(24)]
     assert len(together(small)) == 1
     assert len(together(small, tasks_min=8)) == 8

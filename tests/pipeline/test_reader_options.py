@@ -1,4 +1,4 @@
-"""Options of `format("vdl")` and the filters that become fewer offsets."""
+"""Options of `format("vdl")`, and filters that reduce the offsets to read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_options_at_least_are_servers_and_topics() -> None:
 
 
 def test_options_in_any_case_are_known() -> None:
-    """Spark hands names over in lower case."""
+    """Spark passes names in lower case."""
     found = parse({**LEAST, "maxrows": "7", "MAXBYTES": "0", "client.check.crcs": "false"})
     assert (found.rows_max, found.bytes_max) == (7, 0)
     assert found.client == {"check.crcs": "false"}
@@ -47,7 +47,7 @@ def test_options_in_any_case_are_known() -> None:
     ],
 )
 def test_options_that_are_wrong_are_refused(name: str, value: str) -> None:
-    """A misspelt option must not be a default without a word."""
+    """A misspelt option must not silently become a default."""
     with pytest.raises(OptionError, match=name):
         parse({**LEAST, name: value})
 
@@ -123,7 +123,7 @@ WANTED = [OffsetRange("t", 0, 10, 50), OffsetRange("t", 1, 0, 30), OffsetRange("
     ],
 )
 def test_filters_on_place_are_done_here(filters: list[Any], kept: list[OffsetRange]) -> None:
-    """Nothing is left for Spark, and only what is wanted is read."""
+    """Nothing is left for Spark, and only the needed offsets are read."""
     pushed, left = push(filters)
     assert left == []
     assert pushed.cut(WANTED) == kept
@@ -137,7 +137,7 @@ def test_filters_on_other_columns_are_left() -> None:
 
 
 def test_filters_on_time_cut_from_below_and_are_done_again() -> None:
-    """Records behind the first of a time can be older than it."""
+    """Records after the first one of a time can be older than it."""
     when = datetime(2013, 1, 1, microsecond=1500, tzinfo=UTC)
     filters = [GreaterThan(("timestamp",), when), LessThan(("timestamp",), when)]
     pushed, left = push(filters)
@@ -168,7 +168,7 @@ CONNECTORS = {
 
 
 def test_options_by_the_connectors_names_are_the_same() -> None:
-    """A query that read with the official connector reads with another format."""
+    """A query for the official connector works with another format name."""
     found = parse(CONNECTORS)
     own = {
         "bootstrap": "h:1", "topics": "a,b", "start": CONNECTORS["startingOffsets"],

@@ -85,7 +85,7 @@ def test_range_over_the_protocol_has_exactly_its_offsets(bootstrap: str, topic: 
 
 
 def test_range_behind_the_end_of_a_topic_stalls(bootstrap: str, topic: str) -> None:
-    """What is not there is not waited for for ever."""
+    """A read does not wait forever for missing records."""
     wanted = OffsetRange(topic, 0, RECORDS // 2 - 5, RECORDS)
     batches = read_range(wanted, bootstrap=bootstrap, columns=EVERY, stall_seconds=1.5)
     with pytest.raises(Stalled) as stalled:
@@ -101,7 +101,7 @@ def test_range_of_servers_that_are_away_stalls() -> None:
 
 @pytest.fixture(scope="module")
 def trimmed(bootstrap: str) -> str:
-    """A topic of which the first hundred records of a partition are gone."""
+    """Topic with the first hundred records of a partition removed."""
     create(bootstrap, "trimmed")
     produce(bootstrap, "trimmed", 400)
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -120,7 +120,7 @@ def test_range_that_is_gone_in_part_says_how_much(bootstrap: str, trimmed: str) 
 def test_range_that_is_gone_in_part_is_read_where_loss_is_allowed(
     bootstrap: str, trimmed: str, client: str
 ) -> None:
-    """What is left of it, and nothing of a range of which nothing is left."""
+    """Returns the rest of it, and nothing of a range that is gone completely."""
     more = {client: "true"} if client else {}
     options = parse({"bootstrap": bootstrap, "topics": trimmed, "allowLoss": "true", **more})
     for end, left in ((150, list(range(100, 150))), (70, [])):
@@ -129,7 +129,7 @@ def test_range_that_is_gone_in_part_is_read_where_loss_is_allowed(
 
 
 def test_range_that_is_gone_in_part_is_told_in_a_letter(bootstrap: str, trimmed: str) -> None:
-    """Retention was quicker than the task, and not than the plan."""
+    """Retention ran after the plan and before the task."""
     more = {"allowLoss": "true", "unreadable": "letter", "headers": "true"}
     options = parse({"bootstrap": bootstrap, "topics": trimmed, **more})
     first, *rest = [
@@ -158,7 +158,7 @@ def test_range_that_begins_behind_the_end_of_a_log_says_so(
 
 
 class Watermarks:
-    """A consumer that can only be asked where a log begins and ends."""
+    """Consumer that only reports the start and the end of a log."""
 
     def __init__(self, answer: tuple[int, int] | KafkaException) -> None:
         self.answer = answer
@@ -171,7 +171,7 @@ class Watermarks:
 
 @pytest.mark.parametrize("answer", [(0, 9), (7, 7), KafkaException(KafkaError(-195))])
 def test_range_that_is_there_after_all_is_asked_for_again(answer: Any) -> None:
-    """A server may have had less for a moment than the leader has, or be away by now."""
+    """A server may briefly have had less than the leader, or be unreachable now."""
     for allow_loss in (False, True):
         found = _first_left(Watermarks(answer), OffsetRange("t", 0, 5, 9), 7, allow_loss=allow_loss)
         assert found == 7
@@ -190,7 +190,7 @@ def test_topics_that_do_not_exist_are_an_error(bootstrap: str) -> None:
 
 
 def test_topics_at_a_time_give_its_first_record(bootstrap: str, topic: str) -> None:
-    """And the end where nothing is as young."""
+    """Returns the end if no record is as young."""
     topics = topics_of(bootstrap, topic)
     found = topics.resolve(AtTime(1_000_000 + 1000))
     assert (found.offset(topic, 0), found.offset(topic, 1)) == (500, 500)
@@ -215,7 +215,7 @@ def test_topics_that_are_recreated_have_another_id(bootstrap: str) -> None:
 
 @pytest.fixture(scope="module")
 def small_segments() -> Iterator[ReplicaSet]:
-    """One server whose segments are 64 KiB and are written every second."""
+    """One server with segments of 64 KiB that are flushed every second."""
     servers = ReplicaSet(1)
     servers.up()
     try:
@@ -238,7 +238,7 @@ def small_segments() -> Iterator[ReplicaSet]:
 
 
 def sealed_segments(servers: ReplicaSet) -> dict[int, list[SealedSegment]]:
-    """Of both partitions, once some are on disk."""
+    """Return the sealed segments of both partitions, once some are on disk."""
     topic_id, count = topics_of(servers.bootstrap, "sealed").ids()["sealed"]
     store = str(servers.directory / "1" / "store")
     deadline = time.monotonic() + 30
@@ -294,10 +294,12 @@ def test_segments_of_another_topic_id_are_not_read(small_segments: ReplicaSet) -
 def test_segments_of_one_task_that_are_damaged_are_had_from_the_broker(
     small_segments: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """Two segments, read from the middle of the first to that of the second. A bit of the first one
-    is flipped in a copy, or retention has removed it, or it breaks off: what lies before comes from
-    the file, what is missing of this one over the protocol, the next one from its file again, and
-    every record once, in order."""
+    """Two segments are read from the middle of the first to that of the second.
+
+    The first is damaged: a bit is flipped in a copy, or retention has removed it, or it is
+    truncated. Records before the damage come from the file, the rest of the segment over the
+    protocol, the next segment from its file again, and every record once, in order.
+    """
     partition, segments = next(iter(sealed_segments(small_segments).items()))
     copy = tmp_path / "copy"
     two = [dataclasses.replace(one, directory=str(copy)) for one in segments[:2]]
@@ -332,7 +334,7 @@ def test_segments_of_one_task_that_are_damaged_are_had_from_the_broker(
 def test_batches_as_brokers_keep_them_are_the_same_rows(
     bootstrap: str, topic: str, isolation: str
 ) -> None:
-    """To the offset, also where a range begins and ends within a batch."""
+    """To the offset, also if a range begins and ends within a batch."""
     wanted = OffsetRange(topic, 1, 17, 1203)
     with Leaders(bootstrap) as leaders:
         found = list(read_batches(wanted, leaders=leaders, columns=EVERY, isolation=isolation))
@@ -344,8 +346,10 @@ def test_batches_as_brokers_keep_them_are_the_same_rows(
 def test_what_batches_do_not_give_a_client_library_does(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch, answers: int
 ) -> None:
-    """The connection breaks between two answers, or before the first: no row is missing, and none
-    comes twice."""
+    """The connection breaks between two responses, or before the first.
+
+    No row is missing, and none is duplicated.
+    """
     wanted = OffsetRange(topic, 0, 3, 1400)
     whole = read(bootstrap, wanted, COLUMNS)
     real = fetch._fetch
@@ -366,7 +370,7 @@ def test_what_batches_do_not_give_a_client_library_does(
 def test_small_ranges_of_one_task_are_one_batch(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their order, over one connection to each leader, with one question for it."""
+    """In order, over one connection to each leader, with one request for it."""
     asked = []
     real = fetch._leaders
     monkeypatch.setattr(fetch, "_leaders", lambda *told: asked.append(told) or real(*told))
@@ -379,7 +383,7 @@ def test_small_ranges_of_one_task_are_one_batch(
 
 
 def test_records_of_any_size_are_batches_of_bounded_bytes(bootstrap: str) -> None:
-    """A client library's queue is bounded, so what is taken out of it at a time is to be, too."""
+    """A client library's queue is bounded, so the rows taken out of it at a time must be, too."""
     create(bootstrap, "large", partitions=1)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Where records are: guessed by zeros or walked, the same; and memory that is used again."""
+"""Positions of records, guessed by zeros or walked, are the same; memory is used again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ZEROS = st.lists(st.sampled_from([0, 0, 2, 6, 64, 130, 200]), max_size=60).map(b
 
 
 def lanes(batches: Sequence[Sequence[Record]]) -> tuple[bytearray, list[int], list[int]]:
-    """(the records of batches end to end and padding, their sizes, their counts)."""
+    """Return (the records of batches end to end and padding, their sizes, their counts)."""
     parts = [bytes(build_batch(list(records), BatchFields()))[HEADER_BYTES:] for records in batches]
     return bytearray(b"".join([*parts, PADDING])), [*map(len, parts)], [*map(len, batches)]
 
 
 def both(batches: Sequence[Sequence[Record]]) -> tuple[Any, Any]:
-    """What is guessed, or None, and what is found in the end."""
+    """Return the guess, or None, and the final result."""
     buffer, sizes, counts = lanes(batches)
     data = np.frombuffer(buffer, np.uint8)
     edges = np.cumsum([0, *sizes])
@@ -53,7 +53,7 @@ def test_bodies_of_records_without_headers_are_guessed(size: int) -> None:
 
 
 def test_bodies_of_values_with_zeros_are_guessed_all_the_same() -> None:
-    """A value that holds what looks like a record's beginning: nothing ends there."""
+    """A value contains a pattern like a record's beginning, but no record ends there."""
     records = [Record(value=b"\x00\x20\x00" + PLAIN, timestamp=n) for n in range(50)]
     guessed, _ = both([records])
     assert guessed is not None
@@ -68,7 +68,7 @@ def test_bodies_of_values_with_zeros_are_guessed_all_the_same() -> None:
     ],
 )
 def test_bodies_that_cannot_be_guessed_are_walked(odd: Record) -> None:
-    """Headers in the middle, a length of four bytes."""
+    """Covers headers in the middle, and a length of four bytes."""
     plain = [Record(value=PLAIN)] * 3
     guessed, (at, ends) = both([[*plain, odd, *plain]])
     assert guessed is None
@@ -95,7 +95,7 @@ def test_bodies_of_lying_counts_are_refused() -> None:
     )
 )
 def test_bodies_that_are_guessed_are_those_of_the_walk(batches: list[list[Record]]) -> None:
-    """Whatever values hold."""
+    """Holds for any values."""
     buffer, sizes, counts = lanes(batches)
     data = np.frombuffer(buffer, np.uint8)
     _, ends = bodies.record_bodies(data, buffer, sizes, counts)

@@ -1,4 +1,4 @@
-"""Iceberg tables in a REST catalog, a real server: as in SQLite, also where answers are lost.
+"""Iceberg tables in a real REST catalog: as in SQLite, also if responses are lost.
 
 The server is Iceberg's own, from Maven Central, fetched once; without it the tests are skipped.
 """
@@ -50,7 +50,7 @@ KILL_SECONDS_MAX = 60
 
 @pytest.fixture(scope="module")
 def objects() -> Iterator[str]:
-    """The address of an S3 server."""
+    """Address of an S3 server."""
     with object_server() as address:
         make_bucket(address, "lake")
         yield address
@@ -58,14 +58,14 @@ def objects() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def port(objects: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Where the catalog is."""
+    """Port of the catalog."""
     with catalog_server(tmp_path_factory.mktemp("rest"), objects) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalog that loses an answer is there again at once."""
+    """Retry at once after a lost response."""
     monkeypatch.setattr(iceberg_table, "WAITS_SECONDS", (0.01,) * 5)
 
 
@@ -76,7 +76,7 @@ def gate(port: int) -> Iterator[Gate]:
 
 
 class Lake:
-    """A table's place, in a namespace of the test's own."""
+    """Place of a table, in a namespace of the test's own."""
 
     def __init__(self, gate: Gate, path: str, name: str, store: dict[str, str]) -> None:
         self.path, self.name, self.store = path, name, store
@@ -85,7 +85,7 @@ class Lake:
         self.key: tuple[str, ...] = ()
 
     def sink(self) -> IcebergSink:
-        """Opened."""
+        """Return an open sink."""
         where = (self.path, self.store, self.catalog, self.name, self.fields, self.key)
         found = open_place(Place("iceberg", *where), "job")
         assert isinstance(found, IcebergSink)
@@ -93,18 +93,18 @@ class Lake:
         return found
 
     def loaded(self) -> Table:
-        """As another writer has it, who knows nothing of jobs."""
+        """Return the table as another writer sees it that does not know of jobs."""
         settings = {**self.catalog, **iceberg_options(self.store)}
         return load_catalog("other", **settings).load_table(self.name)
 
     def numbers(self) -> list[int]:
-        """As PyIceberg reads them."""
+        """Return the numbers in the table as PyIceberg reads them."""
         return sorted(self.loaded().scan().to_arrow()["n"].to_pylist())
 
     def batch(
         self, table: IcebergSink, first: int, end: int, run: str = RUN, *, columns: Any = COLUMNS
     ) -> Commit:
-        """Of a row for each offset of [first, end) of partition 0."""
+        """Return a batch with a row for each offset of [first, end) of partition 0."""
         storage, path = storage_of(self.path, self.store), f"{table.staging(run)}/job-{run}-{first}"
         rows = [
             {"n": n, "_partition": 0, "_offset": n, OP: ROW, "more": n} for n in range(first, end)
@@ -127,7 +127,7 @@ class Lake:
 
 @pytest.fixture
 def lake(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> Lake:
-    """In a folder."""
+    """Lake in a folder."""
     del request
     return Lake(gate, str(tmp_path / "t"), f"{tmp_path.name}.t", {})
 
@@ -136,7 +136,7 @@ def lake(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> Lake:
 def any_lake(
     request: pytest.FixtureRequest, lake: Lake, gate: Gate, objects: str, tmp_path: Path
 ) -> Lake:
-    """In a folder, or in an object store."""
+    """Lake in a folder, or in an object store."""
     if request.param == "folder":
         return lake
     given = {"endpoint": objects, "access_key_id": "me", "secret_access_key": "word"}
@@ -145,7 +145,7 @@ def any_lake(
 
 
 def test_table_says_where_it_ends_and_refuses_late_runs(any_lake: Lake) -> None:
-    """Rows and offsets come together; of the run that was taken for dead nothing is there."""
+    """Rows and offsets are committed together; the run that was assumed dead leaves nothing."""
     table = any_lake.sink()
     assert table.sequence == 0
     any_lake.write(table, 0, 5)
@@ -167,7 +167,7 @@ def test_table_says_where_it_ends_and_refuses_late_runs(any_lake: Lake) -> None:
 def test_late_commit_of_another_run_is_refused_by_the_server(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has looked before the other one committed: only the snapshot's id can tell."""
+    """It checked before the other one committed: only the snapshot's id shows the conflict."""
     zombie = lake.sink()
     lake.write(zombie, 0, 2)
     heir = lake.sink()
@@ -195,7 +195,7 @@ def test_commit_of_another_writer_is_not_in_the_way(
 def test_commit_whose_answer_is_lost_is_in_the_table_once(
     lake: Lake, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is in the way: the run looks, and goes on."""
+    """In each case the run checks the table and continues."""
     monkeypatch.setattr(iceberg_catalog, "TIMEOUTS_SECONDS", (5, 1))
     table = lake.sink()
     hows = ["cut", "cut before", "twice", "late", "hang", "500", "502", "503", "507", "200"]
@@ -204,7 +204,7 @@ def test_commit_whose_answer_is_lost_is_in_the_table_once(
         lake.write(table, n, n + 1)
         assert lake.numbers() == list(range(n + 1)), how
     lake.write(table, 10, 11)
-    # Of each, of the table itself, and one more where the first was not made or was too late.
+    # For each fault, for the table's creation, and one more if the first was not made or too late.
     assert gate.commits == len(hows) + 1 + 1 + 2
     assert lake.sink().open(TOPICS) == at(11, 0)
     snapshots = lake.loaded().metadata.snapshots
@@ -219,7 +219,7 @@ def test_table_whose_making_is_not_answered_is_made_once(lake: Lake, gate: Gate)
 
 
 def test_upsert_whose_answer_is_lost_is_in_the_table_once(lake: Lake, gate: Gate) -> None:
-    """Also where the first try is carried out behind the look; its files are kept."""
+    """Also if the first attempt is carried out after the check; its files are kept."""
     lake.key = ("n",)
     table = lake.sink()
     for n, how in enumerate(["", "cut", "late", "twice", "cut before"]):
@@ -237,7 +237,7 @@ def test_upsert_whose_answer_is_lost_is_in_the_table_once(lake: Lake, gate: Gate
 def test_commit_that_nobody_answers_for_is_found_or_refused(
     lake: Lake, gate: Gate, monkeypatch: pytest.MonkeyPatch, *, is_made_first: bool
 ) -> None:
-    """The run ends: it may be made later. That is before or behind the next run's first commit."""
+    """The run ends. The commit may be made later: before or after the next run's first commit."""
     monkeypatch.setattr(iceberg_table, "WAITS_SECONDS", (0.0, 0.0))
     table = lake.sink()
     lake.write(table, 0, 2)
@@ -259,7 +259,7 @@ def test_commit_that_nobody_answers_for_is_found_or_refused(
 
 
 def test_partitions_and_columns_come_with_rows(lake: Lake) -> None:
-    """What the server checks of a commit is more than SQLite does."""
+    """The server checks more of a commit than SQLite does."""
     lake.fields = (PartitionField("_partition"),)
     table = lake.sink()
     lake.write(table, 0, 2)
@@ -273,8 +273,11 @@ def test_partitions_and_columns_come_with_rows(lake: Lake) -> None:
 def test_table_that_others_have_made_in_words_of_java_is_written(
     lake: Lake, synced: set[str]
 ) -> None:
-    """`file:/`, as Hadoop's paths are. What a commit names is on the disk before the catalog, which
-    writes its own file of metadata, is asked."""
+    """Covers locations with `file:/`, as Hadoop writes them.
+
+    Files that a commit names are on disk before the request to the catalog, which writes its own
+    metadata file.
+    """
     catalog = load_catalog("other", **lake.catalog)
     catalog.create_namespace(lake.name.partition(".")[0])
     catalog.create_table(lake.name, COLUMNS, location=f"file:{lake.path}")
@@ -289,7 +292,7 @@ def test_table_that_others_have_made_in_words_of_java_is_written(
 def test_table_is_compacted_and_its_snapshots_forgotten(
     any_lake: Lake, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction that was sent twice is one; of one whose answer is lost the job is told."""
+    """A compaction that was sent twice counts once; a lost response is reported to the job."""
     table = any_lake.sink()
     for n in range(3):
         any_lake.write(table, n, n + 1)
@@ -329,7 +332,7 @@ def test_old_metadata_is_gone_and_nobody_is_warned(
 
 
 def test_all_snapshots_are_asked_for(lake: Lake, gate: Gate) -> None:
-    """Or vacuum removes what those need that have no name."""
+    """Otherwise vacuum would remove files that unnamed snapshots need."""
     lake.catalog["snapshot-loading-mode"] = "refs"
     table = lake.sink()
     lake.write(table, 0, 1)
@@ -352,7 +355,7 @@ uri = "{uri}"
 def test_catalog_that_wants_a_token_gets_it_and_nobody_sees_it(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    """The secret of a credential goes to the server of tokens only."""
+    """The secret of a credential is sent to the token server only."""
     word = "open-sesame"
     secret = word if setting == "token" else f"me:{word}"
     monkeypatch.setenv("LAKE_SECRET", secret)
@@ -373,7 +376,7 @@ def test_catalog_that_wants_a_token_gets_it_and_nobody_sees_it(
 
 
 def test_run_that_is_killed_before_its_answer_has_each_row_once(lake: Lake, gate: Gate) -> None:
-    """The server has made a commit, and nobody has heard of it."""
+    """The server has made the commit, but its response did not arrive."""
     commits = 4
     command = [sys.executable, "-m", "tests.pipeline.committer", "iceberg", lake.path]
     command += [gate.address, str(commits)]

@@ -1,4 +1,4 @@
-"""A table that was put back to an older version, and a job that goes by another name."""
+"""A table restored to an older version, and a job with a new name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUN = {"run": "f" * 12, "host": "here", "since_ms": 1}
 
 
 def put_back(folder: Path, kind: str, number: int) -> None:
-    """To the version that commit `number` has made, from 0, as an operator does."""
+    """Restore the version that commit `number` (from 0) has made, as an operator does."""
     if kind == "delta":
         from deltalake import DeltaTable
 
@@ -47,7 +47,7 @@ def put_back(folder: Path, kind: str, number: int) -> None:
 def test_table_that_was_put_back_stops_the_job_until_it_is_rewound(
     tmp_path: Path, kind: str, number: int
 ) -> None:
-    """Then it writes again what the older version does not have, once."""
+    """It then writes again what the older version lacks, once."""
     folder = tmp_path / "t"
     written(folder, kind, 4)
     put_back(folder, kind, number)
@@ -83,7 +83,7 @@ def test_table_that_was_put_back_and_forth_is_as_it_was(tmp_path: Path, kind: st
 
 @KINDS
 def test_run_of_a_table_that_was_rewound_is_refused(tmp_path: Path, kind: str) -> None:
-    """It has the offsets of before."""
+    """It has the offsets from before."""
     folder = tmp_path / "t"
     zombie = written(folder, kind, 3)
     late = batch(zombie, "z", at(3, 0), at(4, 0))
@@ -97,7 +97,7 @@ def test_run_of_a_table_that_was_rewound_is_refused(tmp_path: Path, kind: str) -
 def test_delta_table_that_was_put_back_before_the_jobs_first_commit_begins_there(
     tmp_path: Path,
 ) -> None:
-    """Another has made it."""
+    """Another writer has created it."""
     import deltalake
 
     folder = tmp_path / "t"
@@ -113,7 +113,7 @@ def test_delta_table_that_was_put_back_before_the_jobs_first_commit_begins_there
 
 @KINDS
 def test_job_under_another_name_is_refused_and_can_go_on(tmp_path: Path, kind: str) -> None:
-    """Its rows would be there twice. A job of other topics may write to the table."""
+    """Its rows would be duplicated. A job of other topics may write to the table."""
     folder = tmp_path / "t"
     written(folder, kind, 2)
     renamed: Any = open_table(kind, str(folder), "renamed")
@@ -146,7 +146,7 @@ def commit(sequence: int) -> dict[str, int]:
 
 
 def test_versions_say_what_is_shown() -> None:
-    """Commits 1 and 2 as versions 1 and 2; version 3 puts back 1; a stranger's is 4."""
+    """Commits 1 and 2 as versions 1 and 2; version 3 restores 1; another writer's is 4."""
     versions = {
         0: Version(None, None, 0),
         1: Version(0, commit(1), 1),
@@ -162,7 +162,7 @@ def test_versions_say_what_is_shown() -> None:
 
 
 def test_versions_that_are_gone_prove_nothing() -> None:
-    """Only a commit that is later than what is looked at, and was not met there, does."""
+    """Only a commit later than the versions looked at, and not found there, is a proof."""
     put_back = {2: Version(1, commit(2), 2), 3: Version(1, None, 1), 4: Version(3, None, 4)}
     assert is_put_back(put_back, 4, 2) == (True, Shown(None, is_known=False, age=1))
     strangers = {4: Version(GONE, None, 4)}

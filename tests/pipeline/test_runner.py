@@ -1,6 +1,6 @@
-"""A runner without Spark: the order in which it commits a batch, and which folders it removes.
+"""A runner without Spark: the commit order of a batch, and the folders it removes.
 
-Rows and dead letters have tables of their own; what refuses a batch does so before either has it.
+Rows and dead letters have tables of their own; a batch is refused before either has it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ path = "out"
 IDS = {"t": ("id", 2)}
 ROW = pa.schema([("value", pa.binary()), ("_partition", pa.int32()), ("_offset", pa.int64())])
 CHANGED = pa.schema([("value", pa.string()), *list(ROW)[1:]])
-"""No table takes a type that does not hold what it has."""
+"""No table accepts a type that cannot hold its values."""
 
 
 def at(zero: int, one: int) -> Positions:
@@ -54,7 +54,7 @@ def at(zero: int, one: int) -> Positions:
 
 
 class Run:
-    """A runner whose tables are open, at their ends; `sent`: files handed to producers."""
+    """Runner with open tables; `sent`: files passed to producers."""
 
     def __init__(self, folder: Path, kind: str, patch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []
@@ -80,7 +80,7 @@ class Run:
     def commit(
         self, end: Positions, letters: Sequence[tuple[int, int]] = (), columns: Any = ROW
     ) -> None:
-        """A batch from where the rows are: a row, and dead letters by partition and offset."""
+        """Commit a batch after the rows' end: a row, and dead letters by partition and offset."""
         start = self.runner._positions
         written = Written(columns)
         first = start.offset("t", 0) or 0
@@ -109,14 +109,16 @@ Begin = Callable[[], Run]
 def begin(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Begin]:
-    """Begins a run of the job."""
+    """Function that begins a run of the job."""
     with ExitStack() as runs:
         yield lambda: runs.enter_context(closing(Run(tmp_path, request.param, monkeypatch)))
 
 
 def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: Begin) -> None:
-    """A type that was changed by mistake makes rows of what was dead before. Were letters kept, the
-    offsets they stand for would not be looked at again once the mistake is mended."""
+    """A type changed by mistake makes rows of former dead letters.
+
+    If the letters were kept, their offsets would not be checked again after the repair.
+    """
     job = begin()
     job.commit(at(5, 0), [(0, 3)])
     sent = list(job.sent)
@@ -132,7 +134,7 @@ def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: 
 def test_columns_that_the_table_does_not_take_are_found_before_a_batch_is_read(
     begin: Begin,
 ) -> None:
-    """By `plan` as by a run; nothing is changed by looking."""
+    """By `plan` as by a run; the check changes nothing."""
     begin().commit(at(5, 0))
     again = begin()
     again.runner._columns = CHANGED
@@ -146,7 +148,7 @@ def test_columns_that_the_table_does_not_take_are_found_before_a_batch_is_read(
 def test_backfill_takes_as_many_times_more_bytes_as_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of a kilobyte: two million of them would be thirty times what a batch may be."""
+    """Two million records of a kilobyte would be thirty times the limit of a batch."""
     with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
         job.runner._positions = at(0, 0)
         sizes = {("t", 0): 1000.0, ("t", 1): 1000.0}
@@ -158,7 +160,7 @@ def test_backfill_takes_as_many_times_more_bytes_as_rows(
 def test_job_compacts_its_tables_every_so_many_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes wrong with it is told, and stops nothing."""
+    """Failures are reported and stop nothing."""
     with closing(Run(tmp_path, "delta", monkeypatch)) as job:
         job.runner._job = replace(job.runner._job, compact_every=3)
         told = []
@@ -181,7 +183,7 @@ def test_job_compacts_its_tables_every_so_many_commits(
 def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_nothing(
     begin: Begin,
 ) -> None:
-    """A run that was taken for dead and comes back."""
+    """Covers a run that was wrongly assumed dead and continues."""
     begin().commit(at(5, 0))
     zombie, heir = begin(), begin()
     heir.commit(at(7, 0))
@@ -194,8 +196,11 @@ def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_n
 def test_dead_letters_of_a_batch_that_is_divided_otherwise_stay_known(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the rows' commit; by the next run more has come, and a batch takes more of one
-    partition and less of the other. What the table has of the other must not be forgotten."""
+    """A run is killed before the rows' commit, and the next one has other batches.
+
+    With more records, a batch takes more of one partition and less of the other. The dead letters
+    that the table has of the other must not be forgotten.
+    """
     killed = begin()
     with monkeypatch.context() as patch:
         patch.setattr(killed.rows, "commit", fail)
@@ -213,8 +218,11 @@ def test_dead_letters_of_a_batch_that_is_divided_otherwise_stay_known(
 def test_dead_letter_that_only_the_second_try_finds_is_kept(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that could not be written, and a job file that was mended after: what is dead now is not
-    what was dead then. Those that are there are left out, not all below the end of that try."""
+    """The rows could not be written, and the job file was repaired afterwards.
+
+    Now other records are dead. Existing letters are left out, but not all records below the end of
+    that attempt.
+    """
     begin().commit(at(10, 0), [(0, 3)])
     killed = begin()
     with monkeypatch.context() as patch:
@@ -233,7 +241,7 @@ def test_dead_letter_that_only_the_second_try_finds_is_kept(
 
 
 def dead_rows(*places: tuple[int, int]) -> Any:
-    """As `decode` has them."""
+    """Return rows as `decode` returns them."""
     rows = [
         {"_partition": partition, "_offset": offset, "_error": "no", "_dead_topic": "t"}
         for partition, offset in places
@@ -247,11 +255,11 @@ def fail(*_: object) -> None:
 
 
 def test_run_removes_checkpoints_of_its_own_job_only(begin: Begin, tmp_path: Path) -> None:
-    """The folder may hold anything else: what another job needs, what is nobody's here."""
+    """The folder may hold other data: that of other jobs, and unknown files."""
     checkpoints = tmp_path / "out-checkpoint"
     others = [
         checkpoints / "flights" / "0123456789ab-0" / "offsets",
-        checkpoints / "fedcba987654-0" / "offsets",  # Of an earlier version: whose, it is not said.
+        checkpoints / "fedcba987654-0" / "offsets",  # from an earlier version, of an unknown job
         checkpoints / "numbers" / "table" / "_vdl",
     ]
     killed = checkpoints / "numbers" / "0123456789ab-0" / "offsets"
@@ -265,7 +273,10 @@ def test_run_removes_checkpoints_of_its_own_job_only(begin: Begin, tmp_path: Pat
 def test_run_that_ends_removes_its_own_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no other: it has committed nothing, so another may be the one that goes on."""
+    """It removes no other.
+
+    It has committed nothing, so another run may be the one that continues.
+    """
     used: list[str] = []
 
     def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
@@ -287,7 +298,7 @@ def test_run_that_ends_removes_its_own_checkpoint(
 def test_second_copy_of_a_run_touches_nothing_and_is_told_whose_run_it_is(
     begin: Begin, tmp_path: Path
 ) -> None:
-    """It began by mistake and is refused: the healthy run has its checkpoint, and goes on."""
+    """It began by mistake and is refused: the healthy run keeps its checkpoint, and continues."""
     healthy, copy = begin(), begin()
     checkpoints = tmp_path / "out-checkpoint" / "numbers"
     for run in (healthy, copy):
@@ -307,7 +318,7 @@ def test_second_copy_of_a_run_touches_nothing_and_is_told_whose_run_it_is(
 def test_run_whose_checkpoint_its_successor_removed_is_told_of_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark says of it only that a file is gone."""
+    """Spark reports only that a file is gone."""
 
     def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
         heir.commit(at(5, 0))

@@ -1,4 +1,4 @@
-"""A source whose servers want TLS and a login: it reads as fast as without, by our own reader."""
+"""A source with TLS and login: read as fast as without, by our own reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ listen = "127.0.0.1:{port}"
 client_auth = "required"
 """
 STEP = 4
-"""From a server's port for logins to the one for certificates."""
+"""Distance from a server's login port to its certificate port."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def options(secured: Secured, client: Mapping[str, str]) -> dict[str, str]:
 def test_source_with_a_login_is_read_without_a_client_library(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Planned and read: all of it over our own connections."""
+    """Planned and read over our own connections only."""
 
     def refuse(*given: Any) -> Any:
         raise AssertionError(given)
@@ -144,7 +144,7 @@ def test_source_with_a_login_is_read_without_a_client_library(
 
 
 def test_source_whose_login_is_refused_says_so(secured: Secured) -> None:
-    """As the client library tells it, which is asked once we are refused."""
+    """With the error of the client library, which is used after our reader was refused."""
     client = {**secured.login("SCRAM-SHA-512"), "sasl.password": "another"}
     asked = Topics(parse(options(secured, client)), request_seconds=2, attempts=1)
     with pytest.raises(topics.ClusterUnreachable, match=r"(?i)authentication"):

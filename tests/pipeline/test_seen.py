@@ -1,4 +1,4 @@
-"""Whether all records of a batch were seen, each once."""
+"""Detection that all records of a batch were seen, each once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH = [OffsetRange("t", 0, 100, 900), OffsetRange("t", 3, 1 << 40, (1 << 40) +
 
 
 def counts(*parts: OffsetRange) -> dict[str, int]:
-    """As Spark observes records at each offset of these."""
+    """Return counts as Spark observes them for a record at each offset of these."""
     return {
         "rows": sum(r.count for r in parts),
         "places": sum(places(r.partition, r.start, r.end) for r in parts),
@@ -30,7 +30,7 @@ def test_whole_batch_is_seen_in_any_order() -> None:
     [
         [BATCH[0]],
         [BATCH[0], BATCH[0], BATCH[1], BATCH[1]],
-        # As many, but half of them twice.
+        # The same number, but half of them twice.
         [OffsetRange("t", 0, 100, 500), OffsetRange("t", 0, 100, 500), BATCH[1]],
         [OffsetRange("t", 1, 100, 900), BATCH[1]],
     ],

@@ -1,4 +1,4 @@
-"""Which segments a data directory has of a topic, and that a bad one leaves all to the brokers."""
+"""Segments of a topic in a data directory; a damaged one leaves all to the brokers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EDGES = (0, 40, 100)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """As a server leaves it: a catalog that knows one topic, and a log of its partition."""
+    """Directory as a server leaves it, with a catalog of one topic and a log of its partition."""
     path = tmp_path / "store"
     path.mkdir()
     identity = Identity(bytes(16), next_log_id=3)
@@ -69,7 +69,7 @@ def write_topic(path: Path, value: bytes) -> None:
 
 
 def put_raw(path: Path, item: bytes) -> None:
-    """In place of what a server would have written."""
+    """Replace what a server would have written."""
     with (
         lmdb.open(str(path / "meta"), map_size=1 << 20) as environment,
         environment.begin(write=True) as transaction,
@@ -78,7 +78,7 @@ def put_raw(path: Path, item: bytes) -> None:
 
 
 def planned(path: Path, seen: Seen | None = None) -> list[object]:
-    """What the tasks read of offsets [10, 150)."""
+    """Return the inputs of the tasks for offsets [10, 150)."""
     options = parse({"bootstrap": "nowhere:9092", "topics": "t", "segments": str(path)})
     known = Positions({"t": TopicPositions(ID_TEXT, {0: 150})})
     return [task.value for task in plan(options, [OffsetRange("t", 0, 10, 150)], known, seen)]
@@ -93,7 +93,7 @@ def test_plan_with_good_segments_reads_them_and_the_rest_from_brokers(directory:
 
 
 def test_plan_leaves_a_later_versions_directory_to_the_brokers(directory: Path) -> None:
-    """Its segments may say what is not read here."""
+    """Its segments may mean more than is read here."""
     write_form(RealFileSystem(), str(directory), FORM + 1)
     assert planned(directory) == [BrokerTask((OffsetRange("t", 0, 10, 150),))]
 
@@ -122,7 +122,10 @@ def test_plan_looks_at_a_log_again_only_when_it_has_another_file(
 
 
 def test_plan_sees_a_segment_begin_in_a_file_that_was_there(directory: Path) -> None:
-    """Room for large appends: the next file has zeros until a segment begins in it."""
+    """The next file is preallocated for large appends.
+
+    It has zeros until a segment begins in it.
+    """
     logs = Path(log_directory(str(directory), LOG))
     room = logs / f"{4:010d}.log"
     room.write_bytes(bytes(4096))
@@ -142,7 +145,7 @@ def test_plan_sees_a_segment_begin_in_a_file_that_was_there(directory: Path) -> 
 def test_plan_with_room_for_large_appends_looks_at_a_log_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The room is there most of the time."""
+    """The preallocated file exists most of the time."""
     (Path(log_directory(str(directory), LOG)) / f"{4:010d}.log").write_bytes(bytes(4096))
     seen: Seen = {}
     first = planned(directory, seen)
@@ -151,7 +154,7 @@ def test_plan_with_room_for_large_appends_looks_at_a_log_once(
 
 
 def test_plan_leaves_segments_that_no_flush_has_come_to(directory: Path) -> None:
-    """A large append may have begun the one behind before what lies in it was committed."""
+    """A large append may have begun the next one before its entries were committed."""
     logs = Path(log_directory(str(directory), LOG))
     (index,) = logs.glob("*.index")
     index.write_bytes(index.read_bytes()[:-40])
@@ -180,7 +183,7 @@ def cut_short(path: Path) -> None:
 
 
 def damaged_page(path: Path) -> None:
-    """The tree's root names items outside of it. LMDB would end the process."""
+    """Make the tree's root name items outside of it. LMDB would end the process."""
     file = path / "meta" / "data.mdb"
     data = bytearray(file.read_bytes())
     for page in range(2 * 4096, len(data), 4096):

@@ -1,4 +1,4 @@
-"""Which sealed segments one task reads: those that follow one another, within bounds."""
+"""Sealed segments of one task: consecutive ones, within bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sealed(base: int, count: int, *, size_bytes: int = 0, directory: str = "d") 
 
 
 def run(count: int, each: int, *, partition: int = 0, size_bytes: int = 0) -> list[SegmentRange]:
-    """`count` segments of `each` offsets, one behind the other."""
+    """Return `count` consecutive segments of `each` offsets."""
     return [
         SegmentRange(
             OffsetRange("t", partition, n * each, (n + 1) * each),
@@ -35,7 +35,7 @@ def run(count: int, each: int, *, partition: int = 0, size_bytes: int = 0) -> li
 
 
 def sizes(found: list[SegmentRange], tasks_min: int = 0) -> list[int]:
-    """Segments of each task, which together are all of them, in order."""
+    """Return the segments of each task, which together are all of them, in order."""
     tasks = group(found, tasks_min=tasks_min)
     assert [piece for task in tasks for piece in task.pieces] == found
     for task in tasks:
@@ -52,7 +52,7 @@ def test_segments_of_a_task_have_as_many_rows_as_a_range_may_at_most() -> None:
 
 
 def test_segments_of_a_task_have_bytes_at_most() -> None:
-    """Also one that is larger by itself, which has its own task."""
+    """Also a segment larger than the limit, which has its own task."""
     part = TASK_BYTES_MAX // 4
     assert sizes(run(8, 10, size_bytes=part), tasks_min=1) == [4, 4]
     assert sizes(run(8, 10, size_bytes=part + 1), tasks_min=1) == [3, 3, 2]
@@ -61,7 +61,7 @@ def test_segments_of_a_task_have_bytes_at_most() -> None:
 
 @pytest.mark.parametrize("tasks_min", [0, 1, 3, 8, 20, 50])
 def test_segments_are_spread_over_tasks(tasks_min: int) -> None:
-    """At least as many as are wanted, as far as there are segments."""
+    """At least the requested number, as far as there are segments."""
     wanted = tasks_min or TASKS_WANTED
     assert len(sizes(run(20, 100), tasks_min)) >= min(20, wanted)
     assert sizes(run(20, 100), 20) == [1] * 20
@@ -73,7 +73,7 @@ def test_segments_of_two_partitions_are_two_tasks() -> None:
 
 
 def test_segments_with_a_hole_between_them_are_two_tasks() -> None:
-    """What lies in the hole is read over the protocol, by a task of its own."""
+    """Offsets in the gap are read over the protocol, by a task of its own."""
     segments = [sealed(0, 100), sealed(100, 100), sealed(250, 100)]
     pieces, rest = divide([OffsetRange("t", 0, 20, 340)], [{("t", 0): segments}])
     assert rest == [OffsetRange("t", 0, 200, 250)]

@@ -1,4 +1,4 @@
-"""What is said on a machine without Java, and which jars the connector needs."""
+"""Errors on a machine without Java, and the jars that the connector needs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_machine_with_an_old_java_is_told_so(
 def test_java_that_is_slow_is_not_taken_for_one_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`vdl pipeline validate` does without a Java, and would pass what nobody has parsed."""
+    """`vdl pipeline validate` works without Java, and would accept unparsed texts."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
@@ -78,7 +78,7 @@ def test_java_that_is_slow_is_not_taken_for_one_that_is_not_there(
 def test_java_that_runs_already_is_not_asked_which_one_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another process for nothing, and what is there might be another Java by now."""
+    """It would cost a process, and the installed Java may be another one by now."""
     pyspark = pytest.importorskip("pyspark", reason="needs the `spark` extra")
     jvm = object()
     monkeypatch.setattr(pyspark.SparkContext, "_gateway", object())
@@ -95,7 +95,7 @@ def test_session_on_one_machine_binds_to_loopback(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443"])
 def test_session_on_a_cluster_is_reached_by_its_executors(master: str) -> None:
-    """On their machines 127.0.0.1 is somebody else: they would wait for the driver for ever."""
+    """On their machines 127.0.0.1 is another host: they would wait for the driver forever."""
     told = session_settings(master=master, settings={}, is_submitted=False)
     assert told == {**SETTINGS, "spark.master": master}
     named = {"spark.master": master}
@@ -116,7 +116,7 @@ def test_session_of_spark_submit_is_told_neither_master_nor_address() -> None:
 
 
 def test_session_of_spark_submit_keeps_what_that_was_given() -> None:
-    """A job's own settings are more than both."""
+    """A job's own settings take precedence over both."""
     given = {"spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.app.name"}
     own = {"spark.sql.session.timeZone": "CET"}
     told = session_settings(master="", settings=own, is_submitted=True, given=given)
@@ -126,7 +126,7 @@ def test_session_of_spark_submit_keeps_what_that_was_given() -> None:
 
 
 def test_local_sockets_are_in_a_folder_that_nobody_else_can_enter() -> None:
-    """They have no password: whoever reaches one has a process run code."""
+    """They have no password: a process that reaches one can run code."""
     told = local_sockets()
     folder = Path(told["spark.python.unix.domain.socket.dir"])
     assert told["spark.python.unix.domain.socket.enabled"] == "true"
@@ -151,7 +151,7 @@ def test_connector_jars_that_are_missing_name_the_command(
 
 
 def test_connector_pom_leaves_out_what_spark_has() -> None:
-    """Each artifact alone: pyspark brings what they depend on."""
+    """Each artifact alone, since pyspark includes their dependencies."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     found = ET.fromstring(jars.pom()).findall(".//m:dependency", space)
     assert len(found) == len(jars.ARTIFACTS)
@@ -162,7 +162,7 @@ def test_connector_pom_leaves_out_what_spark_has() -> None:
 def test_pages_of_a_local_session_are_on_and_for_this_machine_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They have no login. Where somebody has said another address, that is taken."""
+    """They have no login. An address that is set is kept."""
     told = session_settings(master="", settings={}, is_submitted=False)
     assert told.get("spark.ui.enabled", "true") == "true"
     assert int(told["spark.port.maxRetries"]) > 16  # jobs on one machine

@@ -49,7 +49,7 @@ rows_min = 1
 
 
 def fill(bootstrap: str, topic: str, first: int, end: int, *, broken: bool = True) -> None:
-    """Numbers [first, end) as JSON over two partitions, and the broken ones."""
+    """Produce numbers [first, end) as JSON over two partitions, and the broken records."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for n in range(first, end):
         value = json.dumps({"n": n, "text": f"number {n}"}).encode()
@@ -85,7 +85,7 @@ def options(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
 def test_batch_read_with_filters_reads_what_is_wanted(
     spark: Any, bootstrap: str, topic: str
 ) -> None:
-    """Partition and offset are cut before anything is fetched, and the answer is the same."""
+    """Partition and offset are cut before anything is fetched, and the result is the same."""
     frame = spark.read.format("vdl").options(**options(bootstrap, topic)).load()
     assert frame.count() == COUNT + len(BROKEN)
     some = frame.filter("partition = 1 and offset >= 10 and offset < 15")
@@ -96,7 +96,7 @@ def test_batch_read_with_filters_reads_what_is_wanted(
 
 
 def test_batch_read_of_nothing_has_no_rows(spark: Any, bootstrap: str, topic: str) -> None:
-    """An empty topic, and filters that leave nothing of one that is not."""
+    """Covers an empty topic, and filters that leave nothing of another."""
     create(bootstrap, "empty")
     empty = spark.read.format("vdl").options(**options(bootstrap, "empty")).load()
     assert empty.collect() == []
@@ -116,13 +116,13 @@ def test_batch_read_in_many_tasks_is_the_same(spark: Any, bootstrap: str, topic:
 
 
 def run_once(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None = None) -> Totals:
-    """To the topic's end."""
+    """Run the job to the topic's end."""
     with closing(Runner(job, spark, on_batch)) as runner:
         return runner.run(once=True)
 
 
 def backfill(job: Job, spark: Any, *, rows_max: int = 2_000_000) -> Totals:
-    """All that is there."""
+    """Backfill all records."""
     with closing(Runner(job, spark)) as runner:
         return runner.backfill("earliest", "latest", rows_max=rows_max)
 
@@ -131,7 +131,7 @@ def backfill(job: Job, spark: Any, *, rows_max: int = 2_000_000) -> Totals:
 def test_job_run_twice_has_every_record_once(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, sink: str
 ) -> None:
-    """The second run begins where the table ends, with a checkpoint that knows nothing."""
+    """The second run begins where the table ends, with an empty checkpoint."""
     job = job_of(tmp_path, bootstrap, topic, sink=sink)
     reports: list[BatchReport] = []
     totals = run_once(job, spark, reports.append)
@@ -148,8 +148,11 @@ def test_job_run_twice_has_every_record_once(
 def test_arrays_and_maps_that_are_null_stay_null(
     spark: Any, bootstrap: str, tmp_path: Path
 ) -> None:
-    """Not so in what good rows leave behind: there a NULL array would cost a job most of its time,
-    since Spark sets the offsets of all NULL rows before it for each row anew."""
+    """Except in the remains of good rows.
+
+    There a NULL array would cost a job most of its time, since Spark sets the offsets of all
+    earlier NULL rows again for each row.
+    """
     from vdl.pipeline.decode import decode
     from vdl.pipeline.open_table import rows_table
     from vdl.pipeline.read import DDL
@@ -183,7 +186,7 @@ def test_arrays_and_maps_that_are_null_stay_null(
 def test_job_of_a_table_that_was_put_back_fills_it_once_it_is_rewound(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the batch that the table shows; without that the rest would be a hole for ever."""
+    """To the batch that the table shows; otherwise the rest would be a permanent gap."""
     from deltalake import DeltaTable
 
     job = job_of(tmp_path, bootstrap, topic, sink="delta")
@@ -286,7 +289,7 @@ def test_rows_that_must_not_be_stop_a_job_before_it_writes(
 def test_members_that_no_column_has_are_kept(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    """A field that was renamed is no silent NULL."""
+    """A renamed field does not silently become NULL."""
     job_of(tmp_path, bootstrap, topic)
     file = tmp_path / "job.toml"
     text = file.read_text(encoding="utf-8").replace("text string", "txt string")
@@ -327,7 +330,7 @@ def test_records_without_a_value_need_not_be_dead_letters(
 def test_steps_that_read_a_part_keep_all_dead_letters(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, sql: str, rows: int
 ) -> None:
-    """What a step does not look at is a dead letter all the same; the share is of all records."""
+    """Records that a step does not read can still be dead letters; the share is of all records."""
     steps = f'[transform]\nsteps = [{{ name = "some", sql = "{sql}" }}]\n'
     share = len(BROKEN) / (COUNT + len(BROKEN)) + 0.001
     job = job_of(tmp_path, bootstrap, topic, more=steps, share=share)
@@ -347,7 +350,7 @@ def test_command_that_spark_refuses_says_so_in_one_line(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], command: list[str], sql: str, reason: str,
 ) -> None:  # fmt: skip
-    """Whoever wrote the SQL is to see what is wrong with it, and not where Spark found out."""
+    """The message shows what is wrong with the SQL, not where Spark detected it."""
     monkeypatch.setattr(commands, "_session", lambda job: spark)
     monkeypatch.setattr(spark, "stop", lambda: None, raising=False)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -359,7 +362,7 @@ def test_command_that_spark_refuses_says_so_in_one_line(
 
 
 def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:
-    """Also where the job has got a column since, in front of the others."""
+    """Also if the job has got a column since, before the others."""
     create(bootstrap, "meeting")
     fill(bootstrap, "meeting", 0, 300, broken=False)
     job = job_of(tmp_path, bootstrap, "meeting")
@@ -407,8 +410,10 @@ def test_job_of_a_recreated_topic_stops(spark: Any, bootstrap: str, tmp_path: Pa
 def test_verify_of_a_changed_table_names_the_offsets(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    """A file that is there twice, and one that nothing names any more. Both partitions, which are
-    small, are in one file of a batch."""
+    """Covers a duplicated file, and one that is no longer named.
+
+    Both partitions, which are small, are in one file of a batch.
+    """
     job = job_of(tmp_path, bootstrap, topic)
     run_once(job, spark)
     first, second, *_ = sorted((Path(job.sink.path) / "_vdl" / "commits").glob("*.json"))

@@ -1,8 +1,8 @@
 """The same job on a Spark standalone cluster: a master and two workers, each its own process.
 
-Nothing of a job lives in the driver alone: executors get what they need with their tasks. These are
-on this machine, so they find the driver at 127.0.0.1, which has to be said. Needs five JVMs, so it
-runs only where VDL_SPARK_CLUSTER is set.
+No state of a job is in the driver alone: executors get everything they need with their tasks. These
+executors are on this machine, so they find the driver at 127.0.0.1, which must be configured. Needs
+five JVMs, so it runs only if VDL_SPARK_CLUSTER is set.
 """
 
 from __future__ import annotations

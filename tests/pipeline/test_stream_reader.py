@@ -1,4 +1,4 @@
-"""Where a micro-batch ends, as the stream's reader tells Spark; without either."""
+"""End of a micro-batch as the stream's reader reports it to Spark; without a cluster or Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at(offsets: dict[int, int], *, topic_id: str = "id") -> Positions:
 
 
 class Cluster:
-    """Where the logs of one topic begin and end; moved by tests."""
+    """Starts and ends of one topic's logs; moved by tests."""
 
     def __init__(self) -> None:
         self.first, self.end = at({0: 0, 1: 0}), at({0: 20, 1: 20})
@@ -56,8 +56,10 @@ LIMITS = [ReadMaxRows(10), ReadAllAvailable()]
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("loss", ["false", "true"])
 def test_stream_of_a_log_that_shrank_stops(limit: ReadLimit, loss: str) -> None:
-    """Retention takes away beginnings: with whatever options, an end that is gone is no loss that
-    was allowed, and what comes to lie at these offsets is something else."""
+    """Retention removes the start of a log only. A lost end is never an allowed loss.
+
+    Other records will be written at these offsets.
+    """
     cluster = Cluster()
     made = reader(cluster, allowLoss=loss)
     latest(made, at({0: 20, 1: 7}), limit)
@@ -94,7 +96,7 @@ def test_stream_of_a_log_that_was_trimmed_tells_what_is_gone() -> None:
 
 
 def test_stream_that_has_nothing_new_asks_only_for_ends() -> None:
-    """Spark asks for them all the time."""
+    """Spark requests them all the time."""
     cluster = Cluster()
     made = reader(cluster)
     assert latest(made, cluster.end, ReadMaxRows(10)) == cluster.end
@@ -110,7 +112,7 @@ def test_stream_of_a_recreated_topic_stops() -> None:
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_stream_of_what_is_there_now_ends_there(limit: ReadLimit) -> None:
-    """Also one that begins at the end, which was asked for a moment later than its target."""
+    """Also one that begins at the end, which was requested a moment after its target."""
     cluster = Cluster()
     made = reader(cluster)
     made.prepareForTriggerAvailableNow()
@@ -126,7 +128,7 @@ def test_stream_of_what_is_there_now_ends_there(limit: ReadLimit) -> None:
 def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
     limit: ReadLimit, loss: str
 ) -> None:
-    """Nothing of it was promised to anybody, so nothing is lost."""
+    """Its removed records were never part of a plan, so nothing is lost."""
     cluster = Cluster()
     made = reader(cluster, allowLoss=loss)
     cluster.first, cluster.end = at({0: 0, 1: 0, 2: 500}), at({0: 20, 1: 20, 2: 505})
@@ -137,7 +139,7 @@ def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
     cluster.first = at({0: 0, 1: 0, 2: 502})
     tasks = [task.value for task in made.partitions(begin.to_json(), end.to_json())]
     assert tasks == [BrokerTask((OffsetRange("t", 2, 502, 505),))]
-    # And as a whole, then the batch has nothing of it, and the next one says what is gone.
+    # It is trimmed completely: the batch has nothing of it, and the next one reports the loss.
     cluster.first = cluster.end = at({0: 20, 1: 20, 2: 600})
     assert not [t for t in made.partitions(begin.to_json(), end.to_json()) if t.value]
     if loss == "false":
@@ -146,7 +148,7 @@ def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
 
 
 def test_progress_of_a_stream_tells_its_lag() -> None:
-    """By partition, behind the batch that was planned last."""
+    """By partition, relative to the last planned batch."""
     cluster = Cluster()
     made = reader(cluster)
     assert made.reportLatestOffset() is None
@@ -157,7 +159,7 @@ def test_progress_of_a_stream_tells_its_lag() -> None:
 
 
 def test_error_of_a_stream_is_told_without_its_causes() -> None:
-    """Spark shows them all, each with the way that it took."""
+    """Spark would show them all, each with its traceback."""
 
     class Broken(Cluster):
         def ends(self) -> Positions:

@@ -1,4 +1,4 @@
-"""Which columns rows may bring to a table, and what is said of those that they may not."""
+"""Columns that rows may add to a table, and errors for those that they may not."""
 
 from __future__ import annotations
 

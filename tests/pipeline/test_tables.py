@@ -35,7 +35,7 @@ def at(zero: int, one: int) -> Positions:
 
 
 def stage(table: TableSink, run: str, name: str, first: int, end: int) -> DataFile:
-    """A file of partition 0 with a row for each offset of [first, end)."""
+    """Stage a file of partition 0 with a row for each offset of [first, end)."""
     path = f"{table.staging(run)}/{run}-{name}.parquet"
     numbers = list(range(first, end))
     rows = pa.table([numbers, [0] * len(numbers), numbers], schema=COLUMNS)
@@ -65,12 +65,12 @@ def test_table_that_is_new_has_no_positions(tmp_path: Path, kind: str) -> None:
     assert not table.open(TOPICS)
     assert table.sequence == 0
     assert table.files() == []
-    assert list(tmp_path.iterdir()) == []  # Who only asks leaves nothing behind.
+    assert list(tmp_path.iterdir()) == []  # A reader leaves nothing behind.
 
 
 @KINDS
 def test_table_after_commits_says_where_it_ends(tmp_path: Path, kind: str) -> None:
-    """Rows and offsets come together; another process finds the same."""
+    """Rows and offsets are committed together; another process finds the same."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
@@ -87,7 +87,7 @@ def test_table_after_commits_says_where_it_ends(tmp_path: Path, kind: str) -> No
 
 @KINDS
 def test_table_with_two_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
-    """The run that was taken for dead comes back and is refused; its rows are not seen."""
+    """The run that was wrongly assumed dead continues and is refused; its rows are not visible."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
@@ -102,7 +102,7 @@ def test_table_with_two_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
 
 @KINDS
 def test_table_of_two_new_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
-    """Also where neither found a table."""
+    """Also if neither found a table."""
     one, other = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
     one.open(TOPICS)
     other.open(TOPICS)
@@ -133,7 +133,7 @@ def test_table_of_a_recreated_topic_stops_the_job(tmp_path: Path, kind: str) -> 
 
 @KINDS
 def test_table_with_files_of_a_killed_run_shows_none_of_them(tmp_path: Path, kind: str) -> None:
-    """Staged and never committed; also as an empty file, which a kill leaves."""
+    """Covers files that were staged and never committed, also an empty one left by a kill."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
@@ -148,7 +148,7 @@ def test_table_with_files_of_a_killed_run_shows_none_of_them(tmp_path: Path, kin
 def test_run_that_sleeps_between_its_commit_and_the_cleaning_takes_nothing_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it is to remove it has listed before: what has been staged since is another's."""
+    """It listed the files to remove before: later staged ones are another run's."""
     slow = open_table("parquet", str(tmp_path / "t"), "job")
     slow.open(TOPICS)
     stage(slow, "killed", "0", 0, 5)
@@ -170,8 +170,11 @@ def test_run_that_sleeps_between_its_commit_and_the_cleaning_takes_nothing_of_it
 def test_parquet_commit_is_not_written_over_by_a_run_of_the_same_process_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two containers both are process 1. One has put its commit in place, and not yet removed
-    the other name of that file, when the other run writes its own."""
+    """In two containers both are process 1.
+
+    One has linked its commit, and not yet removed the other name of that file, when the other run
+    writes its own.
+    """
     one, other = (ParquetSink(str(tmp_path / "t"), "job") for _ in range(2))
     one.open(TOPICS)
     other.open(TOPICS)
@@ -195,7 +198,7 @@ def test_parquet_commit_is_not_written_over_by_a_run_of_the_same_process_id(
 def test_parquet_commit_of_a_killed_run_that_was_not_put_in_place_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first commit of a later run. Should it live, it is refused as any that is late."""
+    """By the first commit of a later run. If its run continues, it is refused like any late one."""
     one, other = (ParquetSink(str(tmp_path / "t"), "job") for _ in range(2))
     one.open(TOPICS)
     other.open(TOPICS)
@@ -225,7 +228,7 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
     fewer = pa.schema(list(COLUMNS)[:2])
     with pytest.raises(SinkInconsistent, match=r"_offset \(int64\) is in the table and not in"):
         table.commit(batch(table, "a", at(5, 0), at(6, 0), 1, fewer), fewer)
-    # As with a column that was added to `decode.schema`: it comes before those of the place.
+    # As with a column that was added to `decode.schema`: it precedes those of the origin.
     wider = pa.schema([pa.field("more", pa.string()), *COLUMNS])
     table.commit(batch(table, "a", at(5, 0), at(7, 0), 1, wider), wider)
     again = open_table(kind, str(tmp_path / "t"), "job")
@@ -238,7 +241,7 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
 
 
 def test_parquet_table_takes_wider_types_and_delta_says_that_it_cannot(tmp_path: Path) -> None:
-    """A wider type stays the table's, whatever comes later."""
+    """A wider type stays the table's for later rows."""
     wider = pa.schema([COLUMNS.field(0), pa.field("_partition", pa.int64()), COLUMNS.field(2)])
     for kind in ("parquet", "delta"):
         table = open_table(kind, str(tmp_path / kind), "job")
@@ -257,13 +260,13 @@ def test_parquet_table_takes_wider_types_and_delta_says_that_it_cannot(tmp_path:
 
 
 def seen(folder: Path) -> list[int]:
-    """What a reader of folders finds, who knows nothing of commits."""
+    """Return what a reader of folders finds that does not know of commits."""
     found = pq.read_table(folder)
     return sorted(found["n"].to_pylist()) if "n" in found.column_names else []
 
 
 def of_two_files(table: TableSink, run: str, first: int, end: int) -> Commit:
-    """A batch of [first, end) of partition 0 in two files."""
+    """Return a batch of [first, end) of partition 0 in two files."""
     middle = (first + end) // 2
     files = (stage(table, run, "low", first, middle), stage(table, run, "high", middle, end))
     lines = schema_lines(COLUMNS)
@@ -275,8 +278,10 @@ def of_two_files(table: TableSink, run: str, first: int, end: int) -> Commit:
 def test_parquet_batch_is_shown_whole_wherever_a_run_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """Before or after any rename, who lists the folder sees all of the batch or nothing; the next
-    run finishes what was committed, once."""
+    """Before or after any rename, a reader of the folder sees all of the batch or nothing.
+
+    The next run finishes what was committed, once.
+    """
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(of_two_files(table, "a", 0, 4), COLUMNS)
@@ -328,7 +333,7 @@ def test_parquet_commit_without_its_rename_is_finished(tmp_path: Path) -> None:
 
 
 def test_parquet_files_of_tries_that_failed_are_not_shown(tmp_path: Path) -> None:
-    """They lie beside those that the commit names."""
+    """They are beside those that the commit names."""
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     wanted = batch(table, "a", at(0, 0), at(5, 0))
@@ -340,7 +345,7 @@ def test_parquet_files_of_tries_that_failed_are_not_shown(tmp_path: Path) -> Non
 def test_parquet_table_of_an_older_release_keeps_its_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers find its files in one way, all of them; a rename that is missing is made."""
+    """Readers find all its files in one way; a missing rename is finished."""
     table = ParquetSink(str(tmp_path / "t"), "job")
     table.open(TOPICS)
     monkeypatch.setattr(table, "_version", 1)
@@ -378,7 +383,7 @@ def test_parquet_names_say_the_offsets(tmp_path: Path) -> None:
 
 
 def test_parquet_table_without_a_commit_is_refused(tmp_path: Path) -> None:
-    """A commit that somebody removed: where the table ends is no longer known."""
+    """If a commit was removed, the table's end is no longer known."""
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     for n, (low, high) in enumerate([(0, 5), (5, 6), (6, 9)]):
@@ -399,7 +404,10 @@ def test_parquet_table_of_another_job_is_refused(tmp_path: Path) -> None:
 def test_delta_log_does_not_grow_and_the_account_stays_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each commit lists it. What is behind a checkpoint goes after an hour, here at once."""
+    """Each commit lists the log.
+
+    Files older than a checkpoint are removed after an hour, here at once.
+    """
     from deltalake import DeltaTable
 
     from vdl.pipeline import delta_table
@@ -425,7 +433,10 @@ def test_delta_log_does_not_grow_and_the_account_stays_known(
 
 
 def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
-    """A compaction between two batches changes nothing for the job; another job has its own."""
+    """A compaction between two batches changes nothing for the job.
+
+    Another job has its own state.
+    """
     import deltalake
 
     table: Any = open_table("delta", str(tmp_path / "t"), "job")
@@ -442,7 +453,7 @@ def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
 
 
 def of_job(folder: Path, job: str, run: str, name: str, first: int, end: int) -> Any:
-    """A table of the job after a commit of [first, end), in a file of this name."""
+    """Return a table of the job after a commit of [first, end), in a file of this name."""
     table: Any = open_table("delta", str(folder), job)
     start = table.open(TOPICS) or at(first, 0)
     assert start == at(first, 0)
@@ -503,8 +514,10 @@ def test_account_is_of_all_commits_that_the_table_had_when_it_was_opened(
 
 
 def clean(folder: Path) -> None:
-    """Let another writer commit, and remove from a Delta table's log what was there before, as
-    happens after thirty days: no commit of the job is left."""
+    """Let another writer commit, and remove earlier files from a Delta table's log.
+
+    This happens after thirty days: no commit of the job is left.
+    """
     import deltalake
 
     deltalake.DeltaTable(str(folder)).create_write_transaction([], "append", COLUMNS)
@@ -516,7 +529,7 @@ def clean(folder: Path) -> None:
 def of_earlier_release(
     patch: pytest.MonkeyPatch, *, has_account: bool = False, topic_id: str = "id"
 ) -> None:
-    """Commit as a release did that had transactions for all it knows."""
+    """Commit as an earlier release did, which kept all its state in transactions."""
     from deltalake import transaction
     from deltalake.transaction import CommitProperties, Transaction
 
@@ -547,7 +560,7 @@ def of_earlier_release(
 
 
 def grow(folder: Path, first: int, end: int) -> TableSink:
-    """Commits of a row each."""
+    """Make commits of a row each."""
     table = open_table("delta", str(folder), "job")
     table.open(TOPICS)
     for n in range(first, end):
@@ -561,7 +574,7 @@ def reopened(folder: Path) -> tuple[Positions, Account | None]:
 
 
 def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
-    """The transactions alone say where the job is, where it began and how much it wrote since."""
+    """The transactions alone record the job's position, its start and the rows written since."""
     grow(tmp_path / "t", 2, 6)
     clean(tmp_path / "t")
     assert reopened(tmp_path / "t") == (at(6, 0), Account(at(2, 0), 4))
@@ -572,7 +585,7 @@ def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
 def test_delta_account_of_transactions_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are all that is left of the commits of an earlier release; the next one needs none."""
+    """They are all that is left of an earlier release's commits; the next commit needs none."""
     with monkeypatch.context() as older:
         of_earlier_release(older, has_account=True)
         grow(tmp_path / "t", 2, 6)
@@ -586,7 +599,7 @@ def test_delta_account_of_transactions_is_taken_over(
 def test_delta_commit_of_many_partitions_is_small_and_its_state_is_one_file(
     tmp_path: Path,
 ) -> None:
-    """However many partitions: two transactions, and the state of the last commit only."""
+    """For any number of partitions: two transactions, and the state of the last commit only."""
     count = 4000
     topics = {"t": ("id", count)}
     table = open_table("delta", str(tmp_path / "t"), "job")
@@ -614,7 +627,7 @@ def test_delta_commit_of_many_partitions_is_small_and_its_state_is_one_file(
 def test_delta_commit_syncs_the_version_that_it_has_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another writer came between."""
+    """Also if another writer committed in between."""
     import deltalake
 
     synced: list[str] = []
@@ -647,8 +660,10 @@ def test_delta_table_without_the_file_of_its_state_is_refused(tmp_path: Path) ->
 def test_delta_account_of_an_older_release_is_added_up_while_all_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the first commit is gone, nobody knows, and a part is not taken for the whole. Also
-    where an older release has written in between."""
+    """Once the first commit is gone, the account is unknown, and a part is not taken for the whole.
+
+    Also if an older release has written in between.
+    """
     folder = tmp_path / "t"
     with monkeypatch.context() as older:
         of_earlier_release(older)
@@ -671,7 +686,7 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Cluster:
-        """What `status` asks of one."""
+        """Cluster with the methods that `status` needs."""
 
         def __init__(self, options: object) -> None:
             del options
@@ -709,7 +724,7 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
 
 
 def test_delta_table_in_a_folder_with_a_blank_names_its_files(tmp_path: Path) -> None:
-    """Delta writes names as in URLs."""
+    """Delta encodes names as in URLs."""
     table = open_table("delta", str(tmp_path / "a table"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a %b", at(0, 0), at(5, 0)), COLUMNS)

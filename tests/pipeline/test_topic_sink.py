@@ -1,4 +1,4 @@
-"""A topic as a sink: at least once, and exactly once for a reader that looks at the headers."""
+"""A topic as a sink: at least once, and exactly once for a reader of its headers."""
 
 from __future__ import annotations
 
@@ -64,8 +64,11 @@ def records(spark: Any, bootstrap: str, topic: str) -> Any:
 def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart(
     spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the last acknowledgement and the commit: the topic has the batch twice, a
-    reader of the headers once. Its dead letters, which are committed before, are there once."""
+    """Killed between the last acknowledgement and the commit, so the topic has the batch twice.
+
+    A reader of the headers sees it once. Its dead letters, which are committed before, are there
+    once.
+    """
     job = job_of(tmp_path, bootstrap, "to-be-odd", "odd")
     commit = ParquetSink.commit
 
@@ -108,7 +111,7 @@ def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart
 def test_stream_is_deduplicated_for_a_while_only(
     spark: Any, bootstrap: str, tmp_path: Path
 ) -> None:
-    """Without a bound it would have to remember everything; records of nobody's job are kept."""
+    """Without a bound it would have to remember everything. Records of no job are kept."""
     create(bootstrap, "nobodys")
     fill(bootstrap, "nobodys", 0, 50)
     options = {"bootstrap": bootstrap, "topics": "nobodys", "headers": "true", "start": "earliest"}
@@ -123,7 +126,7 @@ def test_stream_is_deduplicated_for_a_while_only(
 
 
 def test_rows_made_of_one_record_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
-    """Else the reader would take the second for the first that came again."""
+    """Otherwise a reader would take the second one for a duplicate of the first."""
     mark = Mark("job", 1, "source", {"source": "id"})
     columns = {"value": [b"a", b"b"], "_partition": [0, 0], "_offset": [7, 7], "_row": [0, 1]}
     file = str(tmp_path / "rows.parquet")

@@ -1,6 +1,6 @@
-"""Batches whose CRC holds and whose inside is garbage: named by their offsets, never read past.
+"""Batches with a valid CRC and unreadable contents: named by their offsets, never skipped silently.
 
-A server refuses such batches, so this one is told not to look into them.
+A server refuses such batches, so this one is configured not to check them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def batch_of(count: int, name: str = "NONE") -> bytearray:
 
 
 def garbage(kind: str) -> bytearray:
-    """BAD offsets that nobody can read, sealed again."""
+    """Return BAD unreadable offsets with a recomputed CRC."""
     if kind.upper() in Compression.__members__:
         batch = batch_of(BAD, kind.upper())
         for n in range(HEADER_BYTES + 2, len(batch)):
@@ -82,7 +82,7 @@ def garbage(kind: str) -> bytearray:
 
 
 def filled(servers: ReplicaSet, topic: str, kind: str) -> str:
-    """A topic of GOOD records, BAD offsets of garbage, GOOD records and garbage again."""
+    """Create a topic of GOOD records, BAD offsets of garbage, GOOD records and garbage again."""
     create(servers.bootstrap, topic, partitions=1)
     with closing(topics_of(servers.bootstrap, topic)) as topics:
         topic_id = base64.urlsafe_b64decode(topics.ids()[topic][0] + "==")
@@ -108,7 +108,7 @@ def rows_of(servers: ReplicaSet, topic: str, end: int, **more: str) -> list[dict
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_is_one_letter_of_its_offsets(lenient: ReplicaSet, kind: str) -> None:
-    """And what lies around it is read, each record once, to the end of the range."""
+    """The records around it are read, each once, to the end of the range."""
     topic = filled(lenient, f"letters-{kind}", kind)
     end = 2 * (GOOD + BAD)
     found = rows_of(lenient, topic, end, unreadable="letter")
@@ -133,7 +133,7 @@ def test_garbage_stops_a_reader_that_wants_no_letters(lenient: ReplicaSet, kind:
 
 
 def test_garbage_that_only_a_library_reads_is_found_out(lenient: ReplicaSet) -> None:
-    """It says at which offset it cannot go on, and not how far the batch goes."""
+    """It reports the offset at which it cannot continue, but not the end of the batch."""
     topic = filled(lenient, "library", "zstd")
     settings = {"client.check.crcs": "true"}
     with pytest.raises(BatchUnreadable, match=r"Decompression"):
@@ -145,7 +145,7 @@ def test_garbage_that_only_a_library_reads_is_found_out(lenient: ReplicaSet) -> 
 
 
 def test_damage_on_the_way_is_not_garbage() -> None:
-    """Where the CRC does not hold there may be a good copy: no reason to go on without it."""
+    """If the CRC does not match there may be a good copy, so the records must not be skipped."""
     wanted = OffsetRange("t", 0, 0, 9)
     crc = KafkaError(KafkaError._BAD_MSG, "MessageSet failed CRC32C check")
     assert isinstance(_unreadable(wanted, 4, crc), BatchDamaged)
@@ -163,7 +163,7 @@ def test_end_of_a_letter_is_told_by_its_reason_only() -> None:
 def test_job_over_garbage_keeps_its_offsets_as_dead_letters(
     spark: Any, lenient: ReplicaSet, tmp_path: Path
 ) -> None:
-    """It goes on, and a recount finds every record and every letter once."""
+    """It continues, and a recount finds every record and every letter once."""
     from tests.pipeline.test_spark import job_of, run_once
     from vdl.pipeline.dead_letters import read_letters
     from vdl.pipeline.verify import verify

@@ -1,4 +1,4 @@
-"""Recounts of tables made by hand: which are good, and what is said of those that are not."""
+"""Recounts of tables made by hand: good ones, and the differences reported for others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ids(bootstrap: str) -> dict[str, str]:
 
 
 class Made:
-    """A table that is written as a job would, without running it."""
+    """Table written as by a job, without running one."""
 
     def __init__(
         self, folder: Path, bootstrap: str, ids: Mapping[str, str], *, kind: str = "parquet",
@@ -95,7 +95,7 @@ class Made:
         return table
 
     def at(self, *offsets: int) -> Positions:
-        """Of each topic's only partition."""
+        """Return positions in each topic's only partition."""
         told = zip(self._ids.items(), offsets, strict=False)
         return Positions({t: TopicPositions(topic_id, {0: at}) for (t, topic_id), at in told})
 
@@ -114,7 +114,7 @@ class Made:
         self.table.commit(commit, rows.schema)
 
     def halves(self, step: int = 1) -> None:
-        """Rows of every `step`-th offset in two commits."""
+        """Write rows of every `step`-th offset in two commits."""
         for low, high in ((0, 5), (5, COUNT)):
             self.commit(self.at(low), self.at(high), places(range(low, high, step)))
 
@@ -131,7 +131,7 @@ def places(offsets: Sequence[int], **more: list[Any]) -> dict[str, list[Any]]:
 def test_table_of_a_job_that_filters_is_good(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """Only its steps know what is to be there. A row that was committed is."""
+    """Only its steps know which rows belong there. A committed row does."""
     made = Made(tmp_path, bootstrap, ids, more=STEPS)
     made.halves(2)
     verdict = verify(made.job, spark)
@@ -183,7 +183,7 @@ def test_rows_that_the_source_does_not_have_are_wrong_whatever_the_steps(
 def test_rows_that_do_not_say_their_places_are_counted(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also where only those of later commits do."""
+    """Also if only rows of later commits have no origin."""
     made = Made(tmp_path, bootstrap, ids, more=STEPS)
     made.commit(made.at(0), made.at(5), {"n": [1, 2, 3]})
     made.commit(made.at(5), made.at(7), {"n": [5]})
@@ -200,7 +200,7 @@ def test_rows_that_do_not_say_their_places_are_counted(
 def test_topic_that_was_added_has_rows_beside_those_of_the_first(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """The first one's rows name no topic, because there was one only."""
+    """The first topic's rows name no topic, because it was the only one."""
     Made(tmp_path, bootstrap, ids).halves()
     made = Made(tmp_path, bootstrap, ids, topics=("recounted", "added"))
     named = places(range(COUNT), _topic=["added"] * COUNT)
@@ -213,7 +213,7 @@ def test_topic_that_was_added_has_rows_beside_those_of_the_first(
 def test_records_made_of_a_topic_that_was_recreated_are_not_counted(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """They are in the target still; the commits of the new path are of the new topic."""
+    """They are still in the target; the commits of the new path are of the new topic."""
     create(bootstrap, "target", partitions=1)
     made = Made(tmp_path, bootstrap, ids, kind="topic", more='topic = "target"')
     rows = places(range(COUNT), value=[b"x"] * COUNT)
@@ -231,7 +231,7 @@ def test_records_made_of_a_topic_that_was_recreated_are_not_counted(
 def test_offsets_of_a_missing_file_are_named(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
-    """Also, of a Delta table, where the log no longer has the commit that it was of."""
+    """Also for a Delta table whose log no longer has the file's commit."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     made = Made(folder, bootstrap, ids, kind=kind)
@@ -248,7 +248,7 @@ def test_offsets_of_a_missing_file_are_named(
 def test_table_of_two_jobs_is_recounted_for_each(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """Of one topic, into one table: rows of the other job are no duplicates."""
+    """Both write rows of one topic to one table: rows of the other job are no duplicates."""
     import deltalake
 
     made = Made(tmp_path, bootstrap, ids, kind="delta")
@@ -273,7 +273,7 @@ def test_table_of_two_jobs_is_recounted_for_each(
 
 
 def test_places_of_thousands_of_partitions_are_told_apart(spark: Any) -> None:
-    """A condition for each of them was more than Spark's parser has stack for."""
+    """A condition for each of them exceeded the stack of Spark's parser."""
     count = 3000
     begin, readable, end = (
         Positions({"t": TopicPositions("id", dict.fromkeys(range(count), n))}) for n in (2, 3, 6)
@@ -290,7 +290,7 @@ def test_places_of_thousands_of_partitions_are_told_apart(spark: Any) -> None:
 def test_table_whose_beginning_nobody_knows_gets_no_verdict(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written by a release that kept it in the commits alone, which are gone."""
+    """Written by a release that recorded it in the commits alone, which are gone."""
     made = Made(tmp_path, bootstrap, ids, kind="delta")
     with monkeypatch.context() as older:
         of_earlier_release(older, topic_id=ids["recounted"])

@@ -1,7 +1,7 @@
-"""Windows: every one is written once, and every row is counted in its windows or as late.
+"""Windows: each is written once, and every row is counted in its windows or as late.
 
-The twin is a loop over the table's commits in plain Python: which rows each had, is all it takes
-from the job.
+The reference model is a loop over the table's commits in plain Python: it takes only the rows of
+each commit from the job.
 """
 
 from __future__ import annotations
@@ -173,14 +173,14 @@ def windows_of(table: TableSink) -> WindowSink:
 
 
 def keep(table: TableSink, name: str) -> str:
-    """A file of open windows; its name."""
+    """Write a file of open windows; return its name."""
     path = Path(windows_of(table).window_folder()) / name
     pq.write_table(pa.table({"window": [1]}), path)
     return name
 
 
 def commit(table: TableSink, start: int, end: int, *names: str) -> None:
-    """A batch that closes no window."""
+    """Commit a batch that closes no window."""
     state = WindowState("d", "c", end, dict.fromkeys(names, ONE))
     files: tuple[DataFile, ...] = ()
     table.commit(
@@ -194,7 +194,7 @@ def kept(table: TableSink) -> set[str]:
 
 @KINDS
 def test_table_keeps_windows_with_its_offsets(tmp_path: Path, kind: str) -> None:
-    """Also where the batch had no row for the table; files of older commits are gone."""
+    """Also if the batch had no row for the table; files of older commits are gone."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     assert windows_of(table).windows is None
@@ -223,7 +223,7 @@ def test_table_without_a_file_of_its_windows_is_refused(tmp_path: Path, kind: st
 def test_table_of_two_runs_keeps_the_windows_of_the_one_that_commits(
     tmp_path: Path, kind: str
 ) -> None:
-    """A refused run removes nothing, what it has left goes with the next commit."""
+    """A refused run removes nothing; the next commit removes its files."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     commit(table, 0, 5, keep(table, "a.parquet"))
@@ -264,7 +264,7 @@ def test_run_that_sleeps_after_its_commit_removes_nothing_of_its_successor(
 def test_late_rows_are_shown_once_wherever_a_run_is_killed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the commit that counts them, by one rename; the next run makes what is missing."""
+    """By one rename after the commit that counts them; the next run finishes it."""
     from vdl.pipeline.window_files import WindowFiles
 
     shown = tmp_path / "t-late" / "job"
@@ -309,7 +309,7 @@ def test_late_rows_are_shown_once_wherever_a_run_is_killed(
 
 
 def test_windows_of_an_older_release_are_read() -> None:
-    """Its files do not say what they have, so they may have anything."""
+    """Its files do not record their windows, so they may have any."""
     old = {"definition": "d", "columns": "c", "watermark_us": None, "files": ["a.parquet"]}
     assert WindowState.from_json(old) == WindowState("d", "c", None, {"a.parquet": UNKNOWN})
     assert merge_choice({"a.parquet": UNKNOWN}, 0) == ["a.parquet"]
@@ -318,7 +318,7 @@ def test_windows_of_an_older_release_are_read() -> None:
 
 
 def test_merges_write_little_and_leave_few_files() -> None:
-    """A thousand batches: each row is written again a few times, though none is ever closed."""
+    """A thousand batches: each row is rewritten a few times, though no window is ever closed."""
     files: dict[str, KeptWindows] = {}
     written = most = 0
     for n in range(1000):
@@ -346,7 +346,7 @@ def test_watermark_is_that_of_the_slowest_partition() -> None:
 
 
 def test_watermark_does_not_wait_for_a_partition_that_is_silent() -> None:
-    """And does once it tells again; it never goes back."""
+    """It does once the partition has rows again; the watermark never goes back."""
     heard = Sources(0, MINUTE, {}).after({"0": 50, "1": 40}, now_us=0)
     sources = Sources(0, MINUTE, heard)
     after = sources.after({"0": 90}, now_us=MINUTE)
@@ -365,7 +365,7 @@ def test_watermark_without_any_row_stays() -> None:
 
 
 def test_delta_windows_survive_the_loss_of_history(tmp_path: Path) -> None:
-    """Transactions are all that is left of commits after thirty days."""
+    """After thirty days the transactions are all that is left of the commits."""
     import deltalake
 
     table = open_table("delta", str(tmp_path / "t"), "job")
@@ -388,13 +388,13 @@ Row = dict[str, Any]
 
 @dataclass
 class Twin:
-    """What the windows must be. `rows`: of each offset, as they were produced; None: broken."""
+    """Reference model of the windows. `rows`: produced row of each offset; None: broken."""
 
     size: int
     slide: int
     rows: list[Row | None] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
-    """Offsets."""
+    """Offsets of late rows."""
     watermark: int | None = None
     counted: dict[tuple[int, Any], list[Row]] = field(default_factory=lambda: defaultdict(list))
 
@@ -453,7 +453,7 @@ class Twin:
 
 
 class Events:
-    """Rows with disorder on a topic of one partition."""
+    """Out-of-order rows on a topic of one partition."""
 
     def __init__(self, bootstrap: str, twin: Twin) -> None:
         from confluent_kafka import Producer
@@ -464,7 +464,7 @@ class Events:
         self._minute = 0
 
     def produce(self, count: int) -> None:
-        """A row a minute: most a little late, some much, some without a time, some broken."""
+        """Produce a row a minute: most a little late, some much, some without a time or broken."""
         for _ in range(count):
             self._minute += 1
             luck = self._rng.random()
@@ -476,7 +476,7 @@ class Events:
         assert self._producer.flush(30) == 0
 
     def close_all(self) -> None:
-        """Rows far ahead, in windows that stay open."""
+        """Produce rows far ahead, in windows that stay open."""
         for _ in range(20):
             self._row((self._minute + 1000) * MINUTE_US)
         assert self._producer.flush(30) == 0
@@ -509,11 +509,11 @@ def topic(bootstrap: str) -> str:
 
 
 class Killed(PipelineError):
-    """Stands for the end of the process at one place."""
+    """Simulated end of the process at one place."""
 
 
 def kill(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]) -> None:
-    """The process ends where this method is called with what `when` accepts."""
+    """End the process when this method is called with arguments that `when` accepts."""
     method = getattr(owner, name)
 
     def call(self: Any, *arguments: Any) -> Any:
@@ -525,7 +525,7 @@ def kill(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., b
 
 
 def late_offsets(job: Job) -> list[int]:
-    """Of the late rows that readers find, each as often as it is there."""
+    """Return the offsets of the late rows that readers find, with duplicates."""
     shown = Path(f"{job.sink.path}-late") / job.name
     return sorted(pq.read_table(shown)["_offset"].to_pylist())
 
@@ -544,7 +544,10 @@ def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, kind: str, slide: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No window twice, no row lost, the late ones counted; Spark's checkpoint is of no use."""
+    """No window is duplicated, no row lost, late ones are counted.
+
+    Spark's checkpoint is not used.
+    """
     pytest.importorskip("pyspark", reason="needs the `spark` extra")
     from vdl.pipeline.delta_table import DeltaSink
     from vdl.pipeline.metrics import JobMetrics
@@ -566,7 +569,7 @@ def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
         metrics.on_batch(report)
 
     def run(owner: Any = None, name: str = "", when: Callable[..., bool] | None = None) -> None:
-        """Until the topic's end, or a kill; there is never a checkpoint."""
+        """Run until the topic's end, or a kill; there is never a checkpoint."""
         shutil.rmtree(job.checkpoint, ignore_errors=True)
         with (
             contextlib.closing(Runner(job, spark, on_batch)) as runner,
@@ -585,12 +588,12 @@ def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
     run(sink, "commit", lambda _, it, columns: it.windows is not None and it.batch == 1)
     run()
     events.produce(200)
-    # The commit is there, and nobody was told.
+    # The commit is done, but its result did not arrive.
     if kind == "delta":
         run(sink, "_sync_log", lambda table: Path(table.path).name == "table")
     else:
         run(sink, "_publish", lambda table, it: it["windows"] and it["sequence"] > table.sequence)
-    # What the commit has made superfluous is still there.
+    # Files that the commit has made obsolete still exist.
     run(WindowFiles, "remove", lambda files, paths: bool(paths))
     events.produce(40)
     run()
@@ -630,8 +633,10 @@ def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
 def test_windows_wait_for_a_partition_that_is_behind_and_not_for_the_future(
     spark: Any, bootstrap: str, tmp_path: Path
 ) -> None:
-    """One partition is hours behind the other: none of its rows is late. A row of the year 2999
-    is, and closes nothing."""
+    """One partition is hours behind the other: none of its rows is late.
+
+    A row of the year 2999 is late, and closes nothing.
+    """
     from confluent_kafka import Producer
 
     from tests.pipeline.test_reading import create
@@ -670,7 +675,7 @@ def table_of(job: Job) -> TableSink:
 
 
 def topics_end(bootstrap: str) -> int:
-    """Where the topic ends now: both kinds of table share it."""
+    """Return the current end of the topic: both kinds of table share it."""
     from tests.pipeline.test_reading import topics_of
 
     topics = topics_of(bootstrap, "events")
@@ -680,7 +685,7 @@ def topics_end(bootstrap: str) -> int:
 
 
 def check_refusals(folder: Path, job: Job, spark: Any) -> None:
-    """What is not the same job any more is not run; a plan shows the windows."""
+    """Assert that a changed job does not run, and that a plan shows the windows."""
     from vdl.pipeline.runner import Runner
     from vdl.pipeline.verify import verify
 

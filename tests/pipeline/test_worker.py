@@ -1,4 +1,4 @@
-"""What is done once in each of Spark's Python processes."""
+"""One-time setup in each of Spark's Python processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from vdl.pipeline.worker import exempt_modules_from_collection
 
 
 def test_modules_are_exempt_from_collection_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage goes before what stays is exempt; tasks that come later make garbage of their own,
-    which must not be kept."""
+    """Garbage is collected before the remaining objects are exempt.
+
+    Later tasks make garbage of their own, which must not be kept.
+    """
     done: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))

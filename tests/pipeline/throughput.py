@@ -1,19 +1,19 @@
-"""Rows per CPU-second of each source, and what it costs the servers, in one table.
+"""Rows per CPU-second of each source, and its cost for the servers, in one table.
 
     vdl pipeline jars
     python -m tests.pipeline.throughput --flights flights-3m.parquet
 
 `flights-3m.parquet` is the file of the npm package vega-datasets 3.2.1 (`npm pack`): three million
 flights in order of time. They are produced as JSON to servers started for this, then read by the
-official connector as it comes and tuned, by our source over the protocol, and by it from segment
-files. Each reads everything into a sink that does nothing, with all of its columns and with the
-three that many jobs need: ours by its option `columns`, the connector by a `select`, as its users
-say it, though it makes all seven either way: Spark does not push columns down to it. Processor time
-is that of the driver, the JVM and the Python workers together.
+official connector with its defaults and tuned, by our source over the protocol, and by it from
+segment files. Each reads everything into a sink that does nothing, with all of its columns and with
+the three that many jobs need: ours by its option `columns`, the connector by a `select`, as its
+users write it, though it creates all seven either way: Spark does not push columns down to it.
+Processor time is that of the driver, the JVM and the Python workers together.
 
 The sources take turns within a round. The first round is not counted; of the others the medians are
-printed. A ratio is the median of those within a round, since a machine that others use may be twice
-as fast in one round as in the next.
+printed. A ratio is the median of those within a round, since a machine with other users may be
+twice as fast in one round as in the next.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ROUNDS_MIN = 4
 ALL = "all"
 NARROW = ("value", "partition", "offset")
 BASE = "official connector, tuned"
-"""What the others' rows per CPU-second are divided by, of the same columns."""
+"""Baseline of the ratios of rows per CPU-second, with the same columns."""
 SEGMENTS = """[kafka]
 "log.segment.bytes" = 4194304
 """
-"""So that nearly all of it lies in sealed ones."""
+"""Makes nearly all records lie in sealed segments."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One source, one read; or the medians of several."""
+    """Measurement of one source in one read, or medians of several."""
 
     rows: int
     seconds: float
@@ -87,7 +87,7 @@ def medians(found: list[Measured]) -> Measured:
 
 
 def table(rounds: list[dict[Read, Measured]]) -> Iterator[str]:
-    """Markdown. The ratio is the median of the rounds'; beside it the least and the most."""
+    """Yield lines of Markdown. The ratio is the median of the rounds', with minimum and maximum."""
     yield (
         "| source | columns | rows per CPU-s | | least to most | rows/s | servers' CPU-s | "
         "Fetch | ListOffsets |"
@@ -104,7 +104,7 @@ def table(rounds: list[dict[Read, Measured]]) -> Iterator[str]:
 
 
 def rows_of(path: Path, limit: int) -> Iterator[list[Row]]:
-    """The flights as records, CHUNK_ROWS at a time, keyed by where they began."""
+    """Yield the flights as records, CHUNK_ROWS at a time, keyed by origin."""
     import pyarrow.parquet as pq
 
     left = limit
@@ -122,7 +122,7 @@ def rows_of(path: Path, limit: int) -> Iterator[list[Row]]:
 
 
 def requests_of(servers: ReplicaSet) -> dict[str, int]:
-    """Requests that the servers have answered, by API."""
+    """Return the requests that the servers have answered, by API."""
     found: dict[str, int] = {}
     for server_id in servers.server_ids:
         address = servers.server(server_id).config().http
@@ -154,7 +154,7 @@ def server_cpu(servers: ReplicaSet) -> float:
 
 
 def sources(spark: Any, servers: ReplicaSet) -> dict[Read, Any]:
-    """A frame of each source, with all of its columns and with three."""
+    """Return a frame of each source, with all of its columns and with three."""
     kafka = {
         "kafka.bootstrap.servers": servers.bootstrap,
         "subscribe": TOPIC,
@@ -166,7 +166,7 @@ def sources(spark: Any, servers: ReplicaSet) -> dict[Read, Any]:
     segments = {**ours, "segments": stores}
     narrow = ",".join(NARROW)
     found: dict[Read, Any] = {}
-    # A reader of its own for each: it keeps the options of the one before.
+    # A separate reader for each: it keeps the options of the one before.
     for name, options in (("official connector, defaults", kafka), (BASE, tuned)):
         found[name, ALL] = spark.read.format("kafka").options(**options).load()
         found[name, narrow] = found[name, ALL].select(*NARROW)
@@ -204,7 +204,7 @@ def main() -> int:
             sent = produce_rows(servers.bootstrap, TOPIC, rows)
             count += sum(map(len, sent.values()))
             print(f"produced {count}", flush=True)
-        # Until a checkpoint has brought them to segments.
+        # Until a checkpoint has moved them to segments.
         time.sleep(15)
         spark = make_session("throughput", jars=find_jars())
         try:

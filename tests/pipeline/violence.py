@@ -1,17 +1,17 @@
-"""Exactly once under violence: jobs and leaders are killed, a checkpoint is deleted, rows counted.
+"""Exactly once under faults: jobs and leaders are killed, a checkpoint is deleted, rows counted.
 
     python -m tests.pipeline.violence --source vdl --kills 10 --leaders 2 --seed 1
     python -m tests.pipeline.violence --sinks iceberg,delta-s3,iceberg-s3 --zombies 2 --speculate
 
 A producer writes numbered records, one in 500 of them broken, without a pause. Meanwhile the
-process that runs the jobs, one for each sink, is killed with all its children (SIGKILL) at
-random moments and started again; Spark's checkpoints are deleted once; the server that leads a
-partition is killed and started again. A zombie is suspended instead of killed, and goes on when its
+process that runs the jobs, one for each sink, is killed with all its children (SIGKILL) at random
+moments and started again; Spark's checkpoints are deleted once; the server that leads a partition
+is killed and started again. A zombie is suspended instead of killed, and continues when its
 successor has committed to each table: it must end by itself. With `--speculate` executors are
-frozen for seconds, again and again, so that Spark does their tasks a second time elsewhere, and go
-on: a run in which no task was overtaken by its copy is none. At the end the jobs run to the end of
-the topic, and every number that was acknowledged must be in each table once, every broken record in
-each table of dead letters once.
+frozen for seconds, again and again, so that Spark runs their tasks a second time elsewhere, and
+then continue: a run in which no task was overtaken by its copy does not count. At the end the jobs
+run to the end of the topic, and every number that was acknowledged must be in each table once,
+every broken record in each dead-letter table once.
 """
 
 from __future__ import annotations
@@ -54,15 +54,20 @@ START_SECONDS_MAX = 900
 ZOMBIE_SECONDS_MAX = 600
 FREEZE_SECONDS = 5.0
 THAW_SECONDS_MAX = 8.0
-"""Between two freezes: what was frozen goes on, and ends its task or is told that it came late."""
+"""Longest time between two freezes.
+
+Meanwhile a frozen task continues, and ends or is refused as late.
+"""
 REFUSED = "another run of this job is writing the same table"
 MARKED = re.compile(r"Marking task (\d+) in stage (\S+) .*as speculatable")
 STARTED = re.compile(r"Starting task (\d+)\.(\d+) in stage (\S+) ")
 OVERTAKEN = re.compile(r"Killing attempt \d+ for task (\d+)\.\d+ in stage (\S+) .*succeeded on")
-"""What Spark says when it wants a task done again, when an attempt begins, and when one has ended
-while another one goes on."""
+"""Spark's log messages about tasks that run twice.
+
+It marks a task for a second run, an attempt begins, and one has ended while another continues.
+"""
 RATE = 300
-"""Records a second: so many that the jobs are never at their end for long."""
+"""Records a second: enough that the jobs are never at the topic's end for long."""
 
 JOB = """
 [job]
@@ -90,12 +95,15 @@ type = "sql"
 uri = "sqlite:///{folder}/catalog.db"
 """
 SINKS = ("parquet", "delta", "iceberg", "delta-s3", "iceberg-s3")
-"""With "-s3" in a store of objects, a server of its own."""
+"""With "-s3" in an object store, a server of its own."""
 BUCKET = "violence"
 
 
 class Load:
-    """Produces until stopped. `acknowledged`: the numbers that were; `broken`: how many others."""
+    """Producer that runs until stopped.
+
+    `acknowledged`: the acknowledged numbers; `broken`: number of acknowledged broken records.
+    """
 
     def __init__(self, bootstrap: str, rate: int = RATE) -> None:
         self._rate = rate
@@ -152,18 +160,21 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What came of it. `lost` and `twice` by table."""
+    """Result of a run. `lost` and `twice` by table."""
 
     produced: int = 0
     broken: int = 0
     kills: int = 0
     zombies: list[str] = field(default_factory=list)
-    """What each said when it ended; "" where it had to be killed, as one that had not opened its
-    tables yet: that is a second run like any other."""
+    """Last line of each zombie.
+
+    "" if it had to be killed, because it had not opened its tables yet: that is a second run like
+    any other.
+    """
     copies: int = 0
-    """Tasks that Spark began again while they went on, with `speculates`."""
+    """Number of tasks that Spark started again while they continued, with `speculates`."""
     overtaken: int = 0
-    """Those of which one attempt ended while the other one went on."""
+    """Number of those with one attempt that ended while the other continued."""
     speculates: bool = False
     commits: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
@@ -184,10 +195,10 @@ class Outcome:
 
 
 class Jobs:
-    """The process of all jobs, one after the other; each has a log of its own."""
+    """Process of all jobs, and its successors; each has a log of its own."""
 
     def __init__(self, files: list[Path], folder: Path, cluster: Cluster | None) -> None:
-        """On a cluster, where tasks are done twice, or in a process of their own."""
+        """Run on a cluster, where tasks run twice, or in a process of its own."""
         self._files = files
         self._folder = folder
         self._cluster = cluster
@@ -196,7 +207,7 @@ class Jobs:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, once: bool = False) -> subprocess.Popen[bytes]:
-        # Behind the servers: a machine of two cores has not enough for all.
+        # Lower priority than the servers: a machine of two cores has not enough for all.
         command = ["nice", "-n", "5", sys.executable, "-m", "tests.pipeline.jobs_process"]
         command += ["--once"] if once else []
         command += ["--master", self._cluster.url] if self._cluster else []
@@ -209,19 +220,19 @@ class Jobs:
         return self._process
 
     def told(self) -> str:
-        """By the last process."""
+        """Return the log of the last process."""
         return self._logs[-1].read_text(errors="replace")
 
     def batches(self) -> int:
         return sum(log.read_text(errors="replace").count(" batch ") for log in self._logs)
 
     def done_twice(self) -> tuple[int, int]:
-        """By all: tasks that were begun again while they went on, those of which one was late."""
+        """Return the totals of `done_twice` over all logs."""
         found = [done_twice(log.read_text(errors="replace")) for log in self._logs]
         return sum(copies for copies, _ in found), sum(late for _, late in found)
 
     def ensure(self) -> None:
-        """Start it again where it ended by itself, as a supervisor would."""
+        """Start it again if it ended by itself, as a supervisor would."""
         if self._process is None or self._process.poll() is not None:
             self.start()
 
@@ -229,13 +240,15 @@ class Jobs:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, the process and everything below it. Executors on a cluster are not: they end
-        when they see it."""
+        """Kill (SIGKILL) the process and all its descendants.
+
+        Executors on a cluster end when they detect it.
+        """
         assert self._process is not None
         kill_tree(self._process)
 
     def suspend(self) -> Zombie:
-        """As a machine that hangs: it is not ours any more, and knows nothing of it."""
+        """Suspend the process like a machine that hangs, and disown it."""
         assert self._process is not None
         executors = self.executors()
         self._of_zombies.update(executors)
@@ -244,13 +257,13 @@ class Jobs:
         return found
 
     def executors(self) -> list[int]:
-        """Those on a cluster that are no zombie's."""
+        """Return the executors on a cluster that do not belong to a zombie."""
         found = [] if self._cluster is None else self._cluster.executors()
         return [pid for pid in found if pid not in self._of_zombies]
 
 
 class Zombie:
-    """A process of all jobs that does nothing until `resume`."""
+    """Suspended process of all jobs, until `resume`."""
 
     def __init__(self, process: subprocess.Popen[bytes], executors: list[int], log: Path) -> None:
         self._process = process
@@ -259,7 +272,7 @@ class Zombie:
         signal_all(self._pids, signal.SIGSTOP)
 
     def resume(self) -> str:
-        """Let it go on; why it ended, or "" where it did not."""
+        """Continue it; return why it ended, or "" if it did not."""
         signal_all(self._pids, signal.SIGCONT)
         try:
             self._process.wait(ZOMBIE_SECONDS_MAX)
@@ -270,12 +283,12 @@ class Zombie:
 
     def kill(self) -> None:
         kill_tree(self._process)
-        # An executor that is suspended would hold its place for ever.
+        # A suspended executor would hold its place forever.
         signal_all(self._pids[1:], signal.SIGCONT)
 
 
 def done_twice(log: str) -> tuple[int, int]:
-    """Of Spark's log at level INFO: copies of tasks that went on, and attempts that came late."""
+    """Return the numbers of copies of running tasks, and of late attempts, in Spark's INFO log."""
     marked: set[tuple[str, str]] = set()
     copied: set[tuple[str, str]] = set()
     late = 0
@@ -290,14 +303,14 @@ def done_twice(log: str) -> tuple[int, int]:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """If it has not ended by itself."""
+    """Kill the process and its descendants unless it has ended."""
     if process.poll() is None:
         signal_all(reversed(tree(process.pid)), signal.SIGKILL)
         process.wait()
 
 
 def _freeze(jobs: Jobs, rng: random.Random) -> None:
-    """Let one executor do nothing for a while, with the Python processes below it."""
+    """Suspend one executor for a while, with its Python processes."""
     found = jobs.executors()
     if not found:
         return
@@ -310,7 +323,7 @@ def _freeze(jobs: Jobs, rng: random.Random) -> None:
 
 
 class Freezer:
-    """Freezes executors now and then, where that is wanted."""
+    """Freezes executors from time to time, if enabled."""
 
     def __init__(self, jobs: Jobs, rng: random.Random, *, is_wanted: bool) -> None:
         self._jobs = jobs
@@ -324,13 +337,16 @@ class Freezer:
             self._next = time.monotonic() + self._rng.uniform(1, THAW_SECONDS_MAX)
 
     def maybe_at_the_end(self) -> None:
-        """So that a kill comes when a late attempt has just gone on, every other time."""
+        """Freeze one every other time, so that a kill comes when a late attempt just continued."""
         if self._is_wanted and self._rng.random() < 0.5:
             _freeze(self._jobs, self._rng)
 
 
 def _let_go_on(zombie: Zombie, jobs: Jobs, files: list[Path]) -> str:
-    """Once its successor has committed to each table; why it ended, or ""."""
+    """Resume a zombie once its successor has committed to each table.
+
+    Return why it ended, or "".
+    """
     names = [load_job(file).name for file in files]
     deadline = time.monotonic() + START_SECONDS_MAX
     while not all(f"{name} batch " in jobs.told() for name in names):
@@ -355,7 +371,7 @@ def violate(
     cluster: Cluster | None = None,
     rate: int = RATE,
 ) -> Outcome:
-    """Run it all; `servers` must be up, and `cluster`, on which tasks are done twice."""
+    """Run everything; `servers` must be up, and `cluster`, on which tasks run twice."""
     rng = random.Random(seed)
     topic_command = Topics(parse({"bootstrap": servers.bootstrap, "topics": TOPIC}))
     from examples.flights import create_topic
@@ -377,7 +393,7 @@ def violate(
     freezer = Freezer(jobs, rng, is_wanted=cluster is not None)
     outcome = Outcome(kills=kills, speculates=cluster is not None)
     leader_kills = set(rng.sample(range(kills), min(kills, leaders)))
-    # The last one is killed: what it leaves behind is what the end begins with.
+    # The last process is killed, not suspended: the final run begins with its remains.
     others = sorted(set(range(kills - 1)) - leader_kills)
     suspended = set(rng.sample(others, min(len(others), zombies)))
     zombie: Zombie | None = None
@@ -390,7 +406,7 @@ def violate(
                 print(f"  zombie: {outcome.zombies[-1] or 'goes on'}", flush=True)
                 zombie.kill()
                 zombie = None
-            # Most often while batches are committed, now and then before the first one.
+            # Most often while batches are committed, sometimes before the first one.
             wanted = seen + rng.choice([0, 1, 2, 3, 5]) * (len(files) if cluster else 1)
             # A zombie knows where its tables end.
             wanted = max(wanted, seen + 1) if number in suspended else wanted
@@ -491,7 +507,7 @@ def main() -> int:
     sinks = options.sinks.split(",")
     if not set(sinks) <= set(SINKS):
         parser.error(f"--sinks: some of {', '.join(SINKS)}")
-    # Ended by others it still ends what it has started.
+    # If it is terminated, it still ends the processes it has started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
     with contextlib.ExitStack() as more:
         os.environ["PYTHONPATH"] = str(ROOT)
@@ -506,7 +522,7 @@ def main() -> int:
 
 
 def _cluster(folder: Path) -> Cluster:
-    """With room for a run, a zombie, and what is left of one that was killed."""
+    """Return a cluster with room for a run, a zombie, and the remains of a killed run."""
     made = folder / "cluster"
     made.mkdir()
     return Cluster(made, ("127.0.0.2", "127.0.0.3"), cores=4, memory="4g")

@@ -1,4 +1,4 @@
-"""Avro that numpy decodes: what is not in doubt is what fastavro reads, byte by byte."""
+"""Avro decoding by numpy: values that are not in doubt equal fastavro's, byte by byte."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read(values: list[bytes], schema: Any = ORDER) -> tuple[list[dict[str, Any]]
 
 
 def theirs(value: bytes) -> dict[str, Any] | None:
-    """None where it is not of the schema, or where our way is not plain."""
+    """Return fastavro's value; None if it does not match the schema or is not plain for us."""
     file = BytesIO(value)
     try:
         found: Any = fastavro.schemaless_reader(file, PARSED, None)
@@ -86,7 +86,7 @@ def theirs(value: bytes) -> dict[str, Any] | None:
 
 
 def test_avro_values_are_what_fastavro_reads() -> None:
-    """Whole, and with bytes that are others."""
+    """Covers whole values, and values with changed bytes."""
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     values = []
@@ -108,7 +108,7 @@ def test_avro_values_are_what_fastavro_reads() -> None:
 
 
 def test_avro_values_of_plain_records_are_not_in_doubt() -> None:
-    """The good case is the fast one."""
+    """The good case must use the fast path."""
     rng = random.Random(3)
     values = [{**order(rng), "count": 5, "price": 1.5, "id": 1 << 40} for _ in range(50)]
     found, sure = read([encoded(value) for value in values])

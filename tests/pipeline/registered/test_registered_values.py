@@ -1,4 +1,4 @@
-"""Values by the schemas that they name, without Spark; and registries that misbehave."""
+"""Values decoded by the schemas that they name, without Spark, and faulty registries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OTHER_PROTO = 'syntax = "proto3"; package o; message O { bool is = 1; }'
 
 
 class Answers:
-    """What a registry says, by path: (status, body)."""
+    """Responses of a registry, by path: (status, body)."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, tuple[int, Any]] = {}
@@ -82,7 +82,7 @@ class Answers:
     def put(
         self, schema_id: int, kind: str, text: str, references: Mapping[str, str] | None = None
     ) -> None:
-        """A schema, and what it refers to as version 1 of subjects of the same names."""
+        """Add a schema, and those it refers to, as version 1 of subjects of the same names."""
         told = [{"name": n, "subject": n, "version": 1} for n in references or ()]
         schema = {"schema": text, "schemaType": kind, "references": told}
         self.by_path[f"/schemas/ids/{schema_id}"] = (200, schema)
@@ -148,7 +148,7 @@ def test_protobuf_becomes_json_by_the_message_it_names(answers: Answers) -> None
 
 
 def test_protobuf_is_known_by_its_descriptor_too(answers: Answers) -> None:
-    """Which is what the serializer for Python registers."""
+    """The Python serializer registers this form."""
     from google.protobuf import timestamp_pb2
 
     text = base64.b64encode(timestamp_pb2.DESCRIPTOR.serialized_pb).decode()
@@ -215,7 +215,7 @@ def test_what_does_not_say_which_message_it_is_is_refused(data: bytes) -> None:
 
 
 def test_references_in_a_circle_end(answers: Answers) -> None:
-    """A registry refuses them; one that does not must not keep a job busy for ever."""
+    """A registry refuses them; one that does not must not keep a job busy forever."""
     answers.put(7, "AVRO", '"string"', {"a": '"string"'})
     path = "/subjects/a/versions/1"
     again = [{"name": "a", "subject": "a", "version": 1}]
@@ -229,7 +229,7 @@ def test_references_in_a_circle_end(answers: Answers) -> None:
 def test_registry_that_does_not_answer_stops_what_asks(
     answers: Answers, status: int, body: object
 ) -> None:
-    """It makes no dead letters: it may be there again in a minute."""
+    """It creates no dead letters, since the registry may be available again in a minute."""
     answers.by_path["/schemas/ids/7"] = (status, body)
     values = values_of(answers, "avro")
     with pytest.raises(RegistryFailed, match="schema 7"):

@@ -30,7 +30,7 @@ from vdl.pipeline.preflight import check_registry
 pytestmark = pytest.mark.spark
 COUNT = 300
 UNKNOWN = b"\0\x7f\xff\xff\xff"
-"""The id of a schema that nobody registered."""
+"""The id of a schema that was never registered."""
 
 JOB = """
 [job]
@@ -106,7 +106,7 @@ def test_values_become_rows_by_the_schemas_they_name(
     make: Callable[[SchemaRegistryClient], Callable[[int, Any], bytes]],
     first: dict[str, Any],
 ) -> None:
-    """And what names none that is known becomes a dead letter which says so."""
+    """A value that names no known schema becomes a dead letter with that reason."""
     topic = f"registered-{form}"
     create(bootstrap, topic, partitions=1)
     where = SerializationContext(topic, MessageField.VALUE)
