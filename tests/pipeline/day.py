@@ -1,4 +1,4 @@
-"""A day of one-second commits into a table, without Spark: are commits as fast at its end?
+"""A day of one-second commits into a table, without Spark, to measure commits over time.
 
     python -m tests.pipeline.day --kind delta --commits 86400
 
@@ -6,7 +6,8 @@ A commit has one small file. Every `--compact-every` commits the table is compac
 by a job with `run.compact_every`. Commits run as fast as possible, so an hour of a Delta table's
 log is shortened as time is: `--seconds` is the duration of a second of the day. Each line covers an
 equal part of the day: processor and wall time of a commit and of the compactions, live files, files
-of the log. At the end the table is reopened and its rows are counted. `--plot FILE.svg` draws them.
+of the log. A commit should take as long at the end as at the beginning. At the end the table is
+reopened and its rows are counted. `--plot FILE.svg` draws them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def remove_logs(copy: Path) -> None:
 
 
 def test_audit_names_every_entry_of_a_first_segment_that_is_gone(copies: list[Path]) -> None:
-    """Up to the first entry of the next segment, exclusive."""
+    """The entries are those up to the first one of the next segment, exclusive."""
     remove_first_segment(copies[1])
     with Directory(RealFileSystem(), str(copies[1]), INDEX_ENTRIES) as directory:
         begins = directory.segments(directory.identity.logs[1])[0].first_index
@@ -252,7 +252,7 @@ def refilled(server: Server) -> None:
     ],
 )  # fmt: skip
 def test_audit_misses_nothing_that_a_copy_need_not_have(tmp_path: Path, live: Callable) -> None:
-    """Also if the process died in the middle of it."""
+    """Holds also if the process died in the middle of it."""
     server = Server(tmp_path / "one")
     fill(server)
     live(server)

@@ -91,7 +91,7 @@ def test_columns_of_a_range_are_cut_at_its_edges(
 
 
 def test_columns_of_append_time_have_the_batch_time() -> None:
-    """Also beside a batch with its producer's times."""
+    """Holds also beside a batch with its producer's times."""
     plain, stamped = sealed([([Record(value=b"a", timestamp=5)] * 2, Compression.NONE)] * 2)
     patch_log_append_time(stamped, 9)
     found = columns([plain, stamped], start=1)

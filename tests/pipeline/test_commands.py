@@ -62,9 +62,10 @@ def test_validate_of_upserts_by_a_key_that_is_no_column_says_so(
 def test_validate_names_every_text_that_spark_cannot_parse(
     tmp_path: Path, capsys: Shown, had_session: bool
 ) -> None:
-    """In one line, with Spark's parser only.
+    """The report is one line, and needs Spark's parser only.
 
-    Also after PySpark has changed how errors are reported, which its first session does for good.
+    It holds also after PySpark has changed how errors are reported, which its first session does
+    for good.
     """
     if had_session:
         from pyspark.errors.exceptions.captured import install_exception_handler
@@ -95,7 +96,7 @@ def job_of(folder: Path, old: str = "", new: str = "") -> Job:
 
 
 def test_servers_that_do_not_answer_are_one_line(tmp_path: Path) -> None:
-    """With the cause, and without a line of librdkafka's."""
+    """The line names the cause, and librdkafka adds none of its own."""
     pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
     from vdl.pipeline.topics import ClusterUnreachable
 
@@ -116,7 +117,7 @@ def test_topic_that_does_not_exist_is_named(tmp_path: Path, bootstrap: str) -> N
 
 
 def test_folders_that_take_no_files_are_named(tmp_path: Path) -> None:
-    """Also if permissions would allow it."""
+    """Holds also if permissions would allow writing."""
     (tmp_path / "file").touch()
     for path, reason in (("/proc/x/y", "/proc cannot be written to"), ("file/t", "no folder")):
         with pytest.raises(PipelineError, match=f"sink.path: .*{reason}"):

@@ -55,7 +55,7 @@ def settings() -> dict[str, str]:
 
 
 def test_manifests_are_what_kubernetes_takes() -> None:
-    """Also the fields of its quota and its policy: a misspelt field is an error."""
+    """The check includes the fields of its quota and its policy: a misspelt field is an error."""
     validator = pytest.importorskip("kubernetes_validate", reason="needs the `spark-dev` extra")
     for one in manifests():
         validator.validate(one, KUBERNETES, strict=True)
@@ -152,7 +152,7 @@ def test_driver_is_submitted_with_a_setting_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
-    """By the image's script, and by a packed environment if one is named."""
+    """Uses the image's script, and a packed environment if one is named."""
     try:
         check_installed()
     except NotInstalled as error:

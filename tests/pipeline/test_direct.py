@@ -50,7 +50,7 @@ def batch_of(values: list[bytes | None], first: int = 0) -> pa.RecordBatch:
 
 
 def test_direct_writes_what_is_sure_and_leaves_the_rest(tmp_path: Path) -> None:
-    """Also for letters of the source, with any contents."""
+    """Letters of the source are left as well, with any contents."""
     letters = letter(OffsetRange("t", 0, 3, 9), "cut off", COLUMNS, b'{"n":5}')
     batches = [batch_of([b'{"n":1}', b"{", b'{"n":2}']), letters]
     told = Direct.from_text(direct_of(tmp_path).to_text())

@@ -48,7 +48,10 @@ def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_small_batches_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the limits of rows and bytes; NULL and empty arrays and maps keep their values."""
+    """Batches are combined up to the limits of rows and bytes.
+
+    NULL and empty arrays and maps keep their values.
+    """
     columns = pa.schema(
         [
             ("n", pa.int64()),

@@ -57,7 +57,7 @@ def opened(folder: Path, kind: str = "delta") -> Positions:
 def test_delta_table_that_forgot_the_transaction_stops_the_job(
     tmp_path: Path, *, commits: int, is_behind: bool
 ) -> None:
-    """Also if the log is cleaned, and the checkpoint lacks the transaction too."""
+    """Holds also if the log is cleaned, and the checkpoint lacks the transaction too."""
     folder = tmp_path / "t"
     written(folder, "delta", commits)
     forget(folder)
@@ -71,7 +71,7 @@ def test_delta_table_that_forgot_the_transaction_stops_the_job(
 def test_delta_table_that_forgot_the_transaction_is_known_by_each_witness(
     tmp_path: Path, witness: str
 ) -> None:
-    """By a state file, by commit information in the log, or by file names, each alone."""
+    """The witnesses are a state file, commit information in the log, and file names."""
     folder = tmp_path / "t"
     written(folder, "delta", 2)
     forget(folder)

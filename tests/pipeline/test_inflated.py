@@ -18,7 +18,7 @@ def added(inflated: Inflated, codec: Compression, data: bytes) -> int:
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_inflated_batches_lie_end_to_end(codec: Compression) -> None:
-    """Also batches that grow a thousandfold, and batches after a clear, which leaves nothing."""
+    """Covers batches that grow a thousandfold, and batches after a clear, which leaves nothing."""
     inflated = Inflated()
     for _ in range(2):
         parts = [b"first", bytes(3_000_000), b"", b"last" * 1000]
@@ -45,7 +45,10 @@ def test_inflated_batch_at_its_limit_is_taken_and_one_byte_more_is_not(codec: Co
 
 
 def test_inflated_snappy_is_taken_in_blocks_and_plain() -> None:
-    """As Java's client writes it, and as some others do; a truncated block is refused."""
+    """Java's client writes blocks, and some others write plain Snappy.
+
+    A truncated block is refused.
+    """
     data = bytes(range(256)) * 1000
     stream = bytes(compress(Compression.SNAPPY, data))
     inflated = Inflated()

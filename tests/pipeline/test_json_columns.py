@@ -72,7 +72,7 @@ def test_json_in_doubt_is_left_and_costs_no_other_row(place: int) -> None:
 
 
 def test_json_of_many_values_in_doubt_costs_no_other_row() -> None:
-    """Also values that continue in the next one, or end the previous one."""
+    """Covers values that continue in the next one, or end the previous one."""
     values = [value for bad in DOUBTFUL for value in (bad, GOOD[4])]
     found, sure = read(values)
     assert sure == [False, True] * len(DOUBTFUL)

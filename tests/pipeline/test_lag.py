@@ -30,7 +30,7 @@ def test_lag_is_what_lies_behind_the_table() -> None:
 
 
 def test_lag_grows_while_the_table_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across a request without a response."""
+    """Holds also across a request without a response."""
     answers: Iterator[Positions | None] = iter([at(5, 5), None, at(8, 6)])
 
     class Cluster:

@@ -277,7 +277,7 @@ def test_run_that_finds_no_servers_has_failed(
 def test_job_on_spark_tells_its_tables_columns(
     spark: Any, bootstrap: str, tmp_path: Path, server: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command, as a user runs it."""
+    """Runs the command as a user does."""
     from tests.pipeline.test_reading import create
     from tests.pipeline.test_spark import BROKEN, COUNT, fill
     from tests.pipeline.test_spark import job_of as spark_job

@@ -49,7 +49,7 @@ def many(bootstrap: str) -> Many:
 def test_offsets_are_those_that_librdkafka_finds(
     bootstrap: str, many: Many, where: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same topic ids, so a job may switch between both by a client setting."""
+    """Topic ids are the same too, so a job may switch between both by a client setting."""
     options = source_options(bootstrap, many)
     by_library = Topics(parse({**options, "client.socket.timeout.ms": "60000"})).resolve(where)
     topics = Topics(parse(options))

@@ -223,7 +223,7 @@ def test_large_transaction_is_taken_in_parts_and_goes_on_within(
 def test_server_that_does_not_say_enough_is_refused(
     mariadb: MariaDbServer, bootstrap: str, tmp_path: Path
 ) -> None:
-    """In one line, with all that is missing."""
+    """The error is one line with everything that is missing."""
     mariadb.run(f"CREATE TABLE {DATABASE}.keyless (a INT, b SET('x', 'y'))")
     file = capture_file(tmp_path, "keyless", mariadb, bootstrap, "keyless", 1)
     mariadb.run("SET GLOBAL binlog_row_metadata = 'MINIMAL'")

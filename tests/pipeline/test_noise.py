@@ -29,7 +29,7 @@ TRACE = [HEADER, *DAEMON, PIPE]
     ids=["pipe", "reset", "one after the other", "one within the other", "line by line"],
 )
 def test_worker_whose_task_has_ended_says_nothing(lines: list[str]) -> None:
-    """Also if several workers report it at the same time."""
+    """Holds also if several workers report it at the same time."""
     assert list(shown(["before", *lines, "after"])) == ["before", "after"]
 
 

@@ -152,7 +152,7 @@ def test_table_in_a_store_is_compacted(tmp_path: Path, store: dict[str, str], ki
 def test_table_in_a_store_is_read_by_its_own_library(
     tmp_path: Path, store: dict[str, str], kind: str
 ) -> None:
-    """By URL, with the settings in the environment."""
+    """The table is opened by URL, with the settings in the environment."""
     commit(opened := table_of(kind, store, tmp_path), store, RUNS[0], opened.open(TOPICS), at(5, 0))
     if kind == "delta":
         from deltalake import DeltaTable

@@ -334,7 +334,7 @@ def test_segments_of_one_task_that_are_damaged_are_had_from_the_broker(
 def test_batches_as_brokers_keep_them_are_the_same_rows(
     bootstrap: str, topic: str, isolation: str
 ) -> None:
-    """To the offset, also if a range begins and ends within a batch."""
+    """They are equal to the offset, also if a range begins and ends within a batch."""
     wanted = OffsetRange(topic, 1, 17, 1203)
     with Leaders(bootstrap) as leaders:
         found = list(read_batches(wanted, leaders=leaders, columns=EVERY, isolation=isolation))
@@ -370,7 +370,7 @@ def test_what_batches_do_not_give_a_client_library_does(
 def test_small_ranges_of_one_task_are_one_batch(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order, over one connection to each leader, with one request for it."""
+    """They are read in order, over one connection to each leader, with one request for it."""
     asked = []
     real = fetch._leaders
     monkeypatch.setattr(fetch, "_leaders", lambda *told: asked.append(told) or real(*told))

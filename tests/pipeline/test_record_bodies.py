@@ -44,7 +44,7 @@ def walked(batches: Sequence[Sequence[Record]]) -> list[int]:
 
 @pytest.mark.parametrize("size", [0, 1, 60, 130, 20_000, 300_000])
 def test_bodies_of_records_without_headers_are_guessed(size: int) -> None:
-    """With lengths of one, two and three bytes, in several batches."""
+    """Covers lengths of one, two and three bytes, in several batches."""
     records = [Record(key=b"k", value=b"v" * (size + n), timestamp=n) for n in range(5)]
     guessed, found = both([records, records[:1], records])
     assert guessed is not None

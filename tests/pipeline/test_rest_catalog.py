@@ -219,7 +219,7 @@ def test_table_whose_making_is_not_answered_is_made_once(lake: Lake, gate: Gate)
 
 
 def test_upsert_whose_answer_is_lost_is_in_the_table_once(lake: Lake, gate: Gate) -> None:
-    """Also if the first attempt is carried out after the check; its files are kept."""
+    """Holds also if the first attempt is carried out after the check. Its files are kept."""
     lake.key = ("n",)
     table = lake.sink()
     for n, how in enumerate(["", "cut", "late", "twice", "cut before"]):

@@ -134,7 +134,7 @@ def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: 
 def test_columns_that_the_table_does_not_take_are_found_before_a_batch_is_read(
     begin: Begin,
 ) -> None:
-    """By `plan` as by a run; the check changes nothing."""
+    """`plan` finds them as a run does. The check changes nothing."""
     begin().commit(at(5, 0))
     again = begin()
     again.runner._columns = CHANGED

@@ -144,7 +144,7 @@ def test_source_with_a_login_is_read_without_a_client_library(
 
 
 def test_source_whose_login_is_refused_says_so(secured: Secured) -> None:
-    """With the error of the client library, which is used after our reader was refused."""
+    """The error is that of the client library, which is used after our reader was refused."""
     client = {**secured.login("SCRAM-SHA-512"), "sasl.password": "another"}
     asked = Topics(parse(options(secured, client)), request_seconds=2, attempts=1)
     with pytest.raises(topics.ClusterUnreachable, match=r"(?i)authentication"):

@@ -52,7 +52,7 @@ def test_segments_of_a_task_have_as_many_rows_as_a_range_may_at_most() -> None:
 
 
 def test_segments_of_a_task_have_bytes_at_most() -> None:
-    """Also a segment larger than the limit, which has its own task."""
+    """A segment larger than the limit has its own task."""
     part = TASK_BYTES_MAX // 4
     assert sizes(run(8, 10, size_bytes=part), tasks_min=1) == [4, 4]
     assert sizes(run(8, 10, size_bytes=part + 1), tasks_min=1) == [3, 3, 2]
@@ -61,7 +61,7 @@ def test_segments_of_a_task_have_bytes_at_most() -> None:
 
 @pytest.mark.parametrize("tasks_min", [0, 1, 3, 8, 20, 50])
 def test_segments_are_spread_over_tasks(tasks_min: int) -> None:
-    """At least the requested number, as far as there are segments."""
+    """There are at least as many tasks as requested, as far as there are segments."""
     wanted = tasks_min or TASKS_WANTED
     assert len(sizes(run(20, 100), tasks_min)) >= min(20, wanted)
     assert sizes(run(20, 100), 20) == [1] * 20

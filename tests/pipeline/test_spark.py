@@ -186,7 +186,10 @@ def test_arrays_and_maps_that_are_null_stay_null(
 def test_job_of_a_table_that_was_put_back_fills_it_once_it_is_rewound(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the batch that the table shows; otherwise the rest would be a permanent gap."""
+    """It continues after the batch that the table shows.
+
+    Otherwise the rest would be a permanent gap.
+    """
     from deltalake import DeltaTable
 
     job = job_of(tmp_path, bootstrap, topic, sink="delta")
@@ -362,7 +365,7 @@ def test_command_that_spark_refuses_says_so_in_one_line(
 
 
 def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:
-    """Also if the job has got a column since, before the others."""
+    """Holds also if the job has got a column since, before the others."""
     create(bootstrap, "meeting")
     fill(bootstrap, "meeting", 0, 300, broken=False)
     job = job_of(tmp_path, bootstrap, "meeting")

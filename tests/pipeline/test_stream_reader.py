@@ -112,7 +112,7 @@ def test_stream_of_a_recreated_topic_stops() -> None:
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_stream_of_what_is_there_now_ends_there(limit: ReadLimit) -> None:
-    """Also one that begins at the end, which was requested a moment after its target."""
+    """Covers a stream that begins at the end, which was requested a moment after its target."""
     cluster = Cluster()
     made = reader(cluster)
     made.prepareForTriggerAvailableNow()
@@ -148,7 +148,7 @@ def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
 
 
 def test_progress_of_a_stream_tells_its_lag() -> None:
-    """By partition, relative to the last planned batch."""
+    """The lag is by partition, relative to the last planned batch."""
     cluster = Cluster()
     made = reader(cluster)
     assert made.reportLatestOffset() is None

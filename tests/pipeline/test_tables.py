@@ -102,7 +102,7 @@ def test_table_with_two_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
 
 @KINDS
 def test_table_of_two_new_runs_lets_one_write(tmp_path: Path, kind: str) -> None:
-    """Also if neither found a table."""
+    """Holds also if neither found a table."""
     one, other = (open_table(kind, str(tmp_path / "t"), "job") for _ in range(2))
     one.open(TOPICS)
     other.open(TOPICS)
@@ -198,7 +198,10 @@ def test_parquet_commit_is_not_written_over_by_a_run_of_the_same_process_id(
 def test_parquet_commit_of_a_killed_run_that_was_not_put_in_place_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first commit of a later run. If its run continues, it is refused like any late one."""
+    """The first commit of a later run removes it.
+
+    If its own run continues, it is refused as late.
+    """
     one, other = (ParquetSink(str(tmp_path / "t"), "job") for _ in range(2))
     one.open(TOPICS)
     other.open(TOPICS)
@@ -627,7 +630,7 @@ def test_delta_commit_of_many_partitions_is_small_and_its_state_is_one_file(
 def test_delta_commit_syncs_the_version_that_it_has_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if another writer committed in between."""
+    """Holds also if another writer committed in between."""
     import deltalake
 
     synced: list[str] = []

@@ -125,7 +125,7 @@ def test_garbage_is_one_letter_of_its_offsets(lenient: ReplicaSet, kind: str) ->
 
 @pytest.mark.parametrize("kind", ["field", "zstd"])
 def test_garbage_stops_a_reader_that_wants_no_letters(lenient: ReplicaSet, kind: str) -> None:
-    """At once, with the offsets and the reason."""
+    """It stops at once, with the offsets and the reason."""
     topic = filled(lenient, f"stops-{kind}", kind)
     with pytest.raises(BatchUnreadable, match=rf"stops-{kind}/0: offsets \[3, 43\): ") as stopped:
         rows_of(lenient, topic, 2 * (GOOD + BAD))

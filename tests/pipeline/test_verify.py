@@ -170,7 +170,7 @@ def test_rows_made_of_one_record_are_told_apart_by_their_number(
 def test_rows_that_the_source_does_not_have_are_wrong_whatever_the_steps(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if offset 7 were a control record's."""
+    """The row is as if offset 7 were a control record's."""
     source = verifying._source
     monkeypatch.setattr(verifying, "_source", lambda *a: source(*a).filter("offset != 7"))
     made = Made(tmp_path, bootstrap, ids, more=STEPS)
@@ -183,7 +183,7 @@ def test_rows_that_the_source_does_not_have_are_wrong_whatever_the_steps(
 def test_rows_that_do_not_say_their_places_are_counted(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also if only rows of later commits have no origin."""
+    """Holds also if only rows of later commits have no origin."""
     made = Made(tmp_path, bootstrap, ids, more=STEPS)
     made.commit(made.at(0), made.at(5), {"n": [1, 2, 3]})
     made.commit(made.at(5), made.at(7), {"n": [5]})
@@ -231,7 +231,7 @@ def test_records_made_of_a_topic_that_was_recreated_are_not_counted(
 def test_offsets_of_a_missing_file_are_named(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
-    """Also for a Delta table whose log no longer has the file's commit."""
+    """Holds also for a Delta table whose log no longer has the file's commit."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     made = Made(folder, bootstrap, ids, kind=kind)

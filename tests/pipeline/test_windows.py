@@ -194,7 +194,7 @@ def kept(table: TableSink) -> set[str]:
 
 @KINDS
 def test_table_keeps_windows_with_its_offsets(tmp_path: Path, kind: str) -> None:
-    """Also if the batch had no row for the table; files of older commits are gone."""
+    """Holds also if the batch had no row for the table. Files of older commits are gone."""
     table = open_table(kind, str(tmp_path / "t"), "job")
     table.open(TOPICS)
     assert windows_of(table).windows is None
@@ -264,7 +264,7 @@ def test_run_that_sleeps_after_its_commit_removes_nothing_of_its_successor(
 def test_late_rows_are_shown_once_wherever_a_run_is_killed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By one rename after the commit that counts them; the next run finishes it."""
+    """One rename after the commit that counts them shows them; the next run finishes it."""
     from vdl.pipeline.window_files import WindowFiles
 
     shown = tmp_path / "t-late" / "job"

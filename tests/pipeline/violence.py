@@ -95,7 +95,7 @@ type = "sql"
 uri = "sqlite:///{folder}/catalog.db"
 """
 SINKS = ("parquet", "delta", "iceberg", "delta-s3", "iceberg-s3")
-"""With "-s3" in an object store, a server of its own."""
+"""Kinds of sinks; with "-s3" in an object store, a server of its own."""
 BUCKET = "violence"
 
 

@@ -38,7 +38,7 @@ RENAMED = {
     "includeheaders": "headers",
     "kafka.isolation.level": "isolation",
 }
-"""In lower case, as Spark passes names."""
+"""Names are in lower case, as Spark passes them."""
 LOSS, ALLOW = "failondataloss", "allowloss"
 JAAS = "sasl.jaas.config"
 HOST_CHECK = "ssl.endpoint.identification.algorithm"

@@ -41,7 +41,7 @@ STALL_SECONDS_DEFAULT = 60.0
 CLIENT_PREFIX = "client."
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""As in the official connector; `headers` is the eighth, on request."""
+"""Columns as in the official connector; `headers` is the eighth, on request."""
 
 _TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
 DIRECT = "direct"

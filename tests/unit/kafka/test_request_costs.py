@@ -75,7 +75,7 @@ def test_choices_are_all_tried() -> None:
 
 
 def test_names_are_as_many_as_elements() -> None:
-    """Also in the widest request, unless one name is wished for all."""
+    """Holds also in the widest request, unless one name is wished for all."""
     body = write_request(10, 6, Wish(("CoordinatorKeys",), elements=2_000)).body
     asked = API[10].wire.decode_request(memoryview(body), 6)
     assert len(set(asked.coordinator_keys)) == len(asked.coordinator_keys) == 1_999

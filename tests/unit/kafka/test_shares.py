@@ -26,7 +26,7 @@ def filled(names: list[str], step: int, times: int = 1) -> Shares:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_principals_that_want_all_get_equal_shares_and_leave_one(count: int) -> None:
-    """At the limit and one past it: n of them get 1/(n+1) each."""
+    """Covers the limit and one past it: n of them get 1/(n+1) each."""
     names = [f"User:u{number}" for number in range(count)]
     shares = filled(names, 1)
     assert [shares.held(name) for name in names] == [LIMIT // (count + 1)] * count

@@ -218,7 +218,10 @@ def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -
 
 @pytest.mark.parametrize("version", range(6))
 def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
-    """From any server, also for a client that sends its former id but has nothing to fence."""
+    """Any server allocates them.
+
+    A former id sent by the client is ignored: there is nothing to fence.
+    """
     request = producer_wire.InitProducerIdRequest(transactional_id=None)
     ids = [
         cluster.call(INIT, version, request, server=server).response.producer_id

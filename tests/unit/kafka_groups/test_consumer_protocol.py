@@ -36,7 +36,7 @@ def test_first_member_is_answered_with_all_partitions(cluster: Cluster) -> None:
 
 
 def test_second_member_gets_what_the_first_has_given_up(cluster: Cluster) -> None:
-    """Not before a heartbeat of the first one shows that it revoked the partition."""
+    """It gets them after a heartbeat of the first one shows that it revoked them."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -81,7 +81,7 @@ def test_member_that_leaves_frees_its_partitions_at_once(cluster: Cluster) -> No
 
 
 def test_member_that_is_silent_is_expelled_after_its_session(cluster: Cluster) -> None:
-    """After 45 s, by the leader's timer; the command decides."""
+    """The leader's timer proposes it after 45 s. The command decides."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
     one.join()
     two.join()
@@ -216,7 +216,7 @@ def test_static_member_comes_back_to_its_place(cluster: Cluster) -> None:
 
 
 def test_static_member_that_stays_away_loses_its_place(cluster: Cluster) -> None:
-    """After a session timeout."""
+    """It loses its place after a session timeout."""
     one = Consumer(cluster, "one", "t", instance_id="i")
     two = Consumer(cluster, "two", "t")
     one.join()

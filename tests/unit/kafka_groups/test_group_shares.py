@@ -319,7 +319,10 @@ class Told:
 @pytest.mark.usefixtures("small_bounds")
 @pytest.mark.parametrize("awaits_servers", [False, True])
 def test_log_is_told_that_a_coordinator_is_full(awaits_servers: bool) -> None:
-    """Once a minute, with the reason: a server that is unreachable or of an older version."""
+    """The log line appears once a minute and has the reason.
+
+    The reason is a server that is unreachable or of an older version.
+    """
     version = OLDER if awaits_servers else VERSION_OF_MANY_POSITIONS
     cluster = secured(version=version, authorizer=False)
     log = Told()

@@ -281,7 +281,7 @@ def test_silent_member_is_expelled_after_its_session_and_not_before(cluster: Clu
 
 
 def test_heartbeats_keep_a_member_for_ever(cluster: Cluster) -> None:
-    """Also if each arrives just before the session timeout."""
+    """Holds also if each arrives just before the session timeout."""
     (first, second), generation = stable_group(cluster)
     for _ in range(20):
         cluster.advance(9_900)

@@ -138,7 +138,7 @@ def test_classic_members_of_a_downgraded_group_keep_what_they_have(cluster: Clus
 def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(
     cluster: Cluster,
 ) -> None:
-    """That server would stop at the new command.
+    """Otherwise that server would stop at the new command.
 
     The generation is then the group's epoch, as before.
     """
@@ -217,7 +217,7 @@ def test_classic_member_joins_a_new_group(cluster: Cluster) -> None:
 
 
 def test_classic_member_that_does_not_rejoin_is_expelled(cluster: Cluster) -> None:
-    """After its rebalance timeout, although it sends heartbeats."""
+    """It is expelled after its rebalance timeout, although it sends heartbeats."""
     classic = started(cluster)
     new = Consumer(cluster, "new", "t")
     new.join()

@@ -147,7 +147,7 @@ def test_all_positions_of_a_group_are_answered_as_often_as_it_is_named_up_to_a_b
 
 
 def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
-    """As if ZooKeeper had no node; from v1 on it is no error."""
+    """The response is as if ZooKeeper had no node. From v1 on it is no error."""
     for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):
         call = fetch(cluster, version=version, topics={"t": [0]})
         (partition,) = call.response.topics[0].partitions
@@ -419,7 +419,7 @@ def test_refused_fetch_says_so_wherever_a_client_may_look(cluster: Cluster, vers
 
 
 def check_refused(response: Any, version: int, error: ErrorCode) -> None:
-    """At each group from v8; before, at each partition, and from v2 also at the top level."""
+    """The error is at each group from v8; before, at each partition, and from v2 also on top."""
     if version >= 8:
         assert [group.error_code for group in response.groups] == [error]
         return
@@ -710,7 +710,7 @@ def deleted(call: Call) -> dict[tuple[str, int], ErrorCode]:
 
 
 def test_deleted_offsets_are_gone_on_every_server(cluster: Cluster) -> None:
-    """Also after a change of coordinator, and when the client retries."""
+    """Holds also after a change of coordinator, and when the client retries."""
     commit(cluster, 1, partition=0)
     commit(cluster, 2, partition=1)
     number = cluster.servers[1].coordinator_group(GROUP)

@@ -106,7 +106,7 @@ def test_member_is_answered_while_its_pattern_is_matched(cluster: Cluster) -> No
 
 
 def test_names_are_matched_once_and_new_ones_only(cluster: Cluster) -> None:
-    """By each leader, for all groups with the pattern."""
+    """Each leader matches them for all groups with the pattern."""
     for number in range(10):
         cluster.create_topic(f"t{number}", partitions=1)
     names = 11 + 2
@@ -129,7 +129,7 @@ def test_names_are_matched_once_and_new_ones_only(cluster: Cluster) -> None:
 
 
 def test_group_whose_pattern_takes_long_keeps_no_other_waiting(cluster: Cluster) -> None:
-    """Nor a member of the same group: one that joined by topic name has its partitions."""
+    """A member of the same group that joined by topic name has its partitions, too."""
     cluster.computing = []
     slow = Consumer(cluster, "slow", subscribed_topic_regex="x.*")
     slow.send(**slow.full())

@@ -293,7 +293,7 @@ def test_every_participant_is_told_how_the_transaction_ended(
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_end_asked_again_is_answered_as_before(cluster: Cluster, version: int) -> None:
-    """Also while participants are being notified: then when all have answered."""
+    """While participants are being notified, the response waits until all have answered."""
     init(cluster)
     add(cluster, 0)
     cluster.silent = []
@@ -466,7 +466,7 @@ def test_transactions_are_counted_where_they_are_led(cluster: Cluster) -> None:
 
 
 def test_time_runs_for_each_transaction_anew(cluster: Cluster) -> None:
-    """Also under the next leader."""
+    """Holds also under the next leader."""
     init(cluster, transaction_timeout_ms=3_000)
     for _ in range(3):
         add(cluster, 0)

@@ -381,7 +381,7 @@ def test_append_time_is_that_of_the_batch(codec: Compression) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_before_the_first_offset_are_left_out(codec: Compression) -> None:
-    """Else a reader of small responses would get the beginning of a large batch forever."""
+    """Otherwise a reader of small responses would get the start of a large batch forever."""
     batch = build_batch(some_records(10), BatchFields(base_offset=100, compression=codec))
     back = taken(as_set(batch, 1, first=107))
     assert [one.timestamp - TIME_MS for one in back] == [7, 8, 9]

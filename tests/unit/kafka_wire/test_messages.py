@@ -158,7 +158,7 @@ def test_tagged_fields_that_nobody_knows_count_as_elements(tags: int) -> None:
 
 
 def test_long_texts_count_as_elements() -> None:
-    """To replace invalid UTF-8 takes a millisecond for one of the longest."""
+    """Replacing invalid UTF-8 takes a millisecond for one of the longest."""
     name = struct.pack(">h", 32_767) + b"\xff" * 32_767
     for count, error in ((1_500, None), (1_600, TooManyElements)):
         data = memoryview(struct.pack(">i", count) + name * count)

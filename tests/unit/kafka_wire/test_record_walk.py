@@ -276,7 +276,7 @@ def test_places_in_any_bytes_are_the_same_both_ways(data: bytes, count: int) -> 
 @given(st.data())
 @settings(max_examples=200)
 def test_places_in_sound_records_that_are_hurt(data: st.DataObject) -> None:
-    """Also if one byte differs."""
+    """Holds also if one byte differs."""
     records = bytearray(b"".join(record(n, value=field(b"v" * n)) for n in range(5)))
     at = data.draw(st.integers(0, len(records) - 1))
     records[at] = data.draw(st.integers(0, 255))

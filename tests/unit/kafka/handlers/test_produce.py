@@ -285,7 +285,7 @@ def test_produce_with_log_append_time_stamps_the_batch() -> None:
 
 
 def test_produce_for_an_unknown_topic_or_partition_is_refused() -> None:
-    """By name UNKNOWN_TOPIC_OR_PARTITION, by id UNKNOWN_TOPIC_ID (KIP-516)."""
+    """The error is UNKNOWN_TOPIC_OR_PARTITION by name, UNKNOWN_TOPIC_ID by id (KIP-516)."""
     world = World()
     world.topic()
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -690,7 +690,7 @@ def test_produce_whose_topic_goes_while_it_is_checked_is_not_appended() -> None:
 
 
 def test_produce_without_acks_that_lies_closes_the_connection() -> None:
-    """Also holds if the error is found off the event loop."""
+    """Holds also if the error is found off the event loop."""
     world, threads = threaded_world()
     (stream,) = world.topic()
     client = world.client()

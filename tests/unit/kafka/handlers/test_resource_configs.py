@@ -269,7 +269,7 @@ def test_value_that_means_nothing_is_refused(
 
 
 def test_settings_of_a_group_are_kept_and_shown() -> None:
-    """Also for a group that does not exist yet. The defaults are the servers'."""
+    """The group need not exist yet. The defaults are the servers'."""
     world = World()
     assert alter(world, GROUP, "g", ("consumer.session.timeout.ms", SET, "50000")) == 0
     entries = described(world, GROUP, "g")
@@ -284,7 +284,7 @@ def test_settings_of_a_group_are_kept_and_shown() -> None:
 
 @pytest.mark.parametrize("value", ["latest", "EARLIEST", "by_duration:PT1H", "by_duration:P1DT2S"])
 def test_share_group_may_begin_anywhere_kafka_knows(value: str) -> None:
-    """At either end of the log, or at an age."""
+    """The values are both ends of the log, and an age."""
     assert alter(World(), GROUP, "g", ("share.auto.offset.reset", SET, value)) == ErrorCode.NONE
 
 
@@ -395,7 +395,7 @@ def test_defaults_of_all_resources_are_accepted_by_their_own_check() -> None:
 
 
 def test_settings_that_take_too_much_are_refused() -> None:
-    """At the limit they are accepted, one byte above refused."""
+    """Values at the limit are accepted, one byte above refused."""
     world = World()
     room = CONFIGS_BYTES_MAX - len("metrics")
     assert alter(world, METRICS, "m", ("metrics", SET, "x" * room)) == ErrorCode.NONE

@@ -304,7 +304,7 @@ def test_a_fetch_waits_for_records_and_is_woken_by_what_is_given_back() -> None:
 
 
 def test_members_that_wait_for_the_log_are_not_woken_by_acknowledgements() -> None:
-    """Else a thousand members of a partition would check for data after each acknowledgement."""
+    """Otherwise a thousand members of a partition would check for data after each one."""
     share = Share()
     fill(share.stream, 4)
     members = [Member(share, f"m{number}") for number in range(20)]
@@ -487,7 +487,7 @@ def test_what_was_not_sent_to_the_coordinator_failed_when_the_leadership_ends() 
 
 @pytest.mark.parametrize("how", ["forgets", "opens anew"])
 def test_member_that_reads_a_partition_no_more_keeps_what_it_holds(how: str) -> None:
-    """Also while no other member reads it: its acknowledgements count until its locks end."""
+    """Holds also while no other member reads it: acknowledgements count until its locks end."""
     share = Share(partitions=2, **{"share.record.lock.duration.ms": "15000"})
     fill(share.streams[0], 4)
     member = Member(share)
@@ -745,7 +745,7 @@ def test_nothing_is_given_out_before_share_groups_are_finalised() -> None:
 
 
 def test_what_a_member_may_not_read_it_neither_gets_nor_acknowledges() -> None:
-    """Also if the permission is removed during its session."""
+    """Holds also if the permission is removed during its session."""
     share = Share(options=KafkaOptions(authorizer=True, super_users=(Principal("root"),)))
     fill(share.stream, 3)
     fill(share.stream, 3)
@@ -791,7 +791,7 @@ def test_records_that_left_memory_are_read_from_disk() -> None:
 
 @pytest.mark.parametrize("at_once", [(True, True), (True, False), (False, True)])
 def test_several_partitions_are_read_from_disk(at_once: tuple[bool, bool]) -> None:
-    """Also if a read completes at once."""
+    """Covers a read that completes at once."""
     share = Share(partitions=2)
     for stream, is_at_once in zip(share.streams, at_once, strict=True):
         fill(stream, 5)

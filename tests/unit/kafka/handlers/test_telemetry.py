@@ -90,7 +90,7 @@ def test_points_of_a_push_are_bounded() -> None:
 
 @pytest.mark.parametrize("fields", [b"\x08\x01", b"\x12\x00", part(7, part(1, b""))])
 def test_fields_of_a_push_are_bounded(fields: bytes) -> None:
-    """Also without points: a field costs as much, and millions fit.
+    """Holds also without points: a field costs as much, and millions fit.
 
     Points before the limit are read.
     """

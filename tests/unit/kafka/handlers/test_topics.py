@@ -232,7 +232,7 @@ def test_topic_commands_that_are_not_decided_say_what_is_certain(
 
 @pytest.mark.parametrize("version", range(7))
 def test_delete_topics_of_each_version_deletes(version: int) -> None:
-    """By name in every version; an unknown name is reported as unknown."""
+    """Topics are named by name in every version. An unknown name is reported as unknown."""
     world = World()
     world.topic("t")
     names = ["t", "nope"]

@@ -477,7 +477,7 @@ def test_changes_that_are_not_made_do_not_count(version: int) -> None:
 
 
 def test_deletions_and_growth_that_fail_do_not_count() -> None:
-    """By name and by id, in older and newer versions."""
+    """Covers names and ids, in older and newer versions."""
     world = limited(({"user": None}, "controller_mutation_rate", 1))
     client = world.client()
     made = CreateTopicsRequest([topic("a")], 1_000)

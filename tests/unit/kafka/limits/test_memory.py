@@ -277,7 +277,7 @@ def test_who_takes_its_answers_fast_enough_is_kept_while_others_wait() -> None:
 
 
 def test_who_stops_reading_must_prove_again_that_it_reads() -> None:
-    """Else a reader that read once would keep a share of the reserved quarter."""
+    """Otherwise a reader that read once would keep a share of the reserved quarter."""
     world = world_of_answers()
     reader = world.client()
     for _ in range(20):
@@ -644,7 +644,7 @@ def test_polls_of_many_partitions_are_counted_as_what_they_are_decoded_to() -> N
 
 
 def test_polls_that_hold_much_end_when_another_waits_for_room() -> None:
-    """Also while the request that may exceed the common room stalls."""
+    """Holds also while the request that may exceed the common room stalls."""
     world = world_of_requests()
     world.topic()
     world.run(10)

@@ -149,7 +149,7 @@ def test_an_error_is_told_each_time_and_its_end_once() -> None:
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_found_again() -> None:
-    """By name; a quiet partition reports that its topic is gone."""
+    """The topic is named by name. A quiet partition reports that its topic is gone."""
     world, _, session = opened(1)
     world.host.apply(commands.DeleteTopics(["t"]))
     assert session.ask(session.request()) == {0: -1}
@@ -176,7 +176,7 @@ def test_a_long_poll_is_woken_by_a_quiet_partition() -> None:
 
 @pytest.mark.parametrize("version", [VERSION, BY_ID])
 def test_forgotten_partitions_are_told_no_more(version: int) -> None:
-    """By name and by id; a session with no partition left ends."""
+    """Covers names and ids. A session with no partition left ends."""
     world, streams, session = opened(version=version)
     fill(streams[0])
     fill(streams[1])
@@ -249,7 +249,10 @@ def test_the_largest_epoch_is_followed_by_one() -> None:
 
 
 def test_a_second_request_has_the_first_answered() -> None:
-    """On another connection, with the right epoch. One request of a session waits at a time."""
+    """Both come on different connections with the right epoch.
+
+    One request of a session waits at a time.
+    """
     world, streams, session = opened()
     session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
     world.run(1)
@@ -277,8 +280,9 @@ def test_a_client_that_goes_away_leaves_its_session() -> None:
 
 
 def test_a_session_that_ends_has_its_request_answered() -> None:
-    """A session that is evicted wakes no request, and session id 0 makes its client start a new
-    one.
+    """A session that is evicted wakes no request.
+
+    Session id 0 in the response makes its client start a new session.
     """
     world, streams, session = opened()
     session.client.request(FETCH, VERSION, session.request(wait_ms=60_000))
@@ -338,7 +342,7 @@ def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sessions_are_bounded_in_number_and_who_has_none_goes_on() -> None:
-    """At the limit and one past it; then the session id is 0."""
+    """Covers the limit and one past it, where the session id is 0."""
     world = World(KafkaOptions(fetch_sessions_max=2))
     (stream,) = world.topic()
     fill(stream)
@@ -383,7 +387,7 @@ def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 def test_session_that_would_be_too_large_is_not_opened(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would end with the next request, and every second fetch would be an error."""
+    """Otherwise it would end with the next request, and every second fetch would be an error."""
     monkeypatch.setattr(handler, "SESSION_PARTITIONS_MAX", 4)
     world = World()
     fill(world.topic(partitions=5)[0])

@@ -120,7 +120,7 @@ def sized(size: int, codec: Compression = Compression.NONE) -> memoryview:
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_batch_leaves_the_loop_one_byte_above_the_limit(excess: int) -> None:
-    """At the limit it is checked on the event loop."""
+    """A batch at the limit is checked on the event loop."""
     batch = sized(5_000)
     checks = RecordChecks(at_once, len(batch) - excess)
     verdict = checks.check(batch, read_header(batch), BOUNDS)
@@ -259,7 +259,7 @@ def test_what_becomes_more_than_any_client_reads_is_refused(
 
 
 def test_small_batches_that_become_large_count_for_that() -> None:
-    """Else thousands could wait, and other producers' batches behind them for minutes."""
+    """Otherwise thousands could wait, and other producers' batches behind them for minutes."""
     jobs: list[object] = []
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     batch = sized(500, Compression.LZ4)

@@ -49,7 +49,10 @@ def topics_to_trim(count: int) -> Any:
 
 
 def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
-    """With principal, address and resource; allowed ones again after permissions changed."""
+    """Entries have principal, address and resource.
+
+    Allowed ones are noted again after permissions change.
+    """
     world = secured(bind(Do.DESCRIBE, TOPIC))
     lines = audited(world)
     asker = client(world)
@@ -69,7 +72,7 @@ def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
 
 @pytest.mark.parametrize("key", [19, 21, 30, 45])
 def test_each_use_of_what_changes_something_is_noted(key: int) -> None:
-    """Also when the connection was allowed the same before."""
+    """Holds also when the connection was allowed the same before."""
     world = secured()
     lines = audited(world)
     root = client(world, Principal("root"))
@@ -186,7 +189,7 @@ def test_strangers_hide_nobody_who_has_shown_who_it_is() -> None:
 
 
 def test_no_act_is_left_out_however_many_lines_others_have() -> None:
-    """Nor is one omitted for the number of acts: each line changed something."""
+    """No act is omitted for the number of acts either: each line changed something."""
     world = secured()
     lines = audited(world)
     eve, root = client(world, Principal("eve")), client(world, Principal("root"))

@@ -285,9 +285,9 @@ def test_token_by_a_weak_key_is_refused() -> None:
 
 
 def test_largest_and_smallest_keys_are_taken() -> None:
-    """At the bounds: RSA of 2,048 and 8,192 bits, and the largest number of keys.
+    """The bounds are RSA of 2,048 and 8,192 bits, and the largest number of keys.
 
-    One more is refused.
+    One key more is refused.
     """
     found = Validator(OPTIONS)
     found.take_keys(set_of(rsa(2_048), rsa(8_192), rsa(3_072, (1 << 63) + 1)))
@@ -429,7 +429,7 @@ def test_login_by_a_bad_token_is_told_so_in_the_mechanism_s_way() -> None:
     ],
 )
 def test_login_by_a_message_of_another_form_is_refused(message: bytes) -> None:
-    """Also a message for another user."""
+    """Covers a message for another user."""
     place, client = visitor()
     answer = place.prove(client, message)
     if not answer.error_code:

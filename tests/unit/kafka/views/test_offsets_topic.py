@@ -157,7 +157,7 @@ def test_what_has_no_offset_left_is_read_when_it_changes(
 def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """As after compaction, a reader far behind reads each key once."""
+    """A reader far behind reads each key once, as after compaction."""
     log = view(world, coordinator)
     behind = Reader(log)
     behind.poll()
@@ -201,7 +201,7 @@ def test_positions_of_a_transaction_are_found_when_it_has_committed(
 def test_what_is_deleted_or_expires_has_a_tombstone(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Also for several groups in one entry. A view that begins later has nothing of them."""
+    """Covers several groups in one entry. A view that begins later has nothing of them."""
     coordinator.commit("old", 1, 0)
     log = view(world, coordinator)
     reader = Reader(log)
@@ -421,7 +421,7 @@ def test_view_of_many_positions_is_read_in_pieces(
 def test_time_finds_the_first_commit_at_or_after(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Also if the offset committed by that entry has been committed again since."""
+    """Holds also if the offset committed by that entry has been committed again since."""
     log = view(world, coordinator)
     Reader(log).poll()
     for n in range(4):
@@ -457,7 +457,7 @@ def test_view_forgets_groups_that_have_come_and_gone(
 def test_long_polls_that_are_given_up_are_forgotten(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """Also if nothing is committed."""
+    """Holds also if nothing is committed."""
     log = view(world, coordinator)
     for _ in range(1_000):
         log.wait_for(log.high_watermark, lambda: None).cancel()
@@ -490,7 +490,7 @@ def fetch(topic_id: bytes, offset: int) -> FetchRequest:
 def test_consumers_fetch_and_list_it_like_any_topic(
     world: World, coordinator: FakeCoordinator
 ) -> None:
-    """By name and by id; a partition led by another server is reported as such."""
+    """Covers names and ids. A partition led by another server is reported as such."""
     coordinator.commit("a", 5, 0)
     log = view(world, coordinator)
     client = world.client()

@@ -143,9 +143,9 @@ def read(log: CoordinatorView[str, Seen], offset: int = 0) -> list[State]:
 
 
 def test_every_state_of_a_transaction_is_read(world: World, coordinator: Transactional) -> None:
-    """By a reader that keeps up.
+    """The reader keeps up with the writer.
 
-    With the transaction's partitions, including those of groups' offsets.
+    States include the transaction's partitions, also those of groups' offsets.
     """
     (stream,) = world.topic()
     log = view(world, coordinator)
