@@ -206,7 +206,7 @@ def commit(
     table: Any, number: int, by: tuple[str, ...], rows: Any = None,
     change: Callable[[Any], Any] = lambda key: key,
 ) -> None:  # fmt: skip
-    """Commit a batch; `change`: replaced fields of its data files."""
+    """Commit a batch; `change` is applied to the partition values that its writer reports."""
     batch = batch_of() if rows is None else batch_of(rows)
     folder = Path(table.staging("r"))
     spec = WriteSpec(

@@ -88,7 +88,7 @@ Where = Earliest | Latest | AtTime | At
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """See the table above."""
+    """Parsed options; the module's docstring has their table."""
 
     bootstrap: str
     topics: tuple[str, ...]

@@ -25,7 +25,7 @@ YEAR, MONTH, DAY, HOUR = "year", "month", "day", "hour"
 BUCKET, TRUNCATE = "bucket", "truncate"
 TIMES = (YEAR, MONTH, DAY, HOUR)
 WIDTHS = range(1, 1 << 31)
-"""Widths: number of buckets, length of a text's prefix, or distance between truncated numbers."""
+"""Allowed widths: numbers of buckets, lengths of text prefixes, or steps of truncated numbers."""
 TEXT = re.compile(
     rf"(?P<time>{'|'.join(TIMES)})\((?P<of>[^()]+)\)"
     rf"|(?P<sized>{BUCKET}|{TRUNCATE})\(\s*(?P<width>[0-9]{{1,10}})\s*,(?P<of_sized>[^()]+)\)"
