@@ -49,7 +49,7 @@ KNOWN = frozenset({*SAME, *FILES, *TEXTS, HOST_CHECK, USER, PASSWORD})
 
 
 class SecretMissing(PipelineError):
-    """The place of a secret that the job file names has none."""
+    """There is no secret at the place that the job file names."""
 
 
 def exposed(settings: Mapping[str, str]) -> list[str]:

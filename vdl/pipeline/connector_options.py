@@ -113,7 +113,7 @@ def _client(java: Mapping[str, str]) -> dict[str, str]:
 
 
 def _login(text: str) -> dict[str, str]:
-    """User and password of a JAAS configuration."""
+    """Return the user and password of a JAAS configuration."""
     told = dict(LOGIN.findall(text))
     if "LoginModule" not in text or set(told) != {"username", "password"}:
         raise OptionRefused(f"{PREFIX}{JAAS}: has no user and password that can be read here")

@@ -33,7 +33,9 @@ _NONE, _SNAPPY = 0, 2
 
 
 class Inflated:
-    """Use: `add` batches, look at `memory[:size]` and the PADDING behind it, `clear`.
+    """Buffer of decompressed records.
+
+    Use: `add` batches, look at `memory[:size]` and the PADDING after it, `clear`.
 
     Invariant: `size` + PADDING fit into `memory`, which may be another after each `add`.
     """

@@ -191,11 +191,9 @@ class ParquetSink:
         self._schema, self._windows = columns, commit.windows
 
     def _prepared(self, files: Sequence[DataFile], run: str, sequence: int) -> list[dict[str, Any]]:
-        """Move the files to where they are published from, durably.
+        """Move the files to where they are published from; return their entries in a commit.
 
-        Return their entries in a commit.
-
-        Raises CommitConflict.
+        The moves are durable. Raises CommitConflict.
         """
         names = [file_name(sequence, number, file.spans) for number, file in enumerate(files)]
         staged = [Path(file.path) for file in files]
