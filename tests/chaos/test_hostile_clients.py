@@ -65,7 +65,7 @@ CALL_SECONDS = 60.0
 RSS_MORE_MAX = 512 << 20
 """Sum of the budgets for requests, answers, and batches and data to be checked or decoded.
 
-See docs/operations.md.
+See docs/operate.md.
 """
 
 

@@ -27,7 +27,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGES = ("ids", "raft", "rpc", "segments", "vdl")
-COPIED = (*PACKAGES, "tests/unit", "tests/conftest.py", "tests/hangs.py", "pyproject.toml", "docs")
+COPIED = (
+    *PACKAGES,
+    "tests/unit",
+    "tests/conftest.py",
+    "tests/hangs.py",
+    "tests/wire.py",
+    "pyproject.toml",
+    "docs",
+)
 TEST = "Test: "
 FILE_NAME = re.compile(r"(\d{2})-([a-z0-9-]+)\.patch")
 _SECONDS_MAX = 300
