@@ -29,8 +29,8 @@ class ClientFront:
         self._frontend = frontend
         self.catalog_changed = catalog_changed
         self.directory_given_up = directory_given_up
-        self.send_answers = frontend.flush
-        self.request_wait_ns = frontend.start_budget.oldest_ns
+        self.send_answers = frontend.turn.flush
+        self.request_wait_ns = frontend.turn.start_budget.oldest_ns
 
     def retention_policy(self, stream: LogStream) -> RetentionPolicy:
         context = self._frontend.context

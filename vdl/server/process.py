@@ -412,7 +412,9 @@ class Process:
             # No truth test: objects without connections or handshakes have length 0.
             Source(
                 "kafka",
-                lambda: () if server.frontend is None else api_samples(server.frontend.stats),
+                lambda: (
+                    () if server.frontend is None else api_samples(server.frontend.stats.by_api)
+                ),
             ),
             Source(
                 "client",

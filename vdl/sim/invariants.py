@@ -132,8 +132,8 @@ class Watch:
     def judge(self, life: Life) -> None:
         """Check the errors that a process has recorded, at its end."""
         frontend = life.server.frontend
-        if frontend is not None and frontend.handler_errors:
-            self.violate("handler-error", f"{life.machine.name}: {frontend.handler_errors}")
+        if frontend is not None and frontend.stats.handler_errors:
+            self.violate("handler-error", f"{life.machine.name}: {frontend.stats.handler_errors}")
         for line in life.machine.warnings:
             self.violate("error-logged", f"{life.machine.name}: {line}")
         life.machine.warnings.clear()

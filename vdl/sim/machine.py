@@ -42,8 +42,8 @@ from segments.log.segment import LogFiles
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config.settings import Config
-from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
+from vdl.kafka.connections.session import Session
 from vdl.log import Value
 from vdl.server.server import Server, ServerState
 from vdl.sim.catalog_silence import CatalogSilence
@@ -820,7 +820,7 @@ class Edge:
         self._stream = stream
         self._last: Sequence[Buffer] = ()
         self._closing = False
-        self._session: ClientSession | None = frontend.accept(self, LISTENER, peer)
+        self._session: Session | None = frontend.accept(self, LISTENER, peer)
         if self._session is None:
             stream.abort()
         else:
@@ -831,7 +831,7 @@ class Edge:
         session = self._session
         if session is None or session.closed:
             return memoryview(bytearray(_SCRAP_BYTES))
-        return session.get_buffer(-1)
+        return session.connection.get_buffer()
 
     def buffer_updated(self, received: int) -> None:
         if self._session is not None and not self._session.closed:

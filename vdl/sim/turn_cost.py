@@ -35,5 +35,5 @@ class TurnCost:
             stats = host.stats
             count = stats.turns + stats.frames_out + stats.messages_in + stats.messages_out
         if frontend is not None:
-            count += sum(api.requests for api in frontend.stats.values())
+            count += sum(api.requests for api in frontend.stats.by_api.values())
         return count

@@ -20,8 +20,8 @@ from tests.wire import codec
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
+from vdl.kafka.connections.session import Session
 from vdl.kafka.context import Context
 from vdl.kafka.host import Verify
 from vdl.kafka.wire import registry
@@ -564,7 +564,7 @@ class Client:
         self._correlation_id = 0
         session = world.frontend.accept(self, LISTENER, peer)
         assert session is not None, "refused"
-        self.session: ClientSession = session
+        self.session: Session = session
 
     # --- the server's transport --------------------------------------------------------------
     def send(self, buffers: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
-from vdl.kafka.connections.frontend import ApiStats
+from vdl.kafka.connections.request_stats import ApiStats
 from vdl.kafka.telemetry.client_metrics import ClientMetrics
 from vdl.kafka.telemetry.otlp import Point
 from vdl.log import EventLog

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vdl.kafka.connections.connection import Connection
+from vdl.kafka.connections.connection import FrameReader
 from vdl.kafka.wire import api_versions, heartbeat, metadata
-from vdl.kafka.wire.header import encode_response_header
+from vdl.kafka.wire.header import decode_request_header, encode_response_header
+from vdl.kafka.wire.registry import FLEXIBLE_FROM
 from vdl.kafka.wire.runtime import WireError
 from vdl.sim.client import ClientConnection, Failure, Message
 from vdl.sim.member import assign_range
@@ -39,20 +40,22 @@ def test_requests_are_what_a_server_reads() -> None:
     connection = ClientConnection("client-x")
     connection.request(metadata, metadata.MetadataRequest(topics=None), 8, lambda answer: None)
     connection.request(metadata, metadata.MetadataRequest(topics=None), 13, lambda answer: None)
-    server = Connection()
+    server = FrameReader()
     for buffer in connection.outgoing:
         view = memoryview(buffer)
         while view:
-            into = server.get_buffer(len(view))
+            into = server.get_buffer()
             count = min(len(into), len(view))
             into[:count] = view[:count]
             server.buffer_updated(count)
             view = view[count:]
     versions = []
-    while (request := server.next_request()) is not None:
-        assert request.client_id == "client-x"
-        assert metadata.decode_request(request.body, request.api_version).topics is None
-        versions.append(request.api_version)
+    while (frame := server.next_frame()) is not None:
+        header = decode_request_header(frame, FLEXIBLE_FROM)
+        assert header.client_id == "client-x"
+        body = frame[header.body_start :]
+        assert metadata.decode_request(body, header.api_version).topics is None
+        versions.append(header.api_version)
     assert versions == [8, 13]
 
 

@@ -71,7 +71,7 @@ def test_process_that_ends_in_a_turn_runs_nothing_more() -> None:
 
 def test_messages_requests_and_turns_have_a_price() -> None:
     stats = SimpleNamespace(turns=1, frames_out=0, messages_in=2, messages_out=3)
-    frontend = SimpleNamespace(stats={"Fetch": SimpleNamespace(requests=4)})
+    frontend = SimpleNamespace(stats=SimpleNamespace(by_api={"Fetch": SimpleNamespace(requests=4)}))
     server: Any = SimpleNamespace(host=None, frontend=None)
     meter = TurnCost(server, 10)
     assert meter() == 0

@@ -119,7 +119,7 @@ class KafkaOptions:
     """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
     frame_deadline_ms: int = 30_000
     """An arriving request must make progress in each such period: `FRAME_RATE_MIN` of
-    `client_session.py`."""
+    `connection.py`."""
     requests_in_flight_max: int = 64
     """Requests of one connection that are read and not answered yet; beyond it, reading stops."""
     request_bytes_in_flight_max: int = 16 << 20

@@ -1,7 +1,7 @@
 """Front end: all client connections of one server.
 
-`Frontend.accept` makes a `ClientSession` for a connection; `client_session.py` has the rules within
-one connection. Rules for all connections together:
+`Frontend.accept` makes a `Session` for a connection; `session.py`, `admission.py` and
+`connection.py` have the rules within one connection. Rules for all connections together:
 
 * When all connections of the server or of a listener are taken, a new one displaces one of the
   address that has the most: the one that has been silent longest (`crowd.py`).
@@ -11,35 +11,29 @@ one connection. Rules for all connections together:
 * A connection that must log in and has not gets little: one request at a time, of
   `login_bytes_max`, for `LOGIN_SECONDS_MAX`. The number of such connections is bounded
   (`rpc/newcomers.py`).
-* While a connection waits for memory, long polls that hold some are answered early.
-* A turn of the loop has a budget for requests (`turn_budget`), so requests never occupy the loop
-  for long. The rest starts in later turns, in fair order of the connections, which are not read
-  meanwhile. Long requests are received, and long answers sent, in parts.
-* Answers that become known in one turn are sent with one call per connection.
-* A handler that raises is counted, and the first failure of each kind is logged. A bug in a session
-  costs one connection.
+* A turn of the loop has a budget for requests (`turn.py`, `turn_budget.py`), so requests never
+  occupy the loop for long. The rest starts in later turns, in fair order of the connections, which
+  are not read meanwhile. Long requests are received, and long answers sent, in parts.
+* A handler that raises is counted, and the first failure of each kind is logged
+  (`request_stats.py`).
 
 Does not depend on sockets, the event loop, or the meaning of requests.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
 from rpc.newcomers import Newcomers, network_of
 from vdl.clock import MS, Timer
-from vdl.errors import ErrorCode
-from vdl.kafka.answer import Reply
-from vdl.kafka.api import API
 from vdl.kafka.configs.ip_limits import ip_limits
-from vdl.kafka.connections.client_session import ClientSession, Exchange, Transport
+from vdl.kafka.connections.connection import Transport
 from vdl.kafka.connections.crowd import Crowd
 from vdl.kafka.connections.logins import begin_login
-from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
+from vdl.kafka.connections.request_stats import RequestStats
+from vdl.kafka.connections.session import Session
+from vdl.kafka.connections.turn import Turn
 from vdl.kafka.context import ConnectionInfo, Context
 from vdl.kafka.security.peer_address import canonical_host
 from vdl.kafka.security.principal import ANONYMOUS, Principal
@@ -47,25 +41,10 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 _SWEEP_NS = 1_000 * MS
 _CUT_NS = 4 * MS
 """Delay between closing two stalled connections."""
-_ANSWER_EARLY_NS = 20 * MS
-"""Time that a poll may continue while it holds memory that others wait for."""
 _QUIET_NS = 60_000 * MS
 LOGINS_MAX = 1_024
 """Maximum number of open connections that must log in and have not."""
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
-
-
-class ApiStats:
-    """Counters of one API since the start. `errors` counts handlers that raised."""
-
-    __slots__ = ("bytes_in", "bytes_out", "errors", "requests", "total_ns")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.errors = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.total_ns = 0
 
 
 class Frontend:
@@ -74,43 +53,27 @@ class Frontend:
     def __init__(self, context: Context, most_of: Mapping[str, int] | None = None) -> None:
         """`most_of`: maximum number of connections of each listener that has a bound of its own."""
         self.context = context
-        self.receive_budget = ReceiveBudget(context.clock)
-        self.send_budget = SendBudget(context.clock)
-        self.start_budget = StartBudget(context.clock)
-        self.stats = {api.name: ApiStats() for api in API.values()}
+        self.turn = Turn(context)
+        self.stats = RequestStats(context.log)
         self.connections_accepted = 0
         self.connections_refused = 0
         self.connections_ended: Counter[str] = Counter()
         """Connections closed by this server, by the first word of the reason."""
-        self.handler_errors = 0
-        self.login_failures = 0
         self._credentials_revision = 0, 0
-        self.large_requests: dict[ClientSession, None] = {}
-        """Sessions whose decoded request is counted, longest first."""
-        self.waiting_to_start: dict[ClientSession, None] = {}
-        """Sessions that wait for memory for a decoded request."""
-        self._sessions: dict[int, ClientSession] = {}
+        self._sessions: dict[int, Session] = {}
         self._crowd = Crowd()
         """The open connections, by address."""
         self._crowd_of: dict[str, Crowd] = {}
         """Connections of each listener that has a bound of its own."""
         self._most_of = most_of or {}
-        self.unproved: Newcomers[ClientSession] = Newcomers(LOGINS_MAX)
+        self.unproved: Newcomers[Session] = Newcomers(LOGINS_MAX)
         """Connections that must log in and have not."""
-        self._marked: list[ClientSession] = []
-        self._deferred: list[Callable[[], None]] = []
-        context.defer = self.defer
-        context.read_throttle.pace.watch(self.stats["Produce"])
-        self._held_back: dict[int, list[ClientSession]] = {}
-        """Sessions by delay (ms). Invariant: no list is empty, and each has a timer."""
-        self._told: set[tuple[str, str]] = set()
+        context.read_throttle.pace.watch(self.stats.by_api["Produce"])
         self._quiet_until_ns: dict[str, int] = {}
-        self._flush_scheduled = False
         self._sweep_timer: Timer | None = None
-        self._stalled: deque[ClientSession] = deque()
+        self._stalled: deque[Session] = deque()
         """Sessions found stalled by a sweep, to be closed one by one."""
         self._cut_timer: Timer | None = None
-        self._early_timer: Timer | None = None
         self._stopping = False
         self._next_id = 1
 
@@ -166,7 +129,7 @@ class Frontend:
         principal: Principal = ANONYMOUS,
         mechanisms: tuple[str, ...] = (),
         is_admitted: bool = False,
-    ) -> ClientSession | None:
+    ) -> Session | None:
         """Return the session of a new connection, or None if the caller must close it.
 
         `principal`: the client's identity as far as TLS shows it. `mechanisms`: the login
@@ -193,7 +156,9 @@ class Frontend:
             info.login = begin_login(self.context, mechanisms, network_of(host))
         self._next_id += 1
         self.connections_accepted += 1
-        session = ClientSession(self, transport, info, self.context.clock.now_ns())
+        session = Session(
+            self.turn, self.stats, transport, info, self.unproved.remove, self._forget
+        )
         self._sessions[info.id] = session
         for crowd, _ in crowds:
             crowd.add(network, session)
@@ -205,12 +170,8 @@ class Frontend:
             self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
         return session
 
-    def proved(self, session: ClientSession) -> None:
-        """Record that a session has logged in. Called by sessions."""
-        self.unproved.remove(session)
-
-    def forget(self, session: ClientSession) -> None:
-        """Remove a closed session. Called by sessions."""
+    def _forget(self, session: Session) -> None:
+        """Remove a closed session."""
         self.unproved.remove(session)
         info = session.info
         del self._sessions[info.id]
@@ -253,7 +214,7 @@ class Frontend:
                 session.abort("slow: a request did not get on")
             elif session.is_stalled(now_ns, deadline_ns):
                 self._stalled.append(session)
-            elif session.last_active_ns <= idle_before and not session.busy:
+            elif session.connection.last_active_ns <= idle_before and not session.busy:
                 session.abort("idle for too long")
         self._sweep_timer = None
         if self._sessions:
@@ -291,122 +252,19 @@ class Frontend:
                 who = "token" if login.by_token else "user"
                 session.abort(f"{who}: it was removed")
 
-    # --- the turn ------------------------------------------------------------------------------
-    def mark(self, session: ClientSession) -> None:
-        """Schedule `proceed` of a session at the end of the turn. Called by sessions."""
-        self._marked.append(session)
-        self._schedule()
-
-    def defer(self, step: Callable[[], None]) -> None:
-        """Run `step` once at the end of this turn. Answers that it completes are sent in this
-        turn."""
-        self._deferred.append(step)
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self.context.clock.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """End a turn: run deferred steps, then let each marked session send its answers.
-
-        May be called at any time outside a handler.
-        """
-        if self._deferred:
-            self._flush_scheduled = True  # the steps' answers are sent below
-            deferred, self._deferred = self._deferred, []
-            for step in deferred:
-                step()
-        self.context.shared.clear()
-        self._flush_scheduled = False
-        if self._deferred:
-            self._schedule()
-        marked, self._marked = self._marked, []
-        for session in marked:
-            if not session.closed:
-                try:
-                    session.proceed()
-                except Exception as error:  # noqa: BLE001 - the connection edge
-                    self.session_failed(session, error)
-
-    def answer_early(self) -> None:
-        """Schedule early answers of long polls that hold much memory. Called by sessions that wait.
-
-        The delay keeps their clients from polling again as fast as they can.
-        """
-        if self._early_timer is None:
-            self._early_timer = self.context.clock.call_later(_ANSWER_EARLY_NS, self._answer_early)
-
-    def _answer_early(self) -> None:
-        self._early_timer = None
-        if self.waiting_to_start or self.context.requests.first is not None:
-            for session in list(self.large_requests):
-                session.answer_early()
-
-    def hold_back(self, session: ClientSession, for_ms: int) -> None:
-        """Call `release` of a session after `for_ms`. Called by sessions.
-
-        Used when a request waits for room in the host or the audit log.
-        """
-        if for_ms not in self._held_back:
-            self._held_back[for_ms] = []
-            self.context.clock.call_later(for_ms * MS, partial(self._release_held, for_ms))
-        self._held_back[for_ms].append(session)
-
-    def _release_held(self, for_ms: int) -> None:
-        for session in self._held_back.pop(for_ms):
-            session.release()
-
-    # --- bookkeeping -----------------------------------------------------------------------------
-    def finished(self, exchange: Exchange, size: int) -> int:
-        """Count one request as answered with `size` bytes. Return the current time (ns)."""
-        now_ns = self.context.clock.now_ns()
-        stats = self.stats[exchange.api.name]
-        stats.requests += 1
-        stats.bytes_in += exchange.bytes
-        stats.bytes_out += size
-        stats.total_ns += now_ns - exchange.started_ns
-        return now_ns
-
-    def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
-        """Count the failure, log the first of its kind, and return UNKNOWN_SERVER_ERROR."""
-        api = exchange.api
-        self.stats[api.name].errors += 1
-        self.log_failure(f"{api.name} v{exchange.version}", error)
-        request = exchange.request
-        if request is None:
-            return Reply.CLOSE
-        return api.failure(request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
-
-    def session_failed(self, session: ClientSession, error: BaseException) -> None:
-        """Close one connection because of a bug in the front end."""
-        self.log_failure("connection", error)
-        session.abort("failed in the server")
-
-    def log_failure(self, where: str, error: BaseException) -> None:
-        self.handler_errors += 1
-        kind = (where, type(error).__name__)
-        if kind not in self._told:
-            self._told.add(kind)
-            self.context.log.error(
-                "handler_failed",
-                where=where,
-                traceback="".join(traceback.format_exception(error)),
-            )
-
+    # --- for checks ------------------------------------------------------------------------------
     def unsent_bytes(self) -> int:
-        """Return the sum of `ClientSession.unsent_bytes`. Costly; for checks."""
-        return sum(session.unsent_bytes for session in self._sessions.values())
+        """Return the sum of `Connection.unsent_bytes`. Costly; for checks."""
+        return sum(session.connection.unsent_bytes for session in self._sessions.values())
 
     def arriving_bytes(self) -> int:
-        """Return the sum of `ClientSession.arriving_bytes`. Costly; for checks."""
+        """Return the sum of `Session.arriving_bytes`. Costly; for checks."""
         return sum(session.arriving_bytes for session in self._sessions.values())
 
     @property
     def last_active_ns(self) -> int:
         """Time when a client last sent something; 0 if there is no client."""
-        return max((session.last_active_ns for session in self._sessions.values()), default=0)
+        return max((one.connection.last_active_ns for one in self._sessions.values()), default=0)
 
     # --- stop ------------------------------------------------------------------------------------
     def stop(self) -> None:
@@ -418,7 +276,7 @@ class Frontend:
     def close(self) -> None:
         """Send known answers, then close every connection."""
         self._stopping = True
-        self.flush()
+        self.turn.flush()
         for session in list(self._sessions.values()):
             session.close("stopping")
         self._stalled.clear()

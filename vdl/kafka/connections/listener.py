@@ -1,4 +1,4 @@
-"""asyncio edge of the front end: sockets on one side, `ClientSession` on the other.
+"""asyncio edge of the front end: sockets on one side, `Session` on the other.
 
 This is one of the few files in `vdl` that use an event loop: a listening socket, and one
 `BufferedProtocol` per client. Rules:
@@ -32,8 +32,8 @@ from rpc.tls_context import TlsContext
 from rpc.tls_stream import Offload, handshake_at_once
 from segments.api import Buffer
 from vdl.kafka.configs.options import ListenerOptions
-from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
+from vdl.kafka.connections.session import Session
 from vdl.kafka.connections.socket_writes import Lingering, write_some
 from vdl.kafka.connections.tls_listener import Certificate, Peer, TlsPort, TlsProtocol
 from vdl.kafka.security.certificate_names import PrincipalRules
@@ -66,12 +66,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        accept: Callable[[ClientProtocol, Peer], ClientSession | None],
+        accept: Callable[[ClientProtocol, Peer], Session | None],
         lingering: Lingering,
     ) -> None:
         self._accept = accept
         self._lingering = lingering
-        self._session: ClientSession | None = None
+        self._session: Session | None = None
 
     # --- from the event loop -------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,7 +86,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         # Read what is there already, instead of waiting for the next turn's poll.
         try:
-            count = os.readv(self._file, [session.get_buffer(-1)])
+            count = os.readv(self._file, [session.connection.get_buffer()])
         except OSError:
             return  # nothing is there, or the transport will find the error
         if count:
@@ -96,7 +96,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         session = self._session
         if session is None or session.closed:
             return memoryview(bytearray(max(sizehint, 1)))  # a closing connection; discarded
-        return session.get_buffer(sizehint)
+        return session.connection.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         session = self._session
@@ -286,13 +286,13 @@ class Listener:
             return self.tls.protocol()
         return ClientProtocol(self._accept_plain, self._lingering)
 
-    def _accept_plain(self, protocol: ClientProtocol, peer: Peer) -> ClientSession | None:
+    def _accept_plain(self, protocol: ClientProtocol, peer: Peer) -> Session | None:
         options = self.options
         return self._frontend.accept(protocol, options.name, peer, mechanisms=options.mechanisms)
 
     def _accept_secure(
         self, protocol: TlsProtocol, peer: Peer, certificate: Certificate | None
-    ) -> ClientSession | None:
+    ) -> Session | None:
         options = self.options
         # As in Kafka, a login determines the principal, even if the client shows a certificate.
         principal = ANONYMOUS

@@ -30,7 +30,7 @@ from segments.api import Buffer
 from vdl.kafka.connections.socket_writes import LINGERING_BYTES_MAX, Lingering, write_some
 
 if TYPE_CHECKING:
-    from vdl.kafka.connections.client_session import ClientSession
+    from vdl.kafka.connections.session import Session
 
 HANDSHAKES_MAX = 256
 """Maximum number of handshakes under way on one listener."""
@@ -58,7 +58,7 @@ class TlsPort:
         context: TlsContext,
         offload: Offload,
         admits: Callable[[str], bool],
-        accept: Callable[[TlsProtocol, Peer, Certificate | None], ClientSession | None],
+        accept: Callable[[TlsProtocol, Peer, Certificate | None], Session | None],
         log: logging.Logger,
     ) -> None:
         """`admits` returns True if a client at an address may begin a handshake. `accept` returns
@@ -179,7 +179,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
     def __init__(self, port: TlsPort) -> None:
         self._port = port
         self._engine = TlsEngine(port.context.current, server_side=True)
-        self._session: ClientSession | None = None
+        self._session: Session | None = None
         self._is_busy = False
         """True while another thread uses the engine."""
         self._is_reading = True
@@ -296,7 +296,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
                 session = self._session
                 if session is None or session.closed:
                     return
-                count = engine.read_into(session.get_buffer(-1))
+                count = engine.read_into(session.connection.get_buffer())
                 if not count:
                     break
                 session.buffer_updated(count)

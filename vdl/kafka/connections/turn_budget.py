@@ -92,14 +92,8 @@ class Starter(Protocol):
         """Start requests: it is this one's turn."""
 
 
-class Sender(Protocol):
-    def resume_receiving(self) -> None:
-        """Resume reading: it is this one's turn."""
-
-
-class Receiver(Protocol):
-    def resume_sending(self) -> None:
-        """Send the long answer: it is this one's turn."""
+Resume = Callable[[], None]
+"""Called when it is a connection's turn to receive or to send."""
 
 
 class ReceiveBudget:
@@ -109,7 +103,7 @@ class ReceiveBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Sender, None] = {}
+        self._waiting: dict[Resume, None] = {}
         """Waiting connections, in the order in which they are read."""
         self._is_ticking = False
         self._given = self.left = FEW_BYTES
@@ -119,30 +113,29 @@ class ReceiveBudget:
         """Return the number of waiting connections."""
         return len(self._waiting)
 
-    def took(self, sender: Sender, count: int) -> bool:
-        """Count `count` bytes read of a long request. Return False to wait for
-        `resume_receiving`."""
+    def took(self, resume: Resume, count: int) -> bool:
+        """Count `count` bytes read of a long request. Return False to wait for `resume`."""
         self.left -= count
         if not self._is_ticking:
             self._is_ticking = True
             self._clock.call_later(FRAME_NS, self._tick)
         if self.left > 0:
             return True
-        self._waiting[sender] = None
+        self._waiting[resume] = None
         return False
 
-    def leave(self, sender: Sender) -> None:
+    def leave(self, resume: Resume) -> None:
         """Remove a connection from those that wait."""
-        self._waiting.pop(sender, None)
+        self._waiting.pop(resume, None)
 
     def _tick(self) -> None:
         self._is_ticking = self.left < self._given or bool(self._waiting)
         self._given = self.left = FEW_BYTES if len(self._waiting) <= FEW else FRAME_BYTES
         if self._is_ticking:
             self._clock.call_later(FRAME_NS, self._tick)
-        for sender in list(islice(self._waiting, READS_PER_TICK)):
-            del self._waiting[sender]
-            sender.resume_receiving()
+        for resume in list(islice(self._waiting, READS_PER_TICK)):
+            del self._waiting[resume]
+            resume()
 
 
 class _Member(Protocol):
@@ -310,7 +303,7 @@ class StartBudget:
                     return True
             elif self._turn_has_ended:
                 self._turn_has_ended = False
-                self._begin(now_ns)
+                self._began_ns, self._starts_before = now_ns, self.starts
                 self.until_ns = now_ns + SHORT_NS
                 self._behind_the_next_look(self._end_turn)
                 return True
@@ -347,10 +340,6 @@ class StartBudget:
         if not asker.line.places and asker in self._line.places:
             self._line.leave(asker)
 
-    def _begin(self, now_ns: int) -> None:
-        """Record the beginning of a turn's requests."""
-        self._began_ns, self._starts_before = now_ns, self.starts
-
     def _goes_on(self, now_ns: int) -> bool:
         """Return True if the turn has time left and its requests are cheap enough to extend it."""
         used_ns = now_ns - self._began_ns
@@ -384,7 +373,7 @@ class StartBudget:
     def _next_turn(self) -> None:
         self._is_armed = False
         now_ns = self._clock.now_ns()
-        self._begin(now_ns)
+        self._began_ns, self._starts_before = now_ns, self.starts
         self._end_ns = now_ns + SHORT_NS
         small, small_end_ns = self._small, now_ns + SMALL_NS
         for _ in range(len(small)):  # not those that arrive meanwhile
@@ -451,7 +440,7 @@ class SendBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Receiver, None] = {}
+        self._waiting: dict[Resume, None] = {}
         """Waiting connections, in the order in which their answers are sent."""
         self._left = ANSWER_BYTES
         """Bytes that may still be sent in this turn."""
@@ -462,14 +451,14 @@ class SendBudget:
         """Return the number of waiting connections."""
         return len(self._waiting)
 
-    def may_send(self, receiver: Receiver) -> bool:
+    def may_send(self, resume: Resume) -> bool:
         """Return True if a long answer may be sent now.
 
-        If not, `resume_sending` is called in a later turn.
+        If not, `resume` is called in a later turn.
         """
         if self._left > 0:
             return True
-        self._waiting[receiver] = None
+        self._waiting[resume] = None
         return False
 
     def sent(self, count: int) -> None:
@@ -479,14 +468,14 @@ class SendBudget:
             self._is_over = False
             self._clock.call_later(1, self._next_turn)  # after the next poll of the sockets
 
-    def leave(self, receiver: Receiver) -> None:
+    def leave(self, resume: Resume) -> None:
         """Remove a waiting connection."""
-        self._waiting.pop(receiver, None)
+        self._waiting.pop(resume, None)
 
     def _next_turn(self) -> None:
         self._is_over = True
         self._left = ANSWER_BYTES
         while self._waiting and self._left > 0:
-            receiver = next(iter(self._waiting))
-            del self._waiting[receiver]
-            receiver.resume_sending()
+            resume = next(iter(self._waiting))
+            del self._waiting[resume]
+            resume()

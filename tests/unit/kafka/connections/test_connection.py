@@ -1,23 +1,31 @@
-"""The reading half of a connection: frames, memory, limits."""
+"""What a connection reads: frames, memory, limits. `test_listener.py` has what it sends."""
 
 import random
 import struct
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segments.api import Buffer
+from tests.unit.kafka.fake_host import FakeHost, FakeLog
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.connection import (
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
     GROWTH,
+    REQUEST_BYTES_MAX,
     BadFrameLength,
     Connection,
     FrameReader,
     Request,
 )
+from vdl.kafka.connections.turn import Turn
+from vdl.kafka.context import Context
 from vdl.kafka.wire.header import RequestHeader, encode_request_header
 from vdl.kafka.wire.runtime import WireError
+from vdl.sim.clock import NodeClock, VirtualTime
 
 PRODUCE = 0
 
@@ -26,6 +34,28 @@ def request_frame(body: bytes, correlation_id: int = 1, version: int = 9) -> byt
     header = RequestHeader(PRODUCE, version, correlation_id, "tests", 0)
     head = encode_request_header(header, is_flexible=version >= 9)
     return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+class Transport:
+    """Takes everything, and is read for ever."""
+
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        return []
+
+    def close(self, rest: Sequence[Buffer]) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def connect(bytes_max: int = REQUEST_BYTES_MAX) -> Connection:
+    clock = NodeClock(VirtualTime())
+    context = Context(FakeHost(clock), KafkaOptions(), clock, FakeLog(), bytes)
+    answers = context.answers.account()
+    return Connection(Transport(), Turn(context), answers, bytes_max, lambda: None)
 
 
 def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
@@ -37,10 +67,8 @@ def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
         assert len(buffer) > 0
         count = min(len(buffer), len(view), step)
         buffer[:count] = view[:count]
-        connection.buffer_updated(count)
         view = view[count:]
-        while (request := connection.next_request()) is not None:
-            requests.append(request)
+        requests += connection.received(count, 0)
     return requests
 
 
@@ -54,25 +82,25 @@ def test_stream_cut_anywhere_gives_the_same_requests(sizes: list[int], step: int
     rng = random.Random(repr(sizes))
     bodies = [rng.randbytes(size) for size in sizes]
     data = b"".join(request_frame(body, number) for number, body in enumerate(bodies))
-    connection = Connection()
+    connection = connect()
     requests = feed(connection, data, step)
     # Compared after everything has arrived: no view may have been written over meanwhile.
     assert [bytes(request.body) for request in requests] == bodies
     assert [request.correlation_id for request in requests] == list(range(len(bodies)))
     assert all(request.client_id == "tests" for request in requests)
-    assert not connection.mid_request
+    assert not connection.frames.arrived
 
 
 def test_small_stream_byte_by_byte_gives_the_same_requests() -> None:
     """One byte at a time."""
     data = b"".join(request_frame(bytes([number]) * 20, number) for number in range(5))
-    requests = feed(Connection(), data, 1)
+    requests = feed(connect(), data, 1)
     assert [bytes(request.body) for request in requests] == [bytes([n]) * 20 for n in range(5)]
 
 
 def test_body_can_be_patched_in_place() -> None:
     """The batch header is patched where the request lies, so the body is writable."""
-    (request,) = feed(Connection(), request_frame(b"abcd"), 100)
+    (request,) = feed(connect(), request_frame(b"abcd"), 100)
     request.body[0:2] = b"XY"
     assert bytes(request.body) == b"XYcd"
 
@@ -80,74 +108,69 @@ def test_body_can_be_patched_in_place() -> None:
 def test_request_counts_its_whole_frame() -> None:
     """`bytes` is the frame's size, header included, without the length in front."""
     frame = request_frame(b"abcd")
-    (request,) = feed(Connection(), frame, 100)
+    (request,) = feed(connect(), frame, 100)
     assert request.bytes == len(frame) - 4
 
 
 def test_mid_request_is_true_from_the_first_byte_to_the_last() -> None:
     """A deadline for one request counts from its first byte."""
-    connection = Connection()
+    connection = connect()
     frame = request_frame(bytes(50))
-    assert not connection.mid_request
+    assert not connection.frames.arrived
     feed(connection, frame[:1], 10)
-    assert connection.mid_request
+    assert connection.frames.arrived
     feed(connection, frame[1:-1], 100)
-    assert connection.mid_request
+    assert connection.frames.arrived
     assert len(feed(connection, frame[-1:], 10)) == 1
-    assert not connection.mid_request
+    assert not connection.frames.arrived
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 101, 1_195_725_856, 0x16030102])
 def test_frame_length_that_cannot_be_is_refused_again_and_again(length: int) -> None:
     """Negative, above the limit, "GET " and a TLS hello: a WireError that stays."""
-    connection = Connection(bytes_max=100)
-    connection.get_buffer()[:4] = struct.pack(">i", length)
-    connection.buffer_updated(4)
-    for _ in range(2):
-        with pytest.raises(BadFrameLength) as caught:
-            connection.next_request()
-        assert (caught.value.length, caught.value.bytes_max) == (length, 100)
+    connection = connect(bytes_max=100)
+    assert feed(connection, struct.pack(">i", length), 4) == []
+    fault = connection.fault
+    assert isinstance(fault, BadFrameLength)
+    assert (fault.length, fault.bytes_max) == (length, 100)
+    assert feed(connection, request_frame(b"good"), 100) == []
+    assert connection.fault is fault
 
 
 def test_frame_at_the_limit_is_taken_and_one_past_it_is_not() -> None:
     """`bytes_max` counts the frame without its length."""
     frame = request_frame(bytes(30))
-    assert len(feed(Connection(bytes_max=len(frame) - 4), frame, 100)) == 1
-    with pytest.raises(BadFrameLength):
-        feed(Connection(bytes_max=len(frame) - 5), frame, 100)
+    assert len(feed(connect(bytes_max=len(frame) - 4), frame, 100)) == 1
+    connection = connect(bytes_max=len(frame) - 5)
+    assert feed(connection, frame, 100) == []
+    assert isinstance(connection.fault, BadFrameLength)
 
 
 def test_limit_may_be_raised_once_a_client_has_authenticated() -> None:
     """The cap before authentication is lower."""
-    connection = Connection(bytes_max=60)
+    connection = connect(bytes_max=60)
     feed(connection, request_frame(bytes(10)), 100)
-    connection.bytes_max = 1_000
+    connection.frames.bytes_max = 1_000
     assert len(feed(connection, request_frame(bytes(500)), 2_000)) == 1
 
 
 @pytest.mark.parametrize("size", range(8))
 def test_frame_too_short_for_a_header_is_a_wire_error(size: int) -> None:
     """Frames of 0 to 7 bytes hold no header; the error stays."""
-    connection = Connection()
+    connection = connect()
     data = struct.pack(">i", size) + bytes(size)
-    connection.get_buffer()[: len(data)] = data
-    connection.buffer_updated(len(data))
-    for _ in range(2):
-        with pytest.raises(WireError):
-            connection.next_request()
+    for more in (data, request_frame(b"good")):
+        assert feed(connection, more, 100) == []
+        assert isinstance(connection.fault, WireError)
 
 
 def test_requests_before_a_bad_one_are_given_out() -> None:
     """What was asked before the bytes went wrong is answered."""
-    connection = Connection()
+    connection = connect()
     data = request_frame(b"good") + struct.pack(">i", -5)
-    connection.get_buffer()[: len(data)] = data
-    connection.buffer_updated(len(data))
-    request = connection.next_request()
-    assert request is not None
+    (request,) = feed(connection, data, 100)
     assert bytes(request.body) == b"good"
-    with pytest.raises(BadFrameLength):
-        connection.next_request()
+    assert isinstance(connection.fault, BadFrameLength)
 
 
 def test_claimed_length_takes_no_memory_before_bytes_arrive() -> None:
@@ -170,9 +193,7 @@ def test_claimed_length_takes_no_memory_before_bytes_arrive() -> None:
 
 def test_large_frame_has_memory_of_its_own_and_no_more_than_its_size() -> None:
     """A frame too big for a chunk ends where its buffer ends; nothing else is pinned by it."""
-    (request,) = feed(Connection(), request_frame(bytes(500_000)) + request_frame(b"next"), 70_000)[
-        :1
-    ]
+    (request,) = feed(connect(), request_frame(bytes(500_000)) + request_frame(b"next"), 70_000)[:1]
     backing = request.body.obj
     assert isinstance(backing, bytearray)
     assert len(backing) == 4 + request.bytes
@@ -180,7 +201,7 @@ def test_large_frame_has_memory_of_its_own_and_no_more_than_its_size() -> None:
 
 def test_small_frames_share_a_chunk_of_bounded_size() -> None:
     """A view pins at most one chunk."""
-    requests = feed(Connection(), request_frame(bytes(40)) * 3_000, 1 << 20)
+    requests = feed(connect(), request_frame(bytes(40)) * 3_000, 1 << 20)
     assert len(requests) == 3_000
     backings = {id(request.body.obj): request.body.obj for request in requests}
     assert 1 < len(backings) < 20

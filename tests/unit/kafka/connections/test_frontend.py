@@ -12,7 +12,7 @@ from tests.wire import codec
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections.client_session import FRAME_RATE_MIN
+from vdl.kafka.connections.connection import FRAME_RATE_MIN
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.metadata import MetadataRequest
@@ -91,7 +91,7 @@ def test_bytes_that_make_no_sense_end_their_connection_alone(
     world.run()
     assert client.closed
     assert client.received == b""
-    assert world.frontend.handler_errors == 0
+    assert world.frontend.stats.handler_errors == 0
     assert {event for _, event, _ in world.log.events} == {"client_disconnected"}
     hello(other)
     assert len(world.frontend) == 1
@@ -266,8 +266,8 @@ def test_answers_to_requests_that_came_together_are_bounded() -> None:
     client.session.receive(b"".join(requests))
     world.run()
     assert len(sent) == 1
-    answer_bytes = sum(sent) // (60 - len(client.session._waiting))
-    while client.session._waiting:
+    answer_bytes = sum(sent) // (60 - len(client.session.admission.waiting))
+    while client.session.admission.waiting:
         client.session.resume_writing()
         world.run()
     assert len(client.answers()) == 60
@@ -570,8 +570,8 @@ def test_a_handler_that_raises_costs_its_request_only(
     request = MetadataRequest([])
     for _ in range(3):
         client.ask(METADATA, version, request)
-    assert world.frontend.handler_errors == 3
-    assert world.frontend.stats["Metadata"].errors == 3
+    assert world.frontend.stats.handler_errors == 3
+    assert world.frontend.stats.by_api["Metadata"].errors == 3
     told = [fields for level, _, fields in world.log.events if level == "error"]
     assert len(told) == 1
     assert "RuntimeError: a bug" in told[0]["traceback"]
@@ -608,7 +608,7 @@ def test_a_produce_handler_that_raises_without_acks_closes(
     world.run()
     assert len(client.answers()) == 1, "what was asked before"
     assert client.closed
-    assert world.frontend.stats["Produce"].errors == 1
+    assert world.frontend.stats.by_api["Produce"].errors == 1
     hello(other)
 
 
@@ -625,7 +625,7 @@ def test_a_step_that_raises_after_the_handler_returned_is_answered_too(
     world.run()
     (answer,) = client.answers()
     assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    assert world.frontend.handler_errors == 1
+    assert world.frontend.stats.handler_errors == 1
 
 
 def test_an_answer_that_cannot_be_encoded_is_a_failure_of_the_server(
@@ -636,7 +636,7 @@ def test_an_answer_that_cannot_be_encoded_is_a_failure_of_the_server(
     monkeypatch.setattr(world.host, "cluster_id", 17)
     answer = world.client().ask(METADATA, 13, MetadataRequest([]))
     assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-    assert world.frontend.handler_errors == 1
+    assert world.frontend.stats.handler_errors == 1
 
 
 # --- stop ----------------------------------------------------------------------------------------

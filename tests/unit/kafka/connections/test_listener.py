@@ -18,9 +18,9 @@ from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import listener as listener_module
 from vdl.kafka.connections import socket_writes
-from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.connections.listener import Listener
+from vdl.kafka.connections.session import Session
 from vdl.kafka.connections.socket_writes import write_some
 from vdl.kafka.context import Context
 from vdl.server.loop import LoopClock, TurnLoop
@@ -65,7 +65,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def connect_slow(edge: Edge) -> tuple[socket.socket, ClientSession]:
+async def connect_slow(edge: Edge) -> tuple[socket.socket, Session]:
     """A client that takes little at a time, if anything, and its session."""
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -116,7 +116,7 @@ def test_listener_sets_no_delay_and_keep_alive() -> None:
         reader, writer = await edge.connect()
         await ask(reader, writer)
         (session,) = edge.frontend._sessions.values()
-        accepted = session._transport._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        accepted = session.connection.transport._transport.get_extra_info("socket")  # type: ignore[attr-defined]
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         writer.close()
@@ -155,15 +155,17 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
         loop = asyncio.get_running_loop()
         slow, session = await connect_slow(edge)
         pieces = [bytes([index % 251]) * 997 for index in range(8000)]
-        session._give(pieces)
-        assert not session._writable
+        connection = session.connection
+        connection.queue(b"", pieces, 997 * 8000)
+        connection.flush()
+        assert not connection.is_writable
         sent = b"".join(pieces)
         received = bytearray()
         while len(received) < len(sent):
             async with asyncio.timeout(HANG_SECONDS):
                 received += await loop.sock_recv(slow, 1 << 20)
         assert received == sent
-        await until(lambda: session._writable)
+        await until(lambda: connection.is_writable)
         slow.close()
         await until(lambda: len(edge.frontend) == 0)
         await edge.close()
@@ -180,8 +182,9 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
         monkeypatch.setattr(socket_writes, "_LINGER_S", 0.01)
         edge = Edge(write_buffer_bytes_max=64 << 10)
         deaf, session = await connect_slow(edge)
-        transport = session._transport._transport  # type: ignore[attr-defined]
-        session._give([bytes(16 << 20)])
+        transport = session.connection.transport._transport  # type: ignore[attr-defined]
+        session.connection.queue(b"", [bytes(16 << 20)], 16 << 20)
+        session.connection.flush()
         session.close("malformed request")
         assert len(edge.frontend) == 0
         assert transport.get_write_buffer_size()
@@ -205,8 +208,9 @@ def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
         for _ in range(3):
             client, session = await connect_slow(edge)
             deaf.append(client)
-            transports.append(session._transport._transport)  # type: ignore[attr-defined]
-            session._give([bytes(16 << 20)])
+            transports.append(session.connection.transport._transport)  # type: ignore[attr-defined]
+            session.connection.queue(b"", [bytes(16 << 20)], 16 << 20)
+            session.connection.flush()
             session.close("malformed request")
         await until(lambda: transports[2]._sock is None)
         assert all(transport.get_write_buffer_size() for transport in transports[:2])
@@ -311,8 +315,8 @@ def test_rest_of_an_answer_that_leaves_at_once_does_not_stand_still(monkeypatch)
             return list(buffers) if len(calls) == 1 else real(file, buffers)
 
         monkeypatch.setattr(listener_module, "write_some", full_once)
-        session._out = [bytes(1 << 18)]
-        session._send()
+        session.connection.queue(b"", [bytes(1 << 18)], 1 << 18)
+        session.connection.flush()
         await asyncio.wait_for(reader.readexactly(1 << 18), HANG_SECONDS)
         writer.close()
         await writer.wait_closed()

@@ -131,7 +131,7 @@ def test_login_that_is_refused_says_the_same_of_every_cause(mechanism: str) -> N
         told.add(answer.error_message)
         assert client.closed
         assert client.session.info.principal == ANONYMOUS
-        assert place.frontend.login_failures == 1
+        assert place.frontend.stats.login_failures == 1
         said = repr(place.log.events)
         assert PASSWORD not in said
         assert WRONG not in said

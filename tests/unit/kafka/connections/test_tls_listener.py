@@ -26,9 +26,9 @@ from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from tests.unit.security_files import authority
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import tls_listener
-from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.connections.listener import Listener
+from vdl.kafka.connections.session import Session
 from vdl.kafka.context import Context
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
@@ -89,7 +89,7 @@ class Edge:
     async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    def sessions(self) -> list[ClientSession]:
+    def sessions(self) -> list[Session]:
         return list(self.frontend._sessions.values())
 
     async def close(self) -> None:
@@ -163,14 +163,15 @@ def test_listener_carries_large_answers_whole_to_a_slow_reader() -> None:
         (session,) = edge.sessions()
         answer = os.urandom(20 << 20)
         buffers = [answer[at : at + 70_001] for at in range(0, len(answer), 70_001)]
-        session._give(buffers)
-        assert session.unsent_bytes
+        session.connection.queue(b"", buffers, len(answer))
+        session.connection.flush()
+        assert session.connection.unsent_bytes
         received = bytearray()
         async with asyncio.timeout(HANG_SECONDS):
             while len(received) < len(answer):
                 received += await reader.read(100_000)
         assert received == answer
-        await until(lambda: not session.unsent_bytes)
+        await until(lambda: not session.connection.unsent_bytes)
         assert (await ask(reader, writer))[:4] == pack(">i", 7)
         writer.close()
         await edge.close()
@@ -186,7 +187,7 @@ def test_listener_reads_no_more_while_its_session_does_not() -> None:
         reader, writer = await edge.connect()
         await ask(reader, writer)
         (session,) = edge.sessions()
-        transport: Any = session._transport
+        transport: Any = session.connection.transport
         transport.pause_reading()
         writer.write(API_VERSIONS_V0 * 50)
         await writer.drain()
@@ -211,7 +212,7 @@ def test_listener_holds_no_memory_of_its_session_while_nothing_arrives() -> None
         for _ in range(3):
             await ask(reader, writer)
         (session,) = edge.sessions()
-        assert session._connection.held == 0
+        assert session.connection.frames.held == 0
         writer.close()
         await edge.close()
 
@@ -467,7 +468,7 @@ def test_session_that_ends_sends_what_is_left_and_says_so() -> None:
         reader, writer = await edge.connect()
         await until(lambda: len(edge.frontend) == 1)
         (session,) = edge.sessions()
-        session._out = [bytes(300_000)]
+        session.connection.queue(b"", [bytes(300_000)], 300_000)
         session.end("malformed request")
         async with asyncio.timeout(HANG_SECONDS):
             assert await reader.read(-1) == bytes(300_000)  # close_notify: no error
@@ -664,7 +665,7 @@ def test_client_that_asks_for_renegotiation_again_and_again_is_bounded(
         client = await asyncio.to_thread(Renegotiator, edge.port, tmp_path / "keys")
         await until(lambda: len(edge.frontend) == 1)
         (session,) = edge.sessions()
-        transport: Any = session._transport
+        transport: Any = session.connection.transport
         # Or the system would hold megabytes before anything is kept here.
         made = transport._transport.get_extra_info("socket")
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)

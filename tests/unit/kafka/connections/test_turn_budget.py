@@ -17,7 +17,7 @@ from vdl.clock import MS
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections import client_session
+from vdl.kafka.connections import admission
 from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
     COSTLY_NS,
@@ -66,7 +66,7 @@ class Sender:
         client = self.client
         if not client.reading or client.closed or not self.rest:
             return 0
-        into = client.session.get_buffer(1 << 18)
+        into = client.session.connection.get_buffer()
         count = min(len(into), len(self.rest))
         into[:count] = self.rest[:count]
         client.session.buffer_updated(count)
@@ -95,7 +95,7 @@ def test_long_requests_of_many_take_little_of_each_turn() -> None:
         world.run(1)
     assert most <= FRAME_BYTES + len(senders) * READ_BYTES_MIN
     assert all(len(sender.client.answers()) == 1 for sender in senders)
-    assert not world.frontend.receive_budget
+    assert not world.frontend.turn.receive_budget
 
 
 def test_long_requests_of_few_are_read_faster() -> None:
@@ -112,7 +112,7 @@ def test_long_requests_of_few_are_read_faster() -> None:
         for _ in range(8):
             for sender in senders:
                 sender.send()
-        waited += len(world.frontend.receive_budget)
+        waited += len(world.frontend.turn.receive_budget)
         world.run(4)
     assert waited, "the pace was not needed"
     assert before - sum(len(sender.rest) for sender in senders) >= 2 * 6 * FRAME_BYTES
@@ -126,7 +126,7 @@ def test_short_requests_are_read_as_they_come() -> None:
     for _ in range(30):
         for sender in [*long, *short]:
             sender.send()
-    assert world.frontend.receive_budget
+    assert world.frontend.turn.receive_budget
     assert not any(sender.rest for sender in short)
 
 
@@ -147,7 +147,7 @@ def test_who_waits_for_its_turn_is_not_late() -> None:
         for sender in senders:
             sender.send()
         world.run(1)
-        waited += bool(world.context.requests.waiting and world.frontend.receive_budget)
+        waited += bool(world.context.requests.waiting and world.frontend.turn.receive_budget)
         now_ns, deadline_ns = world.clock.now_ns(), options.frame_deadline_ms * MS
         for sender in senders:
             assert not sender.client.session.is_stalled(now_ns, deadline_ns)
@@ -161,18 +161,16 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
     for _ in range(5):
         for sender in senders:
             sender.send()
-    assert len(world.frontend.receive_budget) > 10
+    assert len(world.frontend.turn.receive_budget) > 10
     for sender in senders:
         sender.client.session.connection_lost()
-    assert not world.frontend.receive_budget
+    assert not world.frontend.turn.receive_budget
 
 
 class Nobody:
     shared_until_ns = share_ns = 0
     shared_by: object = None
     asker = "nobody"
-
-    def resume_receiving(self) -> None: ...
 
     def resume_starting(self) -> None: ...
 
@@ -184,7 +182,7 @@ def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
         SendBudget(world.clock),
         StartBudget(world.clock),
     )
-    pace.took(Nobody(), 1)
+    pace.took(lambda: None, 1)
     answers.sent(1)
     assert starts.may_start(Nobody(), 0)
     world.run(20)
@@ -225,13 +223,13 @@ def test_long_answers_of_one_turn_leave_in_several() -> None:
     world.time.run_until(world.time.now_ns)
     assert 0 < sum(len(reader.received) for reader in readers) <= ANSWER_BYTES + MIB + 1000
     assert len(other.answers()) == 1
-    assert len(world.frontend.send_budget) > 20
+    assert len(world.frontend.turn.send_budget) > 20
     # One that waits asks for more, and is answered in order.
     readers[-1].request(API_VERSIONS, 0, ApiVersionsRequest())
     world.run(1)
     for reader in readers:
         assert reader.answers()[0].responses[0].partitions[0].records
-    assert not world.frontend.send_budget
+    assert not world.frontend.turn.send_budget
     assert world.context.answers.used == 0
     assert all(reader.reading for reader in readers)
 
@@ -241,7 +239,7 @@ def test_an_answer_that_waits_for_its_turn_leaves_before_its_connection_is_close
     for reader in readers:
         reader.request(FETCH, 11, fetch())
     world.time.run_until(world.time.now_ns)
-    assert world.frontend.send_budget
+    assert world.frontend.turn.send_budget
     readers[-1].session.receive(pack(">i", -1))  # nonsense ends a connection
     world.run(1)
     assert readers[-1].closed
@@ -254,7 +252,7 @@ def test_a_reader_that_goes_away_waits_no_more() -> None:
         reader.request(FETCH, 11, fetch())
     for reader in readers:
         reader.session.connection_lost()
-    assert not world.frontend.send_budget
+    assert not world.frontend.turn.send_budget
     assert world.context.answers.used == 0
 
 
@@ -304,7 +302,7 @@ def ask(client: Client, count: int = 1) -> None:
     """So many requests that arrive in one read."""
     body = b"".join(codec(API_VERSIONS).encode_request(ApiVersionsRequest("x", "1"), 3))
     frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
-    into = client.session.get_buffer(len(frames))
+    into = client.session.connection.get_buffer()
     assert len(into) >= len(frames), "more than one read"
     into[: len(frames)] = frames
     client.session.buffer_updated(len(frames))
@@ -329,7 +327,7 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
     assert [len(client.answers()) for client in clients] == [5] * 100
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) <= 10 * MS + START_NS + COST_NS
-    assert not costly.frontend.start_budget
+    assert not costly.frontend.turn.start_budget
 
 
 def test_answers_that_become_known_together_are_built_in_turns(
@@ -661,7 +659,7 @@ def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
     is served, too."""
     crowd = [costly.client() for _ in range(100)]
     with monkeypatch.context() as patch:
-        patch.setattr(client_session, "SMALL_REQUEST_BYTES", 0)
+        patch.setattr(admission, "SMALL_REQUEST_BYTES", 0)
         for client in crowd:
             ask(client, 80)
     small = [costly.client() for _ in range(20)]
@@ -726,7 +724,7 @@ def test_small_requests_that_are_costly_do_not_take_all_of_each_turn(
     ask(crowd[0])
     for client in crowd:
         ask(client, 5)
-    monkeypatch.setattr(client_session, "SMALL_REQUEST_BYTES", 0)
+    monkeypatch.setattr(admission, "SMALL_REQUEST_BYTES", 0)
     ask(large)
     costly.run(6 * costly.cost_ns // MS)
     assert large.session.info.id in costly.started
@@ -740,11 +738,11 @@ def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
     assert second.reading, "it has not sent more"
     ask(second, 3)
     assert not second.reading
-    assert costly.frontend.start_budget.oldest_ns() == 0, "until now it was served"
+    assert costly.frontend.turn.start_budget.oldest_ns() == 0, "until now it was served"
     costly.time.now_ns += 7 * MS
-    assert costly.frontend.start_budget.oldest_ns() == 7 * MS
+    assert costly.frontend.turn.start_budget.oldest_ns() == 7 * MS
     costly.run(1_000)
-    assert costly.frontend.start_budget.oldest_ns() == 0
+    assert costly.frontend.turn.start_budget.oldest_ns() == 0
     assert second.reading
     assert len(second.answers()) == 6
 
@@ -753,10 +751,10 @@ def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld)
     first, second = costly.client(), costly.client()
     ask(first, 60)
     ask(second, 3)
-    assert len(costly.frontend.start_budget) == 2
+    assert len(costly.frontend.turn.start_budget) == 2
     second.session.connection_lost()
     first.session.connection_lost()
-    assert not costly.frontend.start_budget
+    assert not costly.frontend.turn.start_budget
     costly.run(1_000)
     assert second.session.info.id not in costly.started
     third = costly.client()

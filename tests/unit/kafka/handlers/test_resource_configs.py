@@ -170,7 +170,8 @@ def test_pace_of_compaction_and_of_assignments_can_be_changed_at_run_time() -> N
     """As in Kafka 4.3. A rate lower than the producers leave room for is respected."""
     world = World()
     frontend: Any = SimpleNamespace(
-        context=world.context, flush=None, start_budget=SimpleNamespace(oldest_ns=None)
+        context=world.context,
+        turn=SimpleNamespace(flush=None, start_budget=SimpleNamespace(oldest_ns=None)),
     )
     front = ClientFront(frontend, lambda: None, lambda: None)
     unlimited = front.background_rate()

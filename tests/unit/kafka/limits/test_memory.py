@@ -161,7 +161,8 @@ def test_a_small_piece_of_a_large_chunk_is_copied_when_it_waits() -> None:
     client = world.client()
     chunk = memoryview(bytearray(MIB))
     client.room = 0
-    client.session._give([chunk[:1000], chunk[5000:6000]])
+    client.session.connection.queue(chunk[:1000], [chunk[5000:6000]], 2000)
+    client.session.connection.flush()
     assert world.context.answers.used == 2000
     client.room = 1 << 40
     client.session.resume_writing()
@@ -543,11 +544,11 @@ def test_a_busy_client_does_not_keep_the_room_of_the_one_that_waits_longest() ->
             busy.session.receive(rest[:50_000])
             rest = rest[50_000:]
         if turn == 20:
-            assert world.context.requests.first is busy.session
+            assert world.context.requests.first is busy.session.admission
             late = begun(world, FRAME)
         elif late is not None:
             send(late, FRAME)
-            if late.session._bytes_in_flight:
+            if late.session.admission.bytes_in_flight:
                 break
         # Requests that arrived in the previous turn are acknowledged.
         new = stream.batches[known:]
@@ -701,17 +702,17 @@ def test_a_long_request_that_waits_to_start_keeps_its_place() -> None:
     holders = [begun(world, 3 * FRAME // 4) for _ in range(3)]
     world.run(10)
     requests = world.context.requests
-    holders.sort(key=lambda holder: holder.session is requests.first)
+    holders.sort(key=lambda holder: holder.session.admission is requests.first)
     holders[0].session.connection_lost()
     client = polling(world, 3_000)
     world.run(10)
-    assert client.session._charged > SMALL_BYTES
-    assert client.session._waiting
+    assert client.session.admission.charged > SMALL_BYTES
+    assert client.session.admission.waiting
     for holder in holders[1:]:
         holder.session.connection_lost()
     world.run(10)
-    assert not client.session._waiting
-    assert not world.frontend.waiting_to_start
+    assert not client.session.admission.waiting
+    assert not world.frontend.turn.waiting_to_start
 
 
 def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> None:
@@ -725,7 +726,7 @@ def test_polls_of_some_partitions_start_when_others_give_their_room_back() -> No
     world.run(10)
     clients = [polling(world, 10_000), *(polling(world, 300) for _ in range(9))]
     world.run(1_000)
-    assert [len(client.session._waiting) for client in clients] == [1] + [0] * 9
+    assert [len(client.session.admission.waiting) for client in clients] == [1] + [0] * 9
 
 
 def test_who_asks_much_again_and_again_does_not_keep_others_from_it() -> None:

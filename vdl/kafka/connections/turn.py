@@ -1,0 +1,120 @@
+"""Turn of the loop, as the sessions of a server share it: its budgets, its end, and who waits for
+later turns.
+
+A session that learns an answer marks itself. At the end of the turn, all marked sessions go on, so
+the answers of one turn to one client are sent with one call.
+
+While a connection waits for memory, long polls that hold some are answered early.
+
+Does not depend on sockets, connections or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from vdl.clock import MS, Timer
+from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
+from vdl.kafka.context import Context
+
+_ANSWER_EARLY_NS = 20 * MS
+"""Time that a poll may continue while it holds memory that others wait for."""
+
+
+class Turn:
+    """State and services that all sessions of a server share; see the module."""
+
+    __slots__ = (
+        "_deferred",
+        "_early_timer",
+        "_flush_scheduled",
+        "_marked",
+        "_retries",
+        "context",
+        "large_requests",
+        "receive_budget",
+        "send_budget",
+        "start_budget",
+        "waiting_to_start",
+    )
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.receive_budget = ReceiveBudget(context.clock)
+        self.send_budget = SendBudget(context.clock)
+        self.start_budget = StartBudget(context.clock)
+        self.large_requests: dict[object, Callable[[], None]] = {}
+        """Requests whose decoded form is counted, longest first; what answers each early."""
+        self.waiting_to_start: dict[object, None] = {}
+        """Connections that wait for memory for a decoded request."""
+        self._marked: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
+        self._flush_scheduled = False
+        self._retries: dict[int, list[Callable[[], None]]] = {}
+        """Steps by delay (ms). Invariant: no list is empty, and each has a timer."""
+        self._early_timer: Timer | None = None
+        context.defer = self.defer
+
+    def mark(self, proceed: Callable[[], None]) -> None:
+        """Call `proceed` of a session at the end of the turn. It must not raise."""
+        self._marked.append(proceed)
+        if not self._flush_scheduled:
+            self._schedule()
+
+    def defer(self, step: Callable[[], None]) -> None:
+        """Run `step` once at the end of this turn. Answers that it completes are sent in this
+        turn."""
+        self._deferred.append(step)
+        if not self._flush_scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._flush_scheduled = True
+        self.context.clock.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """End a turn: run deferred steps, then let each marked session send its answers.
+
+        May be called at any time outside a handler.
+        """
+        if self._deferred:
+            self._flush_scheduled = True  # the steps' answers are sent below
+            deferred, self._deferred = self._deferred, []
+            for step in deferred:
+                step()
+        self.context.shared.clear()
+        self._flush_scheduled = False
+        if self._deferred:
+            self._schedule()
+        marked, self._marked = self._marked, []
+        for proceed in marked:
+            proceed()
+
+    def retry(self, step: Callable[[], None], after_ms: int) -> None:
+        """Run `step` after `after_ms`, together with the others of that delay.
+
+        Used when a request waits for room in the host or the audit log.
+        """
+        if after_ms not in self._retries:
+            self._retries[after_ms] = []
+            self.context.clock.call_later(after_ms * MS, partial(self._retry, after_ms))
+        self._retries[after_ms].append(step)
+
+    def _retry(self, after_ms: int) -> None:
+        for step in self._retries.pop(after_ms):
+            step()
+
+    def answer_early(self) -> None:
+        """Schedule early answers of long polls that hold much memory, because a connection waits.
+
+        The delay keeps their clients from polling again as fast as they can.
+        """
+        if self._early_timer is None:
+            self._early_timer = self.context.clock.call_later(_ANSWER_EARLY_NS, self._answer_early)
+
+    def _answer_early(self) -> None:
+        self._early_timer = None
+        if self.waiting_to_start or self.context.requests.first is not None:
+            for answer_early in list(self.large_requests.values()):
+                answer_early()
