@@ -21,10 +21,9 @@ from tests.pipeline.test_job_file import GOOD
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, of_job, rows_of, seen
 from vdl.commands.app import run_app
 from vdl.pipeline import parquet_table, table
-from vdl.pipeline.compaction import BYTES_TARGET, Compacted, rewrite
+from vdl.pipeline.compaction import BYTES_TARGET, Compacted, Rewrite, Source, rewrite
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.open_table import open_table
-from vdl.pipeline.storage import Folders
 
 PART = 4
 
@@ -174,8 +173,8 @@ def test_rewriting_keeps_columns_that_came_later_and_wider_types(tmp_path: Path)
     for name, rows in (("old", old), ("new", new)):
         pq.write_table(rows, tmp_path / name)
     (tmp_path / "to").mkdir()
-    paths = [str(tmp_path / name) for name in ("old", "new")]
-    files = rewrite(paths, str(tmp_path / "to"), "f", 1, Folders())
+    sources = tuple(Source(str(tmp_path / name)) for name in ("old", "new"))
+    files = rewrite(Rewrite(sources, str(tmp_path / "to"), "f", 1))
     assert sum(file.rows for file in files) == 2005
     found = pq.read_table(tmp_path / "to")
     assert found.schema == pa.schema([("n", pa.int64()), ("s", pa.string())])

@@ -27,11 +27,11 @@ pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
 
-import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from tests.chaos.harness.replica_set import ReplicaSet
+from tests.pipeline.live_rows import live_rows
 from tests.pipeline.mariadb_server import DATABASE, USER, MariaDbServer
 from tests.pipeline.test_spark import run_once
 from vdl.pipeline.errors import PipelineError
@@ -336,8 +336,7 @@ def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_of_the_captur
         run_once(job, spark)
         table = rows_table(job)
         table.open({})
-        found = [row for path in table.files() for row in pq.read_table(path).to_pylist()]
-        sums[sink] = checksum(tuple(row[name] for name in COLUMNS) for row in found)
+        sums[sink] = checksum(tuple(row[name] for name in COLUMNS) for row in live_rows(table))
     print(
         f"\n{load.done} changes of {KEYS} keys in MariaDB, {LEADERS} leaders and {KILLS} captures "
         f"killed: {len(rows)} rows; " + ", ".join(f"{name} {sums[name][:16]}" for name in sums)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
 
-import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
+from tests.pipeline.live_rows import live_rows
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import backfill, run_once
 from vdl.pipeline.decode import COLUMNS, decode
@@ -210,7 +210,7 @@ def test_job_of_upserts_has_the_last_row_of_each_key(
 def rows_of(job: Job) -> dict[int, str]:
     table = rows_table(job)
     table.open({job.source.topics[0]: ("", 1)})
-    found = [row for path in table.files() for row in pq.read_table(path).to_pylist()]
+    found = live_rows(table)
     rows = {row["id"]: row["text"] for row in found}
     assert len(rows) == len(found)
     return rows

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vdl.pipeline.deleted_rows import live_batches, read_positions
 from vdl.pipeline.errors import PipelineError
-from vdl.pipeline.storage import Storage
+from vdl.pipeline.storage import Storage, storage_of
 from vdl.pipeline.table import sync_folder
 
 BYTES_TARGET = 128 << 20
@@ -66,6 +68,26 @@ class Written:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that is read. `deletes`: the file of its deleted rows, "" where it has none."""
+
+    path: str
+    deletes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Files that one task writes again, into files of about `bytes_target` below a folder, whose
+    names begin with `prefix`."""
+
+    sources: tuple[Source, ...]
+    folder: str
+    prefix: str
+    bytes_target: int
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+
 def bins(files: Sequence[tuple[File, int]], bytes_target: int) -> list[list[File]]:
     """Which files, given with their bytes, are written again together: neighbours that are less
     than half of what is wanted, of at least two. So a row is written again a few times at most."""
@@ -82,46 +104,48 @@ def bins(files: Sequence[tuple[File, int]], bytes_target: int) -> list[list[File
     return [group for group in found if len(group) > 1]
 
 
-def rewrite(
-    paths: Sequence[str], folder: str, prefix: str, bytes_target: int, storage: Storage
-) -> list[Written]:
-    """All rows of some files, in their order, in new files of about so many bytes, durably. Columns
-    are those of all of them, in the widest of their types."""
+def rewrite(task: Rewrite) -> list[Written]:
+    """Write all rows of some files that are not deleted, in their order, into new files, durably.
+    Columns are those of all of them, in the widest of their types. A task."""
+    storage = storage_of(task.folder, task.storage)
     schema = pa.unify_schemas(
-        [pq.read_schema(storage.open(path)).remove_metadata() for path in paths],
+        [pq.read_schema(storage.open(one.path)).remove_metadata() for one in task.sources],
         promote_options="permissive",
     )
+    # Another attempt of this task writes other files.
+    token = secrets.token_hex(4)
     found: list[Written] = []
-    rows = _rows(paths, schema, storage)
+    rows = _rows(task.sources, schema, storage)
     batch = next(rows, None)
     while batch is not None:
-        path = f"{folder}/{prefix}-{len(found):04d}.parquet"
+        path = f"{task.folder}/{task.prefix}-{token}-{len(found):04d}.parquet"
         count = 0
         with (
             storage.create(path) as file,
             pq.ParquetWriter(file, schema, compression="zstd") as writer,
         ):
-            while batch is not None and (not count or file.tell() < bytes_target):
+            while batch is not None and (not count or file.tell() < task.bytes_target):
                 writer.write_table(batch)
                 count += batch.num_rows
                 batch = next(rows, None)
         found.append(Written(path, count, storage.finish(path)))
-    storage.sync_names([folder])
+    storage.sync_names([task.folder])
     return found
 
 
-def _rows(paths: Sequence[str], schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
+def _rows(sources: Sequence[Source], schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
     """In groups that are worth a row group, and fit into memory."""
     waiting: list[Any] = []
     rows = size = 0
-    for path in paths:
-        for batch in pq.ParquetFile(storage.open(path)).iter_batches(BATCH_ROWS):
+    for one in sources:
+        deleted = read_positions(one.deletes, storage)
+        for batch in live_batches(one.path, deleted, BATCH_ROWS, storage):
             waiting.append(_in_columns(pa.Table.from_batches([batch]), schema))
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= 128 * 1024 or size >= 64 << 20:
                 yield pa.concat_tables(waiting)
                 waiting, rows, size = [], 0, 0
-    if waiting:
+    if rows:
         yield pa.concat_tables(waiting)
 
 

@@ -32,6 +32,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,9 @@ from pyiceberg.exceptions import (
     NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
-    ValidationException,
 )
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
-from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent
+from pyiceberg.manifest import DATA_FILE_TYPE
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, TableProperties, Transaction
@@ -53,7 +53,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
 from vdl.pipeline.account import Account
-from vdl.pipeline.compaction import Compacted, bins, rewrite
+from vdl.pipeline.compaction import Compacted, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.iceberg_catalog import (
     UNCLEAR,
@@ -65,9 +65,11 @@ from vdl.pipeline.iceberg_catalog import (
     shown,
     text_of,
 )
+from vdl.pipeline.iceberg_compaction import GROUPS_MAX, Group, plan, still_there
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
-from vdl.pipeline.iceberg_upsert import Merge
+from vdl.pipeline.iceberg_snapshot import RowDelta, live_files
+from vdl.pipeline.iceberg_upsert import MERGE_ON_READ, MODE, Merge
 from vdl.pipeline.partitioning import TRUNCATE
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.rollback import (
@@ -80,13 +82,8 @@ from vdl.pipeline.rollback import (
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
 from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, by_whom, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
-from vdl.pipeline.upsert import (
-    Changes,
-    changes_of,
-    leftovers,
-    required_nulls,
-    staging_folder,
-)
+from vdl.pipeline.tasks import Tasks, here
+from vdl.pipeline.upsert import Part, leftovers, staging_folder
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
@@ -102,6 +99,9 @@ PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 """Of a table that is made here. Each commit writes a metadata file anew."""
+UPSERT_PROPERTIES = {MODE: MERGE_ON_READ, "write.delete.granularity": "file"}
+"""And of one of upserts. The second is for other writers: files of deleted rows are to be of one
+data file each."""
 EPOCH = datetime.date(1970, 1, 1)
 PARTITION = next(n for n, field in enumerate(DATA_FILE_TYPE[2].fields) if field.name == "partition")
 """Its place in what a manifest says of a file."""
@@ -111,9 +111,10 @@ NAMES = TableProperties.DEFAULT_NAME_MAPPING
 class IcebergSink(Rewinding):
     """See above."""
 
-    def __init__(self, place: Place, job: str) -> None:
+    def __init__(self, place: Place, job: str, tasks: Tasks = here) -> None:
         self.path = place.path
         self._place = place
+        self._tasks = tasks
         self._job = job
         self._fields = place.partition_by
         self._key = place.key
@@ -265,9 +266,9 @@ class IcebergSink(Rewinding):
         outdated: list[Path] = []
         merge, staged = None, []
         if self._key:
-            changes = changes_of(commit, self._key, self._storage)
             staged = leftovers(self._root, self._job, commit, self._storage)
-            merge = self._merge(commit, changes)
+            merge = self._merge(commit)
+            staged += merge.staged
         if commit.windows is not None:
             self._window_files.sync()
             outdated = self._window_files.others(commit.windows)
@@ -289,17 +290,26 @@ class IcebergSink(Rewinding):
         if outdated:
             self._window_files.remove(outdated)
 
-    def _merge(self, commit: Commit, changes: Changes) -> Merge:
-        """Raises IcebergRefused."""
+    def _merge(self, commit: Commit) -> Merge:
+        """Reduce a batch to the last record of each key. Raises CommitConflict, IcebergRefused,
+        PipelineError."""
         fields = [] if self._table is None else self._table.schema().fields
-        nulls = required_nulls(changes.kept(), (one.name for one in fields if one.required))
-        if nulls:
-            reasons = [f"its column {name} is required, and NULL in rows" for name in nulls]
+        part = Part(
+            files=(),
+            partitions=(),
+            key=self._key,
+            fields=self._fields,
+            # As a task of a run would name it: the rows are this job's.
+            prefix=f"{self._root}/data/{self._job}-{commit.run}-{commit.batch}",
+            keys_folder=staging_folder(self._root, self._job),
+            required=tuple(one.name for one in fields if one.required),
+            storage=self._place.storage,
+        )
+        merge = Merge(commit, part, self._tasks)
+        if merge.nulls:
+            reasons = [f"its column {name} is required, and NULL in rows" for name in merge.nulls]
             raise IcebergRefused(self.path, reasons)
-        # As a task of a run would name them: the rows are this job's.
-        name = f"{self._job}-{commit.run}-{commit.batch}-{secrets.token_hex(4)}"
-        prefix = f"{self._root}/data/{name}"
-        return Merge(changes, self._key, self._fields, self._storage, prefix)
+        return merge
 
     def _write(
         self, commit: Commit, arrow_schema: Any, sequence: int, state: str, merge: Merge | None
@@ -365,8 +375,9 @@ class IcebergSink(Rewinding):
                 with suppress(NamespaceAlreadyExistsError):
                     self._catalog.create_namespace(namespace[:end])
         location = self.path if is_url(self.path) else f"file://{self.path}"
+        properties = {**PROPERTIES, **UPSERT_PROPERTIES} if self._key else PROPERTIES
         transaction = self._catalog.create_table_transaction(
-            self._place.name, arrow_schema, location=location, properties=PROPERTIES
+            self._place.name, arrow_schema, location=location, properties=properties
         )
         if self._fields:
             with transaction.update_spec() as update:
@@ -383,11 +394,7 @@ class IcebergSink(Rewinding):
         state: str,
         merge: Merge | None,
     ) -> Attempt:
-        """One commit on the table as it was seen last.
-
-        That of an upsert has two snapshots, as those of PyIceberg's own: one without the files that
-        are replaced, and the new ones on that. A reader of the table sees the last.
-        """
+        """One commit on the table as it was seen last."""
         change = self._change(table, arrow_schema)
         transaction = once(table)
         if change.added or change.widened:
@@ -398,18 +405,22 @@ class IcebergSink(Rewinding):
             transaction.set_properties({NAMES: names.model_dump_json()})
         transaction.set_properties({f"{STATE}{self._job}": state})
         facts = _facts(commit, sequence)
-        files = [(file.path, file.partition) for file in commit.files]
         if merge is not None:
             merged = merge.write(table)
-            files = merged.new
             self._storage.sync_names([f"{self._root}/data"])
-            if merged.old:
-                with transaction.update_snapshot().overwrite() as overwrite:
-                    for one in merged.old:
-                        overwrite.delete_data_file(one)
+            with RowDelta(transaction, table, facts) as delta:
+                for old in merged.old:
+                    delta.delete_data_file(old)
+                for path, partition in merged.new:
+                    delta.append_data_file(self._data_file(table, transaction, path, partition))
+                for deletes in merged.deletes:
+                    delta.append_data_file(deletes)
+            return Attempt(transaction)
         with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
-            for path, partition in files:
-                append.append_data_file(self._data_file(table, transaction, path, partition))
+            for file in commit.files:
+                append.append_data_file(
+                    self._data_file(table, transaction, file.path, file.partition)
+                )
         return Attempt(transaction)
 
     def _data_file(
@@ -508,8 +519,12 @@ class IcebergSink(Rewinding):
         return [path for path in paths if not self._writer_of(path)]
 
     def _all_files(self) -> list[str]:
+        """Raises PipelineError where rows were deleted: the files alone would bring them back."""
         table = self._load()
-        return [] if table is None else [local_path(f.file_path) for f in _live(table)]
+        live = [] if table is None else live_files(table)
+        if any(one.deletes is not None for one in live):
+            raise PipelineError(f"{self.path}: its files have rows that were deleted")
+        return [local_path(one.data.file_path) for one in live]
 
     def _jobs(self) -> set[str]:
         """Those that have ever written to the table."""
@@ -575,55 +590,62 @@ class IcebergSink(Rewinding):
         if table is None or table.current_snapshot() is None:
             return Compacted()
         check_rules(self.path, table, self._fields)
-        live = _live(table)
-        others = {self._writer_of(f.file_path) for f in live} | self._jobs()
+        live = live_files(table)
+        others = {self._writer_of(one.data.file_path) for one in live} | self._jobs()
         if others - {"", self._job}:
             what = "other jobs write to this table, too: a compaction would mix their rows"
             raise PipelineError(f"{self.path}: {what}")
-        by_partition: dict[tuple[Any, ...], list[tuple[IcebergFile, int]]] = {}
-        for file in live:
-            key = tuple(file.partition[n] for n in range(len(self._fields)))
-            by_partition.setdefault(key, []).append((file, file.file_size_in_bytes))
         done = Compacted()
-        for key, files in by_partition.items():
-            for group in bins(files, bytes_target):
-                done += self._compact_group(table, group, key, bytes_target)
+        groups = plan(live, len(self._fields), bytes_target)
+        for start in range(0, len(groups), GROUPS_MAX):
+            done += self._compact_groups(table, groups[start : start + GROUPS_MAX], bytes_target)
         return done
 
-    def _compact_group(
-        self, table: Table, old: list[IcebergFile], key: tuple[Any, ...], bytes_target: int
+    def _compact_groups(
+        self, table: Table, groups: Sequence[Group], bytes_target: int
     ) -> Compacted:
         """Write some files again, and name the new ones in place of the old."""
         # As a task of a run would name it: the rows are this job's.
         prefix = f"{self._job}-{secrets.token_hex(6)}-0-compacted"
-        folder = f"{self._root}/data"
-        paths = [local_path(f.file_path) for f in old]
-        files = rewrite(paths, folder, prefix, bytes_target, self._storage)
-        rows = sum(f.record_count for f in old)
-        assert sum(file.rows for file in files) == rows, (rows, files)
+        folder, storage = f"{self._root}/data", self._place.storage
+        found = self._tasks(
+            rewrite, [one.rewrite(folder, prefix, bytes_target, storage) for one in groups]
+        )
+        groups = [replace(group, new=new) for group, new in zip(groups, found, strict=True)]
+        for group in groups:
+            assert sum(file.rows for file in group.new) == group.rows, group
         for _ in range(ATTEMPTS):
+            groups, outdated = still_there(groups, table)
+            for path in [file.path for group in outdated for file in group.new]:
+                self._storage.remove(path)
+            if not groups:
+                return Compacted()
             transaction = once(table)
             try:
-                with transaction.update_snapshot().overwrite() as overwrite:
-                    for one in old:
-                        overwrite.delete_data_file(one)
-                    for file in files:
-                        overwrite.append_data_file(
-                            self._data_file(table, transaction, file.path, key)
-                        )
+                with RowDelta(transaction, table) as delta:
+                    for group in groups:
+                        self._replace(delta, group, table, transaction)
                 attempt = Attempt(transaction)
                 attempt.commit()
-            except ValidationException as error:
-                # Others have taken some of the files out of the table.
-                raise PipelineError(f"{self.path}: {error}") from error
             except CommitFailedException:
                 table.refresh()
                 if not attempt.is_in(table):
                     attempt.clean()
                     check_rules(self.path, table, self._fields)
                     continue
-            return Compacted(before=len(old), after=len(files))
+            return Compacted(
+                before=sum(len(group.files) for group in groups),
+                after=sum(len(group.new) for group in groups),
+            )
         raise CommitConflict(self.path, f"{ATTEMPTS} compactions came to nothing")
+
+    def _replace(
+        self, delta: RowDelta, group: Group, table: Table, transaction: Transaction
+    ) -> None:
+        for old in (file for one in group.files for file in one.files):
+            delta.delete_data_file(old)
+        for new in group.new:
+            delta.append_data_file(self._data_file(table, transaction, new.path, group.partition))
 
     def vacuum(self, retain_hours: int) -> Compacted:
         """Forget snapshots that are older, or older than the newest SNAPSHOTS_KEPT, but for those
@@ -720,20 +742,6 @@ def _as_stored(value: Any) -> Any:
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:
     return {} if snapshot.summary is None else snapshot.summary.additional_properties
-
-
-def _live(table: Table) -> list[IcebergFile]:
-    """The data files of the current snapshot, in the order they came. Raises PipelineError where
-    rows of them were deleted: to read the files alone would bring these back."""
-    snapshot = table.current_snapshot()
-    found = []
-    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            if entry.data_file.content != DataFileContent.DATA:
-                what = "rows were deleted from it by others, which this sink does not read"
-                raise PipelineError(f"{table.location()}: {what}")
-            found.append((entry.sequence_number or 0, entry.data_file))
-    return [file for _, file in sorted(found, key=lambda one: (one[0], one[1].file_path))]
 
 
 def _named(table: Table) -> Iterator[str]:

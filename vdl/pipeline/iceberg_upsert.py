@@ -1,18 +1,24 @@
-"""Upserts into an Iceberg table: files that have a key of a batch are written again without it.
+"""Upserts into an Iceberg table: rows that a batch replaces are deleted where they are.
 
-Which files can have one is asked of the table's own scan, which goes by the least and the largest
-value of each file, and by its partition. Of these the columns of the key are read, and a file that
-has none of the keys stays as it is. So a commit costs the files that it changes, and holds a batch
-and the keys of one file in memory.
+The driver plans: it asks the table's own scan which files can have a key of the batch, by the least
+and the largest value of each file, and by its partition. Tasks do the rest, each for some files:
+they read the columns of the key, find the rows that the batch replaces, and write their positions
+(`deleted_rows`). A file of which more than DELETED_SHARE_MAX is deleted is written again without
+these rows, so what a reader has to pass over is bounded, and so is what a commit writes in the
+mean. A file that has none of the keys stays as it is.
 
-The new files are synced before a commit names them, as those of executors are.
+A table whose property `write.merge.mode` is not `merge-on-read` has no deleted rows: each file that
+has a key is written again. So is a table of version 1 of the format.
+
+What tasks write is synced before a commit names it.
 
 Must not know: Spark, Kafka, how a job's offsets are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,151 +37,302 @@ from pyiceberg.expressions import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table
 
-from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.deleted_rows import live_batches, read_positions, write_positions
+from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.iceberg_files import local_path
-from vdl.pipeline.partitioning import PartitionField, divided
-from vdl.pipeline.storage import Storage
-from vdl.pipeline.upsert import Changes
+from vdl.pipeline.iceberg_snapshot import LiveFile, by_data_file, deletes_file, live_files
+from vdl.pipeline.storage import storage_of
+from vdl.pipeline.table import Commit
+from vdl.pipeline.tasks import Tasks, groups
+from vdl.pipeline.upsert import (
+    GONE,
+    KeyRange,
+    Part,
+    Reduced,
+    RowFiles,
+    check_truncation,
+    parts_of,
+    reduce_part,
+)
 
-VALUES_MAX = 200
-"""Of a column, that PyIceberg compares one by one with what it knows of a file."""
+MODE, MERGE_ON_READ = "write.merge.mode", "merge-on-read"
+DELETES_FORMAT_MIN = 2
+DELETED_SHARE_MAX = 0.2
+"""Of the rows of a file: with more of them deleted it is written again."""
+SEARCH_BYTES = 32 << 20
+"""Of data files that one task searches, or one file."""
+SEARCH_ROWS = 1 << 20
+"""Keys of a file that are looked at together."""
 BATCH_ROWS = 20_000
 GROUP_ROWS, GROUP_BYTES = 128 * 1024, 64 << 20
 """Of rows in Arrow's form, which are held until their row group is written."""
 NUMBER = "__n"
 
 
+# --- tasks --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A data file to be searched. `location`: as manifests name it; `deletes`: the file of its
+    deleted rows, "" where it has none; `partition`: its values."""
+
+    location: str
+    rows: int
+    deletes: str = ""
+    partition: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What one task searches. `keys`: files of the batch's keys; `prefix`: of the names of what it
+    writes; `share_max`: as DELETED_SHARE_MAX."""
+
+    targets: tuple[Target, ...]
+    keys: tuple[str, ...]
+    key: tuple[str, ...]
+    prefix: str
+    share_max: float
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Deletes:
+    """A new file of deleted rows."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A data file that has keys of the batch: with more deleted rows, or replaced by a file of the
+    rows that are left, or by nothing where none is. `location` "": a file of keys was removed."""
+
+    location: str = ""
+    deletes: Deletes | None = None
+    rest: tuple[str, tuple[Any, ...]] | None = None
+
+
+def search(task: Search) -> list[Changed]:
+    """Find the rows of some files that a batch replaces, and write what the files become."""
+    storage = storage_of(task.prefix, task.storage)
+    try:
+        keys = Keys([_read(path, storage) for path in task.keys], task.key)
+    except FileNotFoundError:
+        return [Changed()]
+    # Another attempt of this task writes other files.
+    with RowFiles(f"{task.prefix}-{secrets.token_hex(4)}", storage) as files:
+        return [
+            changed
+            for target in task.targets
+            if (changed := _changed(target, keys, task.share_max, files, storage)) is not None
+        ]
+
+
+def _read(path: str, storage: Any) -> Any:
+    with storage.open(path) as file:
+        return pq.read_table(file)
+
+
+def _changed(
+    target: Target, keys: Keys, share_max: float, files: RowFiles, storage: Any
+) -> Changed | None:
+    path = local_path(target.location)
+    known = read_positions(local_path(target.deletes), storage)
+    deleted = np.union1d(known, keys.positions_in(path, storage))
+    if len(deleted) == len(known):
+        return None
+    assert len(deleted) <= target.rows, (target, len(deleted))
+    if len(deleted) == target.rows:
+        return Changed(target.location)
+    if len(deleted) > share_max * target.rows:
+        left = in_groups(live_batches(path, deleted, BATCH_ROWS, storage))
+        files.write(left, target.partition)
+        return Changed(target.location, rest=files.written[-1])
+    path = files.next_path()
+    size = write_positions(path, target.location, deleted, storage)
+    return Changed(target.location, deletes=Deletes(path, len(deleted), size))
+
+
+def in_groups(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the same rows in tables that are worth a row group and fit in memory."""
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(waiting)
+
+
+class Keys:
+    """The keys of a batch."""
+
+    def __init__(self, tables: Sequence[Any], key: Sequence[str]) -> None:
+        self._key = list(key)
+        self._keys = pa.concat_tables(tables).combine_chunks()
+        self._values = {name: pc.unique(self._keys[name]) for name in self._key}
+
+    def positions_in(self, path: str, storage: Any) -> Any:
+        """Return the rows of a data file that have one of the keys, ascending."""
+        found, place = [], 0
+        with storage.open(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(SEARCH_ROWS, columns=self._key):
+                found.append(self._rows_of(pa.Table.from_batches([batch])) + place)
+                place += batch.num_rows
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+    def _rows_of(self, table: Any) -> Any:
+        table = table.select(self._key).cast(self._keys.schema)
+        # NULL is no key, and not in the values.
+        is_known = [pc.is_in(table[name], value_set=self._values[name]) for name in self._key]
+        candidates = is_known[0]
+        for more in is_known[1:]:
+            candidates = pc.and_(candidates, more)
+        rows = np.flatnonzero(candidates.combine_chunks().to_numpy(zero_copy_only=False))
+        if len(self._key) == 1 or not len(rows):
+            return rows
+        numbered = table.take(pa.array(rows)).append_column(NUMBER, pa.array(rows))
+        return np.sort(numbered.join(self._keys, self._key, join_type="left semi")[NUMBER])
+
+
+# --- the driver ---------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Merged:
-    """What a commit takes out of the table and brings to it: (path, value of each partition)."""
+    """What a commit takes out of the table and brings to it, of data and of deleted rows. `new`:
+    (path, value of each partition)."""
 
     old: list[IcebergFile] = field(default_factory=list)
     new: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    deletes: list[IcebergFile] = field(default_factory=list)
 
 
 class Merge:
-    """Of the changes of a batch. `prefix`: of the names of new files, which nobody else has."""
+    """A batch on its way into a table. `part`: what its parts have in common."""
 
-    def __init__(
-        self,
-        changes: Changes,
-        key: Sequence[str],
-        fields: Sequence[PartitionField],
-        storage: Storage,
-        prefix: str,
-    ) -> None:
-        self._changes = changes
-        self._key = list(key)
-        self._fields = fields
-        self._storage = storage
-        self._prefix = prefix
-        self._count = 0
+    def __init__(self, commit: Commit, part: Part, tasks: Tasks) -> None:
+        self._commit = commit
+        self._part = part
+        self._tasks = tasks
+        self._storage = storage_of(part.prefix, part.storage)
+        self._reduced = tasks(reduce_part, parts_of(commit, part))
         self._written: list[str] = []
+        """Of the last search."""
+        if any(one.is_gone for one in self._reduced):
+            raise CommitConflict(part.keys_folder, GONE)
+        truncations = [one.truncation for one in self._reduced if one.truncation is not None]
+        for place in truncations[:1]:
+            check_truncation(commit, place)
+        self._truncates = bool(truncations)
+
+    @property
+    def nulls(self) -> list[str]:
+        """Required columns that are NULL in a row."""
+        return sorted({name for one in self._reduced for name in one.nulls})
+
+    @property
+    def staged(self) -> list[str]:
+        """Files that are of no use once the batch is committed."""
+        return [one.keys for one in self._reduced if one.keys]
 
     def write(self, table: Table) -> Merged:
-        """The new files, durable but for their names, which nobody sees yet."""
-        merged = Merged()
-        if self._changes.truncates:
-            merged.old = _files(table, AlwaysTrue())
-        elif self._changes.rows.num_rows:
-            keys = self._changes.rows.select(self._key)
-            for file in _files(table, _wanted(keys)):
-                self._without(file, keys, merged)
-        for batch in self._changes.kept().combine_chunks().to_batches():
-            for partition, part in divided(batch, self._fields) if self._fields else [((), batch)]:
-                merged.new.append((self._put(iter([pa.Table.from_batches([part])])), partition))
+        """Search the table and write what its files become, durably but for the names, which nobody
+        sees yet. Raises CommitConflict, PipelineError."""
+        merged = Merged(new=[file for one in self._reduced for file in one.new])
+        keyed = [one for one in self._reduced if one.keys]
+        if self._truncates:
+            merged.old = [file for live in live_files(table) for file in live.files]
+        elif keyed:
+            self._search(table, keyed, merged)
         return merged
+
+    def _search(self, table: Table, keyed: Sequence[Reduced], merged: Merged) -> None:
+        files = {live.data.file_path: live for live in _planned(table, _wanted(keyed))}
+        is_merging = (
+            table.metadata.format_version >= DELETES_FORMAT_MIN
+            and table.properties.get(MODE) == MERGE_ON_READ
+        )
+        fields = len(self._part.fields)
+        targets = [
+            (_target(live, fields), int(live.data.file_size_in_bytes))
+            for _, live in sorted(files.items())
+        ]
+        searches = [
+            Search(
+                tuple(of_task),
+                tuple(one.keys for one in keyed),
+                self._part.key,
+                self._part.prefix,
+                DELETED_SHARE_MAX if is_merging else 0.0,
+                self._part.storage,
+            )
+            for of_task in groups(targets, SEARCH_BYTES)
+        ]
+        for changed in (one for found in self._tasks(search, searches) for one in found):
+            if not changed.location:
+                raise CommitConflict(self._part.keys_folder, GONE)
+            live = files[changed.location]
+            if changed.deletes is not None:
+                new = changed.deletes
+                location = new.path if "://" in new.path else f"file://{new.path}"
+                merged.deletes.append(deletes_file(location, new.rows, new.bytes, live.data))
+                merged.old += live.files[1:]
+                self._written.append(new.path)
+                continue
+            merged.old += live.files
+            if changed.rest is not None:
+                merged.new.append(changed.rest)
+                self._written.append(changed.rest[0])
 
     def leave(self) -> None:
         """Not remove what was written: a commit that names it may have been made, or be made."""
         self._written.clear()
 
     def forget(self) -> None:
-        """Remove what was written, as of a commit that came to nothing."""
+        """Remove what a search has written, as of a commit that came to nothing."""
         for path in self._written:
             self._storage.remove(path)
         self._written.clear()
 
-    def _without(self, file: IcebergFile, keys: Any, merged: Merged) -> None:
-        """Note a file that has some of the keys, and write what is left of it."""
-        path = local_path(file.file_path)
-        kept = self._kept(path, keys)
-        if kept.all():
-            return
-        merged.old.append(file)
-        if kept.any():
-            partition = tuple(file.partition[n] for n in range(len(self._fields)))
-            merged.new.append((self._put(self._rest(path, kept)), partition))
 
-    def _kept(self, path: str, keys: Any) -> Any:
-        """For each row of a file whether its key is none of these."""
-        with self._storage.open(path) as opened:
-            found = pq.ParquetFile(opened).read(columns=self._key)
-        found = found.select(self._key).cast(keys.schema)
-        count = found.num_rows
-        numbered = found.append_column(NUMBER, pa.array(np.arange(count)))
-        left = numbered.join(keys, self._key, join_type="left anti")[NUMBER]
-        kept = np.zeros(count, dtype=bool)
-        kept[left.to_numpy()] = True
-        return kept
-
-    def _rest(self, path: str, kept: Any) -> Iterator[Any]:
-        """The rows of a file that stay, in groups that are worth a row group and fit in memory."""
-        waiting: list[Any] = []
-        rows = size = place = 0
-        with self._storage.open(path) as opened:
-            for batch in pq.ParquetFile(opened).iter_batches(BATCH_ROWS):
-                part = batch.filter(pa.array(kept[place : place + batch.num_rows]))
-                place += batch.num_rows
-                waiting.append(part)
-                rows, size = rows + part.num_rows, size + part.nbytes
-                if rows >= GROUP_ROWS or size >= GROUP_BYTES:
-                    yield pa.Table.from_batches(waiting)
-                    waiting, rows, size = [], 0, 0
-        if rows:
-            yield pa.Table.from_batches(waiting)
-
-    def _put(self, tables: Iterator[Any]) -> str:
-        """One file of them; its path."""
-        path = f"{self._prefix}-{self._count:04d}.parquet"
-        self._count += 1
-        self._written.append(path)
-        first = next(tables)
-        with (
-            self._storage.create(path) as file,
-            pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
-        ):
-            writer.write_table(first)
-            for table in tables:
-                writer.write_table(table)
-        self._storage.finish(path)
-        return path
+def _target(live: LiveFile, fields: int) -> Target:
+    return Target(
+        live.data.file_path,
+        int(live.data.record_count),
+        "" if live.deletes is None else live.deletes.file_path,
+        tuple(live.data.partition[n] for n in range(fields)),
+    )
 
 
-def _files(table: Table, wanted: BooleanExpression) -> list[IcebergFile]:
-    """Data files that may have rows of this kind. Raises PipelineError where rows of them were
-    deleted by others: to write the files again would bring these back."""
-    found = {}
-    for task in table.scan(row_filter=wanted).plan_files():
-        if task.delete_files:
-            what = "rows were deleted from it by others, which this sink does not read"
-            raise PipelineError(f"{table.location()}: {what}")
-        found[task.file.file_path] = task.file
-    return [found[path] for path in sorted(found)]
+def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
+    """Return the data files that may have rows of this kind. Raises PipelineError where rows of
+    them were deleted in another way than `deleted_rows` has it."""
+    try:
+        tasks = list(table.scan(row_filter=wanted).plan_files())
+    except ValueError as error:
+        # What PyIceberg says of equality deletes.
+        raise PipelineError(f"{table.location()}: {error}") from error
+    found = []
+    for task in tasks:
+        deletes = by_data_file(table, task.delete_files)
+        found.append(LiveFile(task.file, deletes.get(task.file.file_path)))
+    return found
 
 
-def _wanted(keys: Any) -> BooleanExpression:
-    """What is known of each column of keys by itself."""
+def _wanted(reduced: Sequence[Reduced]) -> BooleanExpression:
+    """Return what is known of each column of the keys by itself."""
     wanted: BooleanExpression = AlwaysTrue()
-    for name in keys.column_names:
-        values = pc.unique(keys[name])
-        if len(values) <= VALUES_MAX:
-            one: BooleanExpression = In(name, values.to_pylist())
+    for name in reduced[0].ranges:
+        known: KeyRange = reduced[0].ranges[name]
+        for one in reduced[1:]:
+            known = known | one.ranges[name]
+        if known.values is not None:
+            one_of: BooleanExpression = In(name, sorted(known.values))
         else:
-            least = pc.min_max(values)
-            one = And(
-                GreaterThanOrEqual(name, least["min"].as_py()),
-                LessThanOrEqual(name, least["max"].as_py()),
-            )
-        wanted = And(wanted, one)
+            least, largest = known.least, known.largest
+            one_of = And(GreaterThanOrEqual(name, least), LessThanOrEqual(name, largest))
+        wanted = And(wanted, one_of)
     return wanted

@@ -9,6 +9,7 @@ from vdl.pipeline.catalog_settings import DEAD_SUFFIX, local_catalog, name_of, r
 from vdl.pipeline.job import ICEBERG, Job
 from vdl.pipeline.storage import resolved_settings
 from vdl.pipeline.table import Place, TableSink
+from vdl.pipeline.tasks import Tasks, here
 
 
 def open_table(kind: str, path: str, job: str) -> TableSink:
@@ -18,14 +19,15 @@ def open_table(kind: str, path: str, job: str) -> TableSink:
     return open_place(Place(kind, path), job)
 
 
-def rows_table(job: Job) -> TableSink:
-    """Return the table of the job's rows. Raises SecretMissing, PipelineError."""
-    return open_place(place_of(job, job.sink.kind, job.sink.path), job.name)
+def rows_table(job: Job, tasks: Tasks = here) -> TableSink:
+    """Raises SecretMissing, PipelineError."""
+    return open_place(place_of(job, job.sink.kind, job.sink.path), job.name, tasks)
 
 
-def dead_table(job: Job) -> TableSink:
-    """Return the job's dead-letter table. Raises SecretMissing, PipelineError."""
-    return open_place(place_of(job, job.sink.dead_kind, job.errors.path, DEAD_SUFFIX), job.name)
+def dead_table(job: Job, tasks: Tasks = here) -> TableSink:
+    """Of the job's dead letters. Raises SecretMissing, PipelineError."""
+    place = place_of(job, job.sink.dead_kind, job.errors.path, DEAD_SUFFIX)
+    return open_place(place, job.name, tasks)
 
 
 def place_of(job: Job, kind: str, path: str, suffix: str = "") -> Place:
@@ -48,8 +50,9 @@ def storage_settings(job: Job) -> dict[str, str]:
     return {k: v for path in paths for k, v in resolved_settings(path, job.sink.storage).items()}
 
 
-def open_place(place: Place, job: str) -> TableSink:
-    """Return the table of a job."""
+def open_place(place: Place, job: str, tasks: Tasks = here) -> TableSink:
+    """Return the table of a job. `tasks`: runs what can be divided of its upserts and compactions;
+    only an Iceberg table has such."""
     if place.kind == "delta":
         from vdl.pipeline.delta_table import DeltaSink
 
@@ -57,7 +60,7 @@ def open_place(place: Place, job: str) -> TableSink:
     if place.kind == ICEBERG:
         from vdl.pipeline.iceberg_table import IcebergSink
 
-        return IcebergSink(place, job)
+        return IcebergSink(place, job, tasks)
     if place.kind == "topic":
         from vdl.pipeline.topic_sink import TopicSink
 

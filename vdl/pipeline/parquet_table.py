@@ -47,10 +47,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vdl.pipeline.compaction import Compacted, exchange, rewrite
+from vdl.pipeline.compaction import Compacted, Rewrite, Source, exchange, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
-from vdl.pipeline.storage import storage_of
 from vdl.pipeline.table import (
     COMMIT,
     PART,
@@ -329,10 +328,8 @@ class ParquetSink:
         staging = self._root / "_vdl" / "compacting" / uuid.uuid4().hex
         folder = staging / commit_folder(last)
         folder.mkdir(parents=True)
-        paths = [str(self._root / name) for name in names]
-        files = rewrite(
-            paths, str(folder), f"{last:09d}-compacted", bytes_target, storage_of(self.path)
-        )
+        sources = tuple(Source(str(self._root / name)) for name in names)
+        files = rewrite(Rewrite(sources, str(folder), f"{last:09d}-compacted", bytes_target))
         sync_folder(folder.parent)
         sync_folder(staging)
         rows = sum(self._read(n)["rows"] for n in range(first, last + 1))

@@ -67,6 +67,7 @@ from vdl.pipeline.table import (
     WindowState,
 )
 from vdl.pipeline.table_columns import schema_lines
+from vdl.pipeline.tasks import on_spark
 from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.upsert import check_key
@@ -153,7 +154,7 @@ class Runner:
             "since_ms": int(time.time() * 1000),
         }
         self._rows_table = self._open_sink()
-        self._dead_table: TableSink = dead_table(job)
+        self._dead_table: TableSink = dead_table(job, on_spark(spark))
         self._topics = Topics(job.source.read_options())
         self._positions = Positions()
         self._dead_positions = Positions()
@@ -169,7 +170,7 @@ class Runner:
     def _open_sink(self) -> TableSink:
         sink, name = self._job.sink, self._job.name
         if sink.kind != TOPIC:
-            return rows_table(self._job)
+            return rows_table(self._job, on_spark(self._spark))
         client = {**resolved(sink.options), "bootstrap.servers": sink.bootstrap}
         return TopicSink(sink.path, name, send_on_spark(self._spark, Target(sink.topic, client)))
 
@@ -237,7 +238,7 @@ class Runner:
         target = self._topics.resolve(parse_where("end", end or "latest"))
         target = capped(target, self._topics.ends()).over(self._positions)
         if self._job.is_upsert:
-            # The driver holds a batch of upserts in memory.
+            # The driver, or a task, holds a batch of these in memory.
             rows_max = min(rows_max, self._job.source.max_rows)
         number = 0
         while ranges(self._positions, _not_before(target, self._positions)):

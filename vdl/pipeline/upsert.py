@@ -2,21 +2,22 @@
 
 Executors write what the records of a batch do to the table into staging files, a row for each
 record, whose column OP says whether it is a row of its key (ROW), the end of it (DELETE), or the
-end of all rows before it (TRUNCATE). The driver reads them, keeps what the last record of each key
-says, and merges that into the table in one commit, with the batch's offsets. What it holds in
-memory is a batch, which `source.max_rows` and `source.max_bytes` bound; files of the table that
-cannot have one of its keys are not rewritten.
+end of all rows before it (TRUNCATE). What the last record of each key says is then merged into the
+table in one commit, with the batch's offsets.
 
 The order is that of offsets, so all records of a key must be in one partition, as Kafka's producers
-put them there.
+put them there. So the partitions of the source divide a batch into parts that have no key in
+common, and `reduce_part` reduces one to the last record of each key. It is a task; what a task
+holds in memory is its part, and `source.max_rows` and `source.max_bytes` bound the batch.
 
 Must not know: Spark, Kafka, formats of tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +25,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vdl.pipeline.errors import CommitConflict, PipelineError
-from vdl.pipeline.storage import Storage
+from vdl.pipeline.partitioning import PartitionField, divided
+from vdl.pipeline.storage import Storage, storage_of
 from vdl.pipeline.table import OP, ROW, TRUNCATE, Commit
+from vdl.pipeline.tasks import groups
 
 PLACE = "__place"
 STAGED = "_vdl/upserts"
 """The folder of staging files, below a table's: VACUUM and readers leave such names alone."""
+GONE = "the files of this batch are gone"
+PART_ROWS = 250_000
+"""Of a batch that one task reduces, if the source has several partitions."""
+VALUES_MAX = 200
+"""Of a column of keys, that files are looked for by; of more only the least and the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +81,202 @@ def _is_key(kind: Any) -> bool:
 
 
 def changes_of(commit: Commit, key: Sequence[str], storage: Storage) -> Changes:
-    """Of the staging files of a batch. Raises CommitConflict where they were removed, as the first
-    commit of a later run does, PipelineError where a truncation has no place in the order of the
-    records."""
+    """Return what the staging files of a batch come to. Raises CommitConflict where they were
+    removed, as the first commit of a later run does, PipelineError where a truncation has no place
+    in the order of the records."""
     try:
         tables = [_read(file.path, storage) for file in commit.files]
     except FileNotFoundError as error:
-        raise CommitConflict(commit.files[0].path, "the files of this batch are gone") from error
+        raise CommitConflict(commit.files[0].path, GONE) from error
+    found, truncation = _last_records(tables, key)
+    if truncation is not None:
+        check_truncation(commit, truncation)
+    return Changes(found, truncates=truncation is not None)
+
+
+def check_truncation(commit: Commit, place: tuple[int, int]) -> None:
+    """Check that a truncation, at this partition and offset, has a place in the order of the
+    records. Raises PipelineError."""
+    if len(commit.end.partitions()) > 1:
+        partition, offset = place
+        raise PipelineError(
+            f"partition {partition} offset {offset}: the source's table was truncated, which has "
+            "no place in the order of a topic of several partitions; nothing of this batch was "
+            "written"
+        )
+
+
+def _last_records(tables: Sequence[Any], key: Sequence[str]) -> tuple[Any, tuple[int, int] | None]:
+    """Return the last record of each key behind the last truncation, and the partition and offset
+    of the first truncation, if there is one."""
     if not tables:
-        return Changes(pa.table({}), truncates=False)
+        return pa.table({}), None
     order = [("_partition", "ascending"), ("_offset", "ascending")]
     found = pa.concat_tables(tables).sort_by(order)
     ends = pc.equal(found[OP], TRUNCATE)
-    truncates = bool(pc.any(ends).as_py())
-    if truncates:
-        if len(commit.end.partitions()) > 1:
-            (first, *_) = found.filter(ends).to_pylist()
-            where = f"partition {first['_partition']} offset {first['_offset']}"
-            raise PipelineError(
-                f"{where}: the source's table was truncated, which has no place in the order of a "
-                "topic of several partitions; nothing of this batch was written"
-            )
-        last = pc.max(pc.indices_nonzero(ends)).as_py()
-        found = found.slice(last + 1)
+    truncation = None
+    if pc.any(ends).as_py():
+        at = pc.indices_nonzero(ends)
+        first = found.slice(at[0].as_py(), 1)
+        truncation = (first["_partition"][0].as_py(), first["_offset"][0].as_py())
+        found = found.slice(pc.max(at).as_py() + 1)
     places = pa.array(range(found.num_rows), pa.int64())
     grouped = found.select(list(key)).append_column(PLACE, places).group_by(list(key))
     wanted = grouped.aggregate([(PLACE, "max")])[f"{PLACE}_max"]
-    return Changes(found.take(wanted), truncates=truncates)
+    return found.take(wanted), truncation
 
 
-def _read(path: str, storage: Storage) -> Any:
+def _read(path: str, storage: Storage, filters: Any = None) -> Any:
     with storage.open(path) as file:
-        return pq.read_table(file)
+        return pq.read_table(file, filters=filters)
+
+
+# --- a batch in parts ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task reduces. `files`: staging files; `partitions`: those of the source whose
+    records it takes of them; `prefix`: of the names of files with new rows; `keys_folder`: for the
+    file of keys; `required`: columns that must have a value."""
+
+    files: tuple[str, ...]
+    partitions: tuple[int, ...]
+    key: tuple[str, ...]
+    fields: tuple[PartitionField, ...]
+    prefix: str
+    keys_folder: str
+    required: tuple[str, ...] = ()
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """What is known of a column of the keys: all values, where they are few, else the least and the
+    largest."""
+
+    least: Any
+    largest: Any
+    values: frozenset[Any] | None
+
+    def __or__(self, other: KeyRange) -> KeyRange:
+        values = None
+        if self.values is not None and other.values is not None:
+            values = self.values | other.values
+        if values is not None and len(values) > VALUES_MAX:
+            values = None
+        least, largest = min(self.least, other.least), max(self.largest, other.largest)
+        return KeyRange(least, largest, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a part comes to. `keys`: the file of its keys, "" without any; `ranges`: by column;
+    `new`: files of rows, with their values of the table's partitions; `truncation`: partition and
+    offset of the first one; `nulls`: required columns that are NULL in a row; `is_gone`: a staging
+    file was removed, and nothing was written."""
+
+    keys: str = ""
+    ranges: Mapping[str, KeyRange] = field(default_factory=dict)
+    new: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    truncation: tuple[int, int] | None = None
+    nulls: tuple[str, ...] = ()
+    is_gone: bool = False
+
+
+def parts_of(commit: Commit, part: Part) -> list[Part]:
+    """Divide a batch into parts of about PART_ROWS, by the partitions of the source. `part` says
+    what they have in common."""
+    rows: dict[int, int] = {}
+    for file in commit.files:
+        assert file.spans, file
+        for span in file.spans:
+            rows[span.partition] = rows.get(span.partition, 0) + span.end - span.start
+    found: list[list[int]] = groups(sorted(rows.items()), PART_ROWS)
+    parts = []
+    for partitions in found:
+        files = tuple(
+            file.path
+            for file in commit.files
+            if any(span.partition in partitions for span in file.spans)
+        )
+        parts.append(replace(part, files=files, partitions=tuple(partitions)))
+    return parts
+
+
+def reduce_part(part: Part) -> Reduced:
+    """Reduce a part of a batch to the last record of each key. A task."""
+    storage = storage_of(part.prefix, part.storage)
+    wanted = [("_partition", "in", list(part.partitions))]
+    try:
+        tables = [_read(path, storage, wanted) for path in part.files]
+    except FileNotFoundError:
+        return Reduced(is_gone=True)
+    found, truncation = _last_records(tables, part.key)
+    if not found.num_rows:
+        return Reduced(truncation=truncation)
+    rows = Changes(found, truncates=truncation is not None).kept()
+    nulls = tuple(required_nulls(rows, part.required))
+    if nulls:
+        return Reduced(truncation=truncation, nulls=nulls)
+    # Another attempt of this task writes other files.
+    token = secrets.token_hex(4)
+    new = RowFiles(f"{part.prefix}-{token}", storage)
+    with new:
+        for batch in rows.combine_chunks().to_batches():
+            for partition, of_it in divided(batch, part.fields) if part.fields else [((), batch)]:
+                new.write(iter([pa.Table.from_batches([of_it])]), partition)
+        keys = found.select(list(part.key))
+        path = f"{part.keys_folder}/keys-{token}.parquet"
+        with storage.create(path) as file:
+            pq.write_table(keys, file, compression="zstd")
+        storage.finish(path)
+    ranges = {name: _range(keys[name]) for name in part.key}
+    return Reduced(path, ranges, tuple(new.written), truncation)
+
+
+def _range(column: Any) -> KeyRange:
+    values = pc.unique(column)
+    known = frozenset(values.to_pylist()) if len(values) <= VALUES_MAX else None
+    ends = pc.min_max(values)
+    return KeyRange(ends["min"].as_py(), ends["max"].as_py(), known)
+
+
+class RowFiles:
+    """Parquet files that a task writes, durable but for their names. Use in a `with`: where it
+    fails, they are removed. `written`: paths, with the values of the table's partitions."""
+
+    def __init__(self, prefix: str, storage: Storage) -> None:
+        self._prefix = prefix
+        self._storage = storage
+        self._paths: list[str] = []
+        self.written: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __enter__(self) -> RowFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for path in self._paths:
+                self._storage.remove(path)
+
+    def next_path(self) -> str:
+        path = f"{self._prefix}-{len(self._paths):04d}.parquet"
+        self._paths.append(path)
+        return path
+
+    def write(self, tables: Iterator[Any], partition: tuple[Any, ...] = ()) -> str:
+        """Write tables, of which there is one at least, into one file; return its path."""
+        path = self.next_path()
+        first = next(tables)
+        with (
+            self._storage.create(path) as file,
+            pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
+        ):
+            writer.write_table(first)
+            for table in tables:
+                writer.write_table(table)
+        self._storage.finish(path)
+        self.written.append((path, partition))
+        return path
 
 
 def staging_folder(path: str, job: str) -> str:

@@ -1,0 +1,234 @@
+"""One snapshot of an Iceberg table that adds and removes data files and files of deleted rows.
+
+PyIceberg reads files of deleted rows and writes none: its manifests are of data files, and it takes
+data files only out of manifests. `RowDelta` does both, as Iceberg's own class of that name does for
+an upsert: a manifest that has a removed file is written again, with the file marked as deleted, and
+what is added has a manifest for each kind.
+
+Manifests of data files are merged as PyIceberg's are, by the table's properties, and those of
+deleted rows in the same way: so a commit does not become slower with the number of those before it.
+
+Must not know: Spark, Kafka, how a job's offsets are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _ManifestMergeManager, _MergeAppendFiles
+from pyiceberg.typedef import Record
+
+from vdl.pipeline.deleted_rows import PATH_ID
+from vdl.pipeline.errors import PipelineError
+
+OTHERS = "rows were deleted from it in a way that this sink does not read"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A data file of a snapshot. `deletes`: the file of its deleted rows; None: it has none."""
+
+    data: DataFile
+    deletes: DataFile | None = None
+
+    @property
+    def deleted(self) -> int:
+        return 0 if self.deletes is None else int(self.deletes.record_count)
+
+    @property
+    def files(self) -> list[DataFile]:
+        return [self.data] if self.deletes is None else [self.data, self.deletes]
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """What is another one as soon as a row of the file is deleted."""
+        return self.data.file_path, "" if self.deletes is None else self.deletes.file_path
+
+
+def live_files(table: Table) -> list[LiveFile]:
+    """Return the data files of the current snapshot, in the order they came. Raises PipelineError
+    where rows were deleted in another way than `deleted_rows` has it."""
+    snapshot = table.current_snapshot()
+    data: list[tuple[int, DataFile]] = []
+    deletes: list[DataFile] = []
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            if entry.data_file.content == DataFileContent.DATA:
+                data.append((entry.sequence_number or 0, entry.data_file))
+            else:
+                deletes.append(entry.data_file)
+    of = by_data_file(table, deletes)
+    data.sort(key=lambda one: (one[0], one[1].file_path))
+    return [LiveFile(file, of.get(file.file_path)) for _, file in data]
+
+
+def by_data_file(table: Table, deletes: Iterable[DataFile]) -> dict[str, DataFile]:
+    """Return files of deleted rows by the location of their data file. Raises PipelineError for one
+    that is not of one data file, or one of several of a data file."""
+    found: dict[str, DataFile] = {}
+    for file in deletes:
+        lower, upper = ((b or {}).get(PATH_ID) for b in (file.lower_bounds, file.upper_bounds))
+        is_known = file.content == DataFileContent.POSITION_DELETES and lower == upper
+        location = (lower or b"").decode()
+        if not is_known or not location or location in found:
+            raise PipelineError(f"{table.location()}: {OTHERS}")
+        found[location] = file
+    return found
+
+
+def deletes_file(path: str, rows: int, size: int, of: DataFile) -> DataFile:
+    """Return what a manifest says of a file of deleted rows; `of`: the data file."""
+    bounds = {PATH_ID: of.file_path.encode()}
+    found = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*(of.partition[n] for n in range(len(of.partition)))),
+        record_count=rows,
+        file_size_in_bytes=size,
+        lower_bounds=bounds,
+        upper_bounds=dict(bounds),
+    )
+    found.spec_id = of.spec_id
+    return found
+
+
+class RowDelta(_MergeAppendFiles):
+    """Use in a `with`, with `append_data_file` and `delete_data_file` for files of both kinds.
+    Raises ValidationException where a removed file is not in the table."""
+
+    def __init__(
+        self, transaction: Transaction, table: Table, facts: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(
+            operation=Operation.OVERWRITE,
+            transaction=transaction,
+            io=table.io,
+            snapshot_properties=dict(facts or {}),
+        )
+
+    def _manifests(self) -> list[ManifestFile]:
+        is_append = all(one.content == DataFileContent.DATA for one in self._added_data_files)
+        if is_append and not self._deleted_data_files:
+            self._operation = Operation.APPEND
+        kept, replaced = self._of_parent()
+        added = [self._written(*kind, entries) for kind, entries in self._added().items()]
+        return self._process_manifests([*added, *replaced, *kept])
+
+    def _added(self) -> dict[tuple[ManifestContent, int], list[ManifestEntry]]:
+        """Return what is added by kind and partition spec: new rows have the table's, deleted rows
+        that of their data file."""
+        found: dict[tuple[ManifestContent, int], list[ManifestEntry]] = {}
+        spec_id = self._transaction.table_metadata.spec().spec_id
+        for file in self._added_data_files:
+            kind = (ManifestContent.DATA, spec_id)
+            if file.content != DataFileContent.DATA:
+                kind = (ManifestContent.DELETES, file.spec_id)
+            entry = ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
+            )
+            found.setdefault(kind, []).append(entry)
+        return found
+
+    def _of_parent(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
+        """Return manifests of the snapshot before that stay, and those that take the place of
+        others of it."""
+        kept: list[ManifestFile] = []
+        replaced: list[ManifestFile] = []
+        removed = {file.file_path for file in self._deleted_data_files}
+        missing = set(removed)
+        parent = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
+        for manifest in [] if parent is None else parent.manifests(self._io):
+            if not manifest.has_added_files() and not manifest.has_existing_files():
+                continue
+            live = self.fetch_manifest_entry(manifest) if missing else []
+            here = {one.data_file.file_path for one in live} & removed
+            if not here:
+                kept.append(manifest)
+                continue
+            missing -= here
+            entries = [self._carried(one, is_gone=one.data_file.file_path in here) for one in live]
+            spec_id = manifest.partition_spec_id
+            replaced.append(self._written(manifest.content, spec_id, entries))
+        if missing:
+            raise ValidationException(f"not in the table any more: {', '.join(sorted(missing))}")
+        return kept, replaced
+
+    def _carried(self, entry: ManifestEntry, *, is_gone: bool) -> ManifestEntry:
+        status = ManifestEntryStatus.DELETED if is_gone else ManifestEntryStatus.EXISTING
+        return ManifestEntry.from_args(
+            status=status,
+            snapshot_id=self._snapshot_id if is_gone else entry.snapshot_id,
+            sequence_number=entry.sequence_number,
+            file_sequence_number=entry.file_sequence_number,
+            data_file=entry.data_file,
+        )
+
+    def _written(
+        self, content: ManifestContent, spec_id: int, entries: Sequence[ManifestEntry]
+    ) -> ManifestFile:
+        with self._writer(content, spec_id) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+    def _writer(self, content: ManifestContent, spec_id: int) -> Any:
+        if content == ManifestContent.DATA:
+            return self.new_manifest_writer(self.spec(spec_id))
+        return DeletesWriter(
+            self.spec(spec_id), self.schema(), self.new_manifest_output(), self._snapshot_id,
+            self._compression,
+        )  # fmt: skip
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        found: list[ManifestFile] = []
+        for content in ManifestContent:
+            of_kind = [one for one in manifests if one.content == content]
+            merging = _ManifestMergeManager(
+                target_size_bytes=self._target_size_bytes,
+                min_count_to_merge=self._min_count_to_merge,
+                merge_enabled=self._merge_enabled,
+                snapshot_producer=_OneKind(self, content),
+            )
+            found += merging.merge_manifests(of_kind)
+        return found
+
+
+class DeletesWriter(ManifestWriterV2):
+    """Of a manifest of files of deleted rows."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _OneKind:
+    """What PyIceberg asks of a snapshot when it merges manifests, for those of one kind."""
+
+    def __init__(self, snapshot: RowDelta, content: ManifestContent) -> None:
+        self.snapshot_id = snapshot.snapshot_id
+        self.spec = snapshot.spec
+        self.fetch_manifest_entry = snapshot.fetch_manifest_entry
+        self._snapshot = snapshot
+        self._content = content
+
+    def new_manifest_writer(self, spec: Any) -> Any:
+        return self._snapshot._writer(self._content, spec.spec_id)
