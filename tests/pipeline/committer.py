@@ -2,9 +2,10 @@
 
     python -m tests.pipeline.committer KIND PATH CATALOG COMMITS
 
-CATALOG is a SQLite file or the address of a REST catalog. It continues where the table ends, up to
-COMMITS batches in all. After a conflict with another run it starts over, as a supervised job does.
-A batch has ROWS numbers, those of its offsets.
+KIND is one of a table's, `iceberg-upsert` among them; CATALOG is a file of SQLite or the address of
+a REST catalog. It goes on where the table ends, up to COMMITS batches in all, and where another run
+was quicker it begins again, as a supervised job does. A batch has ROWS numbers, those of its
+offsets; each has one of KEYS keys.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from vdl.pipeline.errors import CommitConflict
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.storage import Storage, resolved_settings, storage_of
-from vdl.pipeline.table import Commit, DataFile, Place, TableSink
+from vdl.pipeline.table import OP, ROW, Commit, DataFile, Place, TableSink
 from vdl.pipeline.table_columns import schema_lines
+from vdl.pipeline.upsert import STAGED
 
-ROWS = 7
-COLUMNS = pa.schema([("n", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64())])
+ROWS, KEYS = 7, 61
+UPSERT = "-upsert"
+COLUMNS = pa.schema(
+    [
+        ("n", pa.int64()), ("key", pa.int64()), ("_partition", pa.int32()),
+        ("_offset", pa.int64()),
+    ]
+)  # fmt: skip
 TOPICS = {"t": ("id", 1)}
 
 
@@ -36,9 +44,11 @@ def table_of(kind: str, path: str, catalog: str) -> TableSink:
     settings = {"name": "vdl", "type": "rest", "uri": catalog}
     if "://" not in catalog:
         settings |= {"type": "sql", "uri": f"sqlite:///{catalog}"}
-    place = Place(
-        kind, path, resolved_settings(path, {}), settings if kind == "iceberg" else {}, "default.t"
-    )
+    key = ("key",) if kind.endswith(UPSERT) else ()
+    kind = kind.removesuffix(UPSERT)
+    catalog_settings = settings if kind == "iceberg" else {}
+    storage = resolved_settings(path, {})
+    place = Place(kind, path, storage, catalog_settings, "default.t", key=key)
     return open_place(place, "job")
 
 
@@ -48,7 +58,11 @@ def commit_next(table: TableSink, storage: Storage, run: str, first: int) -> int
     name = f"{table.staging(run)}/job-{run}-{first}-0.parquet"
     numbers = list(range(first, end))
     with storage.create(name) as file:
-        pq.write_table(pa.table([numbers, [0] * ROWS, numbers], schema=COLUMNS), file)
+        keys = [number * number % KEYS for number in numbers]
+        rows = pa.table([numbers, keys, [0] * ROWS, numbers], schema=COLUMNS)
+        if STAGED in name:
+            rows = rows.append_column(OP, pa.array([ROW] * ROWS))
+        pq.write_table(rows, file)
     span = (OffsetRange("t", 0, first, end),)
     found = DataFile(name, ROWS, storage.finish(name), span)
     lines = schema_lines(COLUMNS)

@@ -8,10 +8,11 @@ process that runs the jobs, one for each sink, is killed with all its children (
 moments and started again; Spark's checkpoints are deleted once; the server that leads a partition
 is killed and started again. A zombie is suspended instead of killed, and continues when its
 successor has committed to each table: it must end by itself. With `--speculate` executors are
-frozen for seconds, again and again, so that Spark runs their tasks a second time elsewhere, and
-then continue: a run in which no task was overtaken by its copy does not count. At the end the jobs
-run to the end of the topic, and every number that was acknowledged must be in each table once,
-every broken record in each dead-letter table once.
+frozen for seconds, again and again, so that Spark does their tasks a second time elsewhere, and go
+on: a run in which no task was overtaken by its copy is none. At the end the jobs run to the end of
+the topic, and every number that was acknowledged must be in each table once, every broken record in
+each table of dead letters once. A table of upserts has a row for each of KEYS keys: that of the
+last number of its key.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from tests.chaos.harness.replica_set import ReplicaSet
+from tests.pipeline.live_rows import live_rows
 from tests.pipeline.objects import make_bucket, object_server
 from tests.pipeline.standalone import Cluster, signal_all, tree
 from vdl.pipeline.job import load_job
@@ -50,6 +52,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "numbers"
 PARTITIONS = 3
 BROKEN_EVERY = 500
+KEYS = 5003
+"""Of the numbers: a prime, so that broken records are of all keys."""
+COMPACT_EVERY = 5
+"""Commits of a table of upserts."""
 START_SECONDS_MAX = 900
 ZOMBIE_SECONDS_MAX = 600
 FREEZE_SECONDS = 5.0
@@ -78,24 +84,29 @@ bootstrap = "{bootstrap}"
 topics = ["{topic}"]
 max_rows = 4000
 [decode]
-schema = "n bigint, text string"
+schema = "n bigint, key bigint, text string"
 [sink]
 kind = "{sink}"
 path = "{path}"
+{mode}
 {more}
 [errors]
 share_max = 0.05
 [run]
 interval_seconds = 0.2
 checkpoint = "{name}-checkpoint"
+compact_every = {compact_every}
 """
 CATALOG = """
 [sink.catalog]
 type = "sql"
 uri = "sqlite:///{folder}/catalog.db"
 """
-SINKS = ("parquet", "delta", "iceberg", "delta-s3", "iceberg-s3")
-"""Kinds of sinks; with "-s3" in an object store, a server of its own."""
+SINKS = (
+    "parquet", "delta", "iceberg", "delta-s3", "iceberg-s3", "iceberg-upsert", "delta-upsert",
+)  # fmt: skip
+"""With "-s3" in a store of objects, a server of its own."""
+STORED, UPSERT = "-s3", "-upsert"
 BUCKET = "violence"
 
 
@@ -131,7 +142,8 @@ class Load:
             if number > (time.monotonic() - began) * self._rate:
                 self._producer.poll(0.01)
                 continue
-            value = json.dumps({"n": number, "text": f"record {number}"}).encode()
+            told = {"n": number, "key": number % KEYS, "text": f"record {number}"}
+            value = json.dumps(told).encode()
             is_broken = number % BROKEN_EVERY == BROKEN_EVERY - 1
             self._produce(number, value[:-5] if is_broken else value, is_broken=is_broken)
             number += 1
@@ -149,7 +161,8 @@ class Load:
                 self.acknowledged.add(number)
 
         try:
-            self._producer.produce(TOPIC, value, str(number).encode(), on_delivery=delivered)
+            key = str(number % KEYS).encode()
+            self._producer.produce(TOPIC, value, key, on_delivery=delivered)
         except BufferError:
             self.failed += 1
 
@@ -380,10 +393,13 @@ def violate(
     files: list[Path] = []
     for sink in sinks:
         file = folder / f"{sink}.toml"
-        name, is_stored = f"{source}-{sink}", sink.endswith("-s3")
+        name, is_stored = f"{source}-{sink}", sink.endswith(STORED)
         text = JOB.format(
             name=name, source=source, bootstrap=servers.bootstrap, topic=TOPIC,
-            sink=sink.removesuffix("-s3"), path=f"s3://{BUCKET}/{name}" if is_stored else name,
+            sink=sink.removesuffix(STORED).removesuffix(UPSERT),
+            path=f"s3://{BUCKET}/{name}" if is_stored else name,
+            mode='mode = "upsert"\nkey = ["key"]' if sink.endswith(UPSERT) else "",
+            compact_every=COMPACT_EVERY if sink.endswith(UPSERT) else 0,
             more=CATALOG.format(folder=folder) if sink.startswith("iceberg") else "",
         )  # fmt: skip
         file.write_text(text)
@@ -476,7 +492,7 @@ def _count(
         def read(path: str, storage: Storage = storage) -> Any:
             return pq.read_table(storage.open(path))
 
-        numbers = Counter(n for path in table.files() for n in read(path)["n"].to_pylist())
+        rows = live_rows(table)
         dead = Counter(
             place
             for path in letters.files()
@@ -485,8 +501,14 @@ def _count(
             )
         )
         outcome.commits[job.name] = table.sequence
-        outcome.lost[job.name] = len(load.acknowledged - set(numbers))
-        outcome.twice[job.name] = sum(count - 1 for count in numbers.values())
+        seen = Counter(row["key" if job.is_upsert else "n"] for row in rows)
+        outcome.twice[job.name] = sum(count - 1 for count in seen.values())
+        if job.is_upsert:
+            last = {n % KEYS: n for n in sorted(load.acknowledged)}
+            found = {row["key"]: row["n"] for row in rows}
+            outcome.lost[job.name] = sum(found.get(key, -1) < n for key, n in last.items())
+        else:
+            outcome.lost[job.name] = len(load.acknowledged - set(seen))
         outcome.dead[job.name] = len(dead)
         outcome.dead_twice[job.name] = sum(count - 1 for count in dead.values())
 
