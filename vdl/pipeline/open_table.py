@@ -20,12 +20,12 @@ def open_table(kind: str, path: str, job: str) -> TableSink:
 
 
 def rows_table(job: Job, tasks: Tasks = here) -> TableSink:
-    """Raises SecretMissing, PipelineError."""
+    """Return the table of the job's rows. Raise SecretMissing, PipelineError."""
     return open_place(place_of(job, job.sink.kind, job.sink.path), job.name, tasks)
 
 
 def dead_table(job: Job, tasks: Tasks = here) -> TableSink:
-    """Of the job's dead letters. Raises SecretMissing, PipelineError."""
+    """Return the job's dead-letter table. Raise SecretMissing, PipelineError."""
     place = place_of(job, job.sink.dead_kind, job.errors.path, DEAD_SUFFIX)
     return open_place(place, job.name, tasks)
 

@@ -238,7 +238,7 @@ class Runner:
         target = self._topics.resolve(parse_where("end", end or "latest"))
         target = capped(target, self._topics.ends()).over(self._positions)
         if self._job.is_upsert:
-            # The driver, or a task, holds a batch of these in memory.
+            # The driver, or a task, holds a batch of upserts in memory.
             rows_max = min(rows_max, self._job.source.max_rows)
         number = 0
         while ranges(self._positions, _not_before(target, self._positions)):
