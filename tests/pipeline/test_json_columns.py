@@ -79,6 +79,74 @@ def test_json_of_many_values_in_doubt_costs_no_other_row() -> None:
     assert {r["i"] for r in found} == {7}
 
 
+BROKEN = {
+    "cut off": b'{"i":5,"s":"x"',
+    "cut off within a text": b'{"i":5,"s":"x}',
+    "cut off within an object": b'{"i":5,"x":{}',
+    "no object": b"no order",
+    "another type": b'{"i":5,"d":"x"}',
+    "a whole number with a point": b'{"i":5.5}',
+    "a number too large": b'{"i":99999999999}',
+    "a member twice": b'{"i":5,"i":6}',
+    "two objects": b'{"i":5}{"i":6}',
+    "not UTF-8": b'{"i":5,"s":"\xff"}',
+    "no date": b'{"i":5,"day":"2026-02-30"}',
+    "a number too long": b'{"i":5,"x":' + b"1" * 1001 + b"}",
+    "nothing": None,
+}
+PLACES = {
+    "first": [0],
+    "last": [-1],
+    "both ends": [0, 1, -2, -1],
+    "here and there": list(range(7, 400, 90)),
+    "neighbours": [100, 101, 102],
+    "many": list(range(0, 400, 3)),
+    "all but one": list(range(1, 400)),
+    "all": list(range(400)),
+}
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("kind", [*BROKEN, "each kind in turn"])
+def test_json_broken_values_of_a_large_batch_cost_no_other_row(
+    kind: str, places: list[int]
+) -> None:
+    broken = [BROKEN[kind]] if kind in BROKEN else list(BROKEN.values())
+    values: list[bytes | None] = [b'{"i":%d,"d":%d.5,"s":"text"}' % (n, n) for n in range(400)]
+    expected = [True] * len(values)
+    for count, place in enumerate(places):
+        values[place], expected[place] = broken[count % len(broken)], False
+    found, sure = read(values)
+    assert sure == expected
+    assert [row["i"] for row in found] == [n for n, good in enumerate(expected) if good]
+    assert [row["d"] for row in found] == [n + 0.5 for n, good in enumerate(expected) if good]
+
+
+def test_json_value_is_decoded_the_same_alone_and_among_others() -> None:
+    """Of values that are broken in random places; the seed is told where they differ."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    # Few of them, so that Arrow's errors name rows.
+    values = rng.sample(values_of(rng, 300), rng.randrange(1, 9))
+    values += [b'{"i":%d,"s":"text"}' % n for n in range(240)]
+    rng.shuffle(values)
+    found, sure = read(values, is_utc=False)
+    alone = [read([value], is_utc=False) for value in values]
+    assert sure == [one_sure for _, (one_sure,) in alone], seed
+    assert found == [row for rows, _ in alone for row in rows], seed
+
+
+def test_json_long_values_are_looked_at_each() -> None:
+    long = [
+        (b'{"i":1,"s":"%s"}' % (b"x" * 2000), True),
+        (b'{"i":1,"x":' + b"[" * 600 + b"]" * 600 + b"}", False),
+        (b'{"i":1,"x":%s}' % (b"1" * 1000), False),
+        (b'{"i":1,"s":"%s"}' % (b"[" * 400 + b"-" * 600), True),
+    ]
+    values = [value for value, _ in long] * 3
+    assert read([GOOD[0], *values])[1] == [True, *[good for _, good in long] * 3]
+
+
 def test_json_of_nothing_is_nothing() -> None:
     assert read([]) == ([], [])
     assert read([None, b"x"]) == ([], [False, False])

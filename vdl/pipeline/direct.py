@@ -132,8 +132,11 @@ def _are_records(batch: pa.RecordBatch) -> Any:
 def _with_origin(
     found: pa.Table, batch: pa.RecordBatch, sure: Any, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return decoded columns with the origins of their records, in the table's schema."""
-    origin = batch if sure.all() else batch.filter(pa.array(sure))
+    """Decoded columns, and where their records are from, as the table has them."""
+    names = [f.name.removeprefix("_") for f in schema if f.name in ORIGIN]
+    origin = batch.select(names)
+    if not sure.all():
+        origin = origin.filter(pa.array(sure))
     assert found.num_rows == origin.num_rows, (found.num_rows, origin.num_rows)
     columns = [
         origin.column(f.name.removeprefix("_")) if f.name in ORIGIN else _one(found.column(f.name))

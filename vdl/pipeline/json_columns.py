@@ -32,8 +32,8 @@ minds."""
 NO_NUMBERS = ("NaN", "Inf")
 """What both parsers take for numbers in some spellings, but not in the same ones."""
 DIGITS = "[0-9.eE+-]{900}"
-SPLITS_MAX = 8
-"""Of the values that are looked for one that Arrow refuses for a reason that is not known here."""
+PARTS_MAX = 1_000
+"""Of a batch that are tried, where Arrow refuses a value for another reason than its types."""
 _DAY = r"[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 DATE = f"^{_DAY}$"
@@ -84,29 +84,35 @@ class JsonColumns:
         found = self._parsed_all(texts, sure)
         if found is not None:
             return found
-        for n in np.flatnonzero(sure):
+        which = np.flatnonzero(sure)
+        for n, text in zip(which, texts.filter(pa.array(sure)).to_pylist(), strict=True):
             try:
-                self._decoder.decode(texts[n].as_py())
+                self._decoder.decode(text)
             except (msgspec.MsgspecError, RecursionError, ValueError):
                 sure[n] = False
-        parts = self._in_parts(texts, sure, np.flatnonzero(sure), SPLITS_MAX)
-        return pa.concat_tables([self._parsed.empty_table(), *parts])
+        return pa.concat_tables([self._parsed.empty_table(), *self._in_parts(texts, sure)])
 
-    def _in_parts(self, texts: pa.Array, sure: Mask, which: Any, splits: int) -> list[pa.Table]:
-        """The columns of some of the texts, in halves where there is one that Arrow refuses."""
-        part: Mask = np.zeros(len(sure), bool)
-        part[which] = True
-        found = self._parsed_all(texts, part)
-        if found is not None:
-            return [found]
-        if not splits:
+    def _in_parts(self, texts: pa.Array, sure: Mask) -> list[pa.Table]:
+        """The columns of the texts that are sure, in halves where Arrow refuses one of them. That
+        one is taken out, and so are all that are left after PARTS_MAX tries."""
+        found, waiting = [], [np.flatnonzero(sure)]
+        for _ in range(PARTS_MAX):
+            if not waiting:
+                break
+            which = waiting.pop()
+            part: Mask = np.zeros(len(sure), bool)
+            part[which] = True
+            columns = self._parsed_all(texts, part)
+            half = len(which) // 2
+            if columns is not None:
+                found.append(columns)
+            elif half:
+                waiting += [which[half:], which[:half]]
+            else:
+                sure[which] = False
+        for which in waiting:
             sure[which] = False
-            return []
-        half = len(which) // 2
-        return [
-            *self._in_parts(texts, sure, which[:half], splits - 1),
-            *self._in_parts(texts, sure, which[half:], splits - 1),
-        ]
+        return found
 
     def _parsed_all(self, texts: pa.Array, sure: Mask) -> pa.Table | None:
         """None where there is one that Arrow does not take for an object of the schema."""
@@ -181,18 +187,19 @@ def _plain(values: pa.Array) -> tuple[pa.Array, Mask]:
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = pa.array([_text(value.as_py()) for value in values], pa.string())
+        texts = pa.array(map(_text, values.to_pylist()), pa.string(), size=len(values))
     texts = pc.ascii_trim(texts, SPACES)
     sure = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     sure = np.asarray(pc.fill_null(sure, False))
     sure = np.array(sure)  # Arrow's memory is not to be written to.
     for text in NO_NUMBERS:
         sure &= ~np.asarray(pc.fill_null(pc.match_substring(texts, text), False))
-    for n in np.flatnonzero(np.asarray(pc.fill_null(pc.binary_length(texts), 0)) > LONG_BYTES):
-        text = texts.slice(n, 1)
-        levels = pc.count_substring(text, "[")[0].as_py() + pc.count_substring(text, "{")[0].as_py()
-        if levels > LONG_BYTES // 2 or pc.match_substring_regex(text, DIGITS)[0].as_py():
-            sure[n] = False
+    long = np.flatnonzero(np.asarray(pc.fill_null(pc.binary_length(texts), 0)) > LONG_BYTES)
+    if len(long):
+        chosen = texts.take(pa.array(long))
+        levels = pc.add(pc.count_substring(chosen, "["), pc.count_substring(chosen, "{"))
+        is_deep = pc.greater(levels, LONG_BYTES // 2)
+        sure[long[np.asarray(pc.or_(is_deep, pc.match_substring_regex(chosen, DIGITS)))]] = False
     return texts, sure
 
 
