@@ -11,8 +11,8 @@ same table. Both are streams to the topic's end with batches of the same size, i
 after the other within a round. Processor time is that of the driver, the JVM and the Python workers
 together; the server's is not counted.
 
-The first round is not counted; of the others the medians are printed. A ratio is the median of
-those within a round.
+A round has all of them in turn. The first one, in which the JVM compiles most, is not counted; of
+the others the medians are printed. A ratio is the median of those within a round.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -268,25 +269,26 @@ def main() -> int:
         jars = [*find_jars(), *(avro_jars() if "avro" in forms else [])]
         spark = make_session("end-to-end", jars=jars)
         try:
-            for form, share in ((f, s) for f in forms for s in shares):
-                topic = f"orders-{form}-{share:g}"
+            topics = {(f, s): f"orders-{f}-{s:g}" for f in forms for s in shares}
+            for (form, share), topic in topics.items():
                 fill(servers.bootstrap, topic, form, given.rows, share)
-                for number in range(given.rounds + 1):
-                    for who in (CONNECTOR, *sinks):
-                        folder = work / f"{topic}-{number}-{who}"
-                        folder.mkdir()
-                        cpu = processor.seconds()
-                        if who == CONNECTOR:
-                            rows = by_connector(spark, servers.bootstrap, topic, form, folder)
-                        else:
-                            job = job_of(servers.bootstrap, topic, form, who, url, folder)
-                            rows = by_job(spark, job)
-                        rate = given.rows / (processor.seconds() - cpu)
-                        assert rows == given.rows, (who, rows)
-                        print(f"{number} | {form} | {share:g} | {who} | {rate:,.0f}", flush=True)
-                        if number:
-                            found.setdefault((form, share, who), []).append(rate)
-                        shutil.rmtree(folder)
+            runs = [(*what, who) for what in topics for who in (CONNECTOR, *sinks)]
+            for number, (form, share, who) in product(range(given.rounds + 1), runs):
+                topic = topics[form, share]
+                folder = work / f"{topic}-{number}-{who}"
+                folder.mkdir()
+                cpu = processor.seconds()
+                if who == CONNECTOR:
+                    rows = by_connector(spark, servers.bootstrap, topic, form, folder)
+                else:
+                    job = job_of(servers.bootstrap, topic, form, who, url, folder)
+                    rows = by_job(spark, job)
+                rate = given.rows / (processor.seconds() - cpu)
+                assert rows == given.rows, (who, rows)
+                print(f"{number} | {form} | {share:g} | {who} | {rate:,.0f}", flush=True)
+                if number:
+                    found.setdefault((form, share, who), []).append(rate)
+                shutil.rmtree(folder)
         finally:
             spark.stop()
     finally:
