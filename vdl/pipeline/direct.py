@@ -132,7 +132,7 @@ def _are_records(batch: pa.RecordBatch) -> Any:
 def _with_origin(
     found: pa.Table, batch: pa.RecordBatch, sure: Any, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Decoded columns, and where their records are from, as the table has them."""
+    """Return decoded columns with the origins of their records, in the table's schema."""
     names = [f.name.removeprefix("_") for f in schema if f.name in ORIGIN]
     origin = batch.select(names)
     if not sure.all():
