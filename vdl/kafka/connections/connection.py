@@ -334,8 +334,8 @@ class Connection:
         self.bare_tokens = False
         """True while frames are tokens of a login without a header: requests of version
         `BARE_TOKEN`."""
-        self.fault: WireError | None = None
-        """Reason why no further request can be read; None while they can be."""
+        self.fault = ""
+        """Reason why no further request can be read; empty while they can be."""
         self.reads = True
         """True while the session wants to read."""
         self._waits_since_ns = 0
@@ -384,7 +384,7 @@ class Connection:
         frames = self.frames
         frames.buffer_updated(count)
         requests: list[Request] = []
-        if self.fault is not None:
+        if self.fault:
             return requests
         try:
             while (frame := frames.next_frame()) is not None:
@@ -409,7 +409,7 @@ class Connection:
             if frames.needed > OTHER_BYTES_MAX and frames.begins_with() not in (None, _PRODUCE):
                 raise BadFrameLength(frames.needed, OTHER_BYTES_MAX)
         except WireError as error:
-            self.fault = error
+            self.fault = repr(error)  # its traceback would keep the frame
         if not frames.arrived:
             self.frame_since_ns = self.arriving = 0
             self.is_long = False

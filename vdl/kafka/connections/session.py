@@ -166,8 +166,8 @@ class Session:
                 connection.frames.buffer_updated(count)
                 return
             self.admission.arrived(connection.received(count, now_ns))
-            if connection.fault is not None:
-                self.ending = f"unreadable: {connection.fault!r}"  # others are answered first
+            if connection.fault:
+                self.ending = f"unreadable: {connection.fault}"  # others are answered first
             self.proceed()
             if connection.is_long and not self.closed:
                 connection.pace(count, now_ns)
