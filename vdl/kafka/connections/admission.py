@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 from vdl.clock import MS, Timer
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import Later, Reply
 from vdl.kafka.api import API, Api
 from vdl.kafka.connections.connection import Request
 from vdl.kafka.connections.turn import Turn
@@ -514,7 +514,9 @@ class Admission:
         self.waiting.clear()
         requests = self._turn.context.requests
         for exchange in self.started:
-            answer = exchange.answer
+            # The answer may refer to the exchange, for its next step. With 200,000 elements it must
+            # not wait for a full collection.
+            answer, exchange.answer = exchange.answer, Reply.CLOSE
             if type(answer) is not Later or answer.done:
                 continue
             kept = 0

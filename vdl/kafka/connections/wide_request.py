@@ -325,7 +325,8 @@ class WideRequest:
         elif refusal is not None:
             code = refusal(ctx, self.message)
         if code is not ErrorCode.NONE:
-            self.handler = lambda ctx, part: self._api.failure(part, ctx.api_version, code)
+            failure = self._api.failure  # without `self`: only a full collection would free a cycle
+            self.handler = lambda ctx, part: failure(part, ctx.api_version, code)
 
     def next_part(self) -> Any:
         """Return the next part; there must be one."""

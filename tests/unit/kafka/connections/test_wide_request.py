@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from vdl.kafka.codegen.samples import Sampler
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import wide_request
-from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
+from vdl.kafka.connections.wide_request import JoinedAnswer, WideRequest, arranged, parts_of
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
@@ -544,6 +545,58 @@ def test_connection_that_closes_ends_its_wide_request() -> None:
     world.run(1_000)
     assert authorizer.decisions == before
     assert (world.context.requests.used, world.context.answers.used) == (0, 0)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """No garbage collector: an object in a cycle stays."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def wide_requests() -> list[WideRequest]:
+    return [one for one in gc.get_objects() if isinstance(one, WideRequest)]
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_wide_request_is_freed_with_its_connection(parts: int) -> None:
+    """A full collection is minutes away, and would have to free millions of objects in one turn."""
+    world = secured(bind(Do.DESCRIBE, GROUP, "*"))
+    jobs: list[tuple[Any, Any]] = []
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
+    asker = client(world)
+    version, request = ASKED[10]
+    asker.request(10, version, request)
+    job, done = jobs.pop()
+    if not parts:
+        asker.session.connection_lost()
+    done(job())
+    del job, done
+    for _ in range(parts):
+        world.time.step()
+    assert bool(wide_requests()) is bool(parts)
+    if parts:
+        asker.session.connection_lost()
+    world.run(1_000)
+    assert not wide_requests()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_refused_wide_request_is_freed_with_its_answer() -> None:
+    world = World()
+    asker = world.client()
+    topics = [create_topics.CreatableTopic(name, 100, 1) for name in NAMES]
+    asker.request(19, 7, create_topics.CreateTopicsRequest(topics))
+    world.run(10_000)
+    (answer,) = asker.answers()
+    assert {one.error_code for one in answer.topics} == {ErrorCode.POLICY_VIOLATION}
+    del answer
+    assert not wide_requests()
 
 
 def test_connection_that_closes_while_its_request_is_decoded_holds_it_until_then() -> None:
