@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -558,6 +558,10 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
+def count_of(kind: type) -> int:
+    return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
 def wide_requests() -> list[WideRequest]:
     return [one for one in gc.get_objects() if isinstance(one, WideRequest)]
 
@@ -584,6 +588,24 @@ def test_wide_request_is_freed_with_its_connection(parts: int) -> None:
         asker.session.connection_lost()
     world.run(1_000)
     assert not wide_requests()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_elements_are_freed_with_their_parts() -> None:
+    """No turn has to free 200,000."""
+    kind = describe_configs.DescribeConfigsResource
+    others = count_of(kind)
+    request = describe_configs.DescribeConfigsRequest([kind(2, name) for name in NAMES])
+    wide = wide_request.in_parts(API[32], 4, request).wide
+    assert wide is not None
+    wide.judge(cast("Any", None))
+    left = MANY
+    while not wide.is_done:
+        assert count_of(kind) - others == left
+        wide.next_part()
+        left -= PART_ELEMENTS
+    assert left == 0
+    assert wide.message is request
 
 
 @pytest.mark.usefixtures("no_collection")
