@@ -44,7 +44,7 @@ from vdl.logstream.front import Front
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.move_limits import MoveLimits

@@ -26,7 +26,8 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import SERVER_SHIFT, Outbox
+from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.replica_ids import SERVER_SHIFT
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.stats import HostStats

@@ -23,7 +23,7 @@ from rpc.admin import (
 from vdl import __version__
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
 from vdl.server.diagnosis import (
     is_being_moved,

@@ -20,7 +20,7 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.records.batch import Record, build_batch, read_header
 from vdl.sim.machine import Machine
 from vdl.sim.workload import create_topic

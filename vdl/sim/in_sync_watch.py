@@ -20,7 +20,7 @@ from ids import NO_INDEX, GroupId, Index, ServerId
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import LOOK_NS
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
 from vdl.sim.machine import Machine
 from vdl.sim.raft_watch import RaftWatch

@@ -52,7 +52,7 @@ from rpc.reader import Buffer, FrameReader, frame_head
 from rpc.streams import Address, DialFailed, PeerHandler, Stream
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.logstream.host import Host
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.server import ServerState

@@ -28,7 +28,7 @@ from ids import GroupId, Index, NodeId
 from segments.api import Buffer, EntriesDamaged, StorageError, StoredEntry
 from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
 from vdl.server.server import ServerState
 from vdl.sim.durable import DurableLogs

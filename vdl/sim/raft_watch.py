@@ -46,8 +46,8 @@ from vdl.errors import ErrorCode
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.group.read_index import ReadRounds
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.logstream.group.snapshots import decode_snapshot
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.server import ServerState

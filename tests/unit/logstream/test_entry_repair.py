@@ -28,7 +28,8 @@ from segments.api import (
 )
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import Outbox, replica_id_of
+from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.options import HostOptions
 from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, PATIENCE_NS, EntryRepair
 from vdl.logstream.peers.server_status import ServerStatus

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.logstream.conftest import SERVERS, Cluster
-from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.state.commands import RegisterServer
 
 RACKS = {1: "a", 2: "b", 3: "b"}

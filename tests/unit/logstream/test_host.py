@@ -14,7 +14,8 @@ from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS

@@ -7,7 +7,7 @@ import pytest
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group import large_room, log_stream
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.peers import inbox
 
 LARGE = 10_000

@@ -9,7 +9,7 @@ from rpc.hello import VERSION_OF_QUERIES
 from rpc.queries import AskQuorum, Quorum
 from tests.unit.logstream.test_transfers import create_topics, led
 from vdl.clock import MS
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.membership import leader_requests
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers import queries

@@ -9,7 +9,7 @@ from raft.membership import Membership
 from raft.memory import MemoryStorage
 from raft.node import RawNode
 from raft.types import ConfChangeSingle, ConfChangeType, ConfState, Snapshot
-from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.membership.conf_changes import next_change
 
 ONE, TWO, OLD, NEW = (replica_id_of(s, n) for s, n in ((1, 1), (2, 1), (3, 1), (3, 2)))

@@ -12,7 +12,7 @@ from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.logstream.membership.move_limits import (
     FOLLOWER_RATE,
     FOLLOWER_REPLICAS,

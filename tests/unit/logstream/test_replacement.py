@@ -14,7 +14,7 @@ from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.elections.quiescence import REST_TICKS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.logstream.group.snapshots import DecodeError
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.replacement import (

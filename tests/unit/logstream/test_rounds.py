@@ -14,7 +14,7 @@ from raft.membership import Membership
 from raft.node import RawNode
 from tests.unit.logstream.test_membership import NEW, ONE, TWO, leader
 from vdl.clock import MS
-from vdl.logstream.group.outbox import replica_id_of
+from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.membership import replacement
 from vdl.logstream.membership.rounds import ROUNDS_MAX, STALLED_TICKS, Rounds
 

@@ -12,7 +12,7 @@ from raft.state import LEADER
 from vdl.clock import MS
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.server.server import ServerState
 from vdl.sim.machine import Machine

@@ -24,7 +24,7 @@ from vdl.clock import MS, NEVER
 from vdl.logstream.group.compaction import CompactedMarks, CompactionPolicy, compaction_end
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.state import HostState
 from vdl.records.compaction import BatchCleaner
 

@@ -16,7 +16,7 @@ from vdl.logstream.elections.campaigns import Campaigns
 from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Quiescence
 from vdl.logstream.elections.tick_wheel import TickWheel
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.leader_proofs import LeaderProofs

@@ -38,9 +38,10 @@ from raft.types import (
 )
 from vdl.clock import MS
 from vdl.logstream.group.move_throttle import MoveThrottle
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.read_index import ReadRounds
 from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.snapshot_cache import SnapshotCache
 from vdl.logstream.group.snapshots import (
     MEMBERS_KEY,

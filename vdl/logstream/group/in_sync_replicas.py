@@ -32,7 +32,7 @@ from raft.progress import PROBE
 from raft.quorum import copied_index
 from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS, HostOptions
 
 LOOK_NS = 1_000 * MS

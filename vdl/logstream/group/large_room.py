@@ -16,7 +16,7 @@ from __future__ import annotations
 import segments.api as storage
 from ids import ServerId
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import LARGE_LED_BYTES_MAX
 from vdl.logstream.stats import HostStats
 

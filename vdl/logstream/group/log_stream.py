@@ -41,10 +41,11 @@ from vdl.logstream.group.offset_for_time import (
     find_offset_for_time,
     find_offset_of_largest_time,
 )
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending, end_all, take_late
 from vdl.logstream.group.producer_expiry import IdleProducers
 from vdl.logstream.group.push_back import PushBack
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.retention import (
     RetentionPolicy,
     UntimedSegments,

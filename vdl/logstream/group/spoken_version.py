@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ids import ServerId
 from rpc.hello import Hello
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 
 
 def members_speak(

@@ -19,8 +19,9 @@ from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
 from rpc.hello import Hello
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.snapshots import Items
 from vdl.logstream.group.spoken_version import members_speak
 from vdl.logstream.time.cluster_time import ClusterTime

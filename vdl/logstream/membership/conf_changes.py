@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from ids import NodeId
 from raft.node import RawNode
 from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 
 
 def next_change(

@@ -21,7 +21,7 @@ from rpc.queries import (
     QuorumMember,
     Reply,
 )
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.queries import Queries

@@ -22,7 +22,7 @@ from collections.abc import Hashable
 from ids import GroupId, NodeId, ServerId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.move_throttle import MoveThrottle, piece_bytes
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.state import HostState
 from vdl.state.catalog import GroupInfo
 from vdl.state.resource_configs import ResourceConfigs, ResourceType

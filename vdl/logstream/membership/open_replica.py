@@ -31,8 +31,8 @@ from vdl.logstream.group import snapshots
 from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.move_throttle import MoveThrottle
-from vdl.logstream.group.outbox import replica_id_of
 from vdl.logstream.group.recovery_throttle import RecoveryThrottle
+from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.group.snapshots import (
     Items,
     Members,

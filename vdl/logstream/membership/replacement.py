@@ -36,7 +36,7 @@ from rpc.birth import encode_ask
 from rpc.peer import FrameType
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.membership.conf_changes import (
     as_change,

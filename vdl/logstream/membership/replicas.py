@@ -31,7 +31,8 @@ from typing import Any, Protocol
 import segments.api as storage
 from ids import NO_REPLICA, GroupId, Index, NodeId, ReplicaNumber
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import Outbox, replica_id_of
+from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import GroupInfo

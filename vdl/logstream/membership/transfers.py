@@ -24,7 +24,7 @@ from raft.node import RawNode
 from raft.progress import ProgressState
 from raft.types import NONE
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ids import GroupId, ServerId
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.state import HostState
 
 NAMES_MAX: Final = 3

@@ -22,7 +22,7 @@ from rpc.peer import FrameType
 from segments.api import Log, StorageError
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.logstream.state import HostState
 
 SAY_NS = 1_000 * MS

@@ -32,7 +32,7 @@ from rpc.ranges import (
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.snapshots import DecodeError
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.peers.server_status import ServerStatus

@@ -16,7 +16,7 @@ from ids import GroupId, NodeId, Offset, ServerId
 from raft.errors import Compacted, NotInMemory
 from raft.progress import ProgressState
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState

@@ -46,7 +46,7 @@ from raft.types import Entry
 from segments.api import ENTRY_FRAME_BYTES
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
+from vdl.logstream.group.replica_ids import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, open_snapshot
 from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.logstream.peers.commit_propagation import CommitPropagation

@@ -15,7 +15,7 @@ from raft.messages import MsgHeartbeat
 from raft.types import NONE
 from rpc.denials import decode_denials
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.liveness import Liveness

@@ -18,7 +18,7 @@ from rpc.hello import VERSION_OF_DENIALS
 from rpc.leaders import LeaderChange, LeaderConflict, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.state import HostState
