@@ -354,7 +354,11 @@ class Host:
         (monotonic ns, server id); (0, 0) if there was no recent loss.
         """
         group = self._groups.get(group_id)
-        return (0, ServerId(0)) if group is None else group.lately_lost_leader(self.clock.now_ns())
+        return (
+            (0, ServerId(0))
+            if group is None
+            else group.campaigning.lately_lost_leader(self.clock.now_ns())
+        )
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """See `LeaderProofs.confirm`."""
@@ -591,10 +595,12 @@ class Host:
             elif server_of(node.lead or node.vote) == server_id:
                 if node.lead:
                     self.leader_lost_ns = self.clock.now_ns()
-                    group.lost_leader = (self.leader_lost_ns, server_id)
+                    group.campaigning.lost_leader = (self.leader_lost_ns, server_id)
                 if refused:
                     alive = self._status.campaigners(self.server_id)
-                    group.campaign_in_turn(alive, self.loop_time.tick(), leaderless=len(lost))
+                    tick = self.loop_time.tick()
+                    group.catch_up(tick)
+                    group.campaigning.take_turn(group.placement, alive, tick, leaderless=len(lost))
                     self._outbox.mark_dirty(group)
 
     def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
@@ -710,13 +716,14 @@ class Host:
                 self._outbox.mark_dirty(group)
             else:
                 # That server does not lead the group any more.
+                group.catch_up(tick)
                 if change.term == node.term and server_of(node.lead) == server_id:
                     others = self._status.campaigners(self.server_id)
                     others.pop(server_id, None)
-                    group.leader_gave_up(others, tick)
+                    group.campaigning.leader_gave_up(group.placement, others, tick)
                     self._outbox.mark_dirty(group)
                 else:
-                    group.leader_resigned(tick)
+                    group.campaigning.leader_resigned()
                 self.timers.schedule(group, tick, node.ticks_until_due())
                 self.timers.arm()
 
@@ -823,7 +830,7 @@ class Host:
     def _campaign_if_preferred(self, group: Group) -> None:
         """Campaign if this is the preferred leader, can reach a majority and sees no leader."""
         is_first = group.preferred and self._status.may_seek_group(group.group_id)
-        if is_first and group.is_leaderless({self.server_id, *self._alive}):
+        if is_first and group.campaigning.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
 
@@ -854,7 +861,7 @@ class Host:
             self._status.note_loading(group_id, is_loading=False)
             self.timers.forget(group)
             group.reads.fail()
-            group.withdraw_reads()
+            group.withdraw()
             group.owner.stopped()
             group.serving = False
 

@@ -15,7 +15,7 @@ group is unavailable until one of the other servers serves it. All times follow 
 The kinds are:
 
 * Killed: its link is reset and then refused, which takes a round trip. The remaining servers
-  campaign within 50 ms, and if that fails after 200 and 400 ms more (`Group.campaign_in_turn`).
+  campaign within 50 ms, and if that fails after 200 and 400 ms more (`Campaigning.take_turn`).
 * Paused, or cannot send: a follower's timer expires `LATEST` after it last heard from the leader.
   Its vote request is refused by a server that heard from the leader later, and whose own timer
   expires by then: no time is added. If two campaign simultaneously and the third does not answer,

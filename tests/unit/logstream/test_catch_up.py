@@ -69,7 +69,7 @@ class FarBehind:
     @property
     def waiting(self) -> int:
         """Reads that have not begun, for all the leader's groups."""
-        pace = self.group._throttle
+        pace = self.group.feeding.throttle
         return len(pace._jobs.waiting) + len(pace._jobs._behind)
 
     @property

@@ -11,8 +11,8 @@ import pytest
 from raft.errors import SnapshotTemporarilyUnavailable
 from raft.types import ConfState, Snapshot
 from rpc.peer import FrameType
-from vdl.logstream.group import group
 from vdl.logstream.group import raft_compaction as compaction
+from vdl.logstream.group import snapshot_source
 from vdl.logstream.group.snapshot_cache import (
     KEPT_TICKS,
     PAUSE_TICKS,
@@ -140,17 +140,17 @@ def test_wrong_expectation_decides_nothing_for_good(
     replica = node.host.groups[0]
     rename(cluster, 5)
     assert replica.log.first_index == 1
-    replica.snapshot_cache.measured(node.host.catalog.item_count, 1 + factor * 1_000, 0)
+    replica.snapshots.cache.measured(node.host.catalog.item_count, 1 + factor * 1_000, 0)
     if factor:
         rename(cluster, 15)
         assert replica.log.first_index == 1
         rename(cluster, 40)
         assert replica.log.first_index > 20
     else:
-        monkeypatch.setattr(group, "SNAPSHOT_BYTES_MAX", 10)
+        monkeypatch.setattr(snapshot_source, "SNAPSHOT_BYTES_MAX", 10)
         with pytest.raises(SnapshotTemporarilyUnavailable):
-            replica._snapshot()
-        assert replica.snapshot_cache.bytes_expected(node.host.catalog.item_count) > 10
+            replica.snapshots.make()
+        assert replica.snapshots.cache.bytes_expected(node.host.catalog.item_count) > 10
 
 
 def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: Encoded) -> None:
@@ -183,21 +183,21 @@ def test_refused_snapshot_is_sent_again_not_made_again(forgetful: Any, encoded: 
     cluster.run(2_500)
     assert late.catalog.items() == node.host.catalog.items()
     # A snapshot that is not needed any more is dropped.
-    assert replica.snapshot_cache._snapshot is not None
+    assert replica.snapshots.cache._snapshot is not None
     cluster.run(KEPT_TICKS * 10 + 3_000)
-    assert replica.snapshot_cache._snapshot is None
+    assert replica.snapshots.cache._snapshot is None
 
 
 def test_leader_that_leads_no_longer_keeps_no_snapshot(cluster: Any) -> None:
     """It receives no more requests."""
     replica = leader(cluster).host.groups[0]
-    assert replica._snapshot() is replica._snapshot()
+    assert replica.snapshots.make() is replica.snapshots.make()
     transferee = next(r for r in replica.members if r != replica.replica_id)
     replica.node.transfer_leader(transferee)
     leader(cluster).host.mark_dirty(replica)
     cluster.run(300)
     assert not replica.node.is_leader
-    assert replica.snapshot_cache._snapshot is None
+    assert replica.snapshots.cache._snapshot is None
 
 
 def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
@@ -206,13 +206,13 @@ def test_peer_that_asks_all_the_time_makes_nothing_be_encoded(
     """An outdated last snapshot causes no encoding, nor does one that is too large."""
     node = leader(cluster)
     replica = node.host.groups[0]
-    replica._snapshot()
-    replica.snapshot_cache.forget_snapshot()
+    replica.snapshots.make()
+    replica.snapshots.cache.forget_snapshot()
     for size_max, count in ((SNAPSHOT_BYTES_MAX, 1), (10, 2)):
-        monkeypatch.setattr(group, "SNAPSHOT_BYTES_MAX", size_max)
+        monkeypatch.setattr(snapshot_source, "SNAPSHOT_BYTES_MAX", size_max)
         for _ in range(3):
             with pytest.raises(SnapshotTemporarilyUnavailable):
-                replica._snapshot()
+                replica.snapshots.make()
         assert encoded(node) == count
         cluster.run(1_500)
 
@@ -312,7 +312,7 @@ def test_state_whose_items_grew_is_not_taken_for_a_small_one(
     node = cluster.nodes[2]
     replica = node.host.groups[0]
     rename(cluster, 20)
-    size = replica.snapshot_cache.bytes_expected(node.host.catalog.item_count)
+    size = replica.snapshots.cache.bytes_expected(node.host.catalog.item_count)
     monkeypatch.setattr(compaction, "SNAPSHOT_BYTES_MAX", 2 * (size + 500))
     last_index, before = replica.log.last_index, encoded(node)
     directory = cluster.nodes[1].store.directory_id

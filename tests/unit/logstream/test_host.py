@@ -511,7 +511,7 @@ def test_snapshot_overtakes_commands_that_wait_for_the_disk(cluster: Any) -> Non
     for _ in range(2):
         propose()
         cluster.run(20)
-    snapshot = leading._snapshot()
+    snapshot = leading.snapshots.make()
     assert snapshot.index == last + 2
     group.node.step(MsgSnap(group.replica_id, leading.replica_id, leading.node.term, snapshot))
     node.host.mark_dirty(group)
@@ -562,7 +562,7 @@ def test_leader_that_is_sent_a_snapshot_stops_leading_before_it_is_installed(clu
     assert group.serving
     group.owner.observers.append(observer)
     term = group.node.term + 1
-    newer = replace(group._snapshot(), index=group.log.last_index + 3, term=term)
+    newer = replace(group.snapshots.make(), index=group.log.last_index + 3, term=term)
     sender = cluster.nodes[2].host.groups[0].replica_id
     group.node.step(MsgSnap(group.replica_id, sender, term, newer))
     node.host.mark_dirty(group)

@@ -333,7 +333,7 @@ def test_another_snapshot_takes_the_place_of_one_that_is_being_loaded(large: Clu
     group = until_it_loads_a_snapshot(large, away)
     first = group._state.loading
     assert first is not None
-    led.group.snapshot_cache.forget_snapshot()
+    led.group.snapshots.cache.forget_snapshot()
     commit(large, "late", 70)
     for _ in range(100):
         snapshot = led.group.snapshot_for(1)

@@ -821,7 +821,7 @@ def test_state_of_the_past_that_was_taken_is_not_acted_on(
     """
     group_id = cluster.create_topic("doomed")
     cluster.run(200)
-    past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    past = cluster.nodes[1].host.groups[CATALOG_GROUP].snapshots.make()
     cluster.delete_topic("doomed")
     cluster.run(500)
     cluster.nodes[3].crash()
@@ -846,7 +846,7 @@ def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
     """The snapshot replaces the log, and so the entries that the state was made of."""
     cluster.create_topic("a")
     cluster.run(300)
-    past = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    past = cluster.nodes[1].host.groups[CATALOG_GROUP].snapshots.make()
     cluster.create_topic("b")
     cluster.run(300)
     cluster.nodes[3].crash()
@@ -868,7 +868,7 @@ def test_state_with_members_that_cannot_be_is_refused(
     """A faulty peer's state, in place of damaged entries, is refused before any of it is taken."""
     cluster.create_topic("a")
     cluster.run(300)
-    present = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    present = cluster.nodes[1].host.groups[CATALOG_GROUP].snapshots.make()
     cluster.nodes[3].crash()
     patch = unreadable(monkeypatch, CATALOG_GROUP)
     cluster.nodes[3].start()
@@ -907,7 +907,7 @@ def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(
     node.crash()
     assert stored.hard.commit < stored.last_index, "the entry is durable, not that it is committed"
     cluster.run(300)
-    present = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    present = cluster.nodes[1].host.groups[CATALOG_GROUP].snapshots.make()
     for other in (1, 2):
         cluster.nodes[other].crash()
     patch = unreadable(monkeypatch, CATALOG_GROUP)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vdl.clock import MS
-from vdl.logstream.group.group import Group
+from vdl.logstream.group.campaigning import Campaigning
 from vdl.sim.one_fault import BOUNDS, EARLIEST_NS, LATEST_NS, election_ns, judge_one_fault
 from vdl.sim.options import KINDS, Options
 from vdl.sim.world import World, fed_in_ns
@@ -39,7 +39,7 @@ def test_kill_is_noticed_before_an_election_timeout_and_silence_is_not() -> None
 def test_failover_that_takes_longer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_of("kill", 2)
     ignored: Any = lambda *_, **__: None  # noqa: E731 - whatever it is told
-    monkeypatch.setattr(Group, "campaign_in_turn", ignored)
+    monkeypatch.setattr(Campaigning, "take_turn", ignored)
     judge_one_fault(world)
     assert [violation.name for violation in world.watch.violations] == ["slow-failover"]
 

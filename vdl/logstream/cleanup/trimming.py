@@ -51,7 +51,7 @@ class Trimming:
         """Cut the logs of partitions where records were deleted. Use: once a second."""
         for stream in self._state.streams.values():
             group, log_start_offset = stream.group, stream.state.log_start_offset
-            group.snapshot_cache.forget_unused(group.tick)
+            group.snapshots.cache.forget_unused(group.tick)
             if log_start_offset > group.log.log_start_offset:  # true for few of thousands
                 self._cut_deleted(group, log_start_offset)
 

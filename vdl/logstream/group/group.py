@@ -15,14 +15,13 @@ The meaning of entries belongs to the `Owner`: a log stream or a state group.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 
 import segments.api as storage
-from ids import NO_TERM, Index, NodeId, Offset, ServerId
+from ids import NO_TERM, Index, NodeId, ServerId
 from raft.config import Config
-from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
@@ -31,145 +30,37 @@ from raft.types import (
     CONF_CHANGE_KINDS,
     LOCAL_APPLY_THREAD,
     ColdRead,
-    ConfState,
     Entry,
     Snapshot,
     StateType,
 )
-from vdl.clock import MS
+from vdl.logstream.group.campaigning import Campaigning
+from vdl.logstream.group.feeding import Feeding
 from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.owner import Owner
 from vdl.logstream.group.read_index import ReadRounds
-from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
+from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.replica_ids import server_of
-from vdl.logstream.group.snapshot_cache import SnapshotCache
+from vdl.logstream.group.snapshot_source import Applied, SnapshotSource
 from vdl.logstream.group.snapshots import (
     MEMBERS_KEY,
-    PARTS_BYTES_MAX,
-    SNAPSHOT_BYTES_MAX,
-    Items,
     Members,
     OpenSnapshot,
     check_members,
     encode_members,
-    encode_snapshot,
     for_the_owner,
     members_of,
     open_snapshot,
     pass_over,
     revision_of,
 )
-from vdl.logstream.group.state_encoding import AppliedState, StateEncoding, StateEncodings
+from vdl.logstream.group.state_encoding import AppliedState, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import COMMANDS_BYTES, HostOptions
-from vdl.state.table import LargeState, Scan
-
-CAMPAIGNS_PER_TICK = 10
-"""Number of leaderless groups whose campaigns end within one tick, at 1 ms each."""
 
 APPLIED_BYTES_MAX = 256 << 10
 """Bytes of coordinator commands applied in a turn: some thousand positions, which take 30 ms."""
-
-MEASURED_TICKS = 500
-"""Time for which the size of a state encoded in pieces counts as that of the present one."""
-
-_LATELY_NS = 1_000 * MS
-"""Time for which the loss of a leader is reported to clients."""
-_NO_LOSS = (0, ServerId(0))
-
-
-class Owner(Protocol):
-    """The consumer of a group's entries. All calls come from inside a turn and may not block."""
-
-    @property
-    def entries_are_state(self) -> bool:
-        """True if the entries themselves are kept, not only the state made of them.
-
-        A snapshot is then taken at the log's start, otherwise at the applied index.
-        """
-
-    @property
-    def is_remembered(self) -> bool:
-        """True if entries are applied only once the commit index that covers them is durable here.
-
-        The applied state is then never ahead of what a restart applies again.
-        """
-
-    def apply(self, entries: Sequence[Entry]) -> None:
-        """Apply committed entries that are durable here, in order, each exactly once."""
-
-    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
-        """Read committed entries that the state reflects already, because it came with a snapshot.
-
-        In order; after a restart again from the last checkpoint on. `is_last`: all have been
-        passed.
-        """
-
-    def install(self, items: Items) -> None:
-        """Replace the applied state by a snapshot's."""
-
-    def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Return True if a full disk takes the entry: it is rare enough, or needed to make room."""
-
-    def stopped(self) -> None:
-        """Stop: the replica is taken out of service, and its successor may be opened."""
-
-    def items(self) -> Items:
-        """Return the whole applied state, in key order."""
-
-    def snapshot_items(self, start: Offset, *, is_short: bool) -> Items | None:
-        """Return the state for a replica that also receives the entries after the snapshot's index.
-
-        The first of these entries begins at `start`. `is_short`: leave out what follows from them.
-        None: not available now.
-        """
-
-    @property
-    def snapshots_are_short(self) -> bool:
-        """True if all receivers support snapshots without what follows from those entries."""
-
-    def scan(self) -> Scan | None:
-        """Return `items` as a scan in pieces; None: `items` costs little."""
-
-    @property
-    def item_count(self) -> int:
-        """Size of the state, available at no cost: about proportional to `items`."""
-
-    def committed(self, commit: Index) -> None:
-        """Note that the commit index moved to `commit`."""
-
-    def serving_started(self) -> None:
-        """Note that this replica leads and has applied the first entry of its own term (§8)."""
-
-    def leadership_lost(self) -> None:
-        """Note that a term ended in which this replica led."""
-
-    def leader_changed(self) -> None:
-        """Note that the known leader or the term changed."""
-
-    @property
-    def busy(self) -> bool:
-        """True if any request with a deadline waits here."""
-
-    @property
-    def holds_proposals(self) -> bool:
-        """True if proposals wait that were refused for lack of room or during a transfer."""
-
-    def room_available(self) -> None:
-        """Retry held proposals."""
-
-    def expire(self, now_ns: int) -> None:
-        """Answer requests whose deadline has passed."""
-
-    def take_meta(self) -> list[tuple[bytes, bytes | None]]:
-        """Return the applied state that changed since the last call."""
-
-    @property
-    def large(self) -> LargeState | None:
-        """The state, if it may be large; None: all of it is read and loaded at once."""
-
-    def installed(self) -> None:
-        """Finish `install` once the items are loaded."""
 
 
 @dataclass(slots=True)
@@ -187,38 +78,32 @@ class Group:
     """One replica of one group. `dirty`: the host's next turn pumps it."""
 
     __slots__ = (
-        "_cold_first",
         "_coming",
         "_encodings",
         "_full",
-        "_gain",
-        "_gone_tick",
         "_held",
         "_is_linked",
         "_members_stored",
-        "_move_throttle",
-        "_options",
-        "_rng",
         "_settled_for",
         "_state",
         "_stored_for",
-        "_throttle",
         "_tick",
         "adding",
         "applied",
         "apply_stalled",
         "awaits_copies",
+        "campaigning",
         "commit",
         "dirty",
         "due_tick",
         "entry_tick",
+        "feeding",
         "group_id",
         "last_tick",
         "last_token",
         "leader_known",
         "leaving",
         "log",
-        "lost_leader",
         "meta_applied",
         "node",
         "on_loading",
@@ -231,7 +116,7 @@ class Group:
         "replica_id",
         "revision",
         "serving",
-        "snapshot_cache",
+        "snapshots",
         "store",
         "term_known",
         "term_listed",
@@ -290,7 +175,7 @@ class Group:
         """Last revision that the group's own log recorded."""
         self._settled_for: tuple[object, object] = (None, None)
         node_storage = LogStorage(
-            log, members.conf_state, applied=applied, make_snapshot=self._snapshot
+            log, members.conf_state, applied=applied, make_snapshot=self._make_snapshot
         )
         self.node = RawNode(
             _config(
@@ -309,11 +194,9 @@ class Group:
                 ),
             )
         )
-        self._options, self._rng = options, rng
+        self.campaigning = Campaigning(self.node, options, rng)
+        self.feeding = Feeding(self.node, log, store, throttle, move_throttle)
         self._is_linked, self._full = is_linked, full
-        self._gone_tick = 0
-        """Tick at which the leader's process was proved gone; 0 once there is a leader, or once the
-        election timeout applies again."""
         self.dirty = False
         self._tick = tick
         self.last_tick = tick()
@@ -350,11 +233,10 @@ class Group:
         )
         self.trim_refused = 0
         """Index at which the log would have been cut when the state was last too large for that."""
-        self.snapshot_cache = SnapshotCache()
-        self._throttle, self._move_throttle, self._encodings = throttle, move_throttle, encodings
-        self._gain = Gain()
-        self._cold_first: dict[NodeId, int] = {}
-        """For each peer, the first index of its pending read from disk."""
+        self._encodings = encodings
+        self.snapshots = SnapshotSource(
+            owner, log, self._state, applied=self._applied_state, tick=tick, encodings=encodings
+        )
         self._held = 0
         """Number of applications that wait for the disk; while there are any, all later ones
         wait."""
@@ -367,8 +249,6 @@ class Group:
         self.was_leader = self.serving = False
         """`serving`: leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = NodeId(0)
-        self.lost_leader = _NO_LOSS
-        """Time of the last loss of the leader's server (monotonic ns), and that server."""
         self.term_known = self.term_listed = self.node.term
         """`term_listed`: the last term that was compared with other servers' leader lists."""
 
@@ -509,92 +389,6 @@ class Group:
         node.tick(1)
         return node.ticks_until_due(), True
 
-    def is_leaderless(self, servers: Set[ServerId]) -> bool:
-        """Return True if the group has no leader, though most voters are on these servers."""
-        node = self.node
-        voters = node.membership.incoming
-        reachable = [replica for replica in voters if server_of(replica) in servers]
-        return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
-
-    def campaign_in_turn(
-        self, servers: Mapping[ServerId, bool], tick: int, *, leaderless: int
-    ) -> None:
-        """Campaign soon, because the leader's process is gone, unless another replica wins before.
-
-        Replicas on `servers`, those alive, campaign one after another in order of preference:
-        simultaneous candidates split the vote. Those marked there as servers that should not lead
-        come last. A candidate that lacks entries loses its turn.
-
-        `leaderless`: number of groups that lost their leader together. If they are many, the
-        campaigns of the first replicas take longer, so the others wait longer, an election timeout
-        at most.
-        """
-        options, node = self._options, self.node
-        self.catch_up(tick)
-        # Leader lists prove that a leader is alive, and are looked up only when the election timer
-        # is due: with this it may be due now, for all remaining replicas.
-        node.leader_heard(0)
-        node.forget_leader()
-        # If none is there, the replicas are about to be moved away, but still exist.
-        alive = self._turns(self.placement, servers) or self._turns(self.members, servers)
-        last = max(0, len(alive) - 1)
-        turn = alive.index(self.replica_id) if self.replica_id in alive else last
-        spread = max(
-            options.failover_ticks_max - options.failover_ticks_min,
-            min(leaderless // CAMPAIGNS_PER_TICK, options.election_ticks),
-        )
-        node.campaign_soon(options.failover_ticks_min + spread * turn // max(1, last))
-        self._gone_tick = tick
-
-    def leader_resigned(self, tick: int) -> None:
-        """Restart the election timer: the leader was alive until now, and does not lead any more.
-
-        The time is counted from when this replica might have looked last.
-        """
-        self.catch_up(tick)
-        self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
-
-    def _turns(self, replicas: Iterable[NodeId], servers: Mapping[ServerId, bool]) -> list[NodeId]:
-        """Return the replicas on these servers, those that should lead first."""
-        alive = [replica for replica in replicas if server_of(replica) in servers]
-        return sorted(alive, key=lambda replica: not servers[server_of(replica)])
-
-    def leader_gave_up(self, servers: Mapping[ServerId, bool], tick: int) -> None:
-        """React to a leader of this term that resigned because it hears no quorum.
-
-        The preferred one of the replicas on `servers`, those alive except the leader's own,
-        campaigns soon. The others wait as after a resignation: two candidates on slow disks would
-        spend terms. See `campaign_in_turn`.
-        """
-        node = self.node
-        self.leader_resigned(tick)
-        node.forget_leader()
-        alive = self._turns(self.placement, servers)
-        if alive and alive[0] == self.replica_id:
-            node.campaign_soon(self._options.failover_ticks_min)
-            self._gone_tick = tick
-
-    def _campaign_again(self) -> None:
-        """Campaign again before the election timeout while there is no leader.
-
-        Votes may have been split, or a request may have come before its receiver knew of the loss.
-        The delay grows, because a slow disk needs time. It ends with the election timeout: there
-        may be no majority.
-        """
-        node, options = self.node, self._options
-        ticks = max(2 * options.failover_ticks_max, self.last_tick - self._gone_tick)
-        if node.lead or ticks >= options.election_ticks:
-            self._gone_tick = 0
-        elif not node.raft.campaign_due:
-            node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
-
-    def lately_lost_leader(self, now_ns: int) -> tuple[int, ServerId]:
-        """Return when the group lost its leader together with the leader's server, and that server.
-
-        (0, 0) if there was no recent loss.
-        """
-        return self.lost_leader if now_ns - self.lost_leader[0] <= _LATELY_NS else _NO_LOSS
-
     def commit_request(self) -> MsgAppResp:
         """Return a message that makes the leader send its commit index again, in case it was lost.
 
@@ -643,8 +437,8 @@ class Group:
                 self._read_cold(want, outbox)
         if self._coming is not None and not self._held:
             self._await_state(outbox)
-        if self._cold_first:
-            self._withdraw_unwanted()
+        if self.feeding.cold_first:
+            self.feeding.withdraw_unwanted()
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
@@ -686,7 +480,7 @@ class Group:
     def _take_items(self, state: OpenSnapshot, outbox: Outbox) -> None:
         """Take over the state of another replica."""
         self.apply_stalled = False
-        self.snapshot_cache.forget_size()
+        self.snapshots.cache.forget_size()
         if state.is_in_parts and self._state.large is not None:
             self._load(state, outbox)
             return
@@ -797,140 +591,15 @@ class Group:
 
         The entries must be cut off here. None if it is not available now.
         """
-        if not self.is_whole or first >= self.log.first_index:
-            return None
-        try:
-            return self._snapshot()
-        except SnapshotTemporarilyUnavailable:
-            return None
+        return self.snapshots.when_cut_off(first) if self.is_whole else None
 
-    def _snapshot(self) -> Snapshot:
-        """Return a snapshot for a replica behind the log's start.
+    def _make_snapshot(self) -> Snapshot:
+        """Call the source, which is made after the node that needs it."""
+        return self.snapshots.make()
 
-        Raise SnapshotTemporarilyUnavailable if there is none now.
-        """
-        log, owner, snapshot_cache, tick = self.log, self.owner, self.snapshot_cache, self.tick
-        if self._state.loading is not None:
-            raise SnapshotTemporarilyUnavailable
-        is_short = owner.snapshots_are_short
-        kept = snapshot_cache.kept(first_index=log.first_index, tick=tick, is_short=is_short)
-        if kept is not None:
-            return kept
-        # The core requests one at each message of the peer.
-        if self._state.encoding is None and not snapshot_cache.may_encode(
-            owner.item_count, tick, self.snapshot_bytes_max
-        ):
-            raise SnapshotTemporarilyUnavailable
-        if (encoding := self._encode_later()) is not None:
-            encoding.is_wanted = True
-            raise SnapshotTemporarilyUnavailable
-        index = log.first_index - 1 if owner.entries_are_state else self.applied
-        reflects = max(self.applied, self.reflects)
-        try:
-            next_offset = log.offset_after(index)
-        except (storage.CorruptRecord, storage.ReadRefused):
-            # Damage in the index, which any reader, the scrubber included, rebuilds.
-            snapshot_cache.failed(tick)
-            raise SnapshotTemporarilyUnavailable from None
+    def _applied_state(self) -> Applied:
         conf_state = self.node.membership.conf_state()
-        is_shortened = is_short and index < reflects
-        items = owner.snapshot_items(next_offset, is_short=is_shortened)
-        if items is None:
-            raise SnapshotTemporarilyUnavailable
-        data = self._encode(conf_state, reflects, items)
-        if len(data) > SNAPSHOT_BYTES_MAX:
-            snapshot_cache.too_large(tick)
-            raise SnapshotTemporarilyUnavailable
-        snapshot = Snapshot(index, log.term(index), conf_state, next_offset, data)
-        snapshot_cache.keep(snapshot, tick, is_short=is_short)
-        return snapshot
-
-    def _encode(self, conf_state: ConfState, reflects: Index, items: Items) -> bytes:
-        """Encode the state as a snapshot in one piece; only for small states."""
-        members = members_of(conf_state, reflects=reflects, revision=self.revision)
-        data = encode_snapshot(members, items)
-        uncompressed = sum(len(key) + len(value) for key, value in items)
-        self.snapshot_cache.measured(self.owner.item_count, len(data), uncompressed)
-        return data
-
-    @property
-    def snapshot_bytes_max(self) -> int:
-        """Maximum size of a snapshot."""
-        return PARTS_BYTES_MAX if self.snapshots_in_parts else SNAPSHOT_BYTES_MAX
-
-    @property
-    def snapshots_in_parts(self) -> bool:
-        """See `LargeState.snapshots_in_parts`."""
-        large = self._state.large
-        return large is not None and large.snapshots_in_parts
-
-    def snapshot_bytes(self, *, limit: int, anew: bool) -> int | None:
-        """Return the expected size of a snapshot, measured again if it may have passed `limit`.
-
-        `anew`: encode one. None: that takes more than this turn, so call again later.
-        """
-        if self._state.loading is not None:
-            return None
-        items, snapshot_cache = self.owner.item_count, self.snapshot_cache
-        is_known = snapshot_cache.is_like_measured(items) and not snapshot_cache.may_have_passed(
-            limit, items
-        )
-        if anew:
-            is_known = is_known and self.tick < snapshot_cache.measured_until
-        if not is_known:
-            if self._encode_later() is not None:
-                return None
-            self._encode(self.node.membership.conf_state(), self.applied, self.owner.items())
-        return snapshot_cache.bytes_expected(items)
-
-    # --- a snapshot in pieces ------------------------------------------------------------------
-    def _encode_later(self) -> StateEncoding | None:
-        """Return the encoding of a state too large for one turn, begun; None: it is small."""
-        has_begun = self._state.encoding is not None
-        encoding = self._state.encode()
-        if encoding is not None and not has_begun:
-            self._encodings.add(self)
-        return encoding
-
-    def encode_on(self) -> bool:
-        """See `Encoder.encode_on`."""
-        encoding, tick = self._state.encoding, self.tick
-        if encoding is None:
-            return False
-        if encoding.standing is None:
-            if encoding.read_on():
-                self._stand(encoding)
-            return True
-        data = encoding.pack_on()
-        if data is None:
-            return True
-        self._state.encoding = None
-        self.snapshot_cache.measured(encoding.count, len(data), encoding.plain_bytes)
-        self.snapshot_cache.measured_until = tick + MEASURED_TICKS
-        if len(data) > self.snapshot_bytes_max:
-            self.snapshot_cache.too_large(tick)
-        elif encoding.is_wanted:
-            self.snapshot_cache.keep(replace(encoding.standing, data=data), tick)
-        return False
-
-    def _stand(self, encoding: StateEncoding) -> None:
-        """Give the encoding the index and members of what was read, which is the present state."""
-        log, index, conf_state = self.log, self.applied, self.node.membership.conf_state()
-        try:
-            next_offset = log.offset_after(index)
-        except (storage.CorruptRecord, storage.ReadRefused):  # as for a snapshot in one piece
-            self._state.encoding = None
-            self.snapshot_cache.failed(self.tick)
-            return
-        reflects = max(index, self.reflects)
-        members = members_of(conf_state, reflects=reflects, revision=self.revision)
-        standing = Snapshot(index, log.term(index), conf_state, next_offset)
-        encoding.stand(
-            standing,
-            members,
-            count=self.owner.item_count,
-            in_parts=self.snapshots_in_parts,
-        )
+        return Applied(self.applied, self.reflects, self.revision, conf_state)
 
     def _note_commit(self, commit: Index) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -1001,7 +670,7 @@ class Group:
     def _read_cold(self, want: ColdRead, outbox: Outbox) -> None:
         """Read entries that left memory, for a peer or for this replica's own state."""
         if want.peer != self.replica_id:
-            self._feed(want, outbox)
+            self.feeding.feed(want, partial(outbox.mark_dirty, self))
             return
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -1014,64 +683,10 @@ class Group:
 
         self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
 
-    def _feed(self, want: ColdRead, outbox: Outbox) -> None:
-        """Read entries for a peer when the throttle admits it, if they are still needed then."""
-        peer = want.peer
-        key = (self, peer)
-        throttle: RecoveryThrottle | MoveThrottle = self._throttle
-        if self._move_throttle.is_paced(key):
-            throttle = self._move_throttle
-        began_ns = 0
-
-        def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
-            if isinstance(found, storage.StorageError):
-                found = []  # requested again at the peer's next message
-            self._gain.fed(peer, len(found), began_ns)
-            self.node.entries_ready(peer, [as_entry(stored) for stored in found])
-            self._withdraw_unwanted()
-            throttle.ended(key, want.bytes_max - sum(len(stored.data) for stored in found))
-            outbox.mark_dirty(self)
-
-        def read() -> None:
-            nonlocal began_ns
-            began_ns = throttle.now_ns()
-            if self._is_wanted(peer, want.first):
-                self.store.entries_cold(self.log, want.first, want.end, want.bytes_max, done)
-            else:
-                self._cold_first.pop(peer, None)
-                throttle.ended(key, want.bytes_max)
-
-        self._cold_first[peer] = want.first
-        due_ns = self._gain.due_ns(peer, self.node.last_index, throttle.now_ns())
-        throttle.run(key, want.bytes_max, read, due_ns=due_ns)
-
-    def _is_wanted(self, peer: NodeId, first: int) -> bool:
-        """Return True if the core still waits for these entries.
-
-        It does not if the peer is probed anew, as after a reset of its link, or if this replica
-        leads no more.
-        """
-        progress = self.node.raft.progress.get(peer)
-        return self.node.is_leader and progress is not None and progress.cold_read_first == first
-
-    def _withdraw_unwanted(self) -> None:
-        for peer, first in list(self._cold_first.items()):
-            if not self._is_wanted(peer, first):
-                self._withdraw(peer)
-                if peer not in self.node.raft.progress:
-                    self._gain.forget(peer)
-                del self._cold_first[peer]
-
-    def withdraw_reads(self) -> None:
-        """Stop feeding peers: the replica is taken out of service."""
+    def withdraw(self) -> None:
+        """Stop encoding, loading and feeding peers: the replica is taken out of service."""
         self._state.encoding = self._state.loading = None
-        for peer in self._cold_first:
-            self._withdraw(peer)
-        self._cold_first.clear()
-
-    def _withdraw(self, peer: NodeId) -> None:
-        self._throttle.withdraw((self, peer))
-        self._move_throttle.withdraw((self, peer))
+        self.feeding.stop()
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
@@ -1100,15 +715,15 @@ class Group:
             items[MEMBERS_KEY] = encode_members(stored)
         if not items and self.applied == self.meta_applied:
             return None
-        if not self.snapshots_in_parts:
-            self.snapshot_cache.stored(items.items())
+        if not self.snapshots.in_parts:
+            self.snapshots.cache.stored(items.items())
         self.meta_applied = self.applied
         return storage.MetaBatch(self.log.log_id, self.applied, items.items(), clear=clear)
 
     def _note_role(self) -> None:
         """Report to the owner what changed since the last turn, in the order it needs."""
-        if self._gone_tick:
-            self._campaign_again()
+        if self.campaigning.gone_tick:
+            self.campaigning.retry(self.last_tick)
         raft = self.node.raft
         term, lead = raft.term, raft.lead
         leads = raft.state is StateType.LEADER
@@ -1117,9 +732,7 @@ class Group:
             self.was_leader = False
             self.serving = False
             self.reads.fail()
-            self.snapshot_cache.forget_snapshot()
-            if self._state.encoding is not None:
-                self._state.encoding.is_wanted = False
+            self.snapshots.leadership_lost()
             self.owner.leadership_lost()
         if term_changed or lead != self.leader_known:
             self.term_known = term

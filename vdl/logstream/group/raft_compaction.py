@@ -29,20 +29,20 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
 
     Return False if there is nothing to remove, or too little.
     """
-    group.snapshot_cache.forget_unused(group.tick)
+    group.snapshots.cache.forget_unused(group.tick)
     log = group.log
     first = log.applied_index + 1 - entries_kept
     length = first - log.first_index
     if length < entries_kept or log.installed_state:
         return False
-    if group.snapshots_in_parts:
+    if group.snapshots.in_parts:
         group.store.trim_log(log, first_index=first)
         return True
     length_refused = group.trim_refused - log.first_index
     # The state may be smaller than estimated: entries must not be kept for ever because of that.
     is_twice_as_long = 0 < length_refused <= length // 2
     limit = SNAPSHOT_BYTES_MAX // 2
-    size = group.snapshot_bytes(limit=limit, anew=is_twice_as_long)
+    size = group.snapshots.expected_bytes(limit=limit, anew=is_twice_as_long)
     if size is None:
         return False
     if size > limit:

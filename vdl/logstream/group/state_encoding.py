@@ -22,9 +22,9 @@ from typing import Protocol
 from raft.messages import MsgStorageApply
 from raft.types import Snapshot
 from vdl.clock import Clock
+from vdl.logstream.group.owner import Owner
 from vdl.logstream.group.snapshots import Items, Members, PartsWriter, SnapshotWriter
 from vdl.logstream.group.state_loading import StateLoading
-from vdl.state.table import LargeState, Scan
 
 Changes = list[tuple[bytes, bytes | None]]
 
@@ -134,20 +134,6 @@ class StateEncoding:
             part[key] = value
 
 
-class StateOwner(Protocol):
-    """See `Owner` in `group.py`."""
-
-    @property
-    def entries_are_state(self) -> bool: ...
-    @property
-    def item_count(self) -> int: ...
-    def items(self) -> Items: ...
-    def scan(self) -> Scan | None: ...
-    def take_meta(self) -> Changes: ...
-    @property
-    def large(self) -> LargeState | None: ...
-
-
 class AppliedState:
     """A group's changed state, for checkpoints and for an encoding that is under way."""
 
@@ -158,7 +144,7 @@ class AppliedState:
 
     def __init__(
         self,
-        owner: StateOwner,
+        owner: Owner,
         *,
         is_replaced: bool,
         piece: int,

@@ -130,7 +130,7 @@ class MoveLimits:
         self._throttle.pace(
             rates,
             {
-                (group, replica): own
+                (group.feeding, replica): own
                 for group, limits in found.items()
                 for replica, own in limits.items()
             },

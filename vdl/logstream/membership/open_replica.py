@@ -28,9 +28,10 @@ from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry
 from vdl.logstream.group import snapshots
-from vdl.logstream.group.group import Group, Owner
+from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.move_throttle import MoveThrottle
+from vdl.logstream.group.owner import Owner
 from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.group.snapshots import (
