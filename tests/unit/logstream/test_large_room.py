@@ -6,7 +6,7 @@ import pytest
 
 from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
-from vdl.logstream.group import large_room, log_stream
+from vdl.logstream.group import appending, large_room
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.peers import inbox
 
@@ -15,7 +15,7 @@ LARGE = 10_000
 
 @pytest.fixture(autouse=True)
 def _small_ones_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_stream, "LARGE_BATCH_BYTES", LARGE)
+    monkeypatch.setattr(appending, "LARGE_BATCH_BYTES", LARGE)
     monkeypatch.setattr(inbox, "LARGE_BATCH_BYTES", LARGE)
 
 

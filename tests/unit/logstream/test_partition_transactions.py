@@ -328,7 +328,7 @@ def test_verified_batch_without_room_is_not_appended_behind_a_marker(
     monkeypatch.setattr(type(group), "propose", full)
     fates = send(cluster, stream, asked, ms=10_000)
     asked.pop()(ErrorCode.NONE)
-    assert stream.holds_proposals
+    assert stream.held
     assert ended(cluster, stream) is ErrorCode.NONE
     monkeypatch.setattr(type(group), "propose", propose)
     stream.room_available()
@@ -864,7 +864,7 @@ def test_marker_and_deletion_do_not_wait_until_producers_leave_room() -> None:
     first = cluster.append(stream, b"v" * 45_000)
     overhead = node.uncommitted_bytes - 45_000
     full = [first, *(cluster.append(stream, b"v" * size) for size in (54_990 - 2 * overhead, 9))]
-    assert stream.holds_proposals
+    assert stream.held
     deleted: list[ErrorCode] = []
     stream.delete_records(1, deadline_ns=cluster.deadline(), done=deleted.append)
     assert ended(cluster, stream) is ErrorCode.NONE

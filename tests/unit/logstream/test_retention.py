@@ -318,7 +318,9 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
 
     def look() -> None:
         now_ms = clock.wall_ms()
-        stream.retain(spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id])
+        stream.log_start.retain(
+            spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id]
+        )
         expiring.run(50)
 
     def appended(count: int) -> int:
@@ -361,7 +363,9 @@ def test_follower_that_gets_on_slowly_for_ever_does_not_fill_disks(expiring: Any
     for match, days in enumerate((15, 20, 28, 29)):
         slow.match = match
         spans = [SegmentSpan(3, 300, now_ms - days * DAY_MS)]
-        stream.retain(spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id])
+        stream.log_start.retain(
+            spans, WEEK, settled_ms=now_ms, stamp_ms=now_ms, fed=[world.deaf.id]
+        )
         expiring.run(50)
         starts.append(world.start)
     assert starts == [0, 0, 0, 3]

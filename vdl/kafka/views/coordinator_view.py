@@ -39,7 +39,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.host import Compute
 from vdl.kafka.views.change_order import ChangeOrder, Place
 from vdl.logstream.group.appends import Appended, Verify
-from vdl.logstream.group.log_stream import Wait
+from vdl.logstream.group.long_polls import Wait
 from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps

@@ -126,7 +126,9 @@ class Trimming:
                     # follower takes none.
                     state = self._state
                     fed = () if self._status.is_full else state.alive.keys() - state.full
-                    stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
+                    stream.log_start.retain(
+                        spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed
+                    )
                 self._retain_next(led, settled_ms, stamp_ms)
 
         self._state.store.segment_spans(stream.group.log, found)

@@ -1,11 +1,11 @@
-"""Appends to a partition in progress: held before the log, or waiting for their entry's commit."""
+"""An append to a partition: one batch on its way from the request to the acknowledgement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ids import NO_OFFSET, Index, Offset, Term
+from ids import NO_INDEX, NO_OFFSET, NO_TERM, Offset
 from vdl.errors import ErrorCode
 from vdl.records.batch import BatchHeader
 
@@ -13,6 +13,9 @@ Verify = Callable[[Callable[[ErrorCode], None]], None]
 """Function that requests a transaction's coordinator to confirm that the transaction is open and
 has this partition, or to add it. The argument is called once, possibly at once, with NONE or the
 reason for a refusal."""
+
+NO_BATCH = memoryview(b"")
+"""Batch of an append that is in the log."""
 
 
 @dataclass(slots=True)
@@ -26,54 +29,40 @@ class Appended:
     """Largest timestamp of the batch as first appended; None: it is no duplicate."""
 
 
-class Waiter:
-    """A produce request that waits for its entry's commit and its copies on `copies` voters."""
+class Append:
+    """A batch that is held, or whose entry waits for its commit and its copies on `copies` voters.
+
+    Invariant: `done` is called once, and the append is in no queue then.
+    """
 
     __slots__ = (
-        "base_offset", "copies", "deadline_ns", "done", "duplicate_timestamp", "index", "term",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        index: Index,
-        term: Term,
-        base_offset: Offset,
-        copies: int,
-        deadline_ns: int,
-        done: Callable[[Appended], None],
-        duplicate_timestamp: int | None = None,
-    ) -> None:
-        self.copies = copies
-        self.index = index
-        self.term = term
-        self.base_offset = base_offset
-        self.deadline_ns = deadline_ns
-        self.done = done
-        self.duplicate_timestamp = duplicate_timestamp
-
-
-class HeldAppend:
-    """A batch that waits to be appended."""
-
-    __slots__ = (
-        "batch", "begins_epoch", "copies_min", "deadline_ns", "done", "header", "verify",
+        "base_offset", "batch", "begins_epoch", "copies", "deadline_ns", "done",
+        "duplicate_timestamp", "header", "index", "term", "verify",
     )  # fmt: skip
 
     def __init__(
         self,
         batch: memoryview,
         header: BatchHeader,
-        copies_min: int,
+        copies: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None,
-        begins_epoch: bool = False,
+        begins_epoch: bool,
     ) -> None:
+        """Begin an append. `copies`: minimum number of replicas, the topic's setting."""
         self.batch = batch
-        self.begins_epoch = begins_epoch
-        self.copies_min = copies_min
+        """The batch, until it is in the log: its memory may be reused after that turn."""
         self.header = header
+        self.copies = copies
+        """Number of voters that must hold the entry; at most the replicas there are."""
         self.deadline_ns = deadline_ns
         self.done = done
         self.verify = verify
+        self.begins_epoch = begins_epoch
+        self.index = NO_INDEX
+        """Use: with `term`, to know the entry. Invariant: both are those of the leader's log when
+        it appended the entry, or of the original of a duplicate."""
+        self.term = NO_TERM
+        self.base_offset = NO_OFFSET
+        self.duplicate_timestamp: int | None = None

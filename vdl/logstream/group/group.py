@@ -323,7 +323,7 @@ class Group:
         # A role, leader or term that changed since the last pump makes the node ready.
         return (
             self.node.has_ready()
-            or (self.was_leader and (self.owner.holds_proposals or not self.serving))
+            or (self.was_leader and (bool(self.owner.held) or not self.serving))
             or self.awaits_copies
             or self._coming is not None
             or bool(self.reads)
@@ -405,7 +405,9 @@ class Group:
         """
         # Count ticks that passed at rest while all followers are in step. Counted after the entry,
         # which puts them out of step, they would make heartbeats due before responses can arrive.
-        self.catch_up(self._tick())
+        tick = self._tick()
+        if tick > self.last_tick:
+            self.catch_up(tick)
         self.node.propose([entry])
 
     # --- the turn ----------------------------------------------------------------------------
@@ -742,7 +744,8 @@ class Group:
             self.owner.leader_changed()
         if leads:
             if self.serving:
-                self.owner.room_available()
+                if self.owner.held:
+                    self.owner.room_available()
             elif self.applied and self.log.term(self.applied) == term:
                 self.serving = True
                 self.owner.serving_started()

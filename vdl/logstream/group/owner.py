@@ -7,7 +7,7 @@ Does not depend on nodes, messages or other groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from ids import Index, Offset
@@ -90,11 +90,11 @@ class Owner(Protocol):
         """True if any request with a deadline waits here."""
 
     @property
-    def holds_proposals(self) -> bool:
-        """True if proposals wait that were refused for lack of room or during a transfer."""
+    def held(self) -> Sized:
+        """Proposals that were refused for lack of room or during a transfer, and wait."""
 
     def room_available(self) -> None:
-        """Retry held proposals."""
+        """Retry held proposals. Use: if there are any."""
 
     def expire(self, now_ns: int) -> None:
         """Answer requests whose deadline has passed."""

@@ -9,7 +9,7 @@ Does not depend on what commands mean, or who proposed them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -98,6 +98,9 @@ class StateGroup:
         "machine",
         "observers",
     )
+
+    held: Sized = ()
+    """None: proposers retry."""
 
     def __init__(
         self,
@@ -346,11 +349,6 @@ class StateGroup:
 
     def leader_changed(self) -> None:
         """Do nothing: forwarded commands keep waiting, because the new leader may have them."""
-
-    @property
-    def holds_proposals(self) -> bool:
-        """False: proposers retry."""
-        return False
 
     def room_available(self) -> None:
         """Do nothing: no proposal is held."""

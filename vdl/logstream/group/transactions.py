@@ -17,7 +17,6 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
 
 import segments.api as storage
 from ids import Index, Offset
@@ -25,11 +24,11 @@ from raft.errors import ProposalDropped
 from raft.types import Entry
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
-from vdl.logstream.group.appends import Appended, HeldAppend
-from vdl.logstream.group.group import Group
+from vdl.logstream.group.appends import Append, Appended
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending, end_all, take_late
 from vdl.logstream.group.state_group import NOT_APPENDED, UNKNOWN, Outcome, OutcomeKind
+from vdl.logstream.group.stream import Stream
 from vdl.records.batch import BatchHeader, patch_position
 from vdl.records.markers import Marker, build_marker
 from vdl.state.answer import CommandAnswer
@@ -65,27 +64,10 @@ class _Verification:
 
     __slots__ = ("held", "is_void")
 
-    def __init__(self, first: HeldAppend) -> None:
+    def __init__(self, first: Append) -> None:
         self.held = [first]
         self.is_void = False
         """True if a marker came after the query was sent."""
-
-
-class Stream(Protocol):
-    """The log stream of a partition, as its transactions use it."""
-
-    group: Group
-
-    @property
-    def serving(self) -> bool: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_start_offset(self) -> Offset: ...
-    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
-    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
-    def append_verified(self, held: Sequence[HeldAppend]) -> None:
-        """Append the batches of a producer whose transaction is open, before all held ones."""
 
 
 class Transactions:
@@ -93,7 +75,7 @@ class Transactions:
 
     __slots__ = (
         "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_state", "_stream",
-        "endings", "verified", "verifying",
+        "append_verified", "endings", "verified", "verifying",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +97,9 @@ class Transactions:
         self._overlay = overlay
         self._outbox = outbox
         self._agreed_ms = agreed_ms
+        self.append_verified: Callable[[Sequence[Append]], None]
+        """Appends the batches of a producer whose transaction is open, before all held ones. Set
+        right after construction."""
         self.verifying: dict[int, _Verification] = {}
         """By producer id. Use: on a leader."""
         self._behind_count = 0
@@ -174,7 +159,7 @@ class Transactions:
             self._overlay, header.producer_id, header.producer_epoch
         )
 
-    def verify(self, held: HeldAppend) -> None:
+    def verify(self, held: Append) -> None:
         """Query the transaction's coordinator; then append the batch, and those behind it."""
         producer_id = held.header.producer_id
         producers = self._state.producers
@@ -195,7 +180,7 @@ class Transactions:
         self._outbox.mark_dirty(self._stream.group)  # otherwise its deadline is not checked
         held.verify(partial(self._verification_ended, producer_id, verification))
 
-    def hold(self, append: HeldAppend) -> None:
+    def hold(self, append: Append) -> None:
         """Put a batch behind the verification of its producer; refuse it if too many wait.
 
         The error code makes clients retry without looking for another leader. Thousands that are
@@ -208,7 +193,7 @@ class Transactions:
         self._behind_count += 1
         self._due_ns = min(self._due_ns, append.deadline_ns)
 
-    def _end_verification(self, producer_id: int) -> list[HeldAppend]:
+    def _end_verification(self, producer_id: int) -> list[Append]:
         """End the verification. Return its batches."""
         held = self.verifying.pop(producer_id).held
         self._behind_count -= len(held) - 1
@@ -235,7 +220,7 @@ class Transactions:
         if len(self.verified) >= VERIFIED_MAX:
             self.verified.clear()  # they are verified again
         self.verified[producer_id] = held[0].header.producer_epoch
-        self._stream.append_verified(held)
+        self.append_verified(held)
 
     # --- ending ------------------------------------------------------------------------------
     def end(
@@ -377,7 +362,7 @@ class Transactions:
                 for held in self._end_verification(producer_id):
                     held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
 
-    def leadership_lost(self) -> list[HeldAppend]:
+    def leadership_lost(self) -> list[Append]:
         """Answer all waiting requests. Return the batches that were never appended."""
         self.verified = {}
         verifying, self.verifying = self.verifying, {}

@@ -1,0 +1,26 @@
+"""One replica of a partition, as its parts use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ids import Offset
+from raft.types import Entry
+from vdl.logstream.group.group import Group
+
+
+class Stream(Protocol):
+    """The log stream above its parts, which share its group and its high watermark."""
+
+    group: Group
+    high_watermark: Offset
+
+    @property
+    def serving(self) -> bool: ...
+    @property
+    def log_start_offset(self) -> Offset: ...
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+    def propose(self, entry: Entry) -> bool:
+        """Append a command. Return False if it is refused."""
