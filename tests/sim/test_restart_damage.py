@@ -109,7 +109,7 @@ def test_follower_whose_flush_starves_holds_no_more_than_its_bound() -> None:
         assert store is not None
         assert host.stats.appends_refused, "there was enough to refuse"
         # One entry may exceed the bound, and Raft's own entries are accepted beyond it.
-        assert store.unflushed_bytes < host.unflushed_bytes_max + (16 << 10)
+        assert store.unflushed_bytes < host.state.unflushed_bytes_max + (16 << 10)
         follower.starve(is_starved=False)
 
     tell(story, replace(CALM, small_cache_kib=32, record_bytes_max=1_000))

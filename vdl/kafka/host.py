@@ -230,10 +230,10 @@ class Host(Protocol):
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """Return (server id or -1, term or -1), the newest this server knows."""
 
-    def stream(self, group_id: GroupId) -> LogStream | None:
+    def stream(self, group_id: GroupId, /) -> LogStream | None:
         """Return the partition replica here."""
 
-    def state_group(self, group_id: GroupId) -> StateGroup | None:
+    def state_group(self, group_id: GroupId, /) -> StateGroup | None:
         """Return the catalog or coordinator replica here."""
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:

@@ -16,13 +16,12 @@ Does not depend on the Kafka protocol, sockets or files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 from zlib import crc32
 
 import segments.api as storage
-from ids import GroupId, Offset, ServerId, Term
+from ids import GroupId, ServerId, Term
 from raft.messages import (
     Message,
     MsgApp,
@@ -37,7 +36,6 @@ from rpc.frames import decode_messages, encode_frames
 from rpc.hello import VERSION_OF_LARGE_FRAMES, Hello, RejectReason
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
-from rpc.queries import Quorum
 from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.front import Front
@@ -45,7 +43,7 @@ from vdl.logstream.group.durable_responses import DurableResponses, Responses
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.replica_ids import server_of
-from vdl.logstream.group.state_group import Outcome, StateGroup
+from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.open_replica import ReplicaOpener
@@ -157,6 +155,23 @@ class Host:
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
         self.compaction = self.periodic.compaction
+        # What the front end calls of the parts, without a call of its own.
+        self.leader_of = self.liveness.leader_of
+        self.stream = state.streams.get
+        """Returns this server's replica of a partition, None if it holds none."""
+        self.state_group = state.state_groups.get
+        """Returns this server's replica of the catalog or a coordinator, None if not running."""
+        self.may_serve_reads = self._follower_reads.may_serve
+        self.read_replica = self._follower_reads.replica_for
+        self.disk_space = state.store.disk_space
+        self.propose_catalog = self._forwarding.propose
+        self.command_group = self.commands.send
+        self.elect_preferred = self._requests.elect_preferred
+        self.describe_quorum = self._requests.describe_quorum
+        self.agreed_ms = state.time.now_ms
+        self.settled_ms = state.time.settled_ms
+        self.confirm_links = self._proofs.confirm
+        self.mark_dirty = state.outbox.mark_dirty
         state.outbox.run_turn = self.run_once
         state.catalog_group.observers.append(CatalogObserver(state.outbox))
         state.store.on_durable = self._durable
@@ -234,10 +249,6 @@ class Host:
             state_group.close()
 
     # --- what the front end uses ----------------------------------------------------------
-    def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
-        """Return (server id, term) of a group's newest known leader; (-1, -1) if none is alive."""
-        return self.liveness.leader_of(group_id)
-
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """Return the servers whose replicas of a group are in sync, as its leader last reported.
 
@@ -256,73 +267,10 @@ class Host:
             return told
         return tuple(s for s in told if s == self.server_id or s in self._alive)
 
-    def may_serve_reads(self, group_id: GroupId) -> bool:
-        """See `FollowerReads.may_serve`."""
-        return self._follower_reads.may_serve(group_id)
-
-    def read_replica(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
-        """See `FollowerReads.replica_for`."""
-        return self._follower_reads.replica_for(group_id, rack, offset)
-
-    def stream(self, group_id: GroupId) -> LogStream | None:
-        """Return this server's replica of a partition, None if it holds none."""
-        return self.state.streams.get(group_id)
-
-    def state_group(self, group_id: GroupId) -> StateGroup | None:
-        """Return this server's replica of the catalog or a coordinator, None if not running."""
-        return self.state.state_groups.get(group_id)
-
     @property
     def coordinators(self) -> list[StateGroup]:
         """Coordinator replicas of this server, including those that are not running yet."""
         return [self.state.system_groups[GroupId(g)] for g in range(1, 1 + self.coordinator_count)]
-
-    def disk_space(self, done: Callable[[tuple[int, int] | storage.StorageError], None]) -> None:
-        """See `Store.disk_space`."""
-        self.store.disk_space(done)
-
-    def propose_catalog(
-        self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
-    ) -> None:
-        """Propose a catalog command from any server.
-
-        `done` runs when it is applied here, or fails.
-        """
-        self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
-
-    def command_group(
-        self,
-        group_id: GroupId,
-        data: bytes,
-        *,
-        deadline_ns: int,
-        done: Callable[[Outcome], None],
-    ) -> None:
-        """See `GroupCommands.send`."""
-        self.commands.send(group_id, data, deadline_ns=deadline_ns, done=done)
-
-    def elect_preferred(
-        self,
-        leader: ServerId,
-        groups: Sequence[GroupId],
-        *,
-        deadline_ns: int,
-        done: Callable[[frozenset[GroupId] | None], None],
-    ) -> None:
-        """See `LeaderRequests.elect_preferred`."""
-        self._requests.elect_preferred(leader, groups, deadline_ns=deadline_ns, done=done)
-
-    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
-        """See `LeaderRequests.describe_quorum`."""
-        self._requests.describe_quorum(deadline_ns=deadline_ns, done=done)
-
-    def agreed_ms(self) -> int:
-        """Return the time to stamp with (ms since 1970): see `agreed_time`."""
-        return self.time.now_ms()
-
-    def settled_ms(self) -> int:
-        """Return the time to delete by (ms since 1970): see `agreed_time`."""
-        return self.time.settled_ms()
 
     @property
     def is_flush_stalled(self) -> bool:
@@ -360,19 +308,11 @@ class Host:
             else group.campaigning.lately_lost_leader(self.clock.now_ns())
         )
 
-    def confirm_links(self, done: Callable[[bool], None]) -> None:
-        """See `LeaderProofs.confirm`."""
-        self._proofs.confirm(done)
-
     def coordinator_group(self, key: str) -> GroupId:
         """Return the coordinator group of a consumer group: always the same, on every server."""
         return GroupId(1 + crc32(key.encode()) % self.coordinator_count)
 
     # --- the turn -------------------------------------------------------------------------
-    def mark_dirty(self, group: Group) -> None:
-        """Have `group` pumped in this turn."""
-        self._outbox.mark_dirty(group)
-
     def run_once(self) -> None:
         """Run one turn: process everything that is dirty."""
         outbox = self._outbox
@@ -907,11 +847,6 @@ class Host:
         return batches
 
     # --- status -----------------------------------------------------------------------------
-    @property
-    def unflushed_bytes_max(self) -> int:
-        """See `HostState.unflushed_bytes_max`."""
-        return self.state.unflushed_bytes_max
-
     @property
     def overloaded(self) -> bool:
         """True if appends should wait: memory holds more than the disk keeps up with."""

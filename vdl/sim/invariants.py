@@ -382,7 +382,7 @@ def unflushed_bound(host: Host, sent_bytes_max: int) -> int:
     It is the bound of followers, plus the bytes producers had sent before they were held back, plus
     the same again from leaders that have fallen. Commands are few and are not held back.
     """
-    return host.unflushed_bytes_max + UNCOMMITTED_FACTOR * sent_bytes_max + COMMANDS_BYTES
+    return host.state.unflushed_bytes_max + UNCOMMITTED_FACTOR * sent_bytes_max + COMMANDS_BYTES
 
 
 def _read_log(

@@ -249,8 +249,8 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
     here = peer % 3 + 1
     host, data = cluster.nodes[here].host, bytes(1_000)
     node, size = host.groups[group_id].node, len(data) + ENTRY_FRAME_BYTES
-    unflushed = host.unflushed_bytes_max - room * size
-    flushable_bytes = host.unflushed_bytes_max - unflushable * size
+    unflushed = host.state.unflushed_bytes_max - room * size
+    flushable_bytes = host.state.unflushed_bytes_max - unflushable * size
     monkeypatch.setattr(MemoryStore, "unflushed_bytes", property(lambda _: unflushed))
     monkeypatch.setattr(MemoryStore, "flushable_bytes", property(lambda _: flushable_bytes))
     last, term, refused = node.last_index, node.term, host.stats.appends_refused
@@ -289,7 +289,7 @@ def test_follower_takes_large_entries_apart_from_all_others(
 
 def holds_much(monkeypatch: pytest.MonkeyPatch, cluster: Any, servers: list[int]) -> None:
     """Put these servers at the bound, without a flush that ends."""
-    bound = cluster.nodes[1].host.unflushed_bytes_max
+    bound = cluster.nodes[1].host.state.unflushed_bytes_max
     directories = {cluster.nodes[server].store.directory_id for server in servers}
     for name in ("unflushed_bytes", "flushable_bytes"):
         value = property(lambda store: bound if store.directory_id in directories else 0)
