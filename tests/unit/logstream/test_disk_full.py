@@ -342,7 +342,7 @@ def test_compaction_is_decided_while_others_are_full(cluster: Any, full: set[byt
         cluster.run(20)
     fill(cluster, full, *(server for server in cluster.nodes if server != leader.leader_server))
     cluster.run(1_000)
-    leader.compact(upto=3, markers_upto=0)
+    leader.commands.compact(upto=3, markers_upto=0)
     cluster.run(1_000)
     assert leader.state.compact_upto == 3
 

@@ -281,7 +281,7 @@ class LogCompaction:
             replica.waiting, replica.last = waiting, last
             replica.repeat_ns, replica.repeat_due_ns = REPEAT_NS, now_ns + REPEAT_NS
         elif waiting and now_ns >= replica.repeat_due_ns:
-            stream.compact(upto=upto, markers_upto=stream.state.markers_upto)
+            stream.commands.compact(upto=upto, markers_upto=stream.state.markers_upto)
             replica.last = group.node.last_index
             replica.repeat_ns = min(2 * replica.repeat_ns, REPEAT_NS_MAX)
             replica.repeat_due_ns = now_ns + replica.repeat_ns
@@ -336,7 +336,7 @@ class LogCompaction:
         )
         upto = min(upto, group.applied, group.commit)
         if upto > stream.state.compact_upto:
-            stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
+            stream.commands.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
 
     def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> Index:
         """Return the index up to which deletion markers may be removed.

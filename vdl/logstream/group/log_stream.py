@@ -1,8 +1,9 @@
 """A log stream: one replica of one topic partition, as the front end and its group use it.
 
 Its parts do the work: appends (`appending.py`), transactions (`transactions.py`), long polls
-(`long_polls.py`), the log's start (`log_start.py`) and look-ups (`lookups.py`). Here are the ends
-of the log as readers see them, reads, and the application of committed entries.
+(`long_polls.py`), the log's start (`log_start.py`), commands (`commands.py`), look-ups
+(`lookups.py`), and the application of committed entries (`applying.py`). Here are the ends of the
+log as readers see them, and reads.
 
 `append` assigns offset, term and index and appends to the leader's log in one call, or refuses, or
 holds the batch; it never waits in between.
@@ -12,10 +13,8 @@ Does not depend on the wire format of requests, other partitions or the disk.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from struct import Struct
 
 import segments.api as storage
 from ids import GroupId, Index, Offset, ServerId, Term
@@ -25,10 +24,11 @@ from rpc.hello import (
     VERSION_OF_SHORT_SNAPSHOTS,
     Hello,
 )
-from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appending import Appending
 from vdl.logstream.group.appends import Append, Appended, Verify
+from vdl.logstream.group.applying import Applying, is_control
+from vdl.logstream.group.commands import Commands
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.large_room import LargeRoom
@@ -40,48 +40,26 @@ from vdl.logstream.group.offset_for_time import (
 )
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending, end_all, take_late
-from vdl.logstream.group.producer_expiry import IdleProducers
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.snapshots import Items
 from vdl.logstream.group.spoken_version import speaks_less
 from vdl.logstream.group.state_group import (
-    NOT_APPENDED,
-    TOO_LARGE,
     UNKNOWN,
-    Outcome,
-    OutcomeKind,
 )
-from vdl.logstream.group.transactions import Transactions, transaction_ended
+from vdl.logstream.group.transactions import Transactions
 from vdl.logstream.options import HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import (
-    CONTROL_FLAG,
-    TRANSACTIONAL_FLAG,
     BatchHeader,
 )
-from vdl.records.markers import read_marker
 from vdl.state.aborted import AbortedRange, AbortedTransactions
 from vdl.state.partition import (
-    Compact,
-    DecodeError,
-    EndTransactionMarker,
-    ExpireProducers,
     PartitionState,
-    decode_command,
-    encode_command,
 )
 from vdl.state.producers import ActiveProducer, Overlay
 
-COMMANDS_MAX = 10_000
-"""Maximum number of commands of other groups that wait to be applied to one partition."""
-
 UNSHORTENED_MAX = 100_000
 """Maximum number of aborted transactions in a snapshot for an older version: its own limit."""
-
-_PRODUCER = Struct(">qhi")
-_PRODUCER_POSITION = 43
-_ATTRIBUTES_POSITION = 22
-"""Position of the low byte of the attributes."""
 
 
 class LogStream:
@@ -90,21 +68,21 @@ class LogStream:
     __slots__ = (
         "_alive",
         "_asked",
-        "_commands",
-        "_expiry_index",
         "_gaps",
-        "_idle_producers",
         "_next_producer_id",
         "_outbox",
         "_overlay",
         "_proved",
         "appending",
+        "apply",
+        "commands",
         "group",
         "held",
         "high_watermark",
         "log_start",
         "lookups",
         "partition",
+        "pass_over",
         "polls",
         "state",
         "topic",
@@ -113,6 +91,12 @@ class LogStream:
     )
 
     group: Group
+    entries_are_state = True
+    """Records are kept as they are."""
+    is_remembered = False
+    """Only reads follow from the applied state."""
+    large = None
+    """None: the state is small."""
 
     def __init__(
         self,
@@ -175,11 +159,18 @@ class LogStream:
         self.wait_for = self.polls.wait_for
         self.lookups = Lookups(self)
         self._asked: list[Pending[bool]] = []
-        self._commands: deque[Pending[Outcome]] = deque()
-        """Commands of other groups that wait to be applied, by index."""
-        self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
-        self._expiry_index = 0
-        """Index of the newest `ExpireProducers` that was appended here."""
+        self.commands = Commands(self, self.transactions, options)
+        applying = Applying(
+            state=state,
+            overlay=self._overlay,
+            transactions=self.transactions,
+            log_start=self.log_start,
+            commands=self.commands,
+            polls=self.polls,
+            wake=partial(outbox.wake, self),
+        )
+        self.apply = applying.apply
+        self.pass_over = applying.pass_over
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -381,53 +372,10 @@ class LogStream:
         self.log_start.delete_records(offset, deadline_ns=deadline_ns, done=done)
 
     def expire_producers(self, now_ns: int, *, kept: int, may_append: bool) -> None:
-        """Have idle producers forgotten, earlier if there are more than `kept`.
-
-        Called on every replica, so that a new leader knows how long each has been idle. Only the
-        leader decides, if it `may_append`.
-        """
-        producers = self.state.producers
-        self._idle_producers.note(producers, now_ns)
-        idle_index = self._idle_producers.index(producers, now_ns, kept=kept)
-        oldest = producers.oldest_index
-        if oldest is None or oldest > idle_index or not may_append or not self.serving:
-            return
-        is_under_way = self._expiry_index > self.group.applied
-        if is_under_way or not self.group.accepts_appends:
-            return
-        if self.propose(Entry(data=encode_command(ExpireProducers(idle_index)))):
-            self._expiry_index = self.group.node.last_index
-
-    def compact(self, *, upto: Index, markers_upto: Index) -> None:
-        """Propose compaction up to these indexes if there is room for the entry: see `Compact`.
-
-        Each replica compacts in its own time.
-        """
-        if self.serving and self.group.store.accepts_appends:
-            self.propose(Entry(data=encode_command(Compact(upto, markers_upto))))
-
-    def command(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
-        """Append a command of another group, and return its result when it is applied here.
-
-        It may be appended again: see `peers/group_commands.py`.
-        """
-        try:
-            command = decode_command(data)
-        except DecodeError:
-            done(TOO_LARGE)
-            return
-        if isinstance(command, EndTransactionMarker):
-            ended = partial(transaction_ended, done)
-            self.transactions.end(command, deadline_ns=deadline_ns, done=ended)
-        elif (
-            not self.serving
-            or len(self._commands) >= COMMANDS_MAX
-            or not self.group.accepts_appends
-            or not self.propose(Entry(data=data))
-        ):
-            done(NOT_APPENDED)
-        else:
-            self._commands.append(Pending(deadline_ns, done, index=self.group.node.last_index))
+        """See `Commands.expire_producers`."""
+        self.commands.expire_producers(
+            self.state.producers, now_ns, kept=kept, may_append=may_append
+        )
 
     def propose(self, entry: Entry) -> bool:
         """Append a command. Return False if it is refused."""
@@ -439,14 +387,6 @@ class LogStream:
         return True
 
     # --- the group's owner -------------------------------------------------------------------
-    @property
-    def entries_are_state(self) -> bool:
-        return True  # records are kept as they are
-
-    @property
-    def is_remembered(self) -> bool:
-        return False  # only reads follow from the applied state
-
     def load(self, items: Items, listed: AbortedTransactions | None = None) -> None:
         """Load the stored state, before the replica runs. `listed`: see `PartitionState.load`."""
         self.state.load(items, listed)
@@ -477,32 +417,6 @@ class LogStream:
         replaced. A snapshot is made anew if one returns with an older version.
         """
         return not speaks_less(VERSION_OF_SHORT_SNAPSHOTS, self.group, self._alive)
-
-    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
-        """Build the list of aborted transactions from entries, if the snapshot had none."""
-        state = self.state
-        if state.lists_all:
-            return
-        for entry in entries:
-            if not entry.records or not len(entry.data):
-                continue
-            (producer_id, *_) = _PRODUCER.unpack_from(entry.data, _PRODUCER_POSITION)
-            attributes = entry.data[_ATTRIBUTES_POSITION]
-            if attributes & CONTROL_FLAG:
-                marker = read_marker(memoryview(entry.data))
-                if marker is not None:
-                    state.pass_marker(
-                        producer_id,
-                        commit=marker.commit,
-                        offset=entry.base_offset,
-                        index=entry.index,
-                    )
-            elif attributes & TRANSACTIONAL_FLAG:
-                state.pass_batch(producer_id, entry.base_offset)
-        if is_last:
-            state.passed_all()
-            if self.polls.for_stable:
-                self._outbox.wake(self)
 
     def scan(self) -> None:
         """Return None: a partition's state is read in one piece."""
@@ -536,65 +450,6 @@ class LogStream:
         polls = self.polls
         polls.wake(self.high_watermark, self.last_stable_offset if polls.for_stable else Offset(0))
 
-    def apply(self, entries: Sequence[Entry]) -> None:
-        """Update producer windows and transactions from committed batches."""
-        if self.polls.for_stable:
-            self._outbox.wake(self)
-        transactions = self.transactions
-        for entry in entries:
-            if not entry.records:
-                if len(entry.data):
-                    self._apply_command(entry)
-                continue
-            if not len(entry.data):
-                continue  # compacted away, and in no producer's window any more
-            producer_id, epoch, sequence = _PRODUCER.unpack_from(entry.data, _PRODUCER_POSITION)
-            if producer_id >= 0:
-                attributes = entry.data[_ATTRIBUTES_POSITION]
-                if attributes & CONTROL_FLAG:
-                    self._apply_marker(entry)
-                    continue
-                self.state.producers.apply(
-                    producer_id,
-                    epoch,
-                    sequence,
-                    entry.records,  # includes records that compaction removed
-                    entry.base_offset,
-                    entry.index,
-                    entry.timestamp,
-                    is_transactional=attributes & TRANSACTIONAL_FLAG != 0,
-                )
-                self._overlay.committed(producer_id, entry.index)
-                if transactions.endings:
-                    transactions.answer_endings(entry.index)
-
-    def _apply_marker(self, entry: Entry) -> None:
-        marker = read_marker(memoryview(entry.data))
-        if marker is None:
-            return  # a control batch of another type
-        self.state.apply_marker(
-            marker.producer_id,
-            marker.producer_epoch,
-            marker.coordinator_epoch,
-            commit=marker.commit,
-            offset=entry.base_offset,
-            index=entry.index,
-            timestamp=marker.timestamp,
-            number=marker.number,
-        )
-        self._overlay.committed(marker.producer_id, entry.index)
-        self.transactions.answer_endings(entry.index)
-
-    def _apply_command(self, entry: Entry) -> None:
-        log_start = self.state.log_start_offset
-        answer = self.state.apply(entry.data, end_offset=entry.base_offset)
-        while self._commands and self._commands[0].index <= entry.index:
-            # No other leader can have overwritten it: the queue would have been emptied.
-            self._commands.popleft().done(Outcome(OutcomeKind.APPLIED, answer))
-        self.log_start.applied(entry.index)
-        if self.state.log_start_offset != log_start:
-            self.polls.run_all()  # the log start moved: long polls have to check it
-
     def serving_started(self) -> None:
         self.appending.append_held()
         asked, self._asked = self._asked, []
@@ -611,9 +466,8 @@ class LogStream:
         """
         self._overlay.clear()
         held, waiters = self.appending.leadership_lost()
-        self._expiry_index = 0
         asked, self._asked = self._asked, []
-        commands, self._commands = self._commands, deque()
+        commands = self.commands.leadership_lost()
         deletions = self.log_start.leadership_lost()
         for command in commands:
             command.done(UNKNOWN)
@@ -637,7 +491,7 @@ class LogStream:
         self.appending.expire(now_ns)
         # `iter` keeps `end_all` from searching the queue for an answer.
         end_all(iter(take_late(self._asked, now_ns)), False)
-        end_all(iter(take_late(self._commands, now_ns)), UNKNOWN)
+        self.commands.expire(now_ns)
         self.log_start.expire(now_ns)
         self.polls.drop_cancelled()
 
@@ -650,7 +504,7 @@ class LogStream:
             or self.appending.uncopied
             or self._asked
             or self.polls.waits
-            or self._commands
+            or self.commands.waiting
             or self.log_start.deletions
             or self.transactions.verifying
             or self.transactions.endings
@@ -663,7 +517,7 @@ class LogStream:
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
         """Return True for deletions, Raft's entries and ends of transactions, not for records."""
-        return not entry.records or _is_control(entry)
+        return not entry.records or is_control(entry)
 
     def stopped(self) -> None:
         """Do nothing: `close` has answered every request."""
@@ -671,14 +525,5 @@ class LogStream:
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
 
-    @property
-    def large(self) -> None:
-        """None: the state is small."""
-
     def installed(self) -> None:
         """Do nothing."""
-
-
-def _is_control(entry: Entry) -> bool:
-    is_batch = bool(entry.records) and len(entry.data) > _ATTRIBUTES_POSITION
-    return is_batch and entry.data[_ATTRIBUTES_POSITION] & CONTROL_FLAG != 0

@@ -305,7 +305,7 @@ def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
 
 
 class Passing(Protocol):
-    """See `Owner` in `group.py`."""
+    """See `Owner` in `owner.py`."""
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None: ...
 

@@ -316,7 +316,7 @@ class GroupCommands:
         """Have a group that leads here append a command."""
         stream = self._state.streams.get(group_id)
         if stream is not None:
-            stream.command(data, deadline_ns=deadline_ns, done=done)
+            stream.commands.run(data, deadline_ns=deadline_ns, done=done)
             return
         state_group = self._state.state_groups.get(group_id)
         if state_group is None or not state_group.serving or group_id == CATALOG_GROUP:
