@@ -129,7 +129,7 @@ def lose_the_directory(world: World, leader: Machine, group: Group) -> None:
 def answer_a_read_early(world: World, leader: Machine, group: Group) -> None:
     """Confirm a read before everything committed at its request is applied."""
     group.reads.ask(world.time.now_ns + S, lambda confirmed: None)
-    (ask,) = group.reads._asks
+    (ask,) = group.reads.asks
     group.applied -= 1
     ask.done(True)
     group.applied += 1

@@ -74,6 +74,22 @@ class Coming:
     """Outbox of the turn in which the state began to wait for the disk."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Parts of a server that all its groups use."""
+
+    store: storage.Store
+    options: HostOptions
+    tick: Callable[[], int]
+    throttle: RecoveryThrottle
+    move_throttle: MoveThrottle
+    encodings: StateEncodings
+    is_linked: Callable[[NodeId], bool]
+    heard_ago: Callable[[NodeId], int]
+    full: Set[ServerId]
+    """Servers whose disks are known to be full, kept current."""
+
+
 class Group:
     """One replica of one group. `dirty`: the host's next turn pumps it."""
 
@@ -133,31 +149,22 @@ class Group:
         replica_id: NodeId,
         placement: Sequence[NodeId],
         log: storage.Log,
-        store: storage.Store,
         owner: Owner,
         applied: Index,
         members: Members,
-        tick: Callable[[], int],
-        options: HostOptions,
-        throttle: RecoveryThrottle,
-        move_throttle: MoveThrottle,
-        encodings: StateEncodings,
         rng: random.Random,
-        is_linked: Callable[[NodeId], bool],
-        full: Set[ServerId],
-        heard_ago: Callable[[NodeId], int],
+        server: Surroundings,
         loaded: dict[bytes, bytes | None] | None = None,
     ) -> None:
         """Create a replica.
 
         `placement`: wanted members, preferred leader first; `members`: actual ones, as of
-        `applied`. `full`: servers whose disks are known to be full, kept current. `loaded`: see
-        `AppliedState`.
+        `applied`. `loaded`: see `AppliedState`.
         """
         self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
-        self.store = store
+        self.store = server.store
         self.owner = owner
         self.placement = tuple(placement)
         self.leaving: tuple[NodeId, ...] = ()
@@ -181,32 +188,34 @@ class Group:
             _config(
                 replica_id,
                 node_storage,
-                options,
+                server,
                 applied=applied,
                 rng=rng,
-                is_linked=is_linked,
-                heard_ago=heard_ago,
                 # At a follower no producer waits for a commit of records, but a client may wait for
                 # one of commands.
                 commit_apart=owner.entries_are_state,
                 applied_bytes_max=(
-                    options.apply_bytes_max if owner.large is None else APPLIED_BYTES_MAX
+                    server.options.apply_bytes_max if owner.large is None else APPLIED_BYTES_MAX
                 ),
             )
         )
-        self.campaigning = Campaigning(self.node, options, rng)
-        self.feeding = Feeding(self.node, log, store, throttle, move_throttle)
-        self._is_linked, self._full = is_linked, full
+        self.campaigning = Campaigning(self.node, server.options, rng)
+        self.feeding = Feeding(self.node, log, server.store, server.throttle, server.move_throttle)
+        self._is_linked, self._full = server.is_linked, server.full
         self.dirty = False
-        self._tick = tick
-        self.last_tick = tick()
+        self._tick = server.tick
+        self.last_tick = server.tick()
         self.owes_tick = False
         """True if the last tick was not counted, because a timer was due in it."""
         self.due_tick = self.entry_tick = 0
         self.last_token = 0
         """Invariant: everything this group staged is durable once this token is."""
         self.commit = self.node.commit
+        """Highest index known to be committed. Use: the owner acknowledges and serves up to it.
+        Invariant: it never moves back, and after a turn it is at least `applied`."""
         self.applied = applied
+        """Index of the last applied entry. Invariant: the owner's state and the members reflect
+        every entry up to it."""
         self.whole_at = self.commit
         """Highest index that an earlier process may have applied. Below it the state is older than
         the one before the restart, because entries could not be read at the start: this replica
@@ -228,14 +237,19 @@ class Group:
         self._state = AppliedState(
             owner,
             is_replaced=bool(log.installed_state),
-            piece=options.encoded_items_per_turn,
+            piece=server.options.encoded_items_per_turn,
             loaded=loaded,
         )
         self.trim_refused = 0
         """Index at which the log would have been cut when the state was last too large for that."""
-        self._encodings = encodings
+        self._encodings = server.encodings
         self.snapshots = SnapshotSource(
-            owner, log, self._state, applied=self._applied_state, tick=tick, encodings=encodings
+            owner,
+            log,
+            self._state,
+            applied=self._applied_state,
+            tick=server.tick,
+            encodings=server.encodings,
         )
         self._held = 0
         """Number of applications that wait for the disk; while there are any, all later ones
@@ -414,7 +428,8 @@ class Group:
     def pump(self, outbox: Outbox) -> None:
         """Execute the node's actions until the next ones need a disk or a peer."""
         node, log = self.node, self.node.raft.log
-        self.reads.begin(node)
+        if self.reads.asks:
+            self.reads.begin(node)
         while node.has_ready():
             ready = node.ready()
             applies: list[MsgStorageApply] = []
@@ -650,12 +665,14 @@ class Group:
             assert last < first_index, (self.group_id, last, first_index, self.applied)
         for response in message.responses:
             self.node.step(response)
-        self.reads.applied(self.applied)
+        if self.reads.answerable:
+            self.reads.applied(self.applied)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
         assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
         own = for_the_owner(entries, self.reflects)
-        pass_over(self.owner, entries, self.reflects)
+        if entries[0].index <= self.reflects:
+            pass_over(self.owner, entries, self.reflects)
         if own:
             self.owner.apply(own)
             if self._state.large is not None:
@@ -754,16 +771,15 @@ class Group:
 def _config(
     replica_id: NodeId,
     log: LogStorage,
-    options: HostOptions,
+    server: Surroundings,
     *,
     applied: Index,
     rng: random.Random,
-    is_linked: Callable[[NodeId], bool],
-    heard_ago: Callable[[NodeId], int],
     commit_apart: bool,
     applied_bytes_max: int,
 ) -> Config:
     """Return the configuration of every node here: asynchronous writes, durable votes."""
+    options = server.options
     return Config(
         id=replica_id,
         election_ticks=options.election_ticks,
@@ -777,8 +793,8 @@ def _config(
         # A removed member does not know so before it has applied the change, and may be elected.
         step_down_on_removal=True,
         quiet_heartbeats=True,
-        is_linked=is_linked,
-        heard_ago=heard_ago,
+        is_linked=server.is_linked,
+        heard_ago=server.heard_ago,
         batch_appends=True,
         commit_apart=commit_apart,
         durable_campaign=True,

@@ -20,63 +20,64 @@ from vdl.logstream.group.pending import Pending, take_late
 class ReadRounds:
     """The rounds of one group, oldest first."""
 
-    __slots__ = ("_asks", "_confirmed", "_number", "_rounds")
+    __slots__ = ("_number", "_rounds", "answerable", "asks")
 
     def __init__(self) -> None:
-        self._asks: list[Pending[bool]] = []
+        self.asks: list[Pending[bool]] = []
+        """Requests that no round was started for."""
         self._rounds: dict[bytes, list[Pending[bool]]] = {}
-        self._confirmed: deque[tuple[Index, list[Pending[bool]]]] = deque()
+        self.answerable: deque[tuple[Index, list[Pending[bool]]]] = deque()
+        """Confirmed requests, and the index whose application answers them."""
         self._number = 0
 
     def __bool__(self) -> bool:
-        return bool(self._asks or self._rounds or self._confirmed)
+        return bool(self.asks or self._rounds or self.answerable)
 
     def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        self._asks.append(Pending(deadline_ns, done))
+        self.asks.append(Pending(deadline_ns, done))
 
     def begin(self, node: RawNode) -> None:
-        """Start one round for all requests since the last."""
-        if self._asks:
-            self._number += 1
-            context = self._number.to_bytes(8, "big")
-            self._rounds[context] = self._asks
-            self._asks = []
-            node.read_index(context)
+        """Start one round for all requests since the last. Use: if there are `asks`."""
+        self._number += 1
+        context = self._number.to_bytes(8, "big")
+        self._rounds[context] = self.asks
+        self.asks = []
+        node.read_index(context)
 
     def confirmed(self, states: list[ReadState]) -> None:
         """Note the rounds that the core confirmed; each is answered once `index` is applied."""
         for state in states:
             asks = self._rounds.pop(state.context, None)
             if asks:
-                self._confirmed.append((state.index, asks))
+                self.answerable.append((state.index, asks))
 
     def applied(self, index: Index) -> None:
         """Answer the requests that waited for `index` to be applied."""
-        while self._confirmed and self._confirmed[0][0] <= index:
-            for ask in self._confirmed.popleft()[1]:
+        while self.answerable and self.answerable[0][0] <= index:
+            for ask in self.answerable.popleft()[1]:
                 ask.done(True)
 
     def fail(self) -> None:
         """Answer False to all requests: leadership ended."""
-        asks = self._asks
+        asks = self.asks
         for round_asks in self._rounds.values():
             asks.extend(round_asks)
-        for _, confirmed in self._confirmed:
+        for _, confirmed in self.answerable:
             asks.extend(confirmed)
-        self._asks = []
+        self.asks = []
         self._rounds.clear()
-        self._confirmed.clear()
+        self.answerable.clear()
         for ask in asks:
             ask.done(False)
 
     def expire(self, now_ns: int) -> None:
         """Answer False to requests whose deadline has passed."""
-        late = take_late(self._asks, now_ns)
+        late = take_late(self.asks, now_ns)
         for context in list(self._rounds):
             late += take_late(self._rounds[context], now_ns)
             if not self._rounds[context]:
                 del self._rounds[context]
-        for _, asks in self._confirmed:
+        for _, asks in self.answerable:
             late += take_late(asks, now_ns)
         for ask in late:
             ask.done(False)

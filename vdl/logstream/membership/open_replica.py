@@ -28,7 +28,7 @@ from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry
 from vdl.logstream.group import snapshots
-from vdl.logstream.group.group import Group
+from vdl.logstream.group.group import Group, Surroundings
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.owner import Owner
@@ -75,7 +75,6 @@ class ReplicaOpener:
 
     def __init__(self, state: HostState, liveness: Liveness, hosting: Hosting) -> None:
         self._state = state
-        self._liveness = liveness
         self._hosting = hosting
         self._in_line: deque[Callable[[], None]] = deque()
         self._left = state.options.openings_per_turn
@@ -87,6 +86,17 @@ class ReplicaOpener:
         """Throttle for replicas that reassignments add, if an operator has set a limit."""
         self.encodings = StateEncodings(state.clock, lambda: state.outbox.is_closed)
         """Encodings of states for snapshots."""
+        self._server = Surroundings(
+            store=state.store,
+            options=state.options,
+            tick=state.loop_time.tick,
+            throttle=self.throttle,
+            move_throttle=self.move_throttle,
+            encodings=self.encodings,
+            is_linked=state.is_linked,
+            heard_ago=liveness.heard_ago,
+            full=state.full,
+        )
 
     def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
         """Open a replica, now or later.
@@ -179,19 +189,11 @@ class ReplicaOpener:
             replica_id=replica_id_of(state.server_id, log.replica_number),
             placement=placement.present,
             log=log,
-            store=state.store,
             owner=owner,
             applied=applied,
             members=members,
-            tick=state.loop_time.tick,
-            options=state.options,
-            throttle=self.throttle,
-            move_throttle=self.move_throttle,
-            encodings=self.encodings,
             rng=random.Random(state.rng.getrandbits(64)),
-            is_linked=state.is_linked,
-            full=state.full,
-            heard_ago=self._liveness.heard_ago,
+            server=self._server,
             loaded=loaded,
         )
         owner.group = group
