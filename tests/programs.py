@@ -22,7 +22,7 @@ from tests.clients.everyday_programs import PROGRAMS, install_kcat
 from tests.clients.share_workers import share_worker
 from tests.codec.java_oracle import oracle_command
 from tests.ecosystem import apicurio
-from tests.ecosystem.programs import classes
+from tests.ecosystem.programs import classes, libraries
 
 Making = tuple[str, Callable[[], object]]
 """Name of a program, and the function that prepares it.
@@ -52,6 +52,7 @@ def of_ecosystem() -> Iterator[Making]:
     if shutil.which("java"):
         yield "Kafka, Streams, Connect", lambda: classes("java")
         yield "Flink", lambda: classes("flink")
+        yield "Debezium", lambda: libraries("debezium")
         yield "Apicurio", apicurio.installed
 
 

@@ -6,17 +6,14 @@ and VDL_CONNECT_KILLS set its minimum number of lines, and how often a worker is
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
-from tests.ecosystem.programs import Program, free_port, java, libraries
+from tests.ecosystem.connect import ONCE_SETTINGS, Worker, worker_command
+from tests.ecosystem.programs import Program, free_port, libraries
 from tests.ecosystem.records import Followed, Topics
 
 LINES = 5_000
@@ -31,49 +28,9 @@ SETTLE_SECONDS = 2.0
 
 Shorter than `session.timeout.ms`: an unsuccessful pause has no effect on the worker.
 """
-HTTP_SECONDS_MAX = 60
 INTERNAL = ("connect-configs", "connect-offsets", "connect-status")
-ONCE_SETTINGS = """exactly.once.source.support=enabled
-session.timeout.ms=6000
-heartbeat.interval.ms=1000
-scheduled.rebalance.max.delay.ms=0
-"""
-"""Worker settings with short timeouts, so that a killed worker is replaced soon."""
 FENCED = ("ProducerFencedException", "InvalidProducerEpochException", "has been fenced")
 FILE_CONNECTOR = "org.apache.kafka.connect.file.FileStream"
-
-
-class Worker:
-    """A worker's REST interface."""
-
-    def __init__(self, port: int) -> None:
-        self._address = f"http://127.0.0.1:{port}"
-
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Return the answer, or None if there is none yet, or the resource does not exist."""
-        request = urllib.request.Request(
-            self._address + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-            method=method,
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=HTTP_SECONDS_MAX) as answer:
-                return json.loads(answer.read() or b"null")
-        except (urllib.error.URLError, ConnectionError):
-            return None
-
-    def is_up(self) -> bool:
-        return self.ask("GET", "/") is not None
-
-    def runs(self, connector: str) -> bool:
-        """Return True if the connector and its task run."""
-        status = self.ask("GET", f"/connectors/{connector}/status")
-        if status is None:
-            return False
-        states = [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
-        assert "FAILED" not in states, status
-        return len(states) == 2 and set(states) == {"RUNNING"}
 
 
 def test_connect_copies_a_file_through_a_topic_over_a_restart(
@@ -96,12 +53,7 @@ def test_connect_copies_a_file_through_a_topic_over_a_restart(
         _configure(settings, topics, port)
         worker = Worker(port)
         log.unlink(missing_ok=True)
-        command = java(
-            f"{libraries('java')}/*",
-            "org.apache.kafka.connect.cli.ConnectDistributed",
-            str(settings),
-        )
-        with Program(command, log) as program:
+        with Program(worker_command(settings), log) as program:
             program.wait_for("the worker is up", worker.is_up)
             if part == 0:
                 assert worker.ask("PUT", "/connectors/in/config", _connector("Source", source))
@@ -139,12 +91,8 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
         _configure(settings, topics, port, name="once")
         with settings.open("a") as file:
             file.write(ONCE_SETTINGS)
-        command = java(
-            f"{libraries('java')}/*",
-            "org.apache.kafka.connect.cli.ConnectDistributed",
-            str(settings),
-        )
-        program, worker = Program(command, log.with_suffix(f".{number}")), Worker(port)
+        program = Program(worker_command(settings), log.with_suffix(f".{number}"))
+        worker = Worker(port)
         program.wait_for("the worker is up", worker.is_up)
         return program, worker
 

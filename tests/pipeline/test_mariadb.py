@@ -31,8 +31,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from tests.chaos.harness.replica_set import ReplicaSet
-from tests.pipeline.live_rows import live_rows
-from tests.pipeline.mariadb_server import DATABASE, USER, MariaDbServer
+from tests.ecosystem.mariadb_server import DATABASE, USER, MariaDbServer
 from tests.pipeline.test_spark import run_once
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import load_job

@@ -14,7 +14,9 @@ from tests.ecosystem.programs import Program, accepts, free_port
 
 INSTALL_SECONDS_MAX = 120
 USER = "vdl"
+PASSWORD = "secret"
 DATABASE = "shop"
+RIGHTS = "SELECT, RELOAD, LOCK TABLES, SHOW DATABASES, REPLICATION SLAVE, REPLICATION CLIENT"
 
 
 class MariaDbServer:
@@ -52,12 +54,9 @@ class MariaDbServer:
         self._program.wait_for("MariaDB answers", lambda: accepts(self.port))
         self.run(
             f"CREATE DATABASE {DATABASE}",
-            f"CREATE USER {USER}@'127.0.0.1' IDENTIFIED BY 'secret'",
-            f"CREATE USER {USER}@'localhost' IDENTIFIED BY 'secret'",
-            *(
-                f"GRANT SELECT, REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {USER}@'{host}'"
-                for host in ("127.0.0.1", "localhost")
-            ),
+            f"CREATE USER {USER}@'127.0.0.1' IDENTIFIED BY '{PASSWORD}'",
+            f"CREATE USER {USER}@'localhost' IDENTIFIED BY '{PASSWORD}'",
+            *(f"GRANT {RIGHTS} ON *.* TO {USER}@'{host}'" for host in ("127.0.0.1", "localhost")),
         )
         return self
 
