@@ -59,6 +59,8 @@ def of_ecosystem() -> Iterator[Making]:
 def of_pipeline() -> Iterator[Making]:
     if shutil.which("java"):
         yield "Iceberg's catalog", lambda: classes("iceberg")
+        yield "Kafka Connect", lambda: libraries("java")
+        yield "Debezium", lambda: libraries("debezium")
         yield "Apicurio", apicurio.installed
 
 

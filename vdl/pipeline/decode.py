@@ -39,6 +39,8 @@ TOMBSTONES = (DEAD, DROP, NULLS, DELETES)
 """A dead letter, nothing, a row whose columns are NULL, or the end of the key's row."""
 DEBEZIUM = "debezium"
 ENVELOPES = ("", DEBEZIUM)
+ENVELOPE_DATES = {"dateFormat": "yyyy-MM-dd['Z']", "enableDateTimeParsingFallback": "true"}
+"""Debezium's `isostring` writes a date as 2013-01-31Z. Other forms are read as without it."""
 TS, SOURCE = "_ts_ms", "_source"
 OPS = ("c", "r", "u", DELETE, TRUNCATE)
 """Debezium's: a row created, read in a snapshot, updated, deleted; all rows of a table deleted."""
@@ -110,11 +112,12 @@ def decode(
     is_tombstone = f.col("value").isNull() & f.coalesce(~is_letter, f.lit(True))
     if tombstones == DROP:
         frame = frame.filter(~is_tombstone)
-    inner = text
+    inner, options = text, {"columnNameOfCorruptRecord": CORRUPT}
     if envelope:
+        options |= ENVELOPE_DATES
         with_corrupt, mismatch = _envelope_type(wanted), f.lit(NOT_ENVELOPE)
         inner = _row_text(text)
-    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
+    parsed = f.from_json(text, with_corrupt, options)
     staged = frame.select("*", parsed.alias("_json"))
     columns = [f.col("_json").getField(name) for name in names]
     op, row_error, told = f.lit(ROW), f.lit(None).cast("string"), []
@@ -206,7 +209,7 @@ def _with_key(
     wrapped = "payload" not in key
     wanted = StructType([*kinds.fields])
     text = f.when(f.is_valid_utf8(text), text)
-    told = f.from_json(text, wanted.add("payload", kinds) if wrapped else wanted)
+    told = f.from_json(text, wanted.add("payload", kinds) if wrapped else wanted, ENVELOPE_DATES)
     is_gone = op == DELETE
     found = []
     for column, name in zip(columns, names, strict=True):
