@@ -31,7 +31,7 @@
 #                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
-#   make cdc            100,000 changes of a MariaDB through kill -9 of leaders to two tables
+#   make cdc            100,000 changes of a MariaDB by Debezium, through kill -9 of leaders, to two tables
 #   make violence       jobs on Spark killed and suspended, each row once in the end; KILLS=10,
 #                       SINKS=iceberg,delta-s3, LEADERS=2, ZOMBIES=2, SOURCE=vdl, SEED=1, and
 #                       SPECULATE=1: on a cluster, whose executors are frozen, too
@@ -108,7 +108,7 @@ $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@echo "setup: Spark, in $(SPARK_VENV)"
 	@$(BIN)/python -m venv $(SPARK_VENV)
-	@PYTHONWARNINGS=ignore $(SPARK_BIN)/python $(PIP_INSTALL) '.[dev,spark,spark-dev,mariadb,lineage]'
+	@PYTHONWARNINGS=ignore $(SPARK_BIN)/python $(PIP_INSTALL) '.[dev,spark,spark-dev,lineage]'
 	@sync
 	@touch $@
 
@@ -227,7 +227,7 @@ test-pipeline: $(SPARK)
 
 cdc: $(SPARK)
 	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(SPARK_BIN)/python -m pytest -q -s \
-	  -o faulthandler_timeout=0 -k tables_are tests/pipeline/test_mariadb.py
+	  -o faulthandler_timeout=0 tests/ecosystem/test_debezium.py tests/pipeline/test_debezium.py
 
 # About a core for some minutes a sink, and S3 is a server of the tests.
 violence: $(SPARK)

@@ -74,23 +74,6 @@ def pipeline() -> None:
 
 @pipeline.command()
 @_job
-@click.option("--once", is_flag=True, help="Up to where the binlog ends now, then stop.")
-def mariadb(*, job_file: Path, once: bool) -> int:
-    """Carry a MariaDB's changes into topics, exactly once, until ^C or SIGTERM."""
-    from vdl.pipeline.mariadb.capture import Capturing
-    from vdl.pipeline.mariadb.settings import load_capture
-
-    capturing = Capturing(load_capture(job_file))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: capturing.stop())
-    totals = capturing.run(once=once)
-    told = f"{totals.rows} records in {totals.commits} transactions"
-    click.echo(f"{told}, begun again {totals.restarts} times")
-    return 0
-
-
-@pipeline.command()
-@_job
 def validate(*, job_file: Path) -> int:
     """Check a job file, without a cluster. Its SQL is parsed where Java is installed."""
     from vdl.pipeline.preflight import check_texts
