@@ -15,7 +15,7 @@ from tests.chaos.harness.replica_set import ReplicaSet
 
 IDLE, AT_ONCE = 400, 40
 IDLE_BYTES_MAX = 64 << 10
-"""Resident memory of one; docs/security.md states the usual size."""
+"""Resident memory of one; docs/secure.md states the usual size."""
 RECORDS = 300
 SECONDS = 30.0
 

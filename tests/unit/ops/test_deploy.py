@@ -56,7 +56,7 @@ def test_deploy_annotated_file_names_only_known_keys():
 
 def documented_keys():
     """Return {key: default as written in a file, empty where there is none}."""
-    text = (ROOT / "docs" / "configuration.md").read_text()
+    text = (ROOT / "docs" / "configure.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \| (?:`([^`|]+)`)?[^|]*\| [^|]*\|$", text, re.MULTILINE)
     assert len(rows) == len(dict(rows)), "a key stands there twice"
     return dict(rows)

@@ -89,8 +89,8 @@ def test_check_prints_each_port(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_recipe_for_several_machines_limits_what_users_may_do() -> None:
-    """The file that docs/security.md recommends is read as printed there."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    """The file that docs/secure.md recommends is read as printed there."""
+    text = (ROOT / "docs" / "secure.md").read_text()
     _, _, recipe = text.partition("## A secured set on several machines")
     found = re.search(r"```toml\n(.*?)```", recipe, re.DOTALL)
     assert found is not None

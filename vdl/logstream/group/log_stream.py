@@ -468,10 +468,9 @@ class LogStream:
         held, waiters = self.appending.leadership_lost()
         asked, self._asked = self._asked, []
         commands = self.commands.leadership_lost()
-        deletions = self.log_start.leadership_lost()
         for command in commands:
             command.done(UNKNOWN)
-        for deletion in deletions:
+        for deletion in self.log_start.leadership_lost():
             deletion.done(ErrorCode.REQUEST_TIMED_OUT)
         held += self.transactions.leadership_lost()
         for append in held:

@@ -956,6 +956,6 @@ def _broken(ctx: RequestContext, request: Any) -> Reply:
 
 def test_documentation_is_the_table() -> None:
     """CVE-2026-41115: documentation and behaviour are the same."""
-    text = (Path(__file__).parents[4] / "docs" / "permissions.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "secure.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if re.match(r"\| [0-9]", line)]
     assert rows == [f"| {key} | {API[key].name} | {needs} |" for key, needs in described()]
