@@ -1,4 +1,4 @@
-"""Why a connection waits: each reason is found, and ends with its event."""
+"""Reasons for which a connection waits: each is detected, and ends with its event."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client_that_is_not_sent_to() -> Iterator[Client]:
 
 
 def crowd() -> tuple[CostlyWorld, list[Client]]:
-    """So many who ask at once that the last of them has to wait for its turn."""
+    """Return a world and clients whose requests are more than one turn starts."""
     world = CostlyWorld()
     row = API[API_VERSIONS]
     API[API_VERSIONS] = Api(API_VERSIONS, row.name, 0, 4, "", world.handle)
@@ -217,7 +217,7 @@ def test_every_reason_to_wait_is_tried() -> None:
 
 @pytest.mark.parametrize("reason", WAITS, ids=lambda reason: reason.name.lower())
 def test_connection_waits_for_its_reason_and_not_longer(reason: Reason) -> None:
-    """It is examined again by itself when the reason has ended, and holds nothing in the end."""
+    """The connection continues without a further request, and holds no memory at the end."""
     steps = WAITS[reason]()
     client = next(steps)
     admission = client.session.admission
@@ -235,7 +235,7 @@ def test_connection_waits_for_its_reason_and_not_longer(reason: Reason) -> None:
 
 
 def test_reasons_are_examined_in_their_order() -> None:
-    """Before its turn, a request takes no memory; before the answers ahead, no turn."""
+    """Memory is not charged before the request's turn, and a turn not used before its order."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -247,7 +247,7 @@ def test_reasons_are_examined_in_their_order() -> None:
     assert world.context.answers.waiting == 0
     fill(stream)
     world.run()
-    # The poll's answer finds no memory either, so nothing behind it is examined further.
+    # The poll's answer has no memory either, so no request behind it is examined further.
     assert admission.start_waits_for is Reason.ORDER
     assert world.context.answers.waiting == 1
     world.context.answers.change(-world.context.answers.limit)

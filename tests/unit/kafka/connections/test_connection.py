@@ -1,4 +1,4 @@
-"""What a connection reads: frames, memory, limits. `test_listener.py` has what it sends."""
+"""Reading of a connection: frames, memory, limits. `test_listener.py` tests its writes."""
 
 import gc
 import mmap
@@ -40,7 +40,7 @@ def request_frame(body: bytes, correlation_id: int = 1, version: int = 9) -> byt
 
 
 class Transport:
-    """Takes everything, and is read for ever."""
+    """Transport that takes everything and is never paused."""
 
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         return []
@@ -62,7 +62,7 @@ def connect(bytes_max: int = REQUEST_BYTES_MAX) -> Connection:
 
 
 def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
-    """Hand over `data`, at most `step` bytes a time, as a socket would."""
+    """Write `data` into the connection, at most `step` bytes at a time, as a socket would."""
     requests = []
     view = memoryview(data)
     while view:
@@ -81,13 +81,13 @@ def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
 )
 @settings(max_examples=60, deadline=None)
 def test_stream_cut_anywhere_gives_the_same_requests(sizes: list[int], step: int) -> None:
-    """The same requests in the same order, however the bytes were cut; views stay what they are."""
+    """The order is kept too, and views keep their bytes."""
     rng = random.Random(repr(sizes))
     bodies = [rng.randbytes(size) for size in sizes]
     data = b"".join(request_frame(body, number) for number, body in enumerate(bodies))
     connection = connect()
     requests = feed(connection, data, step)
-    # Compared after everything has arrived: no view may have been written over meanwhile.
+    # Compared after everything has arrived: no view may have been overwritten meanwhile.
     assert [bytes(request.body) for request in requests] == bodies
     assert [request.correlation_id for request in requests] == list(range(len(bodies)))
     assert all(request.client_id == "tests" for request in requests)
@@ -95,28 +95,28 @@ def test_stream_cut_anywhere_gives_the_same_requests(sizes: list[int], step: int
 
 
 def test_small_stream_byte_by_byte_gives_the_same_requests() -> None:
-    """One byte at a time."""
+    """Each call has one byte."""
     data = b"".join(request_frame(bytes([number]) * 20, number) for number in range(5))
     requests = feed(connect(), data, 1)
     assert [bytes(request.body) for request in requests] == [bytes([n]) * 20 for n in range(5)]
 
 
 def test_body_can_be_patched_in_place() -> None:
-    """The batch header is patched where the request lies, so the body is writable."""
+    """A handler patches the batch header in the request's buffer, so the body is writable."""
     (request,) = feed(connect(), request_frame(b"abcd"), 100)
     request.body[0:2] = b"XY"
     assert bytes(request.body) == b"XYcd"
 
 
 def test_request_counts_its_whole_frame() -> None:
-    """`bytes` is the frame's size, header included, without the length in front."""
+    """`bytes` is the size of the frame with its header, without the length in front."""
     frame = request_frame(b"abcd")
     (request,) = feed(connect(), frame, 100)
     assert request.bytes == len(frame) - 4
 
 
 def test_mid_request_is_true_from_the_first_byte_to_the_last() -> None:
-    """A deadline for one request counts from its first byte."""
+    """The deadline of a request counts from its first byte."""
     connection = connect()
     frame = request_frame(bytes(50))
     assert not connection.frames.arrived
@@ -130,7 +130,7 @@ def test_mid_request_is_true_from_the_first_byte_to_the_last() -> None:
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 101, 1_195_725_856, 0x16030102])
 def test_frame_length_that_cannot_be_is_refused_again_and_again(length: int) -> None:
-    """Negative, above the limit, "GET " and a TLS hello: a WireError that stays."""
+    """Negative, above the limit, "GET " and a TLS hello: the error is permanent."""
     connection = connect(bytes_max=100)
     assert feed(connection, struct.pack(">i", length), 4) == []
     fault = repr(BadFrameLength(length, 100))
@@ -149,7 +149,7 @@ def test_frame_at_the_limit_is_taken_and_one_past_it_is_not() -> None:
 
 
 def test_limit_may_be_raised_once_a_client_has_authenticated() -> None:
-    """The cap before authentication is lower."""
+    """The limit before authentication is lower."""
     connection = connect(bytes_max=60)
     feed(connection, request_frame(bytes(10)), 100)
     connection.frames.bytes_max = 1_000
@@ -158,7 +158,7 @@ def test_limit_may_be_raised_once_a_client_has_authenticated() -> None:
 
 @pytest.mark.parametrize("size", range(8))
 def test_frame_too_short_for_a_header_is_a_wire_error(size: int) -> None:
-    """Frames of 0 to 7 bytes hold no header; the error stays."""
+    """A frame of 0 to 7 bytes cannot hold a header; the error is permanent."""
     connection = connect()
     data = struct.pack(">i", size) + bytes(size)
     for more in (data, request_frame(b"good")):
@@ -167,8 +167,8 @@ def test_frame_too_short_for_a_header_is_a_wire_error(size: int) -> None:
 
 
 def test_frame_with_a_bad_header_is_freed_with_its_charge() -> None:
-    """Its memory is no longer counted, so nothing may hold it: neither the connection nor a cycle
-    that waits for a collection."""
+    """Its memory is no longer counted, so nothing may hold it: neither the connection nor a
+    reference cycle that only the collector frees."""
     connection = connect()
     tag_beyond_the_frame = bytes([1, 0, 0xFF, 0xFF, 0xFF, 0x7F])
     head = struct.pack(">hhih", PRODUCE, 9, 1, -1) + tag_beyond_the_frame
@@ -186,7 +186,7 @@ def test_frame_with_a_bad_header_is_freed_with_its_charge() -> None:
 
 
 def test_requests_before_a_bad_one_are_given_out() -> None:
-    """What was asked before the bytes went wrong is answered."""
+    """Requests that arrived before the bad bytes are answered."""
     connection = connect()
     data = request_frame(b"good") + struct.pack(">i", -5)
     (request,) = feed(connection, data, 100)
@@ -195,7 +195,7 @@ def test_requests_before_a_bad_one_are_given_out() -> None:
 
 
 def test_claimed_length_takes_no_memory_before_bytes_arrive() -> None:
-    """A buffer grows with what has arrived, never with what was claimed."""
+    """A buffer grows with the bytes that have arrived, not with the claimed length."""
     reader = FrameReader()
     arrived = 0
     prefix = struct.pack(">i", 90 << 20)
@@ -213,7 +213,8 @@ def test_claimed_length_takes_no_memory_before_bytes_arrive() -> None:
 
 
 def test_large_frame_has_memory_of_its_own_and_no_more_than_its_size() -> None:
-    """A frame too big for a chunk ends where its buffer ends; nothing else is pinned by it."""
+    """A frame too large for a chunk ends where its buffer ends, so its view keeps no other bytes
+    alive."""
     (request,) = feed(connect(), request_frame(bytes(500_000)) + request_frame(b"next"), 70_000)[:1]
     backing = request.body.obj
     assert isinstance(backing, bytearray)
@@ -221,7 +222,7 @@ def test_large_frame_has_memory_of_its_own_and_no_more_than_its_size() -> None:
 
 
 def test_small_frames_share_a_chunk_of_bounded_size() -> None:
-    """A view pins at most one chunk."""
+    """A view keeps at most one chunk alive."""
     requests = feed(connect(), request_frame(bytes(40)) * 3_000, 1 << 20)
     assert len(requests) == 3_000
     backings = {id(request.body.obj): request.body.obj for request in requests}
@@ -232,7 +233,7 @@ def test_small_frames_share_a_chunk_of_bounded_size() -> None:
 
 
 def test_idle_connection_holds_no_buffer() -> None:
-    """Ten thousand idle connections cost no buffers."""
+    """An idle connection costs no buffer, so ten thousand of them cost none."""
     reader = FrameReader()
     buffer = reader.get_buffer()
     buffer[:7] = struct.pack(">i", 3) + b"abc"
@@ -240,5 +241,5 @@ def test_idle_connection_holds_no_buffer() -> None:
     frame = reader.next_frame()
     assert frame is not None
     assert frame.tobytes() == b"abc"
-    # The next bytes go into fresh memory, while the frame's views keep the old.
+    # The next bytes go into new memory; the frame's views keep the old buffer.
     assert reader.get_buffer().obj is not frame.obj

@@ -1,5 +1,5 @@
-"""Delegation tokens at a front end on virtual time: who may ask, who gets in with one, until when
-(KIP-48, KIP-373)."""
+"""Delegation tokens at a front end on virtual time: who may create them, and how long they are
+valid (KIP-48, KIP-373)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DAY_MS = 86_400_000
 
 
 class Tokens(Place):
-    """A front end where tokens are made."""
+    """A front end with delegation tokens enabled."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(KafkaOptions(**options))
@@ -72,7 +72,7 @@ class Tokens(Place):
     def come_with(
         self, token: Any, mechanism: str = SCRAM_SHA_256, extra: bytes = b",tokenauth=true"
     ) -> tuple[Client, Any]:
-        """A visitor that logs in with a token; the last answer."""
+        """Log a new client in with a token. Return the client and the last answer."""
         client = self.visitor()
         client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
         password = base64.b64encode(token.hmac).decode()
@@ -111,7 +111,7 @@ def test_token_lets_its_bearer_in_as_its_owner_until_it_ends(mechanism: str) -> 
 
 
 def test_token_is_no_user_and_a_user_is_no_token() -> None:
-    """Its id and secret without the extension, a user's name with it, PLAIN, another secret."""
+    """Refused: a token without the extension, a user's name with it, PLAIN, another secret."""
     place = Tokens()
     token = place.make(place.user())
     refused = ErrorCode.SASL_AUTHENTICATION_FAILED
@@ -125,7 +125,7 @@ def test_token_is_no_user_and_a_user_is_no_token() -> None:
 
 
 def test_token_that_is_removed_ends_its_connections() -> None:
-    """At once, also one in the middle of a login."""
+    """The connection of the token is closed at once; the owner's own connection is not."""
     place = Tokens()
     user = place.user()
     token = place.make(user)
@@ -140,8 +140,8 @@ def test_token_that_is_removed_ends_its_connections() -> None:
 
 
 def test_tokens_of_one_user_leave_room_for_those_of_others() -> None:
-    """Half of it. What it may not have is an error that may be asked again, and is there again when
-    tokens end. Another user's tokens count for who has them made."""
+    """One owner may use half of the memory. Beyond it, creation fails with a retriable error, and
+    succeeds again once tokens end. A token for another owner counts for its requester."""
     place = Tokens()
     alice = place.user()
     renewers = [CreatableRenewers("User", f"{number:03}".ljust(256, "r")) for number in range(100)]
@@ -164,7 +164,8 @@ def test_tokens_of_one_user_leave_room_for_those_of_others() -> None:
 
 
 def test_tokens_of_a_removed_user_end_with_its_last_credential() -> None:
-    """Those it owns, and those it had made for others. A second removal ends what is left."""
+    """Tokens that the user owns end; tokens that it requested for others too. A second removal
+    ends tokens created meanwhile."""
     place = Tokens()
     user, other = place.user(), place.user("=,")
     own, of_other = place.make(user), place.make(other)
@@ -187,7 +188,7 @@ def test_tokens_of_a_removed_user_end_with_its_last_credential() -> None:
 
 @pytest.mark.parametrize("is_proposed", [False, True])
 def test_room_for_a_token_is_given_back_when_its_client_goes_away(*, is_proposed: bool) -> None:
-    """While its secret is computed, or the catalog is asked."""
+    """The client disconnects while the secret is computed, or while the catalog is changed."""
     place = Tokens()
     user = place.user()
     jobs: list[Callable[[], None]] = []
@@ -220,7 +221,7 @@ def test_tokens_of_a_removed_user_end_also_when_who_removed_it_goes_away() -> No
 
 
 def test_token_and_user_that_are_removed_within_a_minute_are_both_told() -> None:
-    """Lines of one kind are limited, and these are of two."""
+    """Each kind of log line is limited, and these are two kinds."""
     place = Tokens()
     user = place.user()
     place.come_with(token := place.make(user))
@@ -263,7 +264,7 @@ def test_token_is_renewed_and_shortened_by_its_own() -> None:
 
 
 def test_who_is_nobody_or_came_with_a_token_cannot_ask_about_tokens() -> None:
-    """Or a token would make the next one, and never end."""
+    """Otherwise a token could create the next one, and access would never end."""
     place = Tokens()
     token = place.make(place.user())
     bearer, _ = place.come_with(token)
@@ -283,8 +284,9 @@ def test_who_is_nobody_or_came_with_a_token_cannot_ask_about_tokens() -> None:
 
 
 def test_tokens_end_with_their_key() -> None:
-    """As long as it is one of two they are good; then they log in no more, and nobody is told of
-    them. One whose id says nothing, from before ids did, holds until it ends by itself."""
+    """Tokens are valid while their key is the current or the previous one. Afterwards they cannot
+    log in and are not described. A token with an id of the old form, which names no key, is valid
+    until it expires."""
     place = Tokens()
     user = place.user()
     before = place.make(user)
@@ -307,7 +309,7 @@ def test_tokens_end_with_their_key() -> None:
 
 
 def test_token_for_somebody_else_needs_permission() -> None:
-    """KIP-373: CREATE_TOKENS on that user; the token is its owner's, and its requester's."""
+    """KIP-373: CREATE_TOKENS on the owner is required. Owner and requester see the token."""
     place = Tokens(authorizer=True)
     user = place.user()
     refused = place.make(user, owner="carol")
@@ -332,8 +334,8 @@ def test_token_for_somebody_else_needs_permission() -> None:
 
 @pytest.mark.parametrize("how", ["token", "owner"])
 def test_tokens_of_others_are_seen_with_permission_only(how: str) -> None:
-    """DESCRIBE on the token, or DESCRIBE_TOKENS on its owner; without, not even that there is
-    one."""
+    """DESCRIBE on the token, or DESCRIBE_TOKENS on its owner, is required. Without it, the answer
+    does not show that the token exists."""
     place = Tokens(authorizer=True)
     user, other = place.user(), place.user("=,")
     token = place.make(user)
@@ -367,7 +369,7 @@ def test_token_of_impossible_people_is_refused(fields: dict[str, Any], code: int
 
 
 def test_secret_of_a_token_is_in_nothing_that_is_kept_or_said() -> None:
-    """Not in the catalog, so not in its snapshots and files, and not in the log."""
+    """The catalog, and so its snapshots and files, does not contain it; nor does the log."""
     place = Tokens()
     token = place.make(place.user())
     place.come_with(token)

@@ -1,6 +1,8 @@
-"""Why servers end connections: the first word of a reason is its kind, and lines of one kind are
-limited to one a minute. So two events that an operator has to tell apart have words of their own,
-or one of them hides the other."""
+"""Reasons for which a server ends a connection.
+
+The first word of a reason is its kind, and each kind is logged at most once a minute. Two events
+that an operator must distinguish therefore need different first words.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ENDS = {"abort", "close", "end"}
 
 
 def reasons(tree: ast.AST) -> Iterator[str]:
-    """All texts that sessions are ended with; what is filled in is in braces."""
+    """Yield all reasons for which sessions are ended; substituted fields are in braces."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=name), args=[reason]) if name in ENDS:
@@ -47,7 +49,7 @@ def test_reasons_of_different_ends_begin_with_different_words() -> None:
 
 @pytest.mark.parametrize("is_again", [False, True])
 def test_ends_within_a_minute_are_told_once_for_each_kind(is_again: bool) -> None:
-    """Somebody who sends no frames hides nobody who sends bad requests."""
+    """A scanner, which sends no frames, does not hide a client that sends bad requests."""
     world = World()
     scanner, broken = b"GET / HTTP/1.1\r\n\r\n", framed(header(3, 1))
     for data in (scanner, scanner, broken, scanner) if is_again else (scanner, broken):

@@ -1,4 +1,4 @@
-"""Connections: order, bounds, time limits, failures; and what bad bytes get, RELIABILITY-style."""
+"""Connections of a front end: order, bounds, time limits, failures, malformed bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def poll(max_wait_ms: int = 60_000) -> FetchRequest:
 
 
 def hello(client: Client) -> None:
-    """The connection works."""
+    """Assert that the connection works."""
     answer = client.ask(API_VERSIONS, 0, ApiVersionsRequest())
     assert answer.error_code == ErrorCode.NONE
 
@@ -81,7 +81,8 @@ CLOSED = {
 def test_bytes_that_make_no_sense_end_their_connection_alone(
     data: bytes, byte_by_byte: bool
 ) -> None:
-    """As Kafka: closed without an answer; whatever the slicing; others notice nothing."""
+    """As in Kafka, the connection is closed without an answer, however the bytes are split. Other
+    connections are not affected."""
     world = World()
     other = world.client()
     client = world.client()
@@ -98,7 +99,7 @@ def test_bytes_that_make_no_sense_end_their_connection_alone(
 
 
 def test_bytes_after_the_body_are_ignored() -> None:
-    """Kafka ignores them; so a newer client's unknown tail does no harm."""
+    """Kafka ignores them too, so additional fields of a newer client do no harm."""
     world = World()
     client = world.client()
     body = b"".join(codec(METADATA).encode_request(MetadataRequest([]), 1))
@@ -109,7 +110,7 @@ def test_bytes_after_the_body_are_ignored() -> None:
 
 
 def test_text_that_is_no_utf8_is_an_unknown_topic() -> None:
-    """Kafka replaces what it cannot read; the name is then simply invalid."""
+    """Kafka replaces undecodable bytes; the name is then invalid."""
     world = World()
     client = world.client()
     client.session.receive(client.frame(METADATA, 1, pack(">ih", 1, 2) + b"\xff\xfe"))
@@ -119,7 +120,7 @@ def test_text_that_is_no_utf8_is_an_unknown_topic() -> None:
 
 
 def test_requests_before_bad_bytes_are_answered_first() -> None:
-    """Kafka reads one request at a time: what was asked before is answered before the close."""
+    """Kafka reads one request at a time, so it answers earlier requests before the close."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -135,7 +136,7 @@ def test_requests_before_bad_bytes_are_answered_first() -> None:
 
 
 def test_requests_that_wait_behind_bad_bytes_are_answered_first() -> None:
-    """Also when they arrived in one piece with the bytes that end the connection."""
+    """The same holds if they arrived in one read with the bytes that end the connection."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -151,7 +152,7 @@ def test_requests_that_wait_behind_bad_bytes_are_answered_first() -> None:
 
 
 def test_requests_behind_one_that_makes_no_sense_are_not_started() -> None:
-    """The connection ends there, as it does in Kafka."""
+    """As in Kafka, the connection ends at the malformed request."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -163,7 +164,7 @@ def test_requests_behind_one_that_makes_no_sense_are_not_started() -> None:
 
 
 def test_equal_correlation_ids_are_echoed() -> None:
-    """The id is the client's business."""
+    """The server does not require the ids to differ."""
     client = World().client()
     for _ in range(3):
         client.session.receive(client.frame(API_VERSIONS, 0, b""))
@@ -172,7 +173,7 @@ def test_equal_correlation_ids_are_echoed() -> None:
 
 
 def test_requests_arriving_byte_by_byte_are_answered_as_whole_ones() -> None:
-    """The same input whole and in pieces gives the same output."""
+    """The output does not depend on how the input is split."""
     outputs = []
     for step in (1, 3, 10_000):
         world = World()
@@ -189,7 +190,7 @@ def test_requests_arriving_byte_by_byte_are_answered_as_whole_ones() -> None:
 
 
 def test_requests_behind_a_long_poll_wait_for_it() -> None:
-    """Kafka's rule; the answers leave in the order of the requests."""
+    """Kafka's rule: answers leave in the order of the requests."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -205,7 +206,7 @@ def test_requests_behind_a_long_poll_wait_for_it() -> None:
 
 
 def test_reading_stops_at_the_bound_of_requests_and_goes_on_below_it() -> None:
-    """A client that does not wait is not read without limit."""
+    """A client that sends ahead is not read without limit."""
     world = World(KafkaOptions(requests_in_flight_max=4))
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -222,7 +223,7 @@ def test_reading_stops_at_the_bound_of_requests_and_goes_on_below_it() -> None:
 
 
 def test_reading_stops_at_the_bound_of_bytes() -> None:
-    """Bytes count as well as requests; one request may be larger than the bound."""
+    """Bytes are bounded like requests; a single request may be larger than the bound."""
     world = World(KafkaOptions(request_bytes_in_flight_max=1000))
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -236,7 +237,7 @@ def test_reading_stops_at_the_bound_of_bytes() -> None:
 
 
 def test_a_client_that_does_not_read_is_not_served_further() -> None:
-    """Above the high water mark nothing starts and nothing more is queued."""
+    """Above the high water mark no request starts and no answer is queued."""
     world = World()
     client = world.client()
     hello(client)
@@ -250,8 +251,8 @@ def test_a_client_that_does_not_read_is_not_served_further() -> None:
 
 
 def test_answers_to_requests_that_came_together_are_bounded() -> None:
-    """A few bytes of requests may ask for a great many: at the high water mark what there is goes
-    out, and the rest waits for the client to read."""
+    """Short requests may have large answers. At the high water mark the queued answers are sent,
+    and the other requests wait until the client reads."""
     world = World(KafkaOptions(write_buffer_bytes_max=2_000))
     client = world.client()
     sent: list[int] = []
@@ -276,7 +277,7 @@ def test_answers_to_requests_that_came_together_are_bounded() -> None:
 
 
 def test_connections_above_the_limits_are_refused() -> None:
-    """In all, and from one address: at the limit and one past it."""
+    """Limits for all connections and for one address: at the limit and one past it."""
     world = World(KafkaOptions(connections_max=2, connections_per_ip_max=1))
     frontend = world.frontend
     first = world.client(("10.0.0.1", 1))
@@ -289,7 +290,7 @@ def test_connections_above_the_limits_are_refused() -> None:
 
 
 def test_address_that_takes_all_connections_gives_way_to_others() -> None:
-    """The one that is silent for longest goes, and the address does not displace others."""
+    """Its connection that was silent longest is closed. The address itself displaces no other."""
     world = World(KafkaOptions(connections_max=4))
     crowd = []
     for number in range(4):
@@ -301,15 +302,15 @@ def test_address_that_takes_all_connections_gives_way_to_others() -> None:
     assert world.frontend.accept(crowd[0], LISTENER, ("10.0.0.1", 9)) is None
     world.client(("10.0.0.3", 1))
     assert [client.closed for client in crowd] == [False, True, True, False]
-    # Two, one and one: whoever comes now would have as many as the first.
+    # Two, one and one: another address would then have as many as the first, so it is refused.
     assert world.frontend.accept(crowd[0], LISTENER, ("10.0.0.2", 2)) is None
     assert not other.closed
     assert len(world.frontend) == 4
 
 
 def test_listener_has_no_more_connections_than_are_its_own() -> None:
-    """Whoever floods one leaves room at the others, and there the address that has most gives
-    way."""
+    """A flood at one listener leaves room at the others. Within the listener, the address with
+    the most connections gives way."""
     world = World(KafkaOptions(connections_max=8), most_of={LISTENER: 3, "OTHER": 0})
     frontend = world.frontend
     crowd = []
@@ -328,7 +329,8 @@ def test_listener_has_no_more_connections_than_are_its_own() -> None:
 
 
 def test_connection_that_waits_for_its_answer_does_not_give_way_to_others() -> None:
-    """It is silent because the server is. Where all wait, the one that has for longest goes."""
+    """It is silent because it waits for the server. If all wait, the one that waits longest is
+    closed."""
     world = World(KafkaOptions(connections_max=3))
     world.topic()
     crowd = []
@@ -354,8 +356,8 @@ def test_addresses_of_one_network_of_ipv6_count_as_one() -> None:
 
 
 def test_single_addresses_have_limits_of_their_own() -> None:
-    """`max.connections.per.ip.overrides`: more or fewer than the others, in whatever form the
-    address is written."""
+    """`max.connections.per.ip.overrides` sets a higher or lower limit, in any notation of the
+    address."""
     overrides = "10.0.0.1:3, ::ffff:10.0.0.2:0,2001:DB8::1:1"
     world = World(KafkaOptions(connections_per_ip_max=2, connections_of_ips_max=overrides))
     admitted = {
@@ -370,7 +372,7 @@ def test_single_addresses_have_limits_of_their_own() -> None:
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
-    """Ten minutes without a byte; a long poll that still waits is not idle."""
+    """A connection is idle after ten minutes without a byte, unless a long poll waits."""
     world = World()
     world.topic()
     idle, busy = world.client(), world.client()
@@ -387,7 +389,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
 
 
 def test_a_request_that_dribbles_in_is_cut_off() -> None:
-    """Below the least rate for thirty seconds, however steadily its bytes come."""
+    """It stays below the minimum rate for thirty seconds, although bytes arrive steadily."""
     world = World()
     client = world.client()
     client.session.receive(pack(">i", 1000))
@@ -404,8 +406,8 @@ def test_a_request_that_dribbles_in_is_cut_off() -> None:
     ("rate", "is_cut"), [(2 * FRAME_RATE_MIN, False), (FRAME_RATE_MIN - 1, True)]
 )
 def test_a_request_that_gets_on_may_take_its_time(rate: int, is_cut: bool) -> None:
-    """Kafka cuts none; here a slow one must keep to the least rate over each deadline, and then
-    is served minutes later."""
+    """Kafka cuts none off. Here a slow request must keep the minimum rate in each deadline
+    period, and is then served minutes later."""
     world = World()
     (stream,) = world.topic()
     world.run()
@@ -422,7 +424,7 @@ def test_a_request_that_gets_on_may_take_its_time(rate: int, is_cut: bool) -> No
 
 
 def test_a_request_that_stops_in_its_middle_is_cut_off() -> None:
-    """What it brought before counts for nothing in the next deadline."""
+    """Bytes of earlier periods do not count in the next one."""
     world = World()
     world.run()
     client = world.client()
@@ -438,8 +440,8 @@ def test_a_request_that_stops_in_its_middle_is_cut_off() -> None:
 
 
 def pipelined(world: World, *, whole: int) -> tuple[Client, bytes]:
-    """A client that sent so many Produce requests and a part of one more, and the rest of that."""
-    world.run()  # time 0 says that nothing has begun to arrive
+    """Return a client that sent `whole` Produce requests and part of another, and the rest."""
+    world.run()  # time 0 would mean that no request has begun to arrive
     client = world.client()
     body = b"".join(codec(PRODUCE).encode_request(produce(), 9))
     data = b"".join(client.frame(PRODUCE, 9, body) for _ in range(whole + 1))
@@ -449,8 +451,8 @@ def pipelined(world: World, *, whole: int) -> tuple[Client, bytes]:
 
 @pytest.mark.parametrize("overloaded", [False, True])
 def test_a_request_is_not_late_while_the_server_does_not_read(overloaded: bool) -> None:
-    """At the bound in mid-frame: neither slow commits nor a host without room are the client's
-    fault. Reading again, it has the whole time for the rest."""
+    """The connection is at its bound in the middle of a frame. Neither slow commits nor an
+    overloaded host count against the client. Once it is read again, it has the whole time."""
     world = World(KafkaOptions(requests_in_flight_max=4))
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -475,8 +477,8 @@ def test_a_request_is_not_late_while_the_server_does_not_read(overloaded: bool) 
 
 @pytest.mark.parametrize("dribbles", [False, True])
 def test_time_runs_again_for_a_slow_request_after_a_pause(dribbles: bool) -> None:
-    """From when reading goes on, and no answer given meanwhile prolongs it: for another pause the
-    request would have to be whole."""
+    """The deadline counts from when reading resumes. Answers sent meanwhile do not extend it; only
+    another pause would, and that requires the whole request."""
     world = World(KafkaOptions(requests_in_flight_max=4))
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -501,7 +503,7 @@ def test_time_runs_again_for_a_slow_request_after_a_pause(dribbles: bool) -> Non
 
 
 def test_answers_due_before_bad_bytes_are_waited_for() -> None:
-    """Bytes nobody will read are not a request that takes too long to arrive."""
+    """Bytes behind the malformed ones are not read, so they are no request that is late."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -518,7 +520,7 @@ def test_answers_due_before_bad_bytes_are_waited_for() -> None:
 
 
 def test_a_client_that_never_reads_its_answers_is_idle_in_the_end() -> None:
-    """What is answered and cannot be sent keeps no connection, nor what it holds."""
+    """Answers that cannot be sent keep neither the connection nor its memory."""
     world = World(KafkaOptions(requests_in_flight_max=4))
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -532,7 +534,7 @@ def test_a_client_that_never_reads_its_answers_is_idle_in_the_end() -> None:
 
 
 def test_answers_of_one_turn_leave_in_one_call() -> None:
-    """One system call per connection and turn."""
+    """A connection makes one system call per turn."""
     world = World()
     client = world.client()
     data = b"".join(client.frame(API_VERSIONS, 0, b"") for _ in range(5))
@@ -552,7 +554,7 @@ def explode(ctx: Any, request: Any) -> Any:
 def test_a_handler_that_raises_costs_its_request_only(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """UNKNOWN_SERVER_ERROR for that request, one trace in the log, the connection goes on."""
+    """The request gets UNKNOWN_SERVER_ERROR, one traceback is logged, the connection stays open."""
     row = API[METADATA]
     broken = Api(
         METADATA,
@@ -581,7 +583,7 @@ def test_a_handler_that_raises_costs_its_request_only(
 def test_a_produce_handler_that_raises_answers_each_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error stands where the client looks for it."""
+    """The error is in each partition's entry, where the client looks for it."""
     world = World()
     (stream,) = world.topic()
     monkeypatch.setattr(stream, "append", explode)
@@ -593,7 +595,7 @@ def test_a_produce_handler_that_raises_answers_each_partition(
 def test_a_produce_handler_that_raises_without_acks_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """acks=0: no frame, which the client would take for the answer to its next request."""
+    """acks=0: a frame would be taken for the answer to the client's next request."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -615,7 +617,7 @@ def test_a_produce_handler_that_raises_without_acks_closes(
 def test_a_step_that_raises_after_the_handler_returned_is_answered_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bug in a long poll does not reach whoever woke it."""
+    """A failure in a long poll does not reach the code that woke it."""
     world = World()
     (stream,) = world.topic()
     client = world.client()
@@ -631,7 +633,7 @@ def test_a_step_that_raises_after_the_handler_returned_is_answered_too(
 def test_an_answer_that_cannot_be_encoded_is_a_failure_of_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Our fault: counted, and the client gets an error instead of silence."""
+    """The failure is counted, and the client receives an error."""
     world = World()
     monkeypatch.setattr(world.host, "cluster_id", 17)
     answer = world.client().ask(METADATA, 13, MetadataRequest([]))
@@ -643,7 +645,7 @@ def test_an_answer_that_cannot_be_encoded_is_a_failure_of_the_server(
 
 
 def test_stop_lets_appends_finish_and_drops_long_polls() -> None:
-    """Acknowledgements under way are given; nothing new is taken."""
+    """Pending acknowledgements are sent; no new request is accepted."""
     world = World()
     (stream,) = world.topic()
     stream.auto_commit = False
@@ -663,7 +665,7 @@ def test_stop_lets_appends_finish_and_drops_long_polls() -> None:
 
 
 def test_close_drops_everything_at_once() -> None:
-    """The last step of a stop."""
+    """Close is the last step of a stop."""
     world = World()
     clients = [world.client() for _ in range(3)]
     world.frontend.close()

@@ -1,4 +1,4 @@
-"""The asyncio edge on real loopback sockets."""
+"""The asyncio listener on real loopback sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ API_VERSIONS_V0 = pack(">ihhih", 10, 18, 0, 7, -1)
 
 
 class Edge:
-    """A front end behind a listener on a port of the system's choice."""
+    """A front end behind a listener on a port that the system chooses."""
 
     def __init__(self, **options: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -59,14 +59,14 @@ class Edge:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not condition():  # noqa: ASYNC110 - any condition at all, on a loop of its own
+        while not condition():  # noqa: ASYNC110 - any condition, on a loop of its own
             await asyncio.sleep(0)
 
 
 async def connect_slow(edge: Edge) -> tuple[socket.socket, Session]:
-    """A client that takes little at a time, if anything, and its session."""
+    """Return a client with a small receive buffer, and its session."""
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.setblocking(False)
@@ -77,7 +77,7 @@ async def connect_slow(edge: Edge) -> tuple[socket.socket, Session]:
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """One ApiVersions request and its answer."""
+    """Send one ApiVersions request. Return its answer."""
     writer.write(API_VERSIONS_V0)
     async with asyncio.timeout(HANG_SECONDS):
         (size,) = unpack(">i", await reader.readexactly(4))
@@ -90,7 +90,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_listener_serves_connections_and_closes_them() -> None:
-    """Accept, answer, close; a port of 0 becomes the port that was bound."""
+    """Accept, answer, close. Port 0 is replaced by the bound port."""
 
     async def scenario() -> None:
         edge = Edge()
@@ -109,7 +109,7 @@ def test_listener_serves_connections_and_closes_them() -> None:
 
 
 def test_listener_sets_no_delay_and_keep_alive() -> None:
-    """An answer is not held back for more; a dead peer is found."""
+    """Answers are not delayed for more bytes; dead peers are detected."""
 
     async def scenario() -> None:
         edge = Edge()
@@ -127,7 +127,7 @@ def test_listener_sets_no_delay_and_keep_alive() -> None:
 
 
 def test_listener_closes_connections_above_the_limit() -> None:
-    """At the limit and one past it; room that is freed is used."""
+    """One connection at the limit, and one past it. A freed place is used again."""
 
     async def scenario() -> None:
         edge = Edge(connections_max=1)
@@ -148,7 +148,7 @@ def test_listener_closes_connections_above_the_limit() -> None:
 
 
 def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
-    """What the socket does not take waits; reading goes on when it has left; nothing is lost."""
+    """Unsent bytes wait; once they have left, the connection is writable again; none is lost."""
 
     async def scenario() -> None:
         edge = Edge(write_buffer_bytes_max=64 << 10)
@@ -176,7 +176,7 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
 def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its session is forgotten at once, and the descriptor and the unsent bytes soon after."""
+    """Its session is forgotten at once; descriptor and unsent bytes are freed soon after."""
 
     async def scenario() -> None:
         monkeypatch.setattr(socket_writes, "_LINGER_S", 0.01)
@@ -199,7 +199,7 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
 def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Closed connections are in no count: nobody must pile them up by opening more."""
+    """Closed connections do not count as connections, so their number needs a bound of its own."""
 
     async def scenario() -> None:
         monkeypatch.setattr(socket_writes, "_LINGERING_MAX", 2)
@@ -232,8 +232,8 @@ def test_listener_without_descriptors_refuses_instead_of_hanging(
     silent_seconds: float,
     warnings: int,
 ) -> None:
-    """EMFILE: the spare descriptor is given up to close the connection that waits longest. It is
-    told again and again, but not each time."""
+    """EMFILE: the spare descriptor is closed, in order to accept and close the connection that
+    waits longest. Warnings are logged at a limited rate."""
     monkeypatch.setattr(listener_module, "_WARNING_S", silent_seconds)
 
     async def scenario() -> None:
@@ -243,7 +243,7 @@ def test_listener_without_descriptors_refuses_instead_of_hanging(
         failures = 3
 
         class Exhausted:
-            """A listening socket whose `accept` finds no descriptor until one is given up."""
+            """A listening socket whose `accept` fails until the spare descriptor is closed."""
 
             def accept(self) -> Any:
                 nonlocal failures
@@ -274,7 +274,7 @@ def test_listener_without_descriptors_refuses_instead_of_hanging(
 
 @pytest.mark.parametrize("count", [1, 2, 511, 512, 513, 2000])
 def test_write_some_gathers_any_number_of_buffers(count: int) -> None:
-    """More buffers than one system call takes are written by several, in order."""
+    """More buffers than one system call takes need several calls, and stay in order."""
     left, right = socket.socketpair()
     with left, right:
         left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -285,7 +285,7 @@ def test_write_some_gathers_any_number_of_buffers(count: int) -> None:
 
 
 def test_write_some_returns_what_a_full_socket_did_not_take() -> None:
-    """The rest begins in the middle of a buffer."""
+    """The rest may begin in the middle of a buffer."""
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)

@@ -1,4 +1,4 @@
-"""Logins by SASL at a front end on virtual time: what may be asked when, and who gets in."""
+"""SASL logins at a front end on virtual time: permitted requests, and who is authenticated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def upsert(user: str, mechanism: str, password: str = PASSWORD) -> ScramUpsert:
 
 
 class Place(World):
-    """A front end with users `alice` and `=,`, and a listener where one logs in."""
+    """A front end with users `alice` and `=,`, and a listener that requires a login."""
 
     def __init__(self, options: KafkaOptions | None = None) -> None:
         super().__init__(options)
@@ -72,7 +72,7 @@ class Place(World):
         self.host.apply(AlterScramCredentials([], upserts, b"d" * 32))
 
     def visitor(self, mechanisms: tuple[str, ...] = MECHANISMS) -> Client:
-        """A connection that has not logged in."""
+        """Return a client that has not logged in."""
         client = self.client()
         client.session.connection_lost()
         client.closed = False
@@ -91,7 +91,7 @@ class Place(World):
     def log_in(
         self, client: Client, mechanism: str, user: str = "alice", password: str = PASSWORD
     ) -> SaslAuthenticateResponse:
-        """The last answer of a whole login."""
+        """Run a whole login. Return its last answer."""
         chosen = client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
         assert chosen.error_code == ErrorCode.NONE
         if mechanism == PLAIN:
@@ -120,7 +120,7 @@ def test_login_with_the_right_password_says_who_it_is(mechanism: str, user: str)
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_login_that_is_refused_says_the_same_of_every_cause(mechanism: str) -> None:
-    """A wrong password and a user there is not: one answer, one time, then the end."""
+    """A wrong password and an unknown user get the same answer after the same time."""
     told = set()
     for user, password in (("alice", WRONG), ("nobody", PASSWORD)):
         place = Place()
@@ -140,7 +140,7 @@ def test_login_that_is_refused_says_the_same_of_every_cause(mechanism: str) -> N
 
 
 def kafka_salt(rng: random.Random) -> bytes:
-    """As Kafka's tools draw one."""
+    """Return a salt as Kafka's tools generate it."""
     number, digits = rng.getrandbits(130), ""
     while number:
         number, digit = divmod(number, 36)
@@ -149,7 +149,7 @@ def kafka_salt(rng: random.Random) -> bytes:
 
 
 def asked(place: Place, name: str, extra: str = "") -> tuple[bytes, int]:
-    """The salt and the iterations that a client is told who says this name."""
+    """Return the salt and the iterations that a client receives for a name."""
     steps: list[Any] = []
     login = _scram(place.context, SCRAM_SHA_512)
     login.step(f"n,,n={name},r=nonce{extra}".encode(), steps.append)
@@ -158,16 +158,18 @@ def asked(place: Place, name: str, extra: str = "") -> tuple[bytes, int]:
 
 
 def look_of(salt: bytes, iterations: int) -> tuple[int, int]:
-    """What a stranger can compare: iterations, and the salt's length; 0 for one in base 36, whose
-    length is that of a random number."""
+    """Return the iterations and the length of the salt: all that an outsider can compare.
+
+    The length is 0 for a salt in base 36, whose length varies.
+    """
     is_text = all(byte in b"0123456789abcdefghijklmnopqrstuvwxyz" for byte in salt)
     return iterations, 0 if is_text else len(salt)
 
 
 def test_outsider_cannot_tell_ten_thousand_names_from_users() -> None:
-    """Users that VDL, Kafka's tools and librdkafka made: names that nobody has are asked for proofs
-    of the same kinds. Each name has a salt of its own, the same each time and on every server, and
-    another one with `tokenauth`, as users have."""
+    """Users created by VDL, Kafka's tools and librdkafka: unknown names get salts and iterations of
+    the same kinds. Each name has its own salt, the same each time and on every server, and another
+    one with `tokenauth`, as users have."""
     rng = random.Random(5)
     makers = [
         lambda: (ITERATIONS_MIN, rng.randbytes(16)),
@@ -206,7 +208,7 @@ def test_outsider_cannot_tell_ten_thousand_names_from_users() -> None:
 
 
 def test_name_of_nobody_keeps_its_salt_while_users_of_other_kinds_go() -> None:
-    """Or who asks twice would see that it is nobody's."""
+    """A changed salt would show that no user has this name."""
     place = Place()
     more = [
         ScramUpsert(f"user{n}", SCRAM_SHA_512, iterations, bytes(16), b"k" * 64, b"k" * 64)
@@ -225,7 +227,7 @@ def test_name_of_nobody_keeps_its_salt_while_users_of_other_kinds_go() -> None:
 
 
 def test_login_of_nobody_is_asked_for_the_same_proof_each_time() -> None:
-    """The salt of a user there is not is always the same, and another one for another name."""
+    """An unknown user's salt is always the same, and differs from that of another name."""
     place = Place()
     salts = []
     for user in ("nobody", "nobody", "someone"):
@@ -242,7 +244,7 @@ def test_login_of_nobody_is_asked_for_the_same_proof_each_time() -> None:
 
 
 def test_login_draws_a_nonce_of_its_own_each_time() -> None:
-    """So that what was listened to is of no use in another login."""
+    """A recorded proof is therefore useless in another login."""
     place = Place()
     finals = []
     for _ in range(2):
@@ -274,8 +276,8 @@ def test_login_draws_a_nonce_of_its_own_each_time() -> None:
 def test_login_by_scram_takes_no_message_that_was_changed(
     first: bytes, change: tuple[bytes, bytes] | None
 ) -> None:
-    """Somebody else's name to act for, channel binding, a nonce or binding that is not that of this
-    login (CVE-2017-12610, CVE-2024-56128)."""
+    """Another authorization identity, channel binding, or a nonce or binding of another login
+    (CVE-2017-12610, CVE-2024-56128)."""
     place = Place()
     client = place.visitor()
     client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
@@ -293,8 +295,8 @@ def test_login_by_scram_takes_no_message_that_was_changed(
 
 @pytest.mark.parametrize("kept", ["all", "nonce", "binding"])
 def test_proof_of_one_who_knows_the_password_is_for_this_login_only(kept: str) -> None:
-    """CVE-2024-56128: a well made proof over a nonce or a binding that is not that of this login is
-    refused, though whoever made it knows the password."""
+    """CVE-2024-56128: a valid proof over a nonce or a binding of another login is refused, even if
+    the client knows the password."""
     place = Place()
     client = place.visitor()
     client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
@@ -338,8 +340,8 @@ def test_login_by_plain_takes_no_token_of_another_form(token: bytes) -> None:
 
 
 def test_nothing_but_api_versions_is_answered_before_login() -> None:
-    """Every other API ends the connection, unanswered; so does ApiVersions once a mechanism was
-    chosen."""
+    """Every other API ends the connection without an answer; so does ApiVersions once a mechanism
+    is chosen."""
     from vdl.kafka.api import ROWS
 
     for api in ROWS:
@@ -361,7 +363,7 @@ def test_nothing_but_api_versions_is_answered_before_login() -> None:
 
 
 def test_request_sent_along_with_a_login_is_not_answered_if_that_fails() -> None:
-    """Requests start in their order, so one behind a token is never early."""
+    """Requests start in order, so a request behind a token does not precede its check."""
     place = Place()
     place.topic("secret")
     client = place.visitor()
@@ -379,7 +381,7 @@ def test_mechanism_that_is_not_offered_is_answered_with_those_that_are() -> None
     answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest("GSSAPI"))
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert answer.mechanisms == [SCRAM_SHA_512]
-    assert not client.closed  # it has a moment to read that
+    assert not client.closed  # it has a moment to read the answer
     place.run(100)
     assert client.closed
 
@@ -393,7 +395,7 @@ def test_login_on_a_plain_listener_is_answered_as_kafka_does() -> None:
 
 
 def test_login_after_handshake_v0_has_bare_tokens() -> None:
-    """KIP-43: a length and the token, both ways; then requests as ever."""
+    """KIP-43: a length and the token in both directions; afterwards ordinary requests."""
     place = Place()
     client = place.visitor()
     assert client.ask(HANDSHAKE, 0, SaslHandshakeRequest(SCRAM_SHA_256)).error_code == 0
@@ -424,7 +426,7 @@ def test_bare_token_that_is_wrong_ends_the_connection_unanswered() -> None:
 
 
 def test_frame_before_login_is_small() -> None:
-    """And after it as large as any."""
+    """Larger frames are accepted after the login."""
     place = Place(KafkaOptions(login_bytes_max=2_000))
     client = place.visitor()
     client.session.receive(pack(">i", 2_001))
@@ -438,7 +440,7 @@ def test_frame_before_login_is_small() -> None:
 
 
 def test_login_that_is_not_done_in_time_ends() -> None:
-    """Whatever it has sent so far; one that is done stays."""
+    """A silent client and one that has begun its login are closed; one that is done stays."""
     place = Place()
     silent, chosen, done = place.visitor(), place.visitor(), place.visitor()
     chosen.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
@@ -448,7 +450,8 @@ def test_login_that_is_not_done_in_time_ends() -> None:
 
 
 def test_session_ends_and_goes_on_with_another_login() -> None:
-    """KIP-368: the client is told for how long, and may log in again before and after that."""
+    """KIP-368: the answer has the session's lifetime. A new login succeeds before and after its
+    end."""
     place = Place(KafkaOptions(session_ms_max=10_000))
     client = place.visitor()
     assert place.log_in(client, SCRAM_SHA_512).session_lifetime_ms == 10_000
@@ -467,7 +470,7 @@ def test_session_ends_and_goes_on_with_another_login() -> None:
 
 @pytest.mark.parametrize("how", ["user", "mechanism", "password"])
 def test_session_is_not_taken_over_by_another_login(how: str) -> None:
-    """Another principal or another mechanism ends it."""
+    """A new login with another principal, mechanism or password ends the session."""
     place = Place(KafkaOptions(session_ms_max=10_000))
     client = place.visitor()
     place.log_in(client, SCRAM_SHA_512)
@@ -493,7 +496,7 @@ def test_session_without_an_end_takes_no_other_login() -> None:
 
 
 def test_tokens_of_any_bytes_never_fail_the_server() -> None:
-    """Random and damaged ones, for each mechanism: refused, and nothing is logged as a failure."""
+    """Random and damaged tokens of each mechanism are refused, and no handler fails."""
     rng = random.Random(5)
     place = Place()
     for _ in range(60):
@@ -513,7 +516,7 @@ def test_tokens_of_any_bytes_never_fail_the_server() -> None:
 
 
 def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
-    """Who, from where, by what; a refusal with its reason, and without what was tried."""
+    """Principal, host and mechanism are logged; a refusal with its reason, without the password."""
     place = Place()
     lines: list[bytes] = []
     place.context.audit = AuditLog(lambda line, act_of: lines.append(line), place.clock)
@@ -535,8 +538,9 @@ def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
 def test_user_whose_password_is_guessed_is_locked_for_that_address(
     mechanism: str, user: str
 ) -> None:
-    """Also for the right password, for longer each time. Neither is told that it is wrong, which
-    clients take for final: the connection closes, and they try again. No password is computed."""
+    """The right password is refused too, each time for longer. A locked client gets no answer,
+    because clients take a failed authentication for final: the connection closes, and they retry.
+    No password is computed."""
     place = Place()
     computed: list[Any] = []
 
@@ -581,7 +585,7 @@ def test_user_whose_password_is_guessed_is_locked_for_that_address(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_guesses_that_end_while_it_is_locked_are_not_told_apart(mechanism: str) -> None:
-    """Those that began before: the right one among them closes as the wrong ones do."""
+    """For logins that began before the lock, the right password closes like a wrong one."""
     place = Place()
     failures = place.context.login_failures
     pending: list[Callable[[], None]] = []
@@ -610,7 +614,7 @@ def test_guesses_that_end_while_it_is_locked_are_not_told_apart(mechanism: str) 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_session_goes_on_while_somebody_guesses_its_password(mechanism: str) -> None:
-    """KIP-368: who is in has shown who it is."""
+    """KIP-368: a client with a session has already shown its identity."""
     place = Place(KafkaOptions(session_ms_max=10_000))
     client = place.visitor()
     assert place.log_in(client, mechanism).error_code == ErrorCode.NONE
@@ -623,7 +627,7 @@ def test_session_goes_on_while_somebody_guesses_its_password(mechanism: str) -> 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, OAUTHBEARER])
 def test_login_whose_check_fails_in_a_thread_costs_one_connection(mechanism: str) -> None:
-    """Not the server: what a thread raises comes back to the loop."""
+    """The exception of a thread returns to the loop and does not end the server."""
 
     def failing(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         del job
@@ -642,8 +646,8 @@ def test_login_whose_check_fails_in_a_thread_costs_one_connection(mechanism: str
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_user_who_is_removed_in_the_middle_of_a_login_does_not_get_in(mechanism: str) -> None:
-    """Between the first token and the last, or while the password is being checked: those who are
-    told of a change look at who is in, and would not look again."""
+    """The user is removed between the first and the last token, or during the password check.
+    `credentials_changed` sees only completed logins, so the login itself must check again."""
     place = Place()
     deletions = [("alice", kind) for kind in MECHANISMS[:2]]
 
@@ -674,8 +678,8 @@ def test_user_who_is_removed_in_the_middle_of_a_login_does_not_get_in(mechanism:
 
 @pytest.mark.parametrize("took_ms", [0, 3, 70, 130, 301])
 def test_refusal_does_not_tell_by_its_time_what_was_computed(took_ms: int) -> None:
-    """A password is checked for longer the more iterations its user has, and a user there is not
-    has as few as may be: a refusal comes a whole number of delays after its request
+    """A password check takes longer the more iterations its user has, and an unknown user has the
+    minimum. A refusal therefore comes a whole number of delays after its request
     (CVE-2021-38153)."""
     place = Place()
 
@@ -697,8 +701,8 @@ def test_refusal_does_not_tell_by_its_time_what_was_computed(took_ms: int) -> No
 
 
 def test_requests_before_login_are_read_one_at_a_time() -> None:
-    """What nobody answers for yet holds little memory (CVE-2022-34917): a client that sends and
-    sends is not read."""
+    """An unauthenticated client holds little memory (CVE-2022-34917): one that keeps sending is not
+    read."""
     place = Place()
     client = place.visitor()
     jobs: list[Callable[[], None]] = []
@@ -725,7 +729,7 @@ def test_token_of_a_client_that_logs_in_again_is_bounded_as_the_first() -> None:
 def test_connections_that_do_not_log_in_are_few_and_cost_their_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One more displaces the oldest of the address with most; who has logged in is not counted."""
+    """One more displaces the oldest of the address with the most. Completed logins do not count."""
     monkeypatch.setattr(frontend, "LOGINS_MAX", 3)
     place = Place()
 
@@ -796,7 +800,7 @@ def test_user_that_was_added_logs_in_and_one_removed_does_not() -> None:
 def test_user_with_an_impossible_credential_is_refused(
     upsertion: ScramCredentialUpsertion, code: ErrorCode
 ) -> None:
-    """And another one of the same request is added."""
+    """Another user of the same request is still added."""
     place = World()
     found = altered(place, upsertions=[upsertion, salted_upsertion("other")])
     assert found == {upsertion.name: code, "other": 0}
@@ -843,7 +847,7 @@ def test_users_described_are_told_without_what_is_secret() -> None:
     ],
 )
 def test_client_does_not_believe_every_server(server_first: bytes) -> None:
-    """Nor compute for one as long as it asks."""
+    """It refuses a wrong nonce or salt, and too few or too many iterations."""
     conversation = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "mine")
     with pytest.raises(ScramRefused):
         conversation.final(server_first)
@@ -868,7 +872,7 @@ def test_scram_gives_the_keys_of_the_published_example() -> None:
 
 
 def test_login_state_is_known_to_the_session() -> None:
-    """What the fake's session sees is what the login says."""
+    """The session has the state of its login."""
     place = Place()
     client = place.visitor()
     login = client.session.info.login

@@ -1,4 +1,4 @@
-"""TLS on a listener, over real loopback sockets: good clients, and those that mean harm."""
+"""TLS on a listener, over real loopback sockets: regular clients and hostile ones."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def client_context(
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """One ApiVersions request and its answer."""
+    """Send one ApiVersions request. Return its answer."""
     writer.write(API_VERSIONS_V0)
     async with asyncio.timeout(HANG_SECONDS):
         (size,) = unpack(">i", await reader.readexactly(4))
@@ -119,12 +119,12 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
 
 
 async def ended(reader: asyncio.StreamReader) -> bool:
-    """Whether the server closes the connection."""
+    """Return True once the server closes the connection."""
     async with asyncio.timeout(HANG_SECONDS):
         try:
             while await reader.read(1 << 16):
                 pass
-        except OSError:  # also of TLS
+        except OSError:  # includes errors of TLS
             pass
     return True
 
@@ -135,7 +135,7 @@ def scenario(steps: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_listener_serves_clients_over_tls(version: ssl.TLSVersion) -> None:
-    """Also several at one time, whose requests come with the end of the handshake."""
+    """Several clients at a time, whose first requests come with the end of the handshake."""
 
     async def steps() -> None:
         edge = Edge()
@@ -154,7 +154,7 @@ def test_listener_serves_clients_over_tls(version: ssl.TLSVersion) -> None:
 
 
 def test_listener_carries_large_answers_whole_to_a_slow_reader() -> None:
-    """What the socket does not take waits; nothing is lost, and nothing stands still."""
+    """Unsent bytes wait; none is lost, and sending does not stall."""
 
     async def steps() -> None:
         edge = Edge(write_buffer_bytes_max=64 << 10)
@@ -180,7 +180,7 @@ def test_listener_carries_large_answers_whole_to_a_slow_reader() -> None:
 
 
 def test_listener_reads_no_more_while_its_session_does_not() -> None:
-    """What has been received stays encrypted, and is read when the session goes on."""
+    """Received bytes stay encrypted, and are decrypted when the session resumes."""
 
     async def steps() -> None:
         edge = Edge()
@@ -224,7 +224,7 @@ def test_listener_holds_no_memory_of_its_session_while_nothing_arrives() -> None
     [("DEFAULT", "CN=alice"), ("RULE:^CN=(.*)$/$1/U,DEFAULT", "ALICE"), ("RULE:^CN=bob$/x/", None)],
 )
 def test_principal_is_that_of_the_certificate(rules: str, name: str | None) -> None:
-    """As the rules have it; who is matched by none is nobody's client."""
+    """The mapping rules give the principal. A client that no rule matches is disconnected."""
 
     async def steps() -> None:
         edge = Edge(auth=ClientAuth.REQUIRED, rules=rules)
@@ -243,7 +243,7 @@ def test_principal_is_that_of_the_certificate(rules: str, name: str | None) -> N
 
 @pytest.mark.parametrize("shown", ["", "theirs"])
 def test_client_without_the_right_certificate_gets_no_session(shown: str) -> None:
-    """It is told so by TLS."""
+    """TLS reports the refusal to the client."""
 
     async def steps() -> None:
         edge = Edge(auth=ClientAuth.REQUIRED)
@@ -278,7 +278,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_client_that_speaks_no_tls_costs_one_connection(kind: str, caplog: Any) -> None:
-    """And its words are in no log."""
+    """Its bytes are not logged."""
 
     async def steps() -> None:
         edge = Edge()
@@ -300,7 +300,7 @@ def test_client_that_speaks_no_tls_costs_one_connection(kind: str, caplog: Any) 
 
 
 def test_handshakes_that_do_not_get_on_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slowloris: silent ones, ones that stop half-way, ones that send byte after byte."""
+    """Slowloris: clients that are silent, stop half-way, or send byte by byte."""
 
     async def steps() -> None:
         monkeypatch.setattr(tls_listener, "HANDSHAKE_SECONDS_MAX", 0.3)
@@ -308,7 +308,7 @@ def test_handshakes_that_do_not_get_on_have_a_deadline(monkeypatch: pytest.Monke
         hello = client_hello()
         slow = [await edge.raw() for _ in range(3)]
         await until(lambda: len(edge.tls) + edge.tls.timed_out == 3)
-        # The one that gets on may be as slow as this machine.
+        # The regular client may be as slow as this machine.
         monkeypatch.setattr(tls_listener, "HANDSHAKE_SECONDS_MAX", HANG_SECONDS)
         slow[1][1].write(hello[:100])
 
@@ -342,8 +342,8 @@ def client_hello() -> bytes:
 def test_flood_of_handshakes_costs_the_address_it_comes_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as may be are under way; one more displaces the oldest of the address with most, and
-    a client of another address gets in."""
+    """At the maximum of handshakes under way, one more displaces the oldest of the address with the
+    most, and a client of another address is served."""
 
     async def steps() -> None:
         monkeypatch.setattr(tls_listener, "HANDSHAKES_MAX", 8)
@@ -369,7 +369,7 @@ def test_flood_of_handshakes_costs_the_address_it_comes_from(
 
 
 def test_half_open_client_that_is_gone_is_forgotten() -> None:
-    """It resets in the middle of a handshake, while the thread has it."""
+    """It resets the connection in the middle of a handshake, while the thread runs it."""
 
     async def steps() -> None:
         edge = Edge()
@@ -390,7 +390,7 @@ def test_half_open_client_that_is_gone_is_forgotten() -> None:
 
 
 def test_client_that_is_cut_off_or_changed_on_the_way_loses_its_session() -> None:
-    """A record that does not fit, after the handshake."""
+    """It sends an invalid record after the handshake."""
 
     async def steps() -> None:
         edge = Edge()
@@ -410,7 +410,7 @@ def test_client_that_is_cut_off_or_changed_on_the_way_loses_its_session() -> Non
 
 
 def test_handshake_that_fails_in_a_library_costs_one_connection() -> None:
-    """What a thread raises comes back to the loop, where it would end the server."""
+    """The exception of a thread returns to the loop and does not end the server."""
 
     async def steps() -> None:
         edge = Edge()
@@ -430,7 +430,7 @@ def test_handshake_that_fails_in_a_library_costs_one_connection() -> None:
 
 
 def test_connections_are_bounded_as_on_any_listener() -> None:
-    """Where there is no room no handshake is made; and the room may be gone when it is done."""
+    """Without room, no handshake is begun. The room may also be taken during the handshake."""
 
     async def steps() -> None:
         edge = Edge(connections_max=2)
@@ -489,7 +489,7 @@ def _replaceable(tmp_path: Path) -> KeyPair:
 
 
 def test_certificate_that_is_replaced_is_shown_from_then_on(replaceable: KeyPair) -> None:
-    """Connections that are open stay."""
+    """Open connections stay open."""
 
     async def steps() -> None:
         edge = Edge()
@@ -520,7 +520,7 @@ def test_certificate_that_is_replaced_is_shown_from_then_on(replaceable: KeyPair
 
 
 def test_metrics_of_a_listener_say_what_became_of_handshakes() -> None:
-    """Each with its listener, and each is explained."""
+    """Each sample has the listener as its label, and a help text."""
 
     async def steps() -> None:
         edge = Edge()
@@ -543,7 +543,8 @@ def test_metrics_of_a_listener_say_what_became_of_handshakes() -> None:
 
 
 def test_address_that_may_not_connect_costs_no_handshake() -> None:
-    """The bounds of an address, and its rate of connections, come before a private key is used."""
+    """The limits and the connection rate of an address are checked before a private key is
+    used."""
 
     async def steps() -> None:
         edge = Edge(connections_per_ip_max=1)
@@ -562,8 +563,8 @@ def test_address_that_may_not_connect_costs_no_handshake() -> None:
 
 
 def test_handshake_of_a_client_that_is_gone_is_not_computed() -> None:
-    """What waits for the thread is bounded by the handshakes under way, and not by how many there
-    were: each would use the private key."""
+    """Jobs that wait for the thread are bounded by the handshakes under way, not by those ever
+    begun: each would use the private key."""
 
     async def steps() -> None:
         edge = Edge()
@@ -585,7 +586,7 @@ def test_handshake_of_a_client_that_is_gone_is_not_computed() -> None:
 
 
 def test_client_that_came_by_ipv4_to_a_socket_for_both_has_its_own_address() -> None:
-    """What ACLs, quotas and bounds compare."""
+    """ACLs, quotas and limits compare this address."""
 
     async def steps() -> None:
         edge = Edge(host="::")
@@ -599,8 +600,10 @@ def test_client_that_came_by_ipv4_to_a_socket_for_both_has_its_own_address() -> 
 
 
 class Renegotiator:
-    """A client of TLS 1.2 that asks for another handshake again and again, and reads nothing.
-    OpenSSL's own gives up at the first refusal, so what follows the handshake is made here."""
+    """A TLS 1.2 client that requests renegotiation repeatedly and reads nothing.
+
+    OpenSSL's client stops at the first refusal, so the records after the handshake are made here.
+    """
 
     CIPHER = "ECDHE-ECDSA-AES128-GCM-SHA256"
 
@@ -631,10 +634,10 @@ class Renegotiator:
         )
         block = expanded(master, b"key expansion" + server_random + client_random, 40)
         self.key, self.salt = AESGCM(block[:16]), block[32:36]
-        self.sequence = 1  # behind Finished
+        self.sequence = 1  # after Finished
 
     def hello(self) -> bytes:
-        """One record with a ClientHello."""
+        """Return one record with a ClientHello."""
         body = b"\x03\x03" + bytes(32) + b"\0" + b"\0\2\xc0\x2b" + b"\1\0"
         message = b"\1" + len(body).to_bytes(3, "big") + body
         number = pack(">Q", self.sequence)
@@ -656,8 +659,8 @@ def expanded(secret: bytes, seed: bytes, count: int) -> bytes:
 def test_client_that_asks_for_renegotiation_again_and_again_is_bounded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each request is refused by a few bytes. Who reads none of them does not have them kept
-    without end: nothing of it ever comes to the session, whose bounds would see it."""
+    """Each request is refused with a few bytes. If the client reads none of them, their number must
+    be bounded in the transport, because the session, which has bounds, never sees them."""
 
     async def steps() -> None:
         monkeypatch.setattr(tls_listener, "_REPLIES_BYTES_MAX", 64 << 10)
@@ -666,7 +669,7 @@ def test_client_that_asks_for_renegotiation_again_and_again_is_bounded(
         await until(lambda: len(edge.frontend) == 1)
         (session,) = edge.sessions()
         transport: Any = session.connection.transport
-        # Or the system would hold megabytes before anything is kept here.
+        # Otherwise the system would buffer megabytes before the transport holds any.
         made = transport._transport.get_extra_info("socket")
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         held = 0

@@ -1,4 +1,4 @@
-"""Nobody waits behind long requests and long answers of others: they take turns."""
+"""Long requests and long answers take turns, so that other connections do not wait for them."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def body_of(size: int) -> bytes:
 
 
 class Sender:
-    """A client of a long request: always has more to send."""
+    """A client with one long request, which sends whenever it is read."""
 
     def __init__(self, world: World, size: int = LONG) -> None:
         self.client = world.client()
         self.rest = memoryview(self.client.frame(PRODUCE, 9, body_of(size)))
 
     def send(self) -> int:
-        """What the server reads in one turn: once, as a transport does."""
+        """Send what the server reads in one turn: one buffer. Return its size."""
         client = self.client
         if not client.reading or client.closed or not self.rest:
             return 0
@@ -82,10 +82,10 @@ def world_of_requests() -> World:
 
 
 def test_long_requests_of_many_take_little_of_each_turn() -> None:
-    """And all are read to their end."""
+    """All requests are read to their end."""
     world = world_of_requests()
     senders = [Sender(world) for _ in range(30)]
-    for _ in range(10):  # until it shows how long they are
+    for _ in range(10):  # until the server knows their size
         for sender in senders:
             sender.send()
         world.run(20)
@@ -99,7 +99,7 @@ def test_long_requests_of_many_take_little_of_each_turn() -> None:
 
 
 def test_long_requests_of_few_are_read_faster() -> None:
-    """Two producers with large requests are no crowd."""
+    """Two producers with large requests are no overload."""
     world = world_of_requests()
     senders = [Sender(world) for _ in range(2)]
     for _ in range(10):
@@ -119,7 +119,8 @@ def test_long_requests_of_few_are_read_faster() -> None:
 
 
 def test_short_requests_are_read_as_they_come() -> None:
-    """What clients send by default does not wait for others, however many there are."""
+    """Requests of the clients' default size are read at once, however many connections there
+    are."""
     world = world_of_requests()
     long = [Sender(world) for _ in range(30)]
     short = [Sender(world, SHORT_BYTES - 1000) for _ in range(10)]
@@ -131,7 +132,7 @@ def test_short_requests_are_read_as_they_come() -> None:
 
 
 def test_who_waits_for_its_turn_is_not_late() -> None:
-    """Its turn comes later than a client may be silent while others wait for memory."""
+    """A turn may come later than the time after which a silent client counts as stalled."""
     options = KafkaOptions(
         request_bytes_max=8 * MIB,
         request_memory_max=48 * MIB,
@@ -214,7 +215,7 @@ def world_of_answers() -> tuple[World, list[Client]]:
 
 
 def test_long_answers_of_one_turn_leave_in_several() -> None:
-    """Somebody who asks for little is answered at once."""
+    """A short answer is sent at once."""
     world, readers = world_of_answers()
     for reader in readers:
         reader.request(FETCH, 11, fetch())
@@ -224,7 +225,7 @@ def test_long_answers_of_one_turn_leave_in_several() -> None:
     assert 0 < sum(len(reader.received) for reader in readers) <= ANSWER_BYTES + MIB + 1000
     assert len(other.answers()) == 1
     assert len(world.frontend.turn.send_budget) > 20
-    # One that waits asks for more, and is answered in order.
+    # A waiting connection requests more, and is answered in order.
     readers[-1].request(API_VERSIONS, 0, ApiVersionsRequest())
     world.run(1)
     for reader in readers:
@@ -240,7 +241,7 @@ def test_an_answer_that_waits_for_its_turn_leaves_before_its_connection_is_close
         reader.request(FETCH, 11, fetch())
     world.time.run_until(world.time.now_ns)
     assert world.frontend.turn.send_budget
-    readers[-1].session.receive(pack(">i", -1))  # nonsense ends a connection
+    readers[-1].session.receive(pack(">i", -1))  # a malformed frame ends the connection
     world.run(1)
     assert readers[-1].closed
     assert readers[-1].answers()[0].responses[0].partitions[0].records
@@ -261,7 +262,7 @@ COST_NS = START_NS // 20
 
 
 class BusyTime(VirtualTime):
-    """Events may take time: what was due meanwhile runs next, in its order."""
+    """Virtual time in which events take time: events that are overdue run next, in their order."""
 
     __slots__ = ()
 
@@ -274,13 +275,13 @@ class BusyTime(VirtualTime):
 
 
 class CostlyWorld(World):
-    """A request of ApiVersions takes `cost_ns` of its server's loop."""
+    """A world in which an ApiVersions request takes `cost_ns` of its server's loop."""
 
     def __init__(self) -> None:
         super().__init__(time=BusyTime())
         self.cost_ns = COST_NS
         self.started: list[int] = []
-        """The connections whose requests have started, in their order."""
+        """Connections of the requests that have started, in order."""
 
     def handle(self, ctx: RequestContext, request: object) -> ApiVersionsResponse:
         del request
@@ -299,7 +300,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
 
 
 def ask(client: Client, count: int = 1) -> None:
-    """So many requests that arrive in one read."""
+    """Send `count` requests that arrive in one read."""
     body = b"".join(codec(API_VERSIONS).encode_request(ApiVersionsRequest("x", "1"), 3))
     frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
     into = client.session.connection.get_buffer()
@@ -309,8 +310,8 @@ def ask(client: Client, count: int = 1) -> None:
 
 
 def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None:
-    """Else a server that is asked for too much is late with its heartbeats, and loses its offices
-    for it. All requests are answered, and no client waits for good."""
+    """Otherwise an overloaded server sends its heartbeats late, and loses its leaderships. All
+    requests are answered, and no client waits for ever."""
     beats: list[int] = []
 
     def beat() -> None:
@@ -333,7 +334,7 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
 def test_answers_that_become_known_together_are_built_in_turns(
     costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those who wait for the same, the leader of a partition lost with its server."""
+    """For example, answers that wait for the new leader of a partition whose server failed."""
     later = [Later() for _ in range(100)]
     rest = iter(later)
     monkeypatch.setattr(API[API_VERSIONS], "_handler", lambda ctx, request: next(rest))
@@ -361,7 +362,7 @@ def test_answers_that_become_known_together_are_built_in_turns(
 
 
 def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None:
-    """Who asks for little does not wait for all that another has asked for."""
+    """A connection with one request does not wait for all requests of another one."""
     greedy, *others = [costly.client() for _ in range(11)]
     for _ in range(3):
         ask(greedy, 80)
@@ -375,8 +376,8 @@ def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None
 
 
 def test_who_has_used_less_than_its_share_is_served_first(costly: CostlyWorld) -> None:
-    """One that is new, or asks now and then, does not wait for a share of each of a crowd; nor does
-    the crowd wait for good for those that come anew all the time."""
+    """A new connection, or one with occasional requests, does not wait for a share of each in a
+    crowd. A steady stream of new connections does not starve the crowd either."""
     crowd = [costly.client() for _ in range(100)]
     for client in crowd:
         ask(client, 80)
@@ -426,8 +427,8 @@ class _Backlog:
 
 
 def test_who_once_took_longer_than_a_share_is_not_served_last(costly: CostlyWorld) -> None:
-    """While it was served its process stood still. It pays for that once, and is not expected to
-    need as much again."""
+    """The process paused while the connection was served. It is charged for that once, and the
+    estimate of its share does not grow."""
     budget = StartBudget(costly.clock)
     served: list[str] = []
     unlucky = _Backlog("unlucky", costly.time, served, share_ns=4 * SHARE_NS)
@@ -441,8 +442,8 @@ def test_who_once_took_longer_than_a_share_is_not_served_last(costly: CostlyWorl
 
 
 def test_forty_connections_of_one_user_have_one_share(costly: CostlyWorld) -> None:
-    """Who has one connection gets as much of the time as all of them, and each of the forty gets
-    as much as another one of them."""
+    """A user with one connection gets as much time as a user with forty, and the forty share
+    equally."""
     budget = StartBudget(costly.clock)
     served: list[str] = []
     crowd = [
@@ -472,7 +473,7 @@ def test_forty_connections_of_one_user_have_one_share(costly: CostlyWorld) -> No
 
 
 class _Asking:
-    """A connection whose requests take `cost_ns` each; it has `left` of them."""
+    """A connection with `left` requests, which take `cost_ns` each."""
 
     def __init__(
         self, budget: StartBudget, time: VirtualTime, asker: str, cost_ns: int, left: int = 1
@@ -499,7 +500,7 @@ class _Asking:
             self.started += 1
 
     def ask(self, left: int = 1) -> None:
-        """It has more requests, and none of them waits yet."""
+        """Add requests to a connection that has none."""
         assert not self.left
         self.left = left
         self.resume_starting()
@@ -515,7 +516,7 @@ def spend(time: VirtualTime, span_ns: int) -> None:
 
 
 def wait_for(time: VirtualTime, asking: _Asking) -> int:
-    """How long it takes until it waits no more (ns)."""
+    """Run until it has no waiting request. Return the time that took (ns)."""
     from_ns = time.now_ns
     while asking.left:
         assert time.step()
@@ -523,7 +524,7 @@ def wait_for(time: VirtualTime, asking: _Asking) -> int:
 
 
 def crowd_of(costly: CostlyWorld, budget: StartBudget, count: int) -> list[_Asking]:
-    """So many principals, each with a connection that always has requests."""
+    """Return `count` principals, each with one connection that always has requests."""
     crowd = [_Asking(budget, costly.time, f"crowd {n}", COST_NS, MANY) for n in range(count)]
     for one in crowd:
         one.resume_starting()
@@ -532,7 +533,7 @@ def crowd_of(costly: CostlyWorld, budget: StartBudget, count: int) -> list[_Aski
 
 
 def test_nobody_waits_for_the_new_connections_of_another(costly: CostlyWorld) -> None:
-    """However many they are, they have one share together."""
+    """A principal has one share for all its connections, however many they are."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd_of(costly, budget, 1)
     honest = _Asking(budget, time, "honest", COST_NS)
@@ -548,7 +549,7 @@ def test_nobody_waits_for_the_new_connections_of_another(costly: CostlyWorld) ->
 
 
 def test_what_is_used_while_others_of_a_user_wait_costs_no_more(costly: CostlyWorld) -> None:
-    """They have gone since: the next request of the one that is left does not pay for them."""
+    """Those connections are gone; the next request of the remaining one does not pay for them."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd_of(costly, budget, 9)
     large = _Asking(budget, time, "user", SHARE_NS)
@@ -562,7 +563,7 @@ def test_what_is_used_while_others_of_a_user_wait_costs_no_more(costly: CostlyWo
 
 
 def test_a_user_that_comes_with_new_connections_has_one_share(costly: CostlyWorld) -> None:
-    """What it has used is remembered when none of its connections waits."""
+    """A principal's use is remembered while none of its connections waits."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd = crowd_of(costly, budget, 9)
     before = sum(one.started for one in crowd)
@@ -591,7 +592,7 @@ def test_a_user_that_was_away_has_nothing_in_hand(costly: CostlyWorld) -> None:
 
 
 def test_users_that_came_once_are_forgotten(costly: CostlyWorld) -> None:
-    """While others wait all the time."""
+    """They are forgotten even if others wait all the time."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd = crowd_of(costly, budget, 2)
     guests = [_Asking(budget, time, f"guest {n}", SHARE_NS) for n in range(100)]
@@ -608,7 +609,7 @@ def test_users_that_came_once_are_forgotten(costly: CostlyWorld) -> None:
 
 
 def test_connections_that_have_left_are_forgotten(costly: CostlyWorld) -> None:
-    """While another one of their user waits, and is not served meanwhile."""
+    """They are forgotten even while another connection of their user waits unserved."""
     budget = StartBudget(costly.clock)
     crowd_of(costly, budget, 1)
     known = []
@@ -624,8 +625,8 @@ def test_connections_that_have_left_are_forgotten(costly: CostlyWorld) -> None:
 def test_a_connection_that_logs_in_while_it_waits_takes_turns_with_its_user(
     costly: CostlyWorld,
 ) -> None:
-    """It waits as who it was. From then on it has the same part as the others of its user, whatever
-    it had used before."""
+    """Until it is served, it waits under its old name. Afterwards its part equals that of its
+    user's other connections, whatever it has used before."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd_of(costly, budget, 1)
     users = [_Asking(budget, time, "user", COST_NS, MANY) for _ in range(4)]
@@ -642,7 +643,7 @@ def test_a_connection_that_logs_in_while_it_waits_takes_turns_with_its_user(
     assert min(one.started for one in users) > 0
     assert late.started >= min(one.started for one in users) - 2 * SHARE_NS // COST_NS
     assert late.started <= max(one.started for one in users) + 2 * SHARE_NS // COST_NS
-    late.asker = "another"  # again, and it goes away before it is served
+    late.asker = "another"  # again; it leaves before it is served
     waiting = len(budget)
     budget.leave(late)
     assert len(budget) == waiting - 1
@@ -655,8 +656,8 @@ def test_a_connection_that_logs_in_while_it_waits_takes_turns_with_its_user(
 def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
     costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each of it will use, nobody knows yet. But they have little of a turn, so that the crowd
-    is served, too."""
+    """The crowd's use is still unknown. Small requests have a small part of a turn, so that the
+    crowd is served too."""
     crowd = [costly.client() for _ in range(100)]
     with monkeypatch.context() as patch:
         patch.setattr(admission, "SMALL_REQUEST_BYTES", 0)
@@ -692,8 +693,8 @@ def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> No
 def test_turn_is_long_only_where_requests_are_small(
     costly: CostlyWorld, cost_ns: int, turn_ns: int, connections: int
 ) -> None:
-    """A turn has a price of its own, which many small requests share. What a few costly ones do in
-    100 ms of it everybody waits for, in each of the turns that a record passes through."""
+    """A turn has a fixed cost, which many small requests share. A few costly requests would make
+    every record wait 100 ms in each of the turns that it passes through."""
     costly.cost_ns = cost_ns
     beats: list[int] = []
 
@@ -710,14 +711,14 @@ def test_turn_is_long_only_where_requests_are_small(
     assert sum(len(client.answers()) for client in clients) == 400
     longest = max(after - before for before, after in pairwise(beats))
     assert turn_ns <= longest + 1 * MS
-    # What is small may end later than its part, and so may the turn.
+    # Small requests may exceed their part, and so may the turn.
     assert longest <= turn_ns + 1 * MS + 3 * cost_ns
 
 
 def test_small_requests_that_are_costly_do_not_take_all_of_each_turn(
     costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have their part of it, and the others at least one request."""
+    """They have their part of a turn, and the others get at least one request."""
     costly.cost_ns = 3 * SHORT_NS
     crowd = [costly.client() for _ in range(40)]
     large = costly.client(("10.0.0.2", 1))
@@ -731,7 +732,8 @@ def test_small_requests_that_are_costly_do_not_take_all_of_each_turn(
 
 
 def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
-    """What waits is bounded by what comes in one read; the next one is the client's to keep."""
+    """The backlog of a waiting connection is bounded by one read; the rest stays with the
+    client."""
     first, second = costly.client(), costly.client()
     ask(first, 60)
     ask(second, 3)

@@ -1,4 +1,4 @@
-"""Requests of many elements: cut into parts, one a turn, and answered as if they had not been."""
+"""Requests with many elements: split into parts, one a turn, with the answer of one request."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ CUT = [
 ]
 MANY = 20 * PART_ELEMENTS
 NAMES = [f"n{number}" for number in range(MANY)]
-"""Of nothing that there is."""
+"""Names that no resource has."""
 SMALL = 7
-"""Elements of a part in these tests, where many parts are to come of few elements."""
+"""Elements of a part in tests that need many parts of few elements."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def samples(key: int, version: int, rng: random.Random, *, side: int) -> Any:
 
 
 def grown(message: Any, names: list[str], more: Any, rng: random.Random) -> None:
-    """Have a message's lists hold many elements, those of other samples among them."""
+    """Lengthen the lists of a message, also with elements of other samples."""
     name, *deeper = names
     items = getattr(message, name) or []
     for _ in range(rng.randint(0, 9)):
@@ -97,7 +97,7 @@ def grown(message: Any, names: list[str], more: Any, rng: random.Random) -> None
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(("api", "row"), CUT)
 def test_joined_answer_has_the_bytes_of_the_whole(api: Any, row: Parts) -> None:
-    """In every version, whatever else the answer has, however deep it is cut."""
+    """Holds in every version, for any other fields of the answer and any depth of the split."""
     rng = random.Random(row.answered)
     names = row.answered.split(".")
     cut = 0
@@ -121,7 +121,7 @@ def test_joined_answer_has_the_bytes_of_the_whole(api: Any, row: Parts) -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(("api", "row"), CUT)
 def test_parts_have_few_elements_and_all_of_them(api: Any, row: Parts) -> None:
-    """No element is lost, and none is done twice; those about the same are together."""
+    """No element is lost or duplicated, and elements of one parent stay together."""
     rng = random.Random(row.asked)
     names = row.asked.split(".")
     for version in range(api.min_version, api.max_version + 1):
@@ -136,18 +136,18 @@ def test_parts_have_few_elements_and_all_of_them(api: Any, row: Parts) -> None:
             leaf for part in parts for leaf in leaves(getattr(part, names[0]), names[1:])
         ]
         for part in parts:
-            held = len(names) - 1  # what a slice is in
+            held = len(names) - 1  # the elements around a slice
             assert weight(getattr(part, names[0]), names[1:]) <= SMALL + held, part
 
 
 def weight(items: list[Any], names: list[str]) -> int:
-    """The elements of a list, and of those in it."""
+    """Return the number of elements in a list and in its nested lists."""
     inner = [getattr(item, names[0]) or [] for item in items] if names else []
     return len(items) + sum(weight(some, names[1:]) for some in inner)
 
 
 def leaves(items: list[Any], names: list[str]) -> Iterator[Any]:
-    """The innermost elements, each with what it is in."""
+    """Yield the innermost elements, each with the fields of its parents."""
     for item in items:
         inner = getattr(item, names[0]) if names else None
         if not inner:
@@ -161,7 +161,7 @@ def leaves(items: list[Any], names: list[str]) -> Iterator[Any]:
 
 
 def test_every_api_with_a_list_says_how_it_is_cut_or_why_not() -> None:
-    """A new API is not served before somebody has thought of the longest list."""
+    """A new API cannot be served without a decision about its longest list."""
     with_lists = {
         api.key
         for api in ROWS
@@ -203,8 +203,8 @@ def has_path(wire: Any, of: Any, path: str) -> bool:
 
 
 SILENT = {(35, 1), (35, 2)}
-"""DescribeLogDirs: its answer has no place for an error yet, and is empty, as it is where one may
-not ask."""
+"""DescribeLogDirs: its answer has no error code in these versions, and is empty, as it is without
+permission."""
 WHOLES = {
     key: rows if isinstance(rows, tuple) else (rows,)
     for key, rows in PARTS.items()
@@ -216,8 +216,8 @@ WHOLES = {
 def test_what_is_not_cut_is_refused_when_it_is_too_much(
     key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every version, whichever list is long: by one error, or one for each element, some in a
-    turn. No handler sees any of it, and it is refused as well to who may not ask."""
+    """In every version, and for each list that is long: one error, or one for each element, a part
+    per turn. No handler is called, and a client without permission is refused too."""
     api = API[key]
     seen: list[Any] = []
     monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
@@ -247,7 +247,7 @@ def test_what_is_not_cut_is_refused_when_it_is_too_much(
 
 
 def errors_in(answer: Any) -> Iterator[int]:
-    """Each error code of an answer."""
+    """Yield each error code of an answer."""
     for field in fields(answer):
         value = getattr(answer, field.name)
         if field.name.endswith("error_code"):
@@ -259,8 +259,8 @@ def errors_in(answer: Any) -> Iterator[int]:
 
 
 def largest_that_are_usual() -> dict[str, tuple[int, int, Any]]:
-    """API key, version, and a request about as many partitions as a set of three servers may have,
-    each alone in its topic."""
+    """Return, by name, (API key, version, request) of a request about as many partitions as a set
+    of three servers may have, each in its own topic."""
     count = KafkaOptions().replicas_per_server_max
     heartbeat, reassign = consumer_group_heartbeat, alter_partition_reassignments
     return {
@@ -277,7 +277,7 @@ def largest_that_are_usual() -> dict[str, tuple[int, int, Any]]:
 
 @pytest.mark.parametrize("name", ["heartbeat", "reassignments"])
 def test_what_names_all_that_a_set_may_have_is_done(name: str) -> None:
-    """INVALID_REQUEST is final to clients."""
+    """Clients take INVALID_REQUEST for final."""
     key, version, request = largest_that_are_usual()[name]
     body = b"".join(codec(key).encode_request(request, version))
     found = wide_request.decoded(API[key], version, memoryview(body))
@@ -287,7 +287,7 @@ def test_what_names_all_that_a_set_may_have_is_done(name: str) -> None:
 
 @pytest.mark.parametrize("key", [1, 68], ids=["Fetch", "ConsumerGroupHeartbeat"])
 def test_server_that_may_have_more_replicas_is_asked_for_more_at_once(key: int) -> None:
-    """A consumer may read all that a server leads, as many as its configuration allows."""
+    """A consumer may read all partitions that a server leads, up to the configured maximum."""
     version = API[key].max_version
     path = next(path for path in wishes.paths(key, version) if len(path) == 1)
     wish = wishes.Wish(path, elements=5 * REPLICAS_MAX)
@@ -310,7 +310,7 @@ HELD = [
 
 @pytest.mark.parametrize(("api", "row", "held"), HELD)
 def test_element_with_a_list_that_is_too_long_is_refused(api: Any, row: Parts, held: str) -> None:
-    """It cannot be cut. With as much as is done at once it is done, and has a part for itself."""
+    """It cannot be split. An element at the limit is handled, in a part of its own."""
     path = f"{row.asked}.{held}".split(".")
     version = api.max_version
     camel = next(
@@ -327,7 +327,7 @@ def test_element_with_a_list_that_is_too_long_is_refused(api: Any, row: Parts, h
         assert found.wide._is_refused is is_refused
         part = found.wide.next_part()
         assert found.wide.is_done
-        # What refuses it may name all of it: it has not to be named, in one turn.
+        # The refusal may name the list's elements, so it must not see them in one turn.
         (item,) = getattr(part, row.asked)
         assert bool(getattr(item, path[len(row.asked.split("."))])) is not is_refused
 
@@ -336,7 +336,7 @@ def test_element_with_a_list_that_is_too_long_is_refused(api: Any, row: Parts, h
 def test_no_handler_sees_an_element_with_a_list_that_is_too_long(
     api: Any, row: Parts, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the others of its request."""
+    """The handler does not see the other elements of the request either."""
     seen: list[Any] = []
     monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
     path = f"{row.asked}.{held}".replace("_", "").lower()
@@ -356,7 +356,7 @@ def test_no_handler_sees_an_element_with_a_list_that_is_too_long(
 def test_lists_that_are_not_cut_count_where_an_element_belongs(
     api: Any, row: Parts, held: str
 ) -> None:
-    """Many elements that have much each do not come into one part."""
+    """Several elements with long lists are not put into one part."""
     wire = api.wire
     path = f"{row.asked}.{held}".split(".")
     camel = next(
@@ -377,7 +377,7 @@ def test_lists_that_are_not_cut_count_where_an_element_belongs(
 
 @pytest.mark.parametrize(("key", "version"), [(34, 2), (51, 0), (24, 3), (1, 6)])
 def test_each_element_of_what_is_refused_has_its_answer(key: int, version: int) -> None:
-    """Also of one that lies deeper in the request than in the answer."""
+    """This includes elements that are nested more deeply in the request than in the answer."""
     api, row = API[key], WHOLES[key][0]
     assert isinstance(row, Whole)
     world = secured()
@@ -403,12 +403,12 @@ def test_each_element_of_what_is_refused_has_its_answer(key: int, version: int) 
 # --- on a connection -----------------------------------------------------------------------------
 
 BRANCHES = 9
-"""Questions to the authorizer that an element costs at most: whether it may be seen, and what else
-may be done with it."""
+"""Maximum number of authorization checks for an element: to see it, and for its other
+operations."""
 
 
 def asked_for() -> dict[int, tuple[int, Any]]:
-    """API key → (version, a request about many things) that anybody may send."""
+    """Return {API key: (version, request about many resources)}; any client may send them."""
     return {
         2: (10, list_offsets.ListOffsetsRequest(topics=[
             list_offsets.ListOffsetsTopic(name, [list_offsets.ListOffsetsPartition(0)])
@@ -455,7 +455,7 @@ def row_of(key: int) -> Parts:
 def turns(
     world: World, asker: Client, key: int, version: int, request: Any
 ) -> tuple[Any, int, int]:
-    """(the answer, the most questions that were decided between two turns of the loop, turns)."""
+    """Send a request. Return (answer, maximum number of checks in one turn, number of turns)."""
     authorizer = world.context.authorizer
     assert authorizer is not None
     most, count, before = 0, 0, authorizer.decisions
@@ -470,7 +470,7 @@ def turns(
 
 @pytest.mark.parametrize("key", ASKED, ids=lambda key: API[key].name)
 def test_wide_request_without_permission_gives_the_loop_back(key: int) -> None:
-    """A turn has a bounded number of its elements; every one is refused."""
+    """A turn handles a bounded number of elements, and each element is refused."""
     version, request = ASKED[key]
     world = secured()
     answer, most, count = turns(world, client(world), key, version, request)
@@ -490,7 +490,7 @@ def test_wide_request_without_permission_gives_the_loop_back(key: int) -> None:
 def test_wide_request_is_answered_as_if_it_were_small(
     key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut or not, with some permission, the answers say the same of the same elements."""
+    """With some permissions, the same elements get the same answers, split or not."""
     operations = (Do.DESCRIBE, Do.DESCRIBE_CONFIGS, Do.CREATE, Do.DELETE)
     bindings = [bind(do, TOPIC, name) for do in operations for name in NAMES[:40:3]]
     version, request = ASKED[key]
@@ -508,13 +508,13 @@ def test_wide_request_is_answered_as_if_it_were_small(
         told.append(sorted(map(repr, getattr(answer, first))))
         setattr(answer, first, [])
         told[-1].append(repr(answer))
-    if key == 19:  # ids are drawn
+    if key == 19:  # topic ids are random
         told = [[re.sub(r"topic_id=b'[^,]*", "", one) for one in some] for some in told]
     assert told[0] == told[1]
 
 
 def test_what_is_sent_behind_a_wide_request_is_answered_after_it() -> None:
-    """Also while others are served between its parts."""
+    """The order is kept while other connections are served between its parts."""
     world = secured()
     asker, other = client(world), client(world)
     version, request = ASKED[10]
@@ -529,7 +529,7 @@ def test_what_is_sent_behind_a_wide_request_is_answered_after_it() -> None:
 
 
 def test_connection_that_closes_ends_its_wide_request() -> None:
-    """Nothing more is judged, and all it held is given back."""
+    """No further element is checked, and its memory is released."""
     world = secured()
     asker = client(world)
     version, request = ASKED[10]
@@ -549,7 +549,7 @@ def test_connection_that_closes_ends_its_wide_request() -> None:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """No garbage collector: an object in a cycle stays."""
+    """Disable the garbage collector, so that an object in a cycle stays."""
     gc.collect()
     gc.disable()
     try:
@@ -569,7 +569,7 @@ def wide_requests() -> list[WideRequest]:
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("parts", [0, 1, 3])
 def test_wide_request_is_freed_with_its_connection(parts: int) -> None:
-    """A full collection is minutes away, and would have to free millions of objects in one turn."""
+    """A full collection may come minutes later, and would free millions of objects in one turn."""
     world = secured(bind(Do.DESCRIBE, GROUP, "*"))
     jobs: list[tuple[Any, Any]] = []
     world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
@@ -592,7 +592,7 @@ def test_wide_request_is_freed_with_its_connection(parts: int) -> None:
 
 @pytest.mark.usefixtures("no_collection")
 def test_elements_are_freed_with_their_parts() -> None:
-    """No turn has to free 200,000."""
+    """Otherwise one turn would free 200,000 elements."""
     kind = describe_configs.DescribeConfigsResource
     others = count_of(kind)
     request = describe_configs.DescribeConfigsRequest([kind(2, name) for name in NAMES])
@@ -622,7 +622,7 @@ def test_refused_wide_request_is_freed_with_its_answer() -> None:
 
 
 def test_connection_that_closes_while_its_request_is_decoded_holds_it_until_then() -> None:
-    """The thread has the bytes, whatever became of the connection."""
+    """The thread uses the bytes, whether the connection is open or not."""
     world = secured()
     jobs: list[tuple[Any, Any]] = []
     world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
@@ -639,7 +639,7 @@ def test_connection_that_closes_while_its_request_is_decoded_holds_it_until_then
 
 
 def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
-    """One that sends many delays itself. What is malformed ends its connection all the same."""
+    """A client that sends many delays only itself. A malformed request ends its connection."""
     world = secured()
     jobs: list[tuple[Any, Any]] = []
     world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
@@ -666,7 +666,7 @@ def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
 
 
 def test_part_is_judged_by_what_its_client_may_do_then() -> None:
-    """A permission that is taken away between two parts counts for the second."""
+    """A permission that is removed between two parts applies to the second."""
     world = secured(bind(Do.DESCRIBE, GROUP, "*"))
     asker = client(world)
     version, request = ASKED[10]
@@ -685,7 +685,7 @@ def test_part_is_judged_by_what_its_client_may_do_then() -> None:
 
 
 def test_topics_of_all_parts_together_are_bounded() -> None:
-    """The most partitions of a request are those of the request, not of a part of it."""
+    """The maximum number of partitions applies to the request, not to a part of it."""
     world = secured(partitions_per_request_max=MANY - 1)
     version, request = ASKED[19]
     root = client(world, Principal("root"))
@@ -695,7 +695,7 @@ def test_topics_of_all_parts_together_are_bounded() -> None:
 
 
 def test_name_that_is_given_twice_far_apart_is_a_mistake_all_the_same() -> None:
-    """CreateTopics makes neither; of one that is named 10,000 times there is one answer."""
+    """CreateTopics creates neither, and a repeated name has one entry in the answer."""
     world = secured()
     request = create_topics.CreateTopicsRequest(
         [create_topics.CreatableTopic(name, 1, 1) for name in ["twice", *NAMES[:2_000], "twice"]],
@@ -712,8 +712,8 @@ def test_name_that_is_given_twice_far_apart_is_a_mistake_all_the_same() -> None:
 
 @pytest.mark.parametrize("who", ["alice", "root"])
 def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
-    """DescribeTopicPartitions: each page tells where the next one begins, also where nobody may see
-    what is there; all together tell of each name once."""
+    """DescribeTopicPartitions: each page has the cursor of the next one, also for a client without
+    permission. All pages together have each name once."""
     described = describe_topic_partitions
     names = NAMES[: 3 * PAGE_ELEMENTS]
     world = secured(*(bind(Do.DESCRIBE, TOPIC, name) for name in names[::7]))
@@ -743,7 +743,7 @@ def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
 
 
 def produced(names: list[str], size: int, *, acks: int = -1) -> produce.ProduceRequest:
-    """A batch of one record of a size, for the first partition of each topic."""
+    """Return a request with one batch of one record of `size` for each topic's first partition."""
     return produce.ProduceRequest(
         None,
         acks,
@@ -759,7 +759,7 @@ def produced(names: list[str], size: int, *, acks: int = -1) -> produce.ProduceR
 
 @pytest.mark.parametrize("acks", [-1, 0])
 def test_batches_behind_a_wide_produce_get_their_place_behind_all_its_parts(acks: int) -> None:
-    """Idempotent producers and readers rely on the order in which a connection sent them."""
+    """Idempotent producers and readers rely on the order in which a connection sent batches."""
     world = World()
     (stream,) = world.topic("last")
     asker = world.client()
@@ -779,8 +779,8 @@ def test_batches_behind_a_wide_produce_get_their_place_behind_all_its_parts(acks
 
 
 def test_produce_of_many_partitions_is_decoded_in_a_thread_and_keeps_its_place() -> None:
-    """How many there are is not known by its bytes, most of which are records. Those before it go
-    on, those behind it wait."""
+    """The number of partitions does not follow from the size, as most bytes are records. Earlier
+    requests continue, later ones wait."""
     world = World()
     (stream,) = world.topic("last")
     jobs: list[tuple[Any, Any]] = []
@@ -803,8 +803,8 @@ def test_produce_of_many_partitions_is_decoded_in_a_thread_and_keeps_its_place()
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: bool) -> None:
-    """While it waits to be decoded it holds its frame: others have the rest of the memory. A client
-    that goes away holds nothing more."""
+    """While it waits to be decoded, only its frame is charged. A client that disconnects is charged
+    for nothing."""
     world = World()
     world.topic("last")
     jobs: list[tuple[Any, Any]] = []
@@ -827,7 +827,7 @@ def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: b
 
 
 def test_produce_of_one_large_batch_is_decoded_on_the_loop() -> None:
-    """Its records are not looked at."""
+    """Its records are not decoded."""
     world = World()
     world.topic("last")
     asker = world.client()
@@ -836,7 +836,7 @@ def test_produce_of_one_large_batch_is_decoded_on_the_loop() -> None:
 
 
 def test_wide_produce_without_permission_gives_the_loop_back() -> None:
-    """With acks=0 its connection ends, once what was allowed is in the log."""
+    """With acks=0 the connection is closed after the permitted batches are in the log."""
     world = secured(bind(Do.WRITE, TOPIC, "t"))
     names = [*NAMES[: 3 * PART_ELEMENTS], "t"]
     answer, most, _ = turns(world, client(world), 0, 9, produced(names, 1))
@@ -853,7 +853,7 @@ def test_wide_produce_without_permission_gives_the_loop_back() -> None:
 
 
 def test_connection_that_closes_during_a_wide_produce_gives_back_its_memory() -> None:
-    """No further part is done."""
+    """No further part is handled."""
     world = World()
     (stream,) = world.topic("last")
     asker = world.client()
