@@ -1,18 +1,18 @@
-/* The walk over the records of one batch, in C. The same walk in Python, and what the numbers mean,
- * is vdl/records/walk.py; tests hold the two to equal answers, byte for byte.
+/* Walk over the records of one batch, in C. vdl/records/walk.py has the same walk in Python and the
+ * meaning of the numbers; tests compare the results of the two byte for byte.
  *
- * The bytes are a stranger's. Each read is bounded by `end`, which never moves outwards: a length is
- * compared with what is left before anything is added to a pointer. No allocation depends on them
- * beyond REFUSED_MAX entries.
+ * The bytes are untrusted. Each read is bounded by `end`, which never moves outwards: a length is
+ * compared with the remaining bytes before a pointer is advanced. Allocations do not depend on the
+ * bytes, except for up to REFUSED_MAX entries, and for the places of records that fit the buffer.
  *
- * Built against the stable ABI of Python 3.11. Must not know: headers of batches, codecs.
+ * Built against the stable ABI of Python 3.11. Does not depend on batch headers or codecs.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 
-/* vdl.records.walk.Fault, in its order. */
+/* Values of vdl.records.walk.Fault, in order. */
 enum fault {
     NONE, CUT_OFF, VARINT, MISSING, RECORD_LENGTH, OFFSET_DELTA, TIMESTAMP, FIELD_LENGTH,
     HEADER_COUNT, HEADER_NAME, UNREAD_BYTES, TRAILING_BYTES, ATTRIBUTES
@@ -35,14 +35,14 @@ struct walk {
     int64_t oldest;
     int64_t newest;
     int keys_required;
-    /* What was found. */
+    /* Results. */
     int32_t index;
     int64_t max_timestamp;
     int refused_count;
     struct refused refused[REFUSED_MAX];
 };
 
-/* A zigzag varint of 32 bits, at most 5 bytes. */
+/* Read a zigzag varint of 32 bits, at most 5 bytes. */
 static enum fault
 read_varint(const uint8_t **at, const uint8_t *end, int32_t *value)
 {
@@ -77,7 +77,7 @@ read_varint(const uint8_t **at, const uint8_t *end, int32_t *value)
     return NONE;
 }
 
-/* A zigzag varint of 64 bits, at most 10 bytes. */
+/* Read a zigzag varint of 64 bits, at most 10 bytes. */
 static enum fault
 read_varlong(const uint8_t **at, const uint8_t *end, int64_t *value)
 {
@@ -111,7 +111,7 @@ read_varlong(const uint8_t **at, const uint8_t *end, int64_t *value)
     return NONE;
 }
 
-/* Whether the bytes are UTF-8 as RFC 3629 has it: shortest forms, no surrogates. */
+/* Return 1 if the bytes are UTF-8 as in RFC 3629: shortest forms, no surrogates. */
 static int
 is_utf8(const uint8_t *p, const uint8_t *end)
 {
@@ -151,7 +151,7 @@ is_utf8(const uint8_t *p, const uint8_t *end)
     return 1;
 }
 
-/* Pass over a length and so many bytes; `length` is -1 where there is no field. */
+/* Read a length and skip a field of that size; `length` is -1 if the field is null. */
 static enum fault
 skip_field(const uint8_t **at, const uint8_t *end, int32_t *length)
 {
@@ -172,7 +172,7 @@ skip_headers(const uint8_t **at, const uint8_t *end)
     enum fault fault = read_varint(at, end, &headers);
     if (fault)
         return fault;
-    /* A header is two lengths at least. */
+    /* A header has at least two lengths. */
     if (headers < 0 || headers > (end - *at) / 2)
         return HEADER_COUNT;
     for (; headers; headers--) {
@@ -214,7 +214,7 @@ walk_record(struct walk *walk, const uint8_t **at, const uint8_t *records_end)
     end = p + length;
     if (p == end)
         return CUT_OFF;
-    /* Attributes: none has a meaning. kafka-python reads them as a number that may go on. */
+    /* No attribute has a meaning, but kafka-python reads the byte as a varint. */
     if (*p++ & 0x80)
         return ATTRIBUTES;
     if ((fault = read_varlong(&p, end, &delta)))
@@ -311,22 +311,22 @@ walk(PyObject *module, PyObject *args)
                          refused);
 }
 
-/* --- records that come piece by piece: see vdl.records.walk.WalkPart ---------------------------- */
+/* --- walk by parts: see vdl.records.walk.WalkPart --------------------------------------------- */
 
-/* Of the state, in its order. */
+/* Positions in the state: vdl.records.walk.Slot, in order. */
 enum slot {
     COUNT, BASE_TIMESTAMP, OLDEST, NEWEST, KEYS_REQUIRED, INDEX, MAX_TIMESTAMP, REFUSED, PHASE,
     LEFT, SKIP, HEADERS, TIME, KEY, SLOTS
 };
 
-/* What comes next. */
+/* Next element of the record. */
 enum phase { BEGINNING, VALUE, HEADER_NUMBER, NAME, HEADER_VALUE, ENDING };
 
-/* No record takes more before its key; no length does. */
+/* Maximum sizes of a record before its key, and of a length. */
 #define BEGINNING_BYTES_MAX 26
 #define LENGTH_BYTES_MAX 5
 
-/* The beginning of a record, up to its key. `end`: of what is there. */
+/* Walk a record up to its key. `end` is the end of the bytes that have arrived. */
 static enum fault
 begin_record(int64_t *state, const uint8_t **at, const uint8_t *end, int is_last)
 {
@@ -369,7 +369,7 @@ begin_record(int64_t *state, const uint8_t **at, const uint8_t *end, int is_last
     return NONE;
 }
 
-/* A number within a record, of which `end` is the end as far as it is there. */
+/* Read a number within a record. `end` is the end of the bytes that have arrived. */
 static enum fault
 next_number(int64_t *state, const uint8_t **at, const uint8_t *end, int32_t *value)
 {
@@ -462,7 +462,7 @@ walk_on(int64_t *state, const uint8_t **at, const uint8_t *end, int is_last,
                 return fault;
             if (number < -1 || number > state[LEFT])
                 return FIELD_LENGTH;
-            if (number > end - p) {  /* it is looked at as a whole */
+            if (number > end - p) {  /* a name is checked as a whole */
                 state[LEFT] += p - before;
                 return NONE;
             }
@@ -516,12 +516,12 @@ walk_part(PyObject *module, PyObject *args)
     return Py_BuildValue("(inN)", (int)fault, position, all);
 }
 
-/* The shortest record whose places can be read: its length, attributes, two deltas, two lengths. */
+/* Shortest record that can be located: its length, attributes, two deltas, two lengths. */
 #define PLACED_BYTES_MIN 6
 /* Numbers of one record: vdl.records.walk.PLACE. */
 #define PLACE_NUMBERS 6
 
-/* Where one record lies and what is in it; its headers are passed over by its length. */
+/* Locate a record, its key and its value. Headers are not read; the record's length skips them. */
 static enum fault
 place_record(const uint8_t **at, const uint8_t *start, const uint8_t *records_end, int32_t *place)
 {
@@ -581,7 +581,7 @@ places(PyObject *module, PyObject *args)
     }
     const uint8_t *start = records.buf;
     const uint8_t *p = start, *end = records.len ? start + records.len : start;
-    /* No more than can be there, whatever the count says. */
+    /* At most the number of records that fit the buffer, whatever `count` is. */
     room = records.len / PLACED_BYTES_MIN;
     if (count < room)
         room = count > 0 ? count : 0;
