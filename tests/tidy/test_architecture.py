@@ -8,19 +8,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS_MAX = 2_000
-"""Of ARCHITECTURE.md: what everybody reads first."""
+"""Maximum number of words of ARCHITECTURE.md, which every engineer reads first."""
 LINES_MAX = 80
-"""Of the README of a room."""
+"""Maximum number of lines of a room's README."""
 
 
 def section(path, title):
-    """The text below a heading, up to the next one of its level."""
+    """Return the text below a heading, up to the next heading of its level."""
     text = path.read_text(encoding="utf-8")
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def named(table, folder):
-    """Paths in the first column of a table; a pattern stands for all files that it matches."""
+    """Return the paths in the first column of a table; a pattern expands to its matches."""
     found = []
     for cell in re.findall(r"^\| (\[?`.*?) \|", table, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", cell):
@@ -35,7 +35,7 @@ READMES = [room / "README.md" for room in ROOMS if (room / "README.md").exists()
 
 
 def packages():
-    """Folders of Python files that are installed."""
+    """Return the folders of Python files that are installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     names = project["tool"]["setuptools"]["packages"]
     return [ROOT / name.replace(".", "/") for name in names]
@@ -52,7 +52,7 @@ def test_architecture_names_only_what_exists():
 
 
 def test_architecture_names_every_file_of_every_package():
-    """Itself, or the room it is in."""
+    """A row names the file itself or its room."""
     beside = {ROOT / "vdl" / "cli.py"}  # named in the row of `vdl/commands`
     files = [
         path
@@ -66,7 +66,7 @@ def test_architecture_names_every_file_of_every_package():
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_readme_of_a_room_names_what_is_in_it(readme):
-    """Each folder and file there is named, and is there."""
+    """The README names each folder and file of the room, and nothing that is missing."""
     folder = readme.parent
     table = section(readme, "Folders") or section(readme, "Files")
     known = set(named(table, folder))

@@ -8,12 +8,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SINCE = "2026-11-30T00:00:00Z"
-"""Older commits keep the subjects that they have."""
+"""Subjects of older commits are not checked."""
 SUBJECT_CHARS_MAX = 72
 SUBJECT = re.compile(r"(?P<area>[a-z0-9][a-z0-9 ,./_-]*): (?P<verb>[a-z-]+)\b")
 NOT_IMPERATIVE = re.compile(r".+(?:ing|ed|[^s]s)")
 IMPERATIVE = frozenset({"bring", "embed", "feed", "focus", "need", "seed", "speed"})
-"""Verbs that only look as if they were not."""
+"""Imperatives that end like another form of a verb."""
 
 
 def is_fine(subject: str) -> bool:
@@ -43,7 +43,7 @@ def test_subject_is_judged(subject: str, fine: bool) -> None:
 
 
 def test_subjects_of_new_commits_are_imperative_and_short() -> None:
-    """Merges are left out; without git, or in an archive, there is nothing to check."""
+    """Merges are excluded. Without git history, as in an archive, the test is skipped."""
     command = ["git", "log", "--no-merges", "--since", SINCE, "--format=%s"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 
 def modules():
-    """Return {module: its tree} of every Python file of this project that is not generated."""
+    """Return {module: tree} of every Python file of this project that is not generated."""
     found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

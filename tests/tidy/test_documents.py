@@ -1,4 +1,4 @@
-"""Documents lead somewhere: links have their file and heading, paths that are named are there."""
+"""Documents have no dead links: link targets, their headings, and named paths exist."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
 )
 RECORDS = {ROOT / "CHANGELOG.md", *(ROOT / "docs" / "lab").glob("*.md")}
-"""Records of the past: files that they name may have gone."""
+"""Records of the past: files that they name may have been removed."""
 CURRENT = [path for path in DOCUMENTS if path not in RECORDS]
 PATH = re.compile(
     r"`((?:docs|deploy|raft|rpc|segments|vdl|tests|examples|ids|\.ci)/[\w./-]+\.(?:py|md|toml|c|proto))`"
@@ -21,7 +21,7 @@ PATH = re.compile(
 
 @cache
 def anchors(path):
-    """What a link into a document may name: its headings, as GitHub writes them."""
+    """Return the anchors of a document's headings, as GitHub forms them."""
     found = set()
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     for head in re.findall(r"^#+ (.+)$", text, re.M):
@@ -31,7 +31,7 @@ def anchors(path):
 
 
 def broken(document):
-    """Links of a document that lead nowhere."""
+    """Yield the links of a document whose target is missing."""
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", link):

@@ -19,7 +19,7 @@ OF_THE_PIPELINE = (
     "tests/pipeline",
 )
 DRIVERS = "tests/clients/drivers"
-"""Programs that run in environments of their own, with the client that they drive."""
+"""Programs that run in their own environments, with the client that they drive."""
 
 
 def python_files(*folders):

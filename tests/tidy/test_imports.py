@@ -152,13 +152,13 @@ def imports_of(path, *, typing_only=True):
 
 
 def is_module(name):
-    """`from vdl import errors` imports vdl.errors; `from vdl import __version__` does not."""
+    """Return True for a module of this project: `vdl.errors`, but not `vdl.__version__`."""
     path = ROOT.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def component_of(module):
-    """Return the row of LAYERS and the component of a module, None for other projects' modules."""
+    """Return the row of LAYERS and the component of a module, None for third-party modules."""
     best = None
     for rank, row in enumerate(LAYERS):
         for component in row:
@@ -186,7 +186,7 @@ def test_imports_between_layers_point_down_only():
 
 
 def test_imports_every_module_has_its_layer():
-    """Each new part of `vdl` is placed in a layer on purpose."""
+    """A new part of `vdl` must be given a layer."""
     houses = {"vdl", "vdl.kafka", "vdl.logstream"}
     modules = [module_name(path) for path in sources()]
     unplaced = [
@@ -209,7 +209,7 @@ def test_imports_rpc_knows_only_what_raft_sends():
 
 
 def test_imports_pure_layers_have_no_clock_luck_or_outside():
-    """`raft` and `vdl.state` can be replayed: nothing in them differs from run to run."""
+    """`raft` and `vdl.state` can be replayed: their results do not vary between runs."""
     wrong = []
     for path in sources():
         if not module_name(path).startswith(PURE):
@@ -244,7 +244,7 @@ def test_imports_only_its_own_tests_need_the_pipelines_packages():
 
 
 def test_imports_check_knows_nothing_of_ours():
-    """The checkers can be used anywhere: in the simulator, in a harness, in executors."""
+    """The checkers run anywhere: in the simulator, in a test harness, in Spark executors."""
     assert imports_outside("vdl.check", {"vdl.check"}) == set()
 
 
@@ -266,7 +266,7 @@ def is_within(module, component):
 
 
 def test_imports_asyncio_only_at_the_edges():
-    """The event loop is used where sockets are, and in the process around everything."""
+    """The event loop is used only at sockets and in the process itself."""
     users = {
         str(path.relative_to(ROOT))
         for path in sources()

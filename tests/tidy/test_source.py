@@ -43,7 +43,7 @@ def comments(path):
 
 
 def test_source_has_no_unfinished_words():
-    """Unfinished work belongs in an issue, not in a comment."""
+    """Unfinished work belongs in an issue."""
     found = [
         f"{name}:{number}"
         for path, name in zip(FILES, IDS, strict=True)
@@ -55,7 +55,7 @@ def test_source_has_no_unfinished_words():
 
 
 def test_source_has_no_commented_out_code():
-    """Version control remembers old code."""
+    """Version control keeps old code."""
     found = [
         f"{name}:{number}: {text}"
         for path, name in zip(FILES, IDS, strict=True)
@@ -78,7 +78,7 @@ def test_source_modules_begin_with_their_job(package):
 
 
 def test_test_names_say_subject_condition_outcome():
-    """`test_<subject>_<condition>_<outcome>`: three words at least."""
+    """Names have the form `test_<subject>_<condition>_<outcome>`: at least three words."""
     name_of = re.compile(r"^\s*(?:async )?def (test_\w+)\(", re.MULTILINE)
     short = [
         f"{name}: {test}"

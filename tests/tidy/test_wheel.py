@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {"ids", "raft", "rpc", "segments", "vdl"}
 NOT_SHIPPED = {"vdl.kafka.codegen"}
-"""Tools of the repository that are inside a package."""
+"""Tools of the repository, inside a package."""
 
 
 def listed_packages():
@@ -82,14 +82,14 @@ def test_wheel_contents_have_licence_and_no_tools(wheel_names):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler is here")
 def test_wheel_with_a_compiler_has_the_walk_in_c(wheel_names):
-    """One file for each Python from 3.11 on; its source and stub are not shipped."""
+    """One file serves each Python from 3.11 on; its source and stub are not shipped."""
     files = [name for name in wheel_names if "_walk." in name]
     assert len(files) == 1
     assert files[0].startswith("vdl/records/_walk.abi3.")
 
 
 def test_wheel_without_a_compiler_is_built_and_whole(tmp_path):
-    """Everything in C is there in Python too."""
+    """All C code has a Python equivalent."""
     names = names_in_wheel(tmp_path, compiler="/bin/false")
     assert not any(name.startswith("vdl/records/_walk") for name in names)
     assert "vdl/records/walk.py" in names
