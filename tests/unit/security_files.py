@@ -1,4 +1,4 @@
-"""Certificates for tests: made once a run, by what `vdl cert` is made of."""
+"""Certificates for tests, made once per run with the functions of `vdl cert`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLUSTER = "test"
 
 @dataclass(frozen=True)
 class Authorities:
-    """One folder with everything that one authority signed."""
+    """A folder with all certificates that one authority signed."""
 
     directory: Path
     authority: Authority
 
     def server(self, server_id: int, cluster: str = CLUSTER) -> TlsFiles:
-        """The files of a server, of this set unless another one is named."""
+        """Return the files of a server, of this cluster unless another is named."""
         file = self.directory / f"server-{server_id}.pem"
         if cluster != CLUSTER:
             folder = self.directory / cluster
@@ -38,14 +38,14 @@ class Authorities:
         return TlsFiles(file, file.with_suffix(".key"), self.directory / "ca.pem", CLUSTER)
 
     def client(self, name: str) -> KeyPair:
-        """A client's certificate and key."""
+        """Return a client's certificate and key."""
         file = self.directory / f"client-{name}.pem"
         if not file.exists():
             write_client(self.directory, self.authority, name)
         return KeyPair(file, file.with_suffix(".key"))
 
     def admin(self) -> TlsFiles:
-        """The files of somebody who may use the admin plane."""
+        """Return the files of an administrator, who may use the admin plane."""
         file = self.directory / "admin.pem"
         if not file.exists():
             write_admin(self.directory, self.authority, CLUSTER)
@@ -59,6 +59,6 @@ def _keep() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def authority(name: str = "ours") -> Authorities:
-    """The authority of the set that is tested, or another one that nobody trusts."""
+    """Return the authority of the cluster under test, or another one, which is not trusted."""
     directory = Path(_keep().name) / name
     return Authorities(directory, open_authority(directory, CLUSTER))

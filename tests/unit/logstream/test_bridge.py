@@ -24,7 +24,7 @@ COORDINATORS = range(1, 9)
 
 
 def bridge(cluster: Any, *ends: int, groups: Any = (), heir: int = 3) -> None:
-    """Cut the links between server 1, the leader, and `ends`; server 2 hears all.
+    """Cut the links between server 1, the leader, and `ends`; server 2 keeps all its links.
 
     If server 2 does not hear the leader for an election timeout, `heir` campaigns first.
     """
@@ -62,9 +62,9 @@ def until(cluster: Any, condition: Callable[[], bool], *, ms: int = 5_000) -> in
 def test_deposed_leader_hears_of_it_from_who_follows_its_successor(
     cluster: Any, phase_ms: int
 ) -> None:
-    """It was silent for so long that another leader was elected, and is then heard again.
+    """The leader is cut off until its successor is elected, and is then heard again by a follower.
 
-    Waiting readers are answered.
+    Its waiting readers are woken.
     """
     group_id = cluster.create_topic()
     cluster.run(1_000)
@@ -85,7 +85,7 @@ def test_deposed_leader_hears_of_it_from_who_follows_its_successor(
 
 
 def test_deposed_leader_acknowledges_nothing_that_its_successor_does_not_have(cluster: Any) -> None:
-    """Entries from before it was deposed are not acknowledged, nor later ones."""
+    """Entries appended before or after its deposition are not acknowledged."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -102,7 +102,7 @@ def test_deposed_leader_acknowledges_nothing_that_its_successor_does_not_have(cl
 
 
 def test_deposed_leader_that_is_not_heard_at_all_hears_of_it(cluster: Any) -> None:
-    """One direction of a link may be silent while the other is not."""
+    """A link may be cut in one direction only."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -112,7 +112,7 @@ def test_deposed_leader_that_is_not_heard_at_all_hears_of_it(cluster: Any) -> No
 
 
 def test_two_servers_serve_one_coordinator_no_longer_than_that(cluster: Any) -> None:
-    """One of them must not let a member keep what the other has assigned to another member."""
+    """Otherwise one could confirm an assignment that the other has given to another member."""
     cluster.run(3_000)
     bridge(cluster, 3, groups=range(9))
     led = [group_id for group_id in COORDINATORS if serves(cluster, 1, group_id)]
@@ -129,7 +129,7 @@ def test_two_servers_serve_one_coordinator_no_longer_than_that(cluster: Any) -> 
 
 
 def test_bridge_of_five(make_cluster: Any) -> None:
-    """Two of five are on each side of the bridge. With the bridge each side is a majority."""
+    """Two of five are on each side of the bridge, so each side with it is a majority."""
     five = make_cluster((1, 2, 3, 4, 5))
     five.run(3_000)
     groups = [g for g in range(9) if serves(five, 1, g)]
@@ -148,9 +148,9 @@ def test_bridge_of_five(make_cluster: Any) -> None:
 
 
 def test_claim_older_than_a_vote_is_denied_though_nobody_leads_the_newer_term(cluster: Any) -> None:
-    """A voter of a newer term without a candidate does not follow the old leader again.
+    """A voter that entered a newer term without a leader does not follow the old leader again.
 
-    It denies the claim with its next heartbeat, not when its own timer is due.
+    It denies the claim with its next heartbeat, before its own election timer is due.
     """
     group_id = cluster.create_topic()
     cluster.run(1_000)
@@ -165,7 +165,7 @@ def test_claim_older_than_a_vote_is_denied_though_nobody_leads_the_newer_term(cl
 def test_claim_is_denied_by_a_server_that_restarts_before_its_replicas_are_open(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The terms on its disk are known before it confirms any list."""
+    """The terms on its disk are read before it confirms any leader list."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])
@@ -184,7 +184,7 @@ def test_claim_is_denied_by_a_server_that_restarts_before_its_replicas_are_open(
 
 
 def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
-    """It does not wait for a message about its group."""
+    """It does not wait for a Raft message of its group."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader, other = cluster.nodes[1].host, LeaderLists(lambda _: None)
@@ -200,7 +200,7 @@ def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
 
 
 def test_denial_is_heard_from_members_about_the_present_term(cluster: Any) -> None:
-    """As a Raft message of a newer term is: a removed replica may be in any term."""
+    """As for a Raft message of a newer term: a removed replica may be in any term."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     leader = cluster.nodes[1].host
@@ -224,7 +224,7 @@ def test_denial_is_heard_from_members_about_the_present_term(cluster: Any) -> No
 def test_servers_of_an_older_version_are_answered_in_messages_they_know(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """A frame of an unknown type would end the link."""
+    """An unknown frame type would end the link, so denials are not sent to older servers."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
     bridge(cluster, 3, groups=[group_id])

@@ -1,4 +1,4 @@
-"""The permitted cost of one fault alone, by its kind."""
+"""Permitted cost of a single fault, by its kind."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_fault_costs_what_its_bound_says(kind: str) -> None:
 
 
 def test_kill_is_noticed_before_an_election_timeout_and_silence_is_not() -> None:
-    """Otherwise one bound would hide a violation of the other."""
+    """Otherwise the bound of one kind would hide a violation of the other."""
     assert BOUNDS["kill"].noticed_ns < LATEST_NS
     assert BOUNDS["pause"].noticed_ns > EARLIEST_NS
 
 
 def test_failover_that_takes_longer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_of("kill", 2)
-    ignored: Any = lambda *_, **__: None  # noqa: E731 - whatever it is told
+    ignored: Any = lambda *_, **__: None  # noqa: E731 - accepts any arguments
     monkeypatch.setattr(Campaigning, "take_turn", ignored)
     judge_one_fault(world)
     assert [violation.name for violation in world.watch.violations] == ["slow-failover"]
