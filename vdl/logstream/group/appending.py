@@ -1,10 +1,10 @@
-"""The appends to one partition: sequence checks, held batches, waiters, acknowledgement.
+"""Appends to one partition: sequence checks, held batches, waiters, acknowledgement.
 
-A batch is appended at once or held in arrival order while it cannot be: the leader's own-term entry
-is not applied, a transfer is under way, or there is no room. Then it waits behind the index of its
-entry. It is acknowledged only when the commit index reaches its entry and the number of voters set
-by the topic (`min.insync.replicas`) hold it durably. When leadership ends, all are answered at
-once; "never appended" only if that is certain.
+A batch is appended at once, or held in order of arrival while it cannot be appended: the leader has
+not applied an entry of its own term, transfers its leadership, or has no room. Once appended, it
+waits for its entry. It is acknowledged only when the commit index has reached the entry, and as
+many voters as the topic requires (`min.insync.replicas`) hold it durably. When leadership ends, all
+batches are answered at once; "never appended" only if that is certain.
 
 Does not depend on readers, deletions or the wire format.
 """
@@ -41,7 +41,11 @@ _SAID_FOR_CERTAIN = {
 
 
 class Appending:
-    """The appends to one replica of a partition."""
+    """Appends to one replica of a partition, while it leads.
+
+    Invariant: an append succeeds only if the entry with its batch, known by index and term, is
+    committed, and at least `copies` voters hold it durably.
+    """
 
     __slots__ = (
         "_alive", "_in_sync", "_large_room", "_log_start", "_options", "_outbox", "_overlay",
@@ -77,12 +81,14 @@ class Appending:
         self._alive = alive
         self._large_room = large_room
         self.held: deque[Append] = deque()
-        """Batches that were not appended yet, in order of arrival. Invariant: one deque for ever;
-        none of them is in the log."""
+        """Batches that are not appended yet, in order of arrival. Invariant: none of them is in the
+        log; always the same deque, which `LogStream.held` also refers to."""
         self.waiters: deque[Append] = deque()
-        """Appends whose entries are not known to be committed. Invariant: ordered by index."""
+        """Appends whose entries are not known to be committed. Invariant: ordered by index; each
+        was appended in a term that this replica led, or is a retry of such a batch."""
         self.uncopied: list[Append] = []
-        """Appends whose entries are committed, but not durable on as many replicas as requested."""
+        """Appends whose entries are committed, but not durable on as many replicas as requested.
+        Invariant: at the end of a turn, the group's `awaits_copies` is set while there are any."""
 
     # --- append ------------------------------------------------------------------------------
     def begin(self, append: Append) -> None:
@@ -222,8 +228,9 @@ class Appending:
     def _refuse(self, append: Append, verdict: ErrorCode) -> None:
         """Reject a batch by its sequence number or epoch.
 
-        That batches before it are missing is reported only after a read index confirmed the leader.
-        Its successor may have them, and the client would drop the batch or send it as a new one.
+        A gap before the batch is reported only after a read index has confirmed the leader. Its
+        successor may have the missing batches, and the client would drop this one or send it as a
+        new one.
         """
         stream, done = self._stream, append.done
 
@@ -239,7 +246,7 @@ class Appending:
     def _answer_duplicate(self, append: Append, original: Duplicate, copies: int) -> None:
         """Answer a retry with the result of its original, once that is committed.
 
-        The number of copies requested now counts.
+        The number of copies that this retry requests applies.
         """
         group = self._stream.group
         if original.index <= group.commit and (

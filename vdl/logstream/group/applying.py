@@ -1,7 +1,7 @@
 """Application of one partition's committed entries to its state: batches, markers and commands.
 
-An entry is applied once, in order, on every replica. What waits for its application is answered
-then. A replica whose state came with a snapshot passes over the entries that the state reflects.
+An entry is applied once, in log order, on every replica, and requests that wait for it are answered
+then. A replica whose state came with a snapshot skips the entries that the state reflects.
 
 Does not depend on how entries are committed, or on their records.
 """
@@ -28,7 +28,11 @@ _ATTRIBUTES_POSITION = 22
 
 
 class Applying:
-    """The application of entries to one replica of a partition."""
+    """Application of committed entries to one replica of a partition.
+
+    Invariant: the state after an entry follows from the state before it and the entry alone, so
+    replicas that have applied the same entries are equal.
+    """
 
     __slots__ = (
         "_commands", "_log_start", "_overlay", "_polls", "_state", "_transactions", "_wake",
@@ -45,7 +49,7 @@ class Applying:
         polls: LongPolls,
         wake: Callable[[], None],
     ) -> None:
-        """Create it. `wake` has the long polls run at the end of the turn."""
+        """Create the application of a stream. `wake` runs its long polls at the end of the turn."""
         self._state = state
         self._overlay = overlay
         self._transactions = transactions
@@ -55,7 +59,7 @@ class Applying:
         self._wake = wake
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Update producer windows and transactions from committed batches."""
+        """Update state, producer windows and transactions. Use: once for each committed entry."""
         if self._polls.for_stable:
             self._wake()
         transactions = self._transactions
@@ -110,7 +114,7 @@ class Applying:
         self._commands.applied(entry.index, answer)
         self._log_start.applied(entry.index)
         if state.log_start_offset != log_start:
-            self._polls.run_all()  # the log start moved: long polls have to check it
+            self._polls.run_all()  # the log start has moved: long polls must check it
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
         """Build the list of aborted transactions from entries, if the snapshot had none."""

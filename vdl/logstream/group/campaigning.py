@@ -1,11 +1,11 @@
-"""Campaigns of one replica before its election timeout: the leader is gone, and this is certain.
+"""Campaigns of one replica before its election timeout, because its leader is certainly gone.
 
 Simultaneous candidates split the vote, so the replicas that are left campaign one after another, in
 order of preference. A losing candidate retries after a growing random delay, until the election
 timeout applies again.
 
-Does not depend on the group's log or entries, or on how the loss of a leader is noticed. Callers
-count the ticks that have passed before they call (`Group.catch_up`).
+Does not depend on the group's log or entries, or on how the loss of a leader is detected. Callers
+must have counted the ticks that have passed (`Group.catch_up`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_LOSS = (0, ServerId(0))
 
 
 class Campaigning:
-    """When one replica campaigns, and which leader its group lost."""
+    """Early campaigns of one replica, and the last loss of its group's leader."""
 
     __slots__ = ("_node", "_options", "_rng", "gone_tick", "lost_leader")
 
@@ -57,7 +57,7 @@ class Campaigning:
         *,
         leaderless: int,
     ) -> None:
-        """Campaign soon, because the leader's process is gone, unless another replica wins before.
+        """Campaign soon, because the leader's process is gone, unless another replica wins first.
 
         Replicas on `servers`, those alive, campaign one after another in order of preference:
         simultaneous candidates split the vote. Those marked there as servers that should not lead
@@ -72,7 +72,7 @@ class Campaigning:
         # is due: with this it may be due now, for all remaining replicas.
         node.leader_heard(0)
         node.forget_leader()
-        # If none is there, the replicas are about to be moved away, but still exist.
+        # If none is there, the replicas are about to be moved away; they still exist.
         members = sorted(node.membership.members())
         alive = _in_turn(placement, servers) or _in_turn(members, servers)
         last = max(0, len(alive) - 1)
@@ -85,9 +85,10 @@ class Campaigning:
         self.gone_tick = tick
 
     def leader_resigned(self) -> None:
-        """Restart the election timer: the leader was alive until now, and does not lead any more.
+        """Restart the election timer: the leader was alive until now, and has resigned.
 
-        The time is counted from when this replica might have looked last.
+        The timer starts with a random part of the election timeout already elapsed, as if the
+        leader had been heard that long ago.
         """
         node = self._node
         node.leader_heard(self._rng.randrange(node.raft.randomized_election_timeout))
@@ -95,11 +96,11 @@ class Campaigning:
     def leader_gave_up(
         self, placement: Sequence[NodeId], servers: Mapping[ServerId, bool], tick: int
     ) -> None:
-        """React to a leader of this term that resigned because it hears no quorum.
+        """React to a leader of this term that resigned because it does not hear a quorum.
 
-        The preferred one of the replicas on `servers`, those alive except the leader's own,
-        campaigns soon. The others wait as after a resignation: two candidates on slow disks would
-        spend terms. See `take_turn`.
+        The preferred replica among those on `servers`, the servers alive except the leader's own,
+        campaigns soon. The others wait as after a resignation, because two candidates on slow
+        disks would use up terms. See `take_turn`.
         """
         node = self._node
         self.leader_resigned()

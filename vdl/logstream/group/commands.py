@@ -1,7 +1,7 @@
 """Commands in one partition's log: entries that change its state and hold no records.
 
-Other groups send some of them, and are answered when they are applied here. The leader itself has
-idle producers forgotten and lets the replicas compact.
+Other groups send some of them, and are answered when the command is applied here. The leader itself
+appends the commands that expire idle producers and those that let the replicas compact.
 
 Does not depend on records, or on how a command is applied.
 """
@@ -43,7 +43,7 @@ COMMANDS_MAX = 10_000
 
 
 class Commands:
-    """The commands that one replica of a partition appends while it leads."""
+    """Commands that one replica of a partition appends while it leads."""
 
     __slots__ = ("_expiry_index", "_idle_producers", "_stream", "_transactions", "waiting")
 
@@ -55,7 +55,8 @@ class Commands:
         appended in this term."""
         self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
         self._expiry_index = 0
-        """Index of the newest `ExpireProducers` that was appended here."""
+        """Index of the newest `ExpireProducers` that was appended here in this term, or 0. Use: the
+        next one is appended only once this one is applied."""
 
     def run(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
         """Append a command of another group, and return its result when it is applied here.
@@ -84,7 +85,7 @@ class Commands:
     def expire_producers(
         self, producers: Producers, now_ns: int, *, kept: int, may_append: bool
     ) -> None:
-        """Have idle producers forgotten, earlier if there are more than `kept`.
+        """Append a command that expires idle producers, earlier if there are more than `kept`.
 
         Called on every replica, so that a new leader knows how long each has been idle. Only the
         leader decides, if it `may_append`.
@@ -104,7 +105,7 @@ class Commands:
     def compact(self, *, upto: Index, markers_upto: Index) -> None:
         """Propose compaction up to these indexes if there is room for the entry: see `Compact`.
 
-        Each replica compacts in its own time.
+        The command is an entry, so all replicas compact up to the same indexes, each when it can.
         """
         stream = self._stream
         if stream.serving and stream.group.store.accepts_appends:
@@ -113,7 +114,7 @@ class Commands:
     def applied(self, index: Index, answer: CommandAnswer) -> None:
         """Answer the command at `index`, and those before it."""
         while self.waiting and self.waiting[0].index <= index:
-            # No other leader can have overwritten it: the queue would have been emptied.
+            # No other leader can have overwritten it: otherwise the queue would be empty.
             self.waiting.popleft().done(Outcome(OutcomeKind.APPLIED, answer))
 
     def expire(self, now_ns: int) -> None:
@@ -122,7 +123,7 @@ class Commands:
         end_all(iter(take_late(self.waiting, now_ns)), UNKNOWN)
 
     def leadership_lost(self) -> deque[Pending[Outcome]]:
-        """Return the commands that wait, whose outcome is unknown now."""
+        """Remove and return the waiting commands, whose outcome is unknown now."""
         self._expiry_index = 0
         waiting, self.waiting = self.waiting, deque()
         return waiting

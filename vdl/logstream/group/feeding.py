@@ -1,8 +1,8 @@
-"""Entries that left memory, read from disk for the followers of one replica.
+"""Reads from disk, for one replica's followers, of entries that are no longer in memory.
 
 A follower that is behind is fed when the throttle of its server admits it. The read begins only if
-the core still waits for these entries then: a link that was reset, or an ended leadership, makes a
-request outdated.
+the core still waits for these entries: a reset link or an ended leadership makes a request
+outdated.
 
 Does not depend on messages, applied state, or how a throttle decides.
 """
@@ -21,7 +21,10 @@ from vdl.logstream.group.storage import as_entry
 
 
 class Feeding:
-    """The cold reads of one replica for its followers. With a follower it is a throttle's key."""
+    """Cold reads of one replica for its followers.
+
+    Use: (this object, follower) is the key of a read at a throttle.
+    """
 
     __slots__ = ("_gain", "_log", "_move_throttle", "_node", "_store", "cold_first", "throttle")
 
@@ -40,7 +43,7 @@ class Feeding:
         self._move_throttle = move_throttle
         self._gain = Gain()
         self.cold_first: dict[NodeId, int] = {}
-        """For each peer, the first index of its pending read from disk."""
+        """First index of the pending read, by peer."""
 
     def feed(self, want: ColdRead, fed: Callable[[], None]) -> None:
         """Read entries for a peer when the throttle admits it, if they are still needed then.
@@ -80,7 +83,7 @@ class Feeding:
         """Return True if the core still waits for these entries.
 
         It does not if the peer is probed anew, as after a reset of its link, or if this replica
-        leads no more.
+        does not lead any more.
         """
         progress = self._node.raft.progress.get(peer)
         return self._node.is_leader and progress is not None and progress.cold_read_first == first

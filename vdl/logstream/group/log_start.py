@@ -1,8 +1,8 @@
-"""The start of one partition's log: deletions by clients and by retention.
+"""Start of one partition's log: deletions by clients and by retention.
 
-The leader decides, and the decision is an entry in the partition's log, so all replicas have one
-log start. Retention waits for followers that need the records (`retention.py`), and slows producers
-before it waits no longer (`push_back.py`).
+The leader decides, and the decision is an entry in the partition's log, so all replicas have the
+same log start. Retention waits for followers that need the records (`retention.py`), and slows
+producers down before it stops waiting (`push_back.py`).
 
 Does not depend on how records are appended, or on how a log is trimmed.
 """
@@ -36,7 +36,10 @@ DELETIONS_MAX = 100
 
 
 class LogStart:
-    """The log start of one replica of a partition, as its leader moves it."""
+    """Log start of one replica of a partition, as its leader moves it.
+
+    Invariant: no start beyond the high watermark is proposed.
+    """
 
     __slots__ = ("_outbox", "_stream", "_taken", "_untimed", "deletions", "push_back")
 
@@ -47,7 +50,7 @@ class LogStart:
         """Deletions that wait to be applied. Invariant: ordered by index; each is of this term."""
         self._untimed = UntimedSegments()
         self.push_back: PushBack | None = None
-        """Backpressure on producers, while retention waits for a follower."""
+        """Backpressure on producers while retention waits for a follower."""
         self._taken: dict[NodeId, Index] = {}
         """Match index of each follower in this term, when retention last ran and had something to
         delete."""
@@ -106,7 +109,7 @@ class LogStart:
         self._taken = {follower: known.match for follower, known in progress.items()}
         start = impatient
         if patient < impatient and match > before:
-            # It takes entries, or it is not known yet whether it does.
+            # The follower takes entries, or this is not known yet.
             start = patient
             if before >= 0 and (self.push_back is None or self.push_back.replica != replica):
                 last = stream.group.node.last_index

@@ -1,7 +1,7 @@
 """Long polls of one partition: fetches that wait for records to be committed or stable.
 
 A poll is subscribed in the call that found too little, so no append is missed. Polls run once a
-turn, whatever was committed in it.
+turn, however much was committed in it.
 
 Does not depend on logs, leaders or requests.
 """
@@ -28,6 +28,7 @@ class Wait:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
+        """Do not call back. The poll is removed from its list later."""
         self.callback = None
 
 
@@ -38,6 +39,7 @@ class LongPolls:
 
     def __init__(self) -> None:
         self.waits: list[Wait] = []
+        """Polls that have not run, in order of subscription, with cancelled ones among them."""
         self.for_stable = False
         """True if any of them may wait for stable records."""
 
@@ -55,7 +57,7 @@ class LongPolls:
         return wait
 
     def wake(self, end: Offset, stable_end: Offset) -> None:
-        """Run the polls with records below these ends: of committed, and of stable records."""
+        """Run the polls with records below these ends of committed and of stable records."""
         ready: list[Wait] = []
         left: list[Wait] = []
         for wait in self.waits:

@@ -1,4 +1,4 @@
-"""Look-ups in the log of one partition: by time, by leader epoch, by segment.
+"""Look-ups in one partition's log: by time, by leader epoch, by segment.
 
 They may read files, so most of them call back.
 
@@ -21,7 +21,7 @@ from vdl.logstream.group.stream import Stream
 
 
 class Lookups:
-    """The look-ups of one replica of a partition."""
+    """Look-ups in the log of one replica of a partition."""
 
     __slots__ = ("_stream",)
 
@@ -31,7 +31,7 @@ class Lookups:
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """Find the leader epoch of the log's first record (KIP-320).
 
-        The present epoch if there is no record, -1 if it is unknown now.
+        The result is the current term if there is no record, and -1 if it is not known now.
         """
         stream, group = self._stream, self._stream.group
         start = stream.log_start_offset
@@ -61,8 +61,8 @@ class Lookups:
     ) -> None:
         """Find the start of each segment, oldest first.
 
-        A start is its first offset that is not deleted, and the largest timestamp up to its end
-        (ms, -1 while there is none).
+        A start is (first offset of the segment that is not deleted, largest timestamp of all
+        records before the segment's end in ms, or -1 if there is none).
         """
 
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:

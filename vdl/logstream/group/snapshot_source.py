@@ -1,8 +1,9 @@
-"""The state of one replica as snapshots for others: made at once, or encoded in pieces if large.
+"""Snapshots of one replica's state for others: made at once, or encoded in pieces if large.
 
-A snapshot has an index, and the members and items of everything that is applied up to it. The state
-of a partition, whose entries are kept themselves, stands at the start of the log; the receiver gets
-the entries behind it. Any other state stands at the applied index.
+A snapshot has the members and items of everything applied, and an index: the receiver gets the
+entries after it, and skips those that the state reflects. For a partition, whose entries are kept
+themselves, the index is just before the first entry of the log. For any other state it is the
+applied index.
 
 Does not depend on messages, on which replica receives a snapshot, or on how one is installed.
 """
@@ -36,6 +37,7 @@ class Applied:
     """Position and members of the applied state."""
 
     index: Index
+    """Index of the last applied entry. Invariant: the state reflects every entry up to it."""
     reflects: Index
     """State and members reflect entries up to this index, if it is above `index`."""
     revision: int
@@ -43,7 +45,11 @@ class Applied:
 
 
 class SnapshotSource:
-    """Snapshots of one replica's applied state, and their size."""
+    """Snapshots of one replica's applied state, and their size.
+
+    Invariant: items and members of a snapshot are those of one moment, and its members name the
+    last entry that they reflect.
+    """
 
     __slots__ = ("_applied", "_encodings", "_log", "_owner", "_state", "_tick", "cache")
 
@@ -79,7 +85,7 @@ class SnapshotSource:
             return None
 
     def make(self) -> Snapshot:
-        """Return a snapshot for a replica behind the log's start.
+        """Return a snapshot for a replica that needs entries before the log's start.
 
         Raise SnapshotTemporarilyUnavailable if there is none now.
         """
@@ -139,9 +145,9 @@ class SnapshotSource:
         return PARTS_BYTES_MAX if self.in_parts else SNAPSHOT_BYTES_MAX
 
     def expected_bytes(self, *, limit: int, anew: bool) -> int | None:
-        """Return the expected size of a snapshot, measured again if it may have passed `limit`.
+        """Return the expected size of a snapshot, measured again if it may exceed `limit`.
 
-        `anew`: encode one. None: that takes more than this turn, so call again later.
+        `anew`: encode one. Return None if that takes more than this turn; call again later.
         """
         if self._state.loading is not None:
             return None
@@ -164,7 +170,7 @@ class SnapshotSource:
 
     # --- in pieces ---------------------------------------------------------------------------
     def _encode_later(self) -> StateEncoding | None:
-        """Return the encoding of a state too large for one turn, begun; None: it is small."""
+        """Return the encoding of a state too large for one turn, begun here or before, or None."""
         has_begun = self._state.encoding is not None
         encoding = self._state.encode()
         if encoding is not None and not has_begun:
@@ -193,7 +199,7 @@ class SnapshotSource:
         return False
 
     def _stand(self, encoding: StateEncoding) -> None:
-        """Give the encoding the index and members of what was read, which is the present state."""
+        """Give the encoding the index and members of its items, which are the present state."""
         log, applied = self._log, self._applied()
         index = applied.index
         try:

@@ -1,4 +1,4 @@
-"""One replica of a partition, as its parts use it."""
+"""Interface of a log stream to its parts: one replica of a partition."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from vdl.logstream.group.group import Group
 
 
 class Stream(Protocol):
-    """The log stream above its parts, which share its group and its high watermark."""
+    """A log stream as its parts use it: they share its group and its high watermark."""
 
     group: Group
     high_watermark: Offset
+    """Offset after the last committed entry. Invariant: see `LogStream.high_watermark`."""
 
     @property
     def serving(self) -> bool: ...
