@@ -1,4 +1,4 @@
-"""Admission of one connection's requests: which may start, why the next one waits, what they hold.
+"""Admission of one connection's requests: their order, their bounds, and the memory they hold.
 
 Rules:
 
@@ -118,7 +118,7 @@ class Exchange:
 
 
 class Admission:
-    """Requests of one connection that are in flight, and what they hold. See the module.
+    """Requests of one connection that are in flight, and their memory; see the module.
 
     A request is in one of these states:
 
@@ -133,9 +133,9 @@ class Admission:
     STARTED    `answered`, in order                                    (none)
 
     The first WAITING request is examined whenever the session proceeds, against each `Reason` in
-    their order. What it waits for wakes the session: an answer, its turn (`resume_starting`), freed
-    memory, or a retry after a delay. So no reason is remembered as a state of its own; only the
-    places in queues are.
+    their order. The event that it waits for wakes the session: an answer, its turn
+    (`resume_starting`), freed memory, or a retry after a delay. So no reason is kept as a state of
+    its own; only the places in queues are.
 
     The connection is read while `may_read`, which also charges what has been read:
 
@@ -266,7 +266,7 @@ class Admission:
         return self.waiting.popleft()
 
     def may_go_on(self, since_ns: int) -> bool:
-        """Return True if a started request that was paused may go on, and count that as a start.
+        """Return True if a paused request may continue, and count that as a start.
 
         If not, it waits for its turn since `since_ns`.
         """
@@ -297,7 +297,7 @@ class Admission:
         return None
 
     def _retries(self, reason: Reason, after_ms: int) -> Request | None:
-        """Wait, and try again after a delay, because nothing tells when the reason ends."""
+        """Wait, and try again after a delay, because no event reports that the reason has ended."""
         if not self._will_retry:
             self._will_retry = True
             self._turn.retry(self._retry, after_ms)
@@ -389,7 +389,7 @@ class Admission:
         self._turn.context.requests.change(more)
 
     def hasten(self) -> None:
-        """Have a long poll answered early if other connections wait for its memory."""
+        """Schedule the early answer of a long poll if other connections wait for its memory."""
         turn = self._turn
         if turn.waiting_to_start or turn.context.requests.first is self:
             turn.answer_early()
@@ -422,7 +422,7 @@ class Admission:
     def may_read(self, arriving: int, *, is_open: bool, reads: bool) -> bool:
         """Return True if the connection may be read, and charge for what it holds.
 
-        Reading stops at a bound, and goes on when half of it is free. `arriving`: bytes that the
+        Reading stops at a bound, and resumes when half of it is free. `arriving`: bytes that the
         arriving request will hold after one more read. `is_open`: requests are taken, and answers
         sent. `reads`: it is read now.
         """
@@ -505,7 +505,7 @@ class Admission:
     def cancel(self) -> None:
         """Cancel what has started, and drop everything else, because the client is gone.
 
-        Work that cannot be undone goes on: batches wait for their check or for the log, or a
+        Work that cannot be undone continues: batches wait for their check or for the log, or a
         request for being decoded. It keeps its bytes until then.
         """
         if self._throttle_timer is not None:
@@ -550,4 +550,4 @@ class Admission:
 
 
 def _is_over() -> None:
-    """Stand for a session that is over."""
+    """Do nothing: the session is closed."""

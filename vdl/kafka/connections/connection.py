@@ -20,7 +20,7 @@ Rules of memory for what arrives:
   copied again, and all of it is returned at once.
 * A connection with nothing under way holds no buffer.
 
-Rules for the client's pace:
+Rules for slow clients:
 
 * As in Kafka, a request may take any time to arrive while it makes progress: `FRAME_RATE_MIN` over
   each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` since its beginning if it holds memory that
@@ -267,12 +267,12 @@ class Transport(Protocol):
 
 
 class Connection:
-    """Requests in, answers out; see the module. Each direction is in one of these states:
+    """Byte stream of one client; see the module. Each direction is in one of these states:
 
     in            event                                                  next
     READ          `received`: a request is whole                         READ
     READ          `received`: a long one, and the budget is used up      IN_LINE
-    READ          `received`: no length or header makes sense            READ, with a `fault`
+    READ          `received`: a length or header is invalid              READ, with a `fault`
     IN_LINE       it is its turn (`resume_receiving`)                    READ
     any           `set_reading(False)`, `set_reading(True)`              STOPPED, and back
 
@@ -582,7 +582,7 @@ class Connection:
 
 
 def _is_over() -> None:
-    """Stand for a session that is over."""
+    """Do nothing: the session is closed."""
 
 
 def _pinned(buffers: Sequence[Buffer]) -> int:

@@ -1,4 +1,4 @@
-"""Session of one client: who it is, what it negotiated, its requests and their answers in order.
+"""Session of one client: its identity, its login, its requests and their answers in order.
 
 The owner of the socket (the listener, or a simulated network) reports what happens to the socket:
 `buffer_updated`, `pause_writing`, `resume_writing`, `connection_lost`. `Connection` has the bytes.
@@ -68,7 +68,7 @@ _REFUSED_NS = 50 * MS
 """Delay between the answer that a login failed and the end of its connection. Some clients that
 find both in one read report only the end."""
 _NONE_STARTED = Later()
-"""Stands for the oldest answer while no request has started."""
+"""Placeholder for the oldest answer while no request has started."""
 
 
 class _InTurn:

@@ -1,5 +1,4 @@
-"""Turn of the loop, as the sessions of a server share it: its budgets, its end, and who waits for
-later turns.
+"""Turn of the event loop, shared by all sessions of a server: its budgets, its end, its retries.
 
 A session that learns an answer marks itself. At the end of the turn, all marked sessions go on, so
 the answers of one turn to one client are sent with one call.
@@ -45,7 +44,7 @@ class Turn:
         self.send_budget = SendBudget(context.clock)
         self.start_budget = StartBudget(context.clock)
         self.large_requests: dict[object, Callable[[], None]] = {}
-        """Requests whose decoded form is counted, longest first; what answers each early."""
+        """Requests with a counted decoded form, oldest first, and steps that answer them early."""
         self.waiting_to_start: dict[object, None] = {}
         """Connections that wait for memory for a decoded request."""
         self._marked: list[Callable[[], None]] = []

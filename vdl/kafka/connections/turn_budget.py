@@ -78,6 +78,8 @@ LEFT_MAX = 64
 
 
 class Starter(Protocol):
+    """A connection as `StartBudget` uses it."""
+
     shared_until_ns: int
     share_ns: int
     """Fields of the budget: see `_Line`."""
@@ -139,6 +141,8 @@ class ReceiveBudget:
 
 
 class _Member(Protocol):
+    """A member of a `_Line`."""
+
     shared_until_ns: int
     share_ns: int
 
@@ -212,6 +216,8 @@ class _Asker:
 
 
 class _Place(NamedTuple):
+    """Place of a waiting connection."""
+
     asker: _Asker
     """Principal whose share is used. After a login it stays the one under which it began to
     wait."""

@@ -244,7 +244,7 @@ def decoded(
 
 
 def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_MAX) -> Decoded:
-    """Determine whether a request is done in parts, and how. May run in any thread."""
+    """Return a request with its parts, if it must be split or refused. May run in any thread."""
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)
@@ -520,7 +520,7 @@ def _holder(answer: Any, names: Sequence[str], depth: int) -> Any:
 
 
 def _depth_of(answer: Any, names: Sequence[str]) -> int:
-    """Return how many nested lists of an answer have exactly one element, from the outside."""
+    """Return the number of nested lists, from the outermost, that have exactly one element."""
     depth = 0
     while depth < len(names) - 1 and len(items := getattr(answer, names[depth]) or []) == 1:
         answer = items[0]
