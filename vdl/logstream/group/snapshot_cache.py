@@ -5,9 +5,9 @@ them longer than the shortest election timeout. So a state is not encoded again 
 question:
 
 * The size of a snapshot is estimated from the last one: bytes per item, times the present number of
-  items. A state that has doubled or halved since is encoded again. So is one of which checkpoints
-  have stored so many items of more than twice the usual length that it may be over the limit by
-  now: the metadata that a client attaches to a position can be 4 KiB instead of nothing. For
+  items. A state that has doubled or halved since is encoded again. So is a state that may exceed
+  the limit by now, because checkpoints have stored many items of more than twice the usual length:
+  the metadata that a client attaches to a committed offset can be 4 KiB instead of nothing. For
   smaller errors the caller leaves a margin. The final check is made on the snapshot itself.
 * A snapshot is kept for the next request, mostly of the same peer, because the link had no room for
   the frame. It is valid as long as the entries behind it are in the log.
