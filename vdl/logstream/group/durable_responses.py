@@ -22,14 +22,17 @@ Responses = list[tuple[Group, Sequence[Message]]]
 
 
 class DurableResponses:
-    """The responses of all groups of one server that wait for its disk."""
+    """Responses of all groups of one server that wait for its disk.
+
+    Invariant: a response leaves only once its group's `last_token` of that turn is durable.
+    """
 
     __slots__ = ("_store", "_waiting")
 
     def __init__(self, store: storage.Store) -> None:
         self._store = store
         self._waiting: dict[int, Responses] = {}
-        """By the journal token that must be durable first."""
+        """Waiting responses, by the journal token that must be durable first."""
 
     def submit(self, outbox: Outbox) -> Responses:
         """Close the turn's block and queue the responses that wait for it.

@@ -1,13 +1,13 @@
 """Backpressure on a partition's producers for a follower that retention would pass.
 
 A follower that is fed more slowly than producers write falls back towards the log's start, and is
-no copy for as long as they go on. Retention waits for it (`retention.py`), but not for ever. When
-that time is over, entries are admitted half as fast as the follower takes them, so that it gains on
-both ends of the log at any speed.
+not in sync as long as they continue. Retention waits for it (`retention.py`), but not for ever.
+When that time is over, entries are admitted half as fast as the follower takes them, so that it
+gains on both ends of the log at any speed.
 
 A follower must not stop producers, so it has to make progress. One that takes nothing for
-`STALLED_NS` slows them no more until retention runs again; if it has taken nothing by then,
-retention passes it.
+`STALLED_NS` no longer slows them until retention runs again. If it has taken nothing by then,
+retention deletes records that it needs.
 """
 
 from __future__ import annotations

@@ -18,14 +18,19 @@ from vdl.logstream.group.pending import Pending, take_late
 
 
 class ReadRounds:
-    """The rounds of one group, oldest first."""
+    """Read index rounds of one group, oldest first.
+
+    Invariant: a request is answered True only after a round that began after it confirmed the
+    leader, and the commit index of that round was applied here.
+    """
 
     __slots__ = ("_number", "_rounds", "answerable", "asks")
 
     def __init__(self) -> None:
         self.asks: list[Pending[bool]] = []
-        """Requests that no round was started for."""
+        """Requests without a round yet."""
         self._rounds: dict[bytes, list[Pending[bool]]] = {}
+        """Requests of the rounds that are not confirmed, by the context of the round."""
         self.answerable: deque[tuple[Index, list[Pending[bool]]]] = deque()
         """Confirmed requests, and the index whose application answers them."""
         self._number = 0

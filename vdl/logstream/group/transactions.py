@@ -103,7 +103,7 @@ class Transactions:
         self.verifying: dict[int, _Verification] = {}
         """By producer id. Use: on a leader."""
         self._behind_count = 0
-        """Number of batches behind the first ones of these. Invariant: it is their sum."""
+        """Number of batches behind the first of each producer. Invariant: their sum."""
         self._due_ns = NEVER
         """Time before which none of those batches reaches its deadline."""
         self.verified: dict[int, int] = {}
