@@ -1,23 +1,23 @@
-"""Record batches to Arrow columns, many at a time, with hardly a Python step for each record.
+"""Decoding of record batches to Arrow columns, many records at a time.
 
-Records of a batch lie one behind the other and each tells its own length, so where they begin can
-only be found by walking. That is the one loop here, and it looks at nothing but lengths. All else,
-times, offsets, where keys and values are, numpy decodes for all records of all batches at once. One
-lane per batch, the k-th record of every batch together, was slower: producers' batches hold
+Records of a batch are contiguous and prefixed with their length, so their positions can be found
+only by walking. That is the only loop over records here, and it reads only lengths. Numpy decodes
+the rest, times, offsets, places of keys and values, for all records of all batches at once. One
+lane per batch, the k-th records of all batches together, was slower: producers' batches hold
 thousands of records, so there are many steps and few lanes.
 
-Keys and values are not copied one by one either. All records lie in one buffer; the places between
-the values are slots of an Arrow array as much as the values are, and taking every second slot is
-one call that copies them together.
+Keys and values are not copied one by one either. All records are in one buffer. The gaps between
+the values are slots of an Arrow array just as the values are, and taking every second slot copies
+all values in one call.
 
 ```
 record: length varint, attributes 1, time delta varint, offset delta varint,
         key length varint, key, value length varint, value, header count varint, headers
 ```
 
-Everything a record says is checked against its lane's end before it is used.
+All lengths and counts of a record are checked against its lane's end before they are used.
 
-Must not know: files, Spark.
+Does not depend on files or on Spark.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ _LENGTH_FROM = 12
 _MAGIC = 2
 _CODEC_MASK, _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 CHUNK_BYTES = 4 << 20
-"""Decompressed records that are decoded together, and become one Arrow batch. What numpy makes of
-so many on its way stays in a processor's cache, and Spark's JVM has pages ready for them."""
+"""Decompressed bytes of records that are decoded together, and become one Arrow batch.
+
+Numpy's intermediate results of this size stay in a processor's cache, and Spark's JVM has pages
+ready for them.
+"""
 CHUNK_RECORDS = 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One batch: its records as they are stored, and what its header says of them."""
+    """One batch: its stored records and the fields of its header."""
 
     records: memoryview
     codec: int
@@ -62,9 +65,9 @@ class Lane:
 
 
 def open_lane(batch: memoryview) -> Lane | None:
-    """A batch's header, checked; None when it holds no records for readers (control batches).
+    """Return a batch's checked header, or None if it has no records for readers (control batches).
 
-    Raises UndecodableBatch, also for transactions: whether they were aborted is not said here.
+    Raises UndecodableBatch, also for batches of transactions: aborted ones are not known here.
     """
     if len(batch) < HEADER_BYTES:
         raise UndecodableBatch(f"a batch of {len(batch)} bytes")
@@ -85,7 +88,7 @@ def open_lane(batch: memoryview) -> Lane | None:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Where things are, record by record, in offset order. Lengths are -1 for null."""
+    """Positions of the fields of each record, in offset order. A length of -1 is null."""
 
     offset: Ints
     timestamp: Ints
@@ -95,14 +98,14 @@ class Walk:
     value_length: Ints
     headers_at: Ints
     headers: Ints
-    """How many."""
+    """Number of headers."""
 
 
 class Gathered:
-    """Lanes of a range, in offset order, until there are enough to be decoded together."""
+    """Lanes of a range, in offset order, collected until they are decoded together."""
 
     def __init__(self, wanted: OffsetRange, columns: Sequence[str], memory: Inflated) -> None:
-        """`memory` is for one of these at a time, which clears it."""
+        """Use `memory`, which is cleared and must not be shared with another instance in use."""
         memory.clear()
         self._wanted = wanted
         self._columns = columns
@@ -115,7 +118,7 @@ class Gathered:
         return bool(self._lanes)
 
     def add(self, lane: Lane) -> None:
-        """Raises UndecodableBatch, and the lane is not among the others then."""
+        """Add a lane. Raises UndecodableBatch; the lane is then not added."""
         self._sizes.append(self._inflated.add(lane.codec, lane.records))
         self._lanes.append(lane)
         self._records += lane.count
@@ -125,7 +128,10 @@ class Gathered:
         return self._inflated.size >= CHUNK_BYTES or self._records >= CHUNK_RECORDS
 
     def take(self) -> pa.RecordBatch:
-        """The range's records of what was added since the last time. Raises UndecodableBatch."""
+        """Return the range's records of the lanes added since the last call.
+
+        Raises UndecodableBatch.
+        """
         try:
             return self._decode()
         finally:
@@ -150,7 +156,7 @@ class Gathered:
         return pa.RecordBatch.from_arrays(arrays, schema=schema_of(self._columns))
 
     def _array(self, name: str, data: Any, found: Walk, is_append_time: Ints) -> pa.Array:
-        """A column, which holds nothing of `data` itself: its memory is used again."""
+        """Return a column, which does not refer to `data`: its memory is reused."""
         kind, count = TYPES[name], len(found.offset)
         match name:
             case "key":
@@ -173,8 +179,11 @@ class Gathered:
 
 
 def _walk(data: Any, buffer: bytearray, lanes: Sequence[Lane], sizes: Sequence[int]) -> Walk:
-    """Every record of every lane; `buffer`, and `data` for numpy, are the lanes' records, of
-    `sizes` bytes, end to end, and padding."""
+    """Return the fields of all records of all lanes.
+
+    `buffer`, and `data` for numpy, hold the lanes' records, of `sizes` bytes, end to end, and
+    padding.
+    """
     counts = [lane.count for lane in lanes]
     at, ends = record_bodies(data, buffer, sizes, counts)
 
@@ -182,7 +191,7 @@ def _walk(data: Any, buffer: bytearray, lanes: Sequence[Lane], sizes: Sequence[i
         return np.repeat(np.array(values, np.int64), counts)
 
     _check(at <= ends, "record length")
-    # One byte of attributes, unused so far, precedes the deltas.
+    # One byte of attributes, unused by Kafka, precedes the deltas.
     delta, at = varints(data, at + 1)
     times = of_lane([lane.base_timestamp for lane in lanes]) + delta
     if any(lane.is_append_time for lane in lanes):
@@ -198,7 +207,7 @@ def _walk(data: Any, buffer: bytearray, lanes: Sequence[Lane], sizes: Sequence[i
 
 
 def _sized(data: Any, at: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """(length or -1, where it begins, what comes after it) of a field with its length in front."""
+    """Return (length or -1, start, end) of a field that is prefixed with its length."""
     length, at = varints(data, at)
     after = at + np.maximum(length, 0)
     _check(after <= end, "field length")
@@ -211,20 +220,20 @@ def _check(good: Any, what: str) -> None:
 
 
 def slices(buffer: pa.Buffer, at: Ints, length: Ints) -> pa.Array:
-    """Pieces of a buffer, in rising order of their places, as a binary array; -1 is null."""
+    """Return pieces of a buffer, in ascending order of position, as a binary array; -1 is null."""
     count = len(at)
     edges: Ints = np.empty(2 * count + 1, np.int32)
     edges[0:-1:2] = at
     edges[1::2] = at + np.maximum(length, 0)
     edges[-1] = edges[-2] if count else 0
-    # Slot 2n is the n-th piece, slot 2n + 1 what lies between it and the next.
+    # Slot 2n is the n-th piece, slot 2n + 1 the gap between it and the next.
     both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(edges), buffer])
     which = pa.array(np.arange(0, 2 * count, 2), pa.int64(), mask=length < 0)
     return both.take(which)
 
 
 def _headers(data: memoryview, found: Walk) -> pa.Array:
-    """Headers are few, and read one by one."""
+    """Return the column `headers`. Headers are few, and read one by one."""
     rows: list[list[tuple[str, bytes | None]] | None] = [None] * len(found.headers)
     for n in np.flatnonzero(found.headers):
         at = int(found.headers_at[n])

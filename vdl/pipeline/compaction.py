@@ -1,10 +1,10 @@
-"""Few large files made of many small ones: rows stay, and so do their order and their columns.
+"""Rewriting of many small files into few large ones; rows, order and columns stay the same.
 
-A job that commits every second writes a file a second. Readers open each of them, so what is old
-is written again now and then, in files of about `bytes_target`. How a table then shows the new
-files in place of the old ones is the table's; what is here knows files only.
+A job that commits every second writes a file a second. Readers open each of them, so old files are
+rewritten now and then into files of about `bytes_target`. How a table replaces the old files by the
+new ones is the table's concern; this module handles files only.
 
-Must not know: Spark, Kafka, formats of tables.
+Does not depend on Spark, on Kafka, or on table formats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ File = TypeVar("File")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Files that are shown no more, those in their place, and files that were removed."""
+    """Number of files that were replaced, that replace them, and that were removed."""
 
     before: int = 0
     after: int = 0
@@ -49,19 +49,21 @@ class Compacted:
 
 @runtime_checkable
 class CompactingSink(Protocol):
-    """A table whose files can be made fewer while its job runs, and readers read."""
+    """Table whose files can be compacted while its job runs and readers read."""
 
     def compact(self, bytes_target: int) -> Compacted:
-        """Of a table that was opened. Raises PipelineError."""
+        """Compact a table that was opened. Raises PipelineError."""
 
     def vacuum(self, retain_hours: int) -> Compacted:
-        """Remove what no commit has named for so long, and nothing that a reader who began since,
-        or a run under way, may need."""
+        """Remove files that no commit has named for `retain_hours`.
+
+        Keep all that may be needed by a reader that began since, or by a run in progress.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A new file."""
+    """New file."""
 
     path: str
     rows: int
@@ -70,7 +72,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that is read. `deletes`: the file of its deleted rows, "" where it has none."""
+    """File to be read. `deletes`: file of its deleted rows, "" if it has none."""
 
     path: str
     deletes: str = ""
@@ -78,8 +80,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Files that one task writes again, into files of about `bytes_target` below a folder, whose
-    names begin with `prefix`."""
+    """Input of one rewriting task.
+
+    It writes files of about `bytes_target` into `folder`, whose names begin with `prefix`.
+    """
 
     sources: tuple[Source, ...]
     folder: str
@@ -89,8 +93,11 @@ class Rewrite:
 
 
 def bins(files: Sequence[tuple[File, int]], bytes_target: int) -> list[list[File]]:
-    """Which files, given with their bytes, are written again together: neighbours that are less
-    than half of what is wanted, of at least two. So a row is written again a few times at most."""
+    """Group files, given with their bytes, that are to be rewritten together.
+
+    A group has at least two neighbours, each smaller than half of the target. A row is therefore
+    rewritten only a few times.
+    """
     found: list[list[File]] = [[]]
     room = bytes_target
     for file, size in files:
@@ -105,8 +112,10 @@ def bins(files: Sequence[tuple[File, int]], bytes_target: int) -> list[list[File
 
 
 def rewrite(task: Rewrite) -> list[Written]:
-    """Write all rows of some files that are not deleted, in their order, into new files, durably.
-    Columns are those of all of them, in the widest of their types. A task."""
+    """Write all rows that are not deleted, in order, into new files, durably. A task.
+
+    The columns are those of all files, in the widest of their types.
+    """
     storage = storage_of(task.folder, task.storage)
     schema = pa.unify_schemas(
         [pq.read_schema(storage.open(one.path)).remove_metadata() for one in task.sources],
@@ -134,7 +143,7 @@ def rewrite(task: Rewrite) -> list[Written]:
 
 
 def _rows(sources: Sequence[Source], schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
-    """In groups that are worth a row group, and fit into memory."""
+    """Yield tables large enough for a row group and bounded in memory."""
     waiting: list[Any] = []
     rows = size = 0
     for one in sources:
@@ -160,8 +169,10 @@ def _in_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two folders have each other's name, in one step. Raises PipelineError where the file
-    system cannot."""
+    """Exchange the names of two folders atomically.
+
+    Raises PipelineError if the file system does not support it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     renamed = getattr(libc, "renameat2", None)
     if renamed is None:

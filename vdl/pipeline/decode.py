@@ -1,18 +1,17 @@
-"""From records to rows: JSON by a schema, what a registry's schema makes JSON of, or raw; and which
-records cannot be.
+"""Decoding of records to rows, and detection of records that cannot be decoded.
 
-Decoded rows have the columns of the schema and, for whoever asks where a row came from, `_offset`,
-`_partition`, `_timestamp` and, of a job with several topics, `_topic`. Beside them, until they are
-written, what a dead letter needs: `_error`, which is null where the row is good, and `_key`,
-`_value`, `_headers` and `_topic`, which are null where it is.
+Values are JSON of a schema, JSON made by a registry's schema, or raw. Decoded rows have the columns
+of the schema and their origin: `_offset`, `_partition`, `_timestamp` and, in a job with several
+topics, `_topic`. Until they are written, they also have the columns of a dead letter: `_error`,
+which is null in a good row, and `_key`, `_value`, `_headers` and `_topic`, which are null in one.
 
-Of upserts there is also OP, what a record does to the row of its key (`upsert`); of Debezium's
-envelopes, whose rows are appended, OP as it stands there, and `_ts_ms` and `_source`. Where a value
-does not say its key, as a tombstone, the record's key does: a JSON object of the key's columns,
-with a schema around it or not, or the only column's value by itself.
+Upserts also have OP, the effect of a record on the row of its key (`upsert`). Rows appended from
+Debezium's envelopes have the envelope's own OP, `_ts_ms` and `_source`. If a value does not contain
+its key, as a tombstone, the record's key is used: a JSON object of the key's columns, with or
+without a schema around it, or the value of the only column.
 
-JSON is parsed by Spark. What it objects to is put in words here (`explain`), record by record,
-because there should be few.
+Spark parses JSON. Its errors are explained here (`explain`), record by record, because there should
+be few.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ from vdl.pipeline.registered.values import FORMS, json_texts
 from vdl.pipeline.table import DELETE, OP, ROW, TRUNCATE
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-"""What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
-Without `timestampType`, which no row has, since each column costs something for every record."""
+"""Columns that decoding needs from a source; a dead letter keeps key, value, headers and topic.
+
+`timestampType` is omitted: no row has it, and each column has a cost for every record.
+"""
 ORIGIN = ("_partition", "_offset", "_timestamp", "_topic")
 RAW = "__"
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
@@ -36,14 +37,17 @@ CORRUPT = "_corrupt"
 DEAD, DROP, NULLS = "dead", "drop", "null"
 DELETES = "delete"
 TOMBSTONES = (DEAD, DROP, NULLS, DELETES)
-"""A dead letter, nothing, a row whose columns are NULL, or the end of the key's row."""
+"""Treatments of a tombstone: a dead letter, nothing, a row of NULLs, deletion of the key's row."""
 DEBEZIUM = "debezium"
 ENVELOPES = ("", DEBEZIUM)
 ENVELOPE_DATES = {"dateFormat": "yyyy-MM-dd['Z']", "enableDateTimeParsingFallback": "true"}
-"""Debezium's `isostring` writes a date as 2013-01-31Z. Other forms are read as without it."""
+"""Option for Debezium's `isostring`, which writes a date as 2013-01-31Z.
+
+Other forms are read as without it.
+"""
 TS, SOURCE = "_ts_ms", "_source"
 OPS = ("c", "r", "u", DELETE, TRUNCATE)
-"""Debezium's: a row created, read in a snapshot, updated, deleted; all rows of a table deleted."""
+"""Debezium's operations: row created, read in a snapshot, updated, deleted; table truncated."""
 NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
@@ -52,15 +56,15 @@ NO_ROW = "the envelope has no row"
 NO_KEY = "a column of the key is NULL: "
 NO_TOMBSTONE_KEY = "the record has no value, and its key is not of "
 NOT_OF_COLUMNS = "the value is not of decode.schema: "
-"""Of a value that its own schema reads, and the beginning of what it reads as."""
+"""Error of a value that its own schema can read; the beginning of its JSON follows."""
 SHOWN_CHARACTERS = 150
 RANGE = "offsets ["
-"""What the reason begins with where a letter stands for several offsets (`unreadable_text`)."""
+"""Prefix of the error of a letter for several offsets (`unreadable_text`)."""
 RANGE_END = re.compile(r"offsets \[\d+, (\d+)\): ")
 DETAIL_MAX = 200
 NO_REGISTRY: Mapping[str, str] = {}
 UNREADABLE = (ValueError, RecursionError)
-"""What Python's JSON raises: what is nested too deep for it is no ValueError."""
+"""Exceptions of Python's JSON parser; RecursionError is raised for deep nesting."""
 
 
 def decode(
@@ -76,11 +80,14 @@ def decode(
     envelope: str = "",
     key: Sequence[str] = (),
 ) -> Any:
-    """The decoded rows of a frame that has COLUMNS, and maybe more. `tombstones`: what becomes of
-    a record without a value where JSON is wanted, one of TOMBSTONES; `rescued`: the column that
-    keeps what the schema does not have, "" for none; `registry`: settings of the one that `form`
-    needs, with their secrets; `envelope`: one of ENVELOPES; `key`: the columns of upserts' key.
-    With `rules` there is a column RULE, too."""
+    """Return the decoded rows of a frame that has at least COLUMNS.
+
+    `tombstones`: treatment of a record without a value in a JSON form, one of TOMBSTONES;
+    `rescued`: name of the column for members that the schema does not have, or "";
+    `registry`: settings of the registry that `form` needs, with their secrets;
+    `envelope`: one of ENVELOPES; `key`: columns of the key of upserts.
+    With `rules` the rows also have a column RULE.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -91,7 +98,7 @@ def decode(
     ]
     if topics > 1:
         origin.append(f.col("topic").alias("_topic"))
-    # The source's word for offsets that it cannot read: a header without a name (`read.letter`).
+    # The source marks offsets that it cannot read by a header without a name (`read.letter`).
     first = f.get(f.col("headers"), f.lit(0))
     is_letter = (f.size("headers") == 1) & first["key"].isNull()
     unreadable = f.when(is_letter, first["value"].cast("string"))
@@ -127,7 +134,7 @@ def decode(
     if key:
         key_text = f.col("key").cast("string")
         if form in FORMS:
-            # Keys are often plain texts where values are not.
+            # Keys are often plain text even if values are not.
             of_key = json_texts(f.when(is_tombstone, f.col("key")), registry, form)
             key_text = f.coalesce(of_key["text"], key_text)
         op = f.when(is_tombstone, f.lit(DELETE)).otherwise(op)
@@ -155,8 +162,10 @@ def decode(
 
 
 def _envelope_type(row: Any) -> Any:
-    """Of a Debezium value around rows of a type: as it is, or within a `payload` beside its
-    schema."""
+    """Return the type of a Debezium value around rows of a type.
+
+    The envelope may be bare, or the `payload` beside its schema.
+    """
     from pyspark.sql.types import LongType, StructType
 
     def members() -> Any:
@@ -170,14 +179,14 @@ def _envelope_type(row: Any) -> Any:
 
 
 def _member(name: str) -> Any:
-    """Of an envelope in `_json`."""
+    """Return a member of the envelope in `_json`."""
     from pyspark.sql import functions as f
 
     return f.coalesce(f.col(f"_json.payload.{name}"), f.col(f"_json.{name}"))
 
 
 def _row_text(text: Any) -> Any:
-    """The JSON of the row in an envelope, that is there after the change."""
+    """Return the JSON of the row after the change in an envelope."""
     from pyspark.sql import functions as f
 
     inner = f.get_json_object(text, "$.payload.after")
@@ -185,7 +194,7 @@ def _row_text(text: Any) -> Any:
 
 
 def _of_envelope(names: Sequence[str]) -> tuple[Any, Any, list[Any]]:
-    """(op, what is wrong with an envelope that could be read, its row's columns)."""
+    """Return (op, error of an envelope that was parsed, columns of its row)."""
     from pyspark.sql import functions as f
 
     op, before, after = _member("op"), _member("before"), _member("after")
@@ -200,8 +209,10 @@ def _of_envelope(names: Sequence[str]) -> tuple[Any, Any, list[Any]]:
 def _with_key(
     columns: Sequence[Any], names: Sequence[str], key: Sequence[str], row: Any, text: Any, op: Any
 ) -> list[Any]:
-    """A row's columns, of which those of the key are the record's key's where a deletion does not
-    say them itself, and of a deletion no others are."""
+    """Return a row's columns, completed from the record's key.
+
+    In a deletion, missing columns of the key come from the record's key, and all others are NULL.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
@@ -232,7 +243,7 @@ def _with_key(
 def _key_error(
     columns: Sequence[Any], names: Sequence[str], key: Sequence[str], is_tombstone: Any, op: Any
 ) -> Any:
-    """That a record does not say which row it is of."""
+    """Return the error of a record that does not identify its row."""
     from pyspark.sql import functions as f
 
     missing = f.lit(False)
@@ -245,15 +256,14 @@ def _key_error(
 
 
 def _raw_columns() -> list[Any]:
-    """What a dead letter needs, of a source's frame, under names that no schema has."""
+    """Return a source's columns for dead letters, under names that no schema has."""
     from pyspark.sql import functions as f
 
     return [f.col(name).alias(f"{RAW}{name}") for name in ("key", "value", "headers", "topic")]
 
 
 def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
-    """Decoded rows of those columns, with DEAD_ONLY, in which a row that fails a rule may be
-    dead."""
+    """Return decoded rows of those columns, with DEAD_ONLY; rows that fail a rule may be dead."""
     from pyspark.sql import functions as f
 
     from vdl.pipeline.read import DDL
@@ -277,7 +287,7 @@ def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
         "_error",
         f.when(is_dead, key).alias("_key"),
         f.when(is_dead, value).alias("_value"),
-        # Not NULL of good rows, which leave it behind: a NULL array is dear (`session.SETTINGS`).
+        # Not NULL in good rows, which drop it: a NULL array is expensive (`session.SETTINGS`).
         f.when(is_record, headers).when(~is_dead, none).alias("_headers"),
         f.when(is_dead, topic).alias("_dead_topic"),
         *rule,
@@ -285,8 +295,7 @@ def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
 
 
 def _rescued(text: Any, names: Sequence[str]) -> Any:
-    """JSON of the members of an object that are not among `names`, each value as text; NULL where
-    there are none."""
+    """Return JSON of an object's members outside `names`, each value as text; NULL if none."""
     from pyspark.sql import functions as f
 
     known = f.array(*map(f.lit, names))
@@ -301,14 +310,16 @@ def _rescued(text: Any, names: Sequence[str]) -> Any:
 
 
 def range_end(error: str) -> int | None:
-    """The offset behind those that a dead letter stands for; None where it is of one record."""
+    """Return the end of the offsets that a dead letter stands for, or None if it is one record."""
     found = RANGE_END.match(error)
     return None if found is None else int(found[1])
 
 
 def explain(error: str, value: bytes | None, kinds: Mapping[str, str]) -> str:
-    """The reason why a value could not be decoded, as exactly as can be said. `kinds`: column →
-    its type as Spark writes it."""
+    """Return the most exact reason why a value could not be decoded.
+
+    `kinds`: column → its type as Spark writes it.
+    """
     if error != NOT_JSON or value is None:
         return error
     try:
@@ -324,7 +335,7 @@ def explain(error: str, value: bytes | None, kinds: Mapping[str, str]) -> str:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether a JSON value can be of a simple type; of others it is not known, so it can."""
+    """Return False if a JSON value cannot be of a simple type; other types always fit."""
     if value is None:
         return True
     if kind in {"tinyint", "smallint", "int", "bigint"}:

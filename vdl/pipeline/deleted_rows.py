@@ -1,14 +1,14 @@
-"""Files of deleted rows: the positions, in one data file, of the rows that are there no more.
+"""Files of deleted rows: positions of rows in one data file that no longer exist.
 
-Version 2 of Iceberg's format calls them position delete files. Those that are written here are of
-one data file each, and a data file has at most one: the next deletion writes all positions anew
-and takes the older file out of the table. So the table's metadata say how much of a data file is
-deleted, and a data file that is replaced takes its deleted rows with it. (Version 3 makes this a
-rule for its deletion vectors.)
+Version 2 of Iceberg's format calls them position delete files. Each file written here is for one
+data file, and a data file has at most one: the next deletion writes all positions again and removes
+the older file from the table. The table's metadata therefore shows how much of a data file is
+deleted, and a replaced data file takes its deleted rows with it. (Version 3 requires this for its
+deletion vectors.)
 
 A position is the number of a row in its file, from 0.
 
-Must not know: Spark, Kafka, snapshots.
+Does not depend on Spark, on Kafka, or on snapshots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from vdl.pipeline.storage import Storage
 
 PATH_ID, POSITION_ID = 2147483546, 2147483545
-"""Of the columns, as Iceberg's specification numbers them."""
+"""Ids of the columns in Iceberg's specification."""
 PATH, POSITION = "file_path", "pos"
 SCHEMA = pa.schema(
     [
@@ -38,8 +38,10 @@ NONE: Any = np.empty(0, dtype=np.int64)
 
 
 def write_positions(path: str, location: str, positions: Any, storage: Storage) -> int:
-    """Write the deleted rows of the data file at `location`, durably but for the name; return the
-    bytes. `positions`: an ascending array of int64."""
+    """Write the deleted rows of the data file at `location`; return the file's bytes.
+
+    The file's data is durable, its name is not. `positions`: an ascending array of int64.
+    """
     with (
         storage.create(path) as file,
         pq.ParquetWriter(

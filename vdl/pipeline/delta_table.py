@@ -1,22 +1,21 @@
 """A Delta table, committed from the driver by delta-rs: no jar, and a third of a second a commit.
 
-Executors write Parquet files into the table's folder, where nobody sees them until a commit names
-them. Two of the commit's transactions are the job's: `(vdl/job, sequence)` says how far it has
-come, and `(vdl/job/state, mark)` names a file that says the rest (`state_files`): the next offset
-of every partition, where the job began, and how many rows, dead and late ones there were in all.
-Delta keeps the last version of each transaction for ever, so no history has to be searched, and
-other writers (OPTIMIZE, deletions) come between without harm. A job with windows has one
-transaction more, `(vdl/job/windows, mark)`: that mark names a file that says what its open windows
-are (`window_files`). VACUUM leaves such files alone, because their folder's name begins with an
-underscore.
+Executors write Parquet files into the table's folder; readers see them once a commit names them.
+Two of the commit's transactions are the job's: `(vdl/job, sequence)` is its progress, and
+`(vdl/job/state, mark)` names a file with its state (`state_files`): the next offset of every
+partition, where the job began, and its total rows, dead letters and late rows. Delta keeps the last
+version of each transaction forever, so no history must be searched, and other writers (OPTIMIZE,
+deletions) may commit in between without harm. A job with windows has one more transaction,
+`(vdl/job/windows, mark)`: that mark names a file with the state of its open windows
+(`window_files`). VACUUM ignores such files, because their folder's name begins with an underscore.
 
 Earlier releases had a transaction for each partition, `(vdl/job/topic/topic id/partition, next
 offset)`, and others for the account, which made commits of thousands of partitions large and their
-opening slow. They are read where there is no state (`_known_before`), and written no more.
+opening slow. They are read if there is no state (`_known_before`), and no longer written.
 
-Files that no commit names are removed by VACUUM, as those of any writer.
+VACUUM removes files that no commit names, as for any writer.
 
-Must not know: Spark, Kafka.
+Does not depend on Spark or on Kafka.
 """
 
 from __future__ import annotations
@@ -77,23 +76,25 @@ from vdl.pipeline.upsert import Changes, changes_of, leftovers, staging_folder
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
-"""Other writers of the table may be quicker; another run of the same job may not."""
+"""Limit on attempts to commit: other writers may be faster; another run of the job may not."""
 HISTORY_MAX = 100_000
 FACTS = "vdl"
-"""Key of what a commit's metadata says about its batch."""
+"""Key of a batch's facts in a commit's metadata."""
 STATE, WINDOWS = "state", "windows"
 COUNTED, ROWS, DEAD, LATE, BEGIN = "counted", "rows", "dead", "late", "begin"
-"""Transactions of the account, of earlier releases."""
+"""Names of the account's transactions in earlier releases."""
 PROPERTIES = {"delta.logRetentionDuration": "interval 1 hours"}
-"""Of a table that is made here. Each commit lists the log, so it takes longer with every file in
-there: 0.1 ms of processor time for ten. What the log says of this job is in its state, too, so
-nothing of it is needed that is behind a checkpoint."""
+"""Properties of a table that is created here.
+
+Each commit lists the log, which takes 0.1 ms of processor time for every ten files. The job's state
+has all facts of the log, so nothing before a checkpoint is needed.
+"""
 RETENTION = "delta.setTransactionRetentionDuration"
 """Delta's property that makes a table forget transactions."""
 
 
 class DeltaSink(Rewinding):
-    """See above."""
+    """One job's view of its Delta table, with its progress."""
 
     def __init__(self, place: Place, job: str) -> None:
         self.path = place.path
@@ -146,8 +147,10 @@ class DeltaSink(Rewinding):
         return known
 
     def _load_remembered(self) -> None:
-        """Load the table, and how far the job is in it. Raises SinkInconsistent if the table has
-        forgotten that."""
+        """Load the table and the job's progress.
+
+        Raises SinkInconsistent if the table has forgotten the progress.
+        """
         before = -1
         while True:
             self._table = self._load_whole()
@@ -163,12 +166,13 @@ class DeltaSink(Rewinding):
                 return
 
     def _check_not_forgotten(self) -> None:
-        """That the transaction knows of all commits that anything else knows of. Where it does not,
-        its number would make the job write again what it has written. Raises SinkInconsistent.
+        """Check that the transaction counts all commits that other traces show.
 
-        A state file of the next commit is of one that was killed before it was made, but where that
-        would be the first one and the log no longer reaches back to the table's beginning: then it
-        may be all that is left of it.
+        If it does not, the job would write again what it has written. Raises SinkInconsistent.
+
+        A state file of the next commit belongs to a run that was killed before it made that commit.
+        The exception is a state file of the first commit when the log no longer reaches back to the
+        table's beginning: it may be the only remaining trace of that commit.
         """
         known = self._sequence
         mark = max(self._state_files.marks(), default=0)
@@ -196,7 +200,7 @@ class DeltaSink(Rewinding):
         )
 
     def _load_whole(self) -> DeltaTable | None:
-        """Without an upsert that a power cut has torn."""
+        """Load the table, after reverting an upsert that a power cut has torn."""
         table = self._load()
         if not self._key or table is None or is_url(self.path):
             return table
@@ -206,7 +210,7 @@ class DeltaSink(Rewinding):
         return table
 
     def _known(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        """Where the job is, and its account. Raises SinkInconsistent."""
+        """Return the job's positions, and load its account. Raises SinkInconsistent."""
         mark = self._version(self._app(STATE))
         state = self._state_files.read(mark) if mark else None
         if state is None or state.sequence != self._sequence:
@@ -217,8 +221,11 @@ class DeltaSink(Rewinding):
     def _known_before(
         self, topics: Mapping[str, tuple[str, int]], state: JobState | None
     ) -> Positions:
-        """As an earlier release has kept it, whose commit is the last: by what this says, or by
-        transactions. `state`: of a commit before."""
+        """Return the positions if the last commit is of an earlier release.
+
+        They come from the commit's facts, or from transactions. `state`: of an older commit. Raises
+        SinkInconsistent.
+        """
         facts = self._last_facts()
         told = facts is not None and "end" in facts
         known = Positions.from_json(facts["end"]) if facts and told else self._from_ids(topics)
@@ -231,7 +238,7 @@ class DeltaSink(Rewinding):
         return known
 
     def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        """Positions from the transactions alone, of the topics that there are."""
+        """Return positions from the transactions alone, for the existing topics."""
         found: dict[str, TopicPositions] = {}
         for topic, (topic_id, count) in topics.items():
             offsets = {
@@ -247,20 +254,20 @@ class DeltaSink(Rewinding):
         return self._account
 
     def _account_before(self, positions: Positions, state: JobState | None) -> Account | None:
-        """Of a table whose last commit is of an earlier release."""
+        """Return the account of a table whose last commit is of an earlier release."""
         counted = self._version(self._app(COUNTED))
         kept = self._kept_account(positions) if counted else None
         if state is not None and state.sequence > counted:
             counted, kept = state.sequence, state.account
         if counted == self._sequence:
             return kept
-        # The last commits are of a release that kept no account.
+        # The last commits are of a release without an account.
         if counted and kept is None:
             return None
         return added_up(self.notes(), end=self._sequence, known=kept, counted=counted)
 
     def _kept_account(self, positions: Positions) -> Account | None:
-        """Of transactions, which have numbers one higher; 0: not known."""
+        """Return the account in transactions, whose versions are one higher; 0 means unknown."""
         rows, dead, late = (self._version(self._app(name)) for name in (ROWS, DEAD, LATE))
         if not rows:
             return None
@@ -279,7 +286,10 @@ class DeltaSink(Rewinding):
         return "/".join(["vdl", self._job, *map(str, parts)])
 
     def _version(self, app: str) -> int:
-        """Of a transaction; 0: there is none. Each look-up goes over all that the table has."""
+        """Return the version of a transaction, 0 if there is none.
+
+        Each look-up scans all of the table's transactions.
+        """
         if self._table is None:
             return 0
         return int(self._table.transaction_version(app) or 0)
@@ -360,10 +370,10 @@ class DeltaSink(Rewinding):
         self._windows, self._account = commit.windows, account
 
     def _sync_log(self) -> None:
-        """Make the commit survive a power cut: delta-rs leaves that to the file system."""
+        """Make the commit survive a power cut, which delta-rs does not ensure."""
         table = self._table
         assert table is not None, self.path
-        # It does not know yet what it has written itself. To load it anew would take longer.
+        # The table does not yet include its own commit. Loading it again would take longer.
         table.update_incremental()
         if not is_url(self.path):
             if self._key:
@@ -375,7 +385,7 @@ class DeltaSink(Rewinding):
             tidy_log(table)
 
     def _action(self, file: DataFile) -> AddAction:
-        # A file keeps the name it was written under: nobody has seen it.
+        # A file keeps the name it was written under: no reader has seen it.
         return AddAction(
             path=file.path.removeprefix(f"{self.path}/"),
             size=file.bytes,
@@ -391,7 +401,7 @@ class DeltaSink(Rewinding):
         return [field.column for field in self._fields]
 
     def _stats(self, file: DataFile) -> dict[str, Any]:
-        """Without columns whose value the partition says."""
+        """Return statistics without columns whose value the partition has."""
         names = set(self._partitions())
         return {
             what: {name: value for name, value in known.items() if name not in names}
@@ -406,8 +416,10 @@ class DeltaSink(Rewinding):
         changes: Changes | None,
         mark: int,
     ) -> None:
-        """Commit, again where another writer was quicker since the last look: then the version that
-        is to be written is there already. Raises CommitConflict."""
+        """Commit, and retry if another writer committed since the table was loaded.
+
+        The version to be written then exists already. Raises CommitConflict.
+        """
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._check_unchanged()
@@ -425,7 +437,7 @@ class DeltaSink(Rewinding):
                     self._table.update_incremental()
                     if self._version(self._app(STATE)) == mark:
                         return
-                    # It changes nothing, as of keys that the table does not have.
+                    # The merge changed nothing, as with keys that the table does not have.
                     self._check_unchanged()
                 self._table.create_write_transaction(
                     actions,
@@ -442,8 +454,10 @@ class DeltaSink(Rewinding):
     def _create(
         self, actions: list[AddAction], schema: Schema, properties: CommitProperties
     ) -> bool:
-        """Make the table with a first commit; False: another run was quicker. A table for upserts
-        begins without rows, and is not the job's yet."""
+        """Create the table with a first commit; return False if another run was faster.
+
+        A table for upserts begins without rows, and without a commit of the job.
+        """
         try:
             create_table_with_add_actions(
                 self.path,
@@ -458,7 +472,7 @@ class DeltaSink(Rewinding):
         except CommitFailedError:
             return False
         except DeltaError:
-            # What is there already is no error of its own.
+            # delta-rs has no separate error for an existing table.
             if self._load() is None:
                 raise
             return False
@@ -466,18 +480,18 @@ class DeltaSink(Rewinding):
         return True
 
     def _fit_columns(self, table: DeltaTable, schema: Schema) -> None:
-        """Add columns that the table does not have yet. Raises SinkInconsistent."""
+        """Add columns that the table does not have yet. Raises SinkInconsistent, CommitConflict."""
         known = table.schema()
         self._check_columns(known, schema)
         names = {field.name for field in known.fields}
         added = [field for field in schema.fields if field.name not in names]
         if added:
             table.alter.add_columns(added)
-            # A commit of its own, which stands behind that of another run where this was quicker.
+            # This is a commit of its own; another run may have committed before it.
             self._check_unchanged()
 
     def _check_columns(self, known: Schema, found: Schema) -> None:
-        """Raises SinkInconsistent."""
+        """Check that the rows' columns fit the table's. Raises SinkInconsistent."""
         change = change_of(_lines(known), _lines(found))
         if change.breaking:
             raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
@@ -488,7 +502,10 @@ class DeltaSink(Rewinding):
             )
 
     def _check_unchanged(self) -> None:
-        """That nobody has committed for this job since. Raises CommitConflict."""
+        """Check that no other run has committed for this job.
+
+        Raises CommitConflict, SinkInconsistent.
+        """
         if self._table is None:
             self._table = self._load()
         else:
@@ -524,7 +541,7 @@ class DeltaSink(Rewinding):
         return None
 
     def _facts(self, limit: int = HISTORY_MAX) -> list[dict[str, Any]]:
-        """What this job's commits say, newest first, as far as the history reaches back."""
+        """Return the facts of this job's commits, newest first, as far as the history reaches."""
         if self._table is None:
             self._table = self._load()
         if self._table is None:
@@ -555,7 +572,7 @@ class DeltaSink(Rewinding):
         return found
 
     def _put_back(self) -> tuple[bool, Shown]:
-        """Whether the table shows less than what the job has committed, and what it shows."""
+        """Return True if the table shows less than the job has committed, and what it shows."""
         if not self._sequence or self._table is None:
             return False, Shown(None)
         for limit in (1, 64, HISTORY_MAX):
@@ -580,11 +597,11 @@ class DeltaSink(Rewinding):
         return "" if self._table is None else _lines(self._table.schema())
 
     def files(self) -> list[str]:
-        """Without those that other jobs have written, as far as it can be told."""
+        """Return the files, without those known to be of other jobs."""
         return [path for path in self._all_files() if self._writer_of(path) in {"", self._job}]
 
     def unclear_files(self) -> list[str]:
-        """Of a table that other jobs write to, too: files that do not say whose rows they have."""
+        """Return files of unknown writers if other jobs write to the table, too; else nothing."""
         paths = self._all_files()
         writers = {self._writer_of(path) for path in paths} | set(self._runs().values())
         if not writers - {"", self._job}:
@@ -592,7 +609,10 @@ class DeltaSink(Rewinding):
         return [path for path in paths if not self._writer_of(path)]
 
     def compact(self, bytes_target: int) -> Compacted:
-        """As a commit of its own, of Delta's kind: readers of older versions keep their files."""
+        """Compact in a commit of its own, of Delta's kind.
+
+        Readers of older versions keep their files. Raises PipelineError, CommitConflict.
+        """
         table = self._load()
         if table is None:
             return Compacted()
@@ -608,8 +628,11 @@ class DeltaSink(Rewinding):
         return Compacted(before=int(told["numFilesRemoved"]), after=int(told["numFilesAdded"]))
 
     def vacuum(self, retain_hours: int) -> Compacted:
-        """Raises PipelineError for less than the table's own retention: files of a batch under way
-        would be among what is removed."""
+        """Remove files that are no longer needed.
+
+        Raises PipelineError for less than the table's own retention: files of a batch in progress
+        could be removed.
+        """
         table = self._load()
         if table is None:
             return Compacted()
@@ -623,7 +646,7 @@ class DeltaSink(Rewinding):
         table = self._load()
         if table is None:
             return []
-        # Names are as in URLs; `file_uris` would have the folder's so, and not those of its files.
+        # Names are URL-encoded; `file_uris` would encode the folder's name, but not its files'.
         names = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
         paths = [unquote(name) for name in names]
         return [
@@ -632,15 +655,17 @@ class DeltaSink(Rewinding):
         ]
 
     def _writer_of(self, path: str) -> str:
-        """The job that has written a file; "" where nobody knows, as when it was compacted."""
+        """Return the job that has written a file; "" if unknown, as after a compaction."""
         found = WRITER.match(Path(path).name)
         if found is None:
             return ""
         return found["job"] or self._runs().get(found["run"], "")
 
     def _runs(self) -> Mapping[str, str]:
-        """Run → its job, as far as the history reaches back. Files of earlier releases have no more
-        than the run in their names."""
+        """Return run → its job, as far as the history reaches.
+
+        Names of files of earlier releases contain only the run.
+        """
         if self._runs_known is None:
             table = self._load()
             history = [] if table is None else table.history(HISTORY_MAX)
@@ -650,6 +675,8 @@ class DeltaSink(Rewinding):
 
 
 def _lines(schema: Schema) -> str:
-    """Columns as `table_columns` has them, in Delta's types: names inside nested ones differ
-    from Arrow's."""
+    """Return columns in the form of `table_columns`, in Delta's types.
+
+    Names inside nested types differ from Arrow's.
+    """
     return schema_lines(pa.schema(schema.to_arrow()))

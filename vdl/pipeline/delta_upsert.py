@@ -1,13 +1,13 @@
 """Upserts into a Delta table: one MERGE of delta-rs, which is one commit with the batch's offsets.
 
-delta-rs rewrites the files that have one of the batch's keys, and does not even open those whose
-least and largest values, or whose partitions, say that they have none. The files that it writes are
-not synced when they are named. So they are synced behind the commit, and until then the table's
-last commit may be lost to a power cut as a whole: `undo_torn` takes it back where one of its files
-is not what the log says. Nobody was told of it yet, and the files that it replaced are there still,
-as is the state that the commit before names.
+delta-rs rewrites the files that have one of the batch's keys. It does not open files whose minimum
+and maximum values, or whose partitions, exclude all keys. It does not sync the files that it writes
+before the commit names them. They are synced after the commit; until then a power cut may destroy
+the table's last commit as a whole: `undo_torn` reverts it if one of its files does not match the
+log. The commit was not yet reported to any caller, and the files that it replaced still exist, as
+does the state that the previous commit names.
 
-Must not know: Spark, Kafka, how a job's offsets are kept.
+Does not depend on Spark, on Kafka, or on how a job's offsets are stored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from vdl.pipeline.table import DELETE, OP, ROW
 from vdl.pipeline.upsert import Changes, required_nulls
 
 MERGE_BYTES = 512 << 20
-"""Of a merge's memory, beyond which it writes to temporary files."""
+"""Memory limit of a merge, beyond which it spills to temporary files."""
 CHECKPOINT_COMMITS = 100
-"""From one checkpoint of the log to the next: those of a torn commit could not be taken back, so
-delta-rs makes none by itself."""
+"""Commits between checkpoints of the log.
+
+delta-rs makes none by itself, because a torn commit in a checkpoint could not be reverted.
+"""
 MAGIC = b"PAR1"
-"""What a Parquet file ends with."""
+"""Last bytes of a Parquet file."""
 
 
 def check_upsert(path: str, table: DeltaTable) -> None:
-    """That rows may be replaced. Raises DeltaRefused."""
+    """Check that rows of the table may be replaced. Raises DeltaRefused."""
     properties = dict(table.metadata().configuration)
     reasons = []
     if str(properties.get("delta.appendOnly", "")).lower() == "true":
@@ -48,7 +50,7 @@ def check_upsert(path: str, table: DeltaTable) -> None:
 
 
 def check_rows(path: str, table: DeltaTable, changes: Changes, partitions: Sequence[str]) -> None:
-    """That the table can hold what it is to hold. Raises DeltaRefused."""
+    """Check that the table can hold the rows to be written. Raises DeltaRefused."""
     rows = changes.kept()
     fields = json.loads(table.schema().to_json())["fields"]
     required = [field["name"] for field in fields if not field["nullable"]]
@@ -68,14 +70,14 @@ def check_rows(path: str, table: DeltaTable, changes: Changes, partitions: Seque
 def merge(
     table: DeltaTable, changes: Changes, key: Sequence[str], properties: CommitProperties
 ) -> None:
-    """One commit, or none where nothing of the table changes. Raises CommitFailedError."""
+    """Merge in one commit, or in none if the table does not change. Raises CommitFailedError."""
     same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
     merger = table.merge(
         changes.rows,
         same,
         source_alias="s",
         target_alias="t",
-        # The batch is in memory, and its least and largest keys say which files are looked at.
+        # The batch is in memory, and its minimum and maximum keys select the files to search.
         streamed_exec=False,
         max_spill_size=MERGE_BYTES,
         commit_properties=properties,
@@ -94,12 +96,12 @@ def merge(
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL."""
+    """Return a column's name quoted for SQL."""
     return f"`{name.replace('`', '``')}`"
 
 
 def sync_files(path: str, version: int, storage: Storage) -> None:
-    """Make the files that a commit names durable, with their names. Of a folder."""
+    """Make the files that a commit names, and their names, durable. For tables in a folder."""
     files = [file for file, _ in _added(path, version)]
     for file in files:
         storage.finish(file)
@@ -107,15 +109,20 @@ def sync_files(path: str, version: int, storage: Storage) -> None:
 
 
 def tidy_log(table: DeltaTable) -> None:
-    """What delta-rs does behind a commit: now that its files are durable."""
+    """Do the maintenance of the log that delta-rs would do after a commit.
+
+    The commit's files must be durable.
+    """
     if table.version() % CHECKPOINT_COMMITS == 0:
         table.create_checkpoint()
         table.cleanup_metadata()
 
 
 def undo_torn(path: str, table: DeltaTable, storage: Storage) -> bool:
-    """Take back the last commit where a power cut came before its files were durable; whether it
-    was so. Of a folder."""
+    """Revert the last commit if a power cut came before its files were durable.
+
+    Return True if it did. For tables in a folder.
+    """
     version = table.version()
     if all(_is_whole(file, size, storage) for file, size in _added(path, version)):
         return False
@@ -134,12 +141,12 @@ def _is_whole(file: str, size: int, storage: Storage) -> bool:
 
 
 def _added(path: str, version: int) -> list[tuple[str, int]]:
-    """(path, bytes) of the files that a commit adds."""
+    """Return (path, bytes) of the files that a commit adds."""
     found: list[tuple[str, int]] = []
     try:
         text = Path(f"{path}/_delta_log/{version:020d}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
-        return found  # Behind a checkpoint, so long durable.
+        return found  # Older than a checkpoint, so durable.
     for line in text.splitlines():
         action: dict[str, Any] = json.loads(line)
         if "add" in action:

@@ -1,17 +1,18 @@
-"""Reading a range of offsets as the batches in which a broker keeps it. Runs on executors.
+"""Reading of a range of offsets as the batches that a broker stores. Runs on executors.
 
-A client library makes an object of every record, which costs more than all else a task does with
-it. Here a Fetch answer's batches become columns as they are (`columns.py`), as those of segment
-files do. Small ranges are had from a leader with one Fetch for many: each answer costs a moment,
-and a task may have a thousand partitions with a record each. It is a reader for the good case only:
-one connection to the partition's leader, nothing repeated. Whatever is not as it should be ends it
-(`FAILURES`): a leader that moved, an offset that is gone, a transaction's batch, an answer with
-nothing in it. What was not read yet is then had with librdkafka (`source.py`), which knows what to
-do about it. It does not know what to do about a batch whose CRC holds and whose records are
-garbage: it waits for ever, or goes on behind it and says nothing. So such a batch is named here, by
-its offsets (`BatchUnreadable`).
+A client library creates an object for every record, which costs more than the rest of a task. Here
+the batches of a Fetch response are converted to columns directly (`columns.py`), as those of
+segment files are. Small ranges of one leader share a Fetch: each response has a fixed cost, and a
+task may have a thousand partitions with a record each.
 
-Must not know: Spark, what comes after a failure.
+This reader handles only the normal case: one connection to the partition's leader, no retries. Any
+irregularity ends it (`FAILURES`): a leader that moved, an offset that is out of range, a batch of a
+transaction, an empty response. The rest of the range is then read with librdkafka (`source.py`),
+which handles these. It does not handle a batch whose CRC matches and whose records are malformed:
+it waits forever, or skips the batch silently. Such a batch is reported here, by its offsets
+(`BatchUnreadable`).
+
+Does not depend on Spark, or on the handling of failures.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ METADATA_KEY, FETCH_KEY = 3, 1
 KAFKA_PORT = 9092
 FETCH_BYTES = 8 << 20
 TOGETHER_RANGES = 128
-"""Ranges that are read ahead with one Fetch to each leader: 64 KiB of the answer for each."""
+"""Limit on ranges that are read ahead with one Fetch to each leader: 64 KiB of response for each.
+"""
 TOGETHER_OFFSETS_MAX = 256
-"""A longer range is read by itself."""
+"""Limit on the offsets of a range that is read ahead; a longer one is read by itself."""
 WAIT_MS = 500
 TIMEOUT_SECONDS = 10.0
 ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
@@ -49,16 +51,15 @@ _BASE = Struct(">q")
 
 
 class NotFetched(PipelineError):
-    """An answer that is no good case."""
+    """Response that is not the normal case."""
 
 
 FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch, ClientSettingsError)
-"""Nothing is wrong with what was yielded before."""
+"""Errors that end this reader; batches yielded before them are valid."""
 
 
 class Leaders:
-    """Connections to the servers that lead partitions, for one task that reads some. Use in a
-    `with`; not from two threads."""
+    """Connections of one task to the leaders of partitions. Use in a `with`, from one thread."""
 
     def __init__(self, bootstrap: str, client: FastClient = PLAIN_CLIENT) -> None:
         self._bootstrap = bootstrap
@@ -67,7 +68,7 @@ class Leaders:
         self._topics: dict[str, tuple[bytes, dict[int, tuple[str, int]]]] = {}
         self._clients: dict[tuple[str, int], KafkaClient] = {}
         self._ahead: dict[tuple[str, int, int], Buffer] = {}
-        """(topic, partition, offset) → batches from there on; at most one answer of each leader."""
+        """(topic, partition, offset) → batches from there on; one response per leader."""
 
     def __enter__(self) -> Leaders:
         return self
@@ -76,7 +77,7 @@ class Leaders:
         self._open.close()
 
     def of(self, wanted: OffsetRange) -> tuple[bytes, KafkaClient]:
-        """The topic's id, and a connection to who leads the partition. Raises FAILURES."""
+        """Return the topic's id, and a connection to the partition's leader. Raises FAILURES."""
         if wanted.topic not in self._topics:
             self._topics[wanted.topic] = _leaders(wanted.topic, self._bootstrap, self._client)
         topic_id, places = self._topics[wanted.topic]
@@ -88,8 +89,10 @@ class Leaders:
         return topic_id, self._clients[place]
 
     def read_ahead(self, ranges: Sequence[OffsetRange], *, isolation: str) -> None:
-        """Have the beginnings of TOGETHER_RANGES at most; what was had before is dropped. What is
-        no good case is left to who reads the range."""
+        """Fetch the beginnings of up to TOGETHER_RANGES ranges, and drop those fetched before.
+
+        Failures are ignored here; they will show when the range is read.
+        """
         self._ahead.clear()
         wanted: dict[int, tuple[KafkaClient, dict[str, FetchTopic]]] = {}
         names: dict[bytes, str] = {}
@@ -131,11 +134,11 @@ class Leaders:
             self.forget()
 
     def taken(self, wanted: OffsetRange, position: int) -> Buffer | None:
-        """What was read ahead of the partition from this offset on, once."""
+        """Pop the batches read ahead of the partition from this offset on, or None."""
         return self._ahead.pop((wanted.topic, wanted.partition, position), None)
 
     def forget(self) -> None:
-        """After a failure: ask anew, over new connections."""
+        """Drop connections and metadata after a failure, so that they are requested again."""
         self._ahead.clear()
         self._open.close()
         self._topics.clear()
@@ -145,9 +148,11 @@ class Leaders:
 def read_batches(
     wanted: OffsetRange, *, leaders: Leaders, columns: Sequence[str], isolation: str
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(the offset behind it, records of the range), as far as it goes. Raises FAILURES, and
-    BatchUnreadable at the first batch that nobody can read; one that may only be too large for this
-    reader has a TooLarge as its cause."""
+    """Yield (end offset, records of the range), as far as possible.
+
+    Raises FAILURES, and BatchUnreadable at the first malformed batch; its cause is a TooLarge if
+    the batch may only be too large for this reader.
+    """
     topic_id, client = leaders.of(wanted)
     chunk = _Chunk(wanted, columns)
     try:
@@ -165,7 +170,7 @@ def read_batches(
             if chunk.position == asked:
                 raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
     except BatchUnreadable:
-        yield from chunk.take()  # none when it was this that found the batch
+        yield from chunk.take()  # none if this call found the batch
         raise
     except FAILURES:
         yield from chunk.take()
@@ -174,8 +179,10 @@ def read_batches(
 
 
 class _Chunk:
-    """Whole batches, one behind the other, that are decoded together. `position`: behind the last
-    one that was added."""
+    """Consecutive whole batches that are decoded together.
+
+    `position`: offset after the last batch that was added.
+    """
 
     def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
         self.position = wanted.start
@@ -188,7 +195,7 @@ class _Chunk:
         return self._gathered.is_enough
 
     def add(self, batch: memoryview) -> None:
-        """Unless it lies outside the range. Raises BatchUnreadable, UndecodableBatch."""
+        """Add a batch unless it is outside the range. Raises BatchUnreadable, UndecodableBatch."""
         behind = _behind(batch)
         if behind <= self.position or self.position >= self._wanted.end:
             return
@@ -202,8 +209,10 @@ class _Chunk:
         self.position = behind
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(the offset behind, records) of what was added since. Raises BatchUnreadable after those
-        that come before such a batch."""
+        """Yield (end offset, records) of the batches added since the last call.
+
+        Raises BatchUnreadable after the records before such a batch.
+        """
         batches, self._batches = self._batches, []
         if not batches:
             return
@@ -237,14 +246,14 @@ class _Chunk:
 
 
 def _behind(batch: memoryview) -> int:
-    """The offset behind a batch."""
+    """Return the offset after a batch."""
     (base,) = _BASE.unpack_from(batch)
     (delta,) = _LAST_DELTA.unpack_from(batch, _LAST_DELTA_AT)
     return int(base + delta + 1)
 
 
 def connect(host: str, port: int, client: FastClient) -> KafkaClient:
-    """As it is: for use in a `with`."""
+    """Return a client that connects on entry to a `with`."""
     return KafkaClient(
         host, port, timeout_seconds=TIMEOUT_SECONDS, client_id=client.client_id,
         settings=client.settings,
@@ -252,7 +261,7 @@ def connect(host: str, port: int, client: FastClient) -> KafkaClient:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """As librdkafka takes them: `host`, `host:port` or `[host]:port`. Raises NotFetched."""
+    """Parse `host`, `host:port` or `[host]:port`, as librdkafka does. Raises NotFetched."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or port.endswith("]"):
         host, port = address.strip(), str(KAFKA_PORT)
@@ -264,7 +273,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 def ask_metadata(
     topics: Sequence[str], bootstrap: str, client: FastClient = PLAIN_CLIENT
 ) -> MetadataResponse:
-    """What the first server that answers says of these topics. Raises FAILURES."""
+    """Return the metadata of these topics from the first server that responds. Raises FAILURES."""
     asked = MetadataRequest(
         topics=[MetadataRequestTopic(name=topic) for topic in topics],
         allow_auto_topic_creation=False,
@@ -284,7 +293,7 @@ def ask_metadata(
 def _leaders(
     topic: str, bootstrap: str, client: FastClient = PLAIN_CLIENT
 ) -> tuple[bytes, dict[int, tuple[str, int]]]:
-    """A topic's id, and by partition where the server is that leads it. Raises FAILURES."""
+    """Return a topic's id, and partition → address of its leader. Raises FAILURES."""
     metadata = ask_metadata([topic], bootstrap, client)
     places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
     for found in metadata.topics:
@@ -307,7 +316,10 @@ def _request(topics: list[FetchTopic], isolation: int) -> FetchRequest:
 def _fetch(
     client: KafkaClient, wanted: OffsetRange, topic_id: bytes, position: int, isolation: int
 ) -> list[memoryview]:
-    """Batches from the one with `position` on; at least one."""
+    """Return batches, beginning with the one that contains `position`; at least one.
+
+    Raises NotFetched, CorruptBatch.
+    """
     asked = FetchPartition(
         partition=wanted.partition, fetch_offset=position, partition_max_bytes=FETCH_BYTES
     )
@@ -320,14 +332,17 @@ def _fetch(
 
 
 def _joined(row: PartitionData) -> Buffer:
-    """Its records, of which there are some, in one buffer."""
+    """Return its records, which must not be None, in one buffer."""
     records = row.records
     assert records is not None, row
     return b"".join(records) if isinstance(records, list) else records
 
 
 def _whole(records: Buffer, wanted: OffsetRange) -> list[memoryview]:
-    """The batches; at least one. What is left of a last one is dropped."""
+    """Return the whole batches, at least one; drop an incomplete last one.
+
+    Raises NotFetched, CorruptBatch.
+    """
     batches = split_batches(memoryview(records))
     if not batches:
         raise NotFetched(f"{wanted.topic} {wanted.partition}: a batch larger than {FETCH_BYTES}")

@@ -1,27 +1,27 @@
 """An Iceberg table, committed from the driver by PyIceberg: no jar.
 
-Executors write Parquet files into the table's `data` folder, where nobody sees them until a commit
-names them. A commit is one step of the catalog: new columns, the files and the property
-`vdl.job.NAME` come together or not at all. The property says how far the job NAME has come: its
-commits are counted, and it has the next offset of every partition, where the job began, how much it
-has written in all, and what its open windows are. It is a property of the table and not of a
-snapshot, because other writers' snapshots come between, and snapshots are expired. What a snapshot
-says of its batch (`vdl.job`, `vdl.sequence`, `vdl.rows` and others) is for people and `notes`.
+Executors write Parquet files into the table's `data` folder; readers see them once a commit names
+them. A commit is one atomic step of the catalog: new columns, the files and the property
+`vdl.job.NAME`. The property is the state of the job NAME: the number of its commits, the next
+offset of every partition, where the job began, its totals, and its open windows. It is a property
+of the table and not of a snapshot, because other writers' snapshots come in between, and snapshots
+expire. The facts of a batch in a snapshot (`vdl.job`, `vdl.sequence`, `vdl.rows` and others) are
+for people and for `notes`.
 
-**Fenced.** A commit asserts the snapshot that it was made on, and PyIceberg is told not to try it
-again: by itself it would put a commit that is late behind the one that was quicker, silently. It is
-tried again here, after a look at the property: where it is as this run left it the other one was of
-another writer, a compaction maybe, and has done no harm. Where it is not, this run is over.
+**Fenced.** A commit asserts the snapshot that it was made on, and PyIceberg's own retries are
+disabled: they would silently append a late commit to the faster one. Retries are made here, after a
+check of the property. If it is unchanged, the other commit was of another writer, perhaps a
+compaction, and did no harm. If it has changed, this run ends.
 
-**Lost answers.** A commit whose answer is lost may be made, may never be, or may be made later. The
-property says which: it is this commit's own, or it is not, and then the commit is tried again on
-the same snapshot, so that of the two at most one is taken. What one of them may have named stays.
+**Lost responses.** A commit whose response is lost may be made, may never be, or may be made later.
+The property shows if it is this commit's own. If it is not, the commit is retried on the same
+snapshot, so that at most one of the two is accepted. Files that one of them may name are kept.
 
-Files have no field ids, so readers find columns by the table's name mapping, which is in every
-commit as it has to be. Manifests are merged as the table's properties say, so that a commit does
-not become slower with the number of those before it; the oldest snapshots are dropped by `vacuum`.
+Files have no field ids, so readers find columns by the table's name mapping, which every commit
+keeps current. Manifests are merged according to the table's properties, so that commits do not slow
+down with the number of earlier ones; `vacuum` drops the oldest snapshots.
 
-Must not know: Spark, Kafka.
+Does not depend on Spark or on Kafka.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ from vdl.pipeline.upsert import Part, leftovers, staging_folder
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
-"""Other writers of the table may be quicker; another run of the same job may not."""
+"""Limit on attempts to commit: other writers may be faster; another run of the job may not."""
 STATE = "vdl.job."
-"""Of the table's property with a job's state; the job's name behind it."""
+"""Prefix of the table property with a job's state; the job's name follows."""
 SNAPSHOTS_KEPT = 500
 RETAIN_HOURS_MIN = 24
 PROPERTIES = {
@@ -98,18 +98,20 @@ PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-"""Of a table that is made here. Each commit writes a metadata file anew."""
+"""Properties of a table that is created here. Each commit writes a new metadata file."""
 UPSERT_PROPERTIES = {MODE: MERGE_ON_READ, "write.delete.granularity": "file"}
-"""And of one of upserts. The second is for other writers: files of deleted rows are to be of one
-data file each."""
+"""Further properties of a table for upserts.
+
+The second is for other writers: a file of deleted rows is to be for one data file.
+"""
 EPOCH = datetime.date(1970, 1, 1)
 PARTITION = next(n for n, field in enumerate(DATA_FILE_TYPE[2].fields) if field.name == "partition")
-"""Its place in what a manifest says of a file."""
+"""Place of the partition among a manifest's fields of a file."""
 NAMES = TableProperties.DEFAULT_NAME_MAPPING
 
 
 class IcebergSink(Rewinding):
-    """See above."""
+    """One job's view of its Iceberg table, with its progress."""
 
     def __init__(self, place: Place, job: str, tasks: Tasks = here) -> None:
         self.path = place.path
@@ -143,7 +145,7 @@ class IcebergSink(Rewinding):
 
     @property
     def _root(self) -> str:
-        """Where the table is, as a path or a URL: a table that is there has its own place."""
+        """Location of the table, as a path or a URL; an existing table has its own."""
         return self.path if self._table is None else local_path(self._table.location())
 
     @property
@@ -188,8 +190,10 @@ class IcebergSink(Rewinding):
         return known
 
     def _check_not_forgotten(self, state: Mapping[str, Any] | None) -> None:
-        """That the property knows of all commits that snapshots and names of files know of. Raises
-        SinkInconsistent."""
+        """Check that the property counts all commits that snapshots and file names show.
+
+        Raises SinkInconsistent.
+        """
         known = 0 if state is None else int(state["sequence"])
         found = max((note.sequence for note in self.notes()), default=0)
         if not max(known, found) and self._table is not None:
@@ -211,7 +215,7 @@ class IcebergSink(Rewinding):
             return self._found()
 
     def _found(self) -> Table | None:
-        """Raises what is UNCLEAR, too."""
+        """Return the table, or None. Raises also the errors in UNCLEAR."""
         try:
             return self._catalog.load_table(self._place.name)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -221,12 +225,12 @@ class IcebergSink(Rewinding):
         return in_words(self.path, self._place.catalog)
 
     def _has_no_file(self) -> bool:
-        """Whether the catalog is a file of SQLite that is not there: who only asks makes none."""
+        """Return True if the catalog is an SQLite file that is missing; a look-up creates none."""
         scheme, _, path = self._place.catalog.get("uri", "").partition(":///")
         return scheme == "sqlite" and bool(path) and not Path(path).exists()
 
     def _state(self) -> dict[str, Any] | None:
-        """What the table says of this job. Raises SinkInconsistent."""
+        """Return the job's state in the table, or None. Raises SinkInconsistent."""
         text = self._text()
         try:
             state: dict[str, Any] | None = None if text is None else json.loads(text)
@@ -235,7 +239,7 @@ class IcebergSink(Rewinding):
         return state
 
     def _text(self) -> str | None:
-        """The same, as it was written."""
+        """Return the job's state as it was written, or None."""
         return None if self._table is None else self._table.properties.get(f"{STATE}{self._job}")
 
     def staging(self, run: str) -> str:
@@ -291,15 +295,17 @@ class IcebergSink(Rewinding):
             self._window_files.remove(outdated)
 
     def _merge(self, commit: Commit) -> Merge:
-        """Reduce a batch to the last record of each key. Raises CommitConflict, IcebergRefused,
-        PipelineError."""
+        """Reduce a batch to the last record of each key.
+
+        Raises CommitConflict, IcebergRefused, PipelineError.
+        """
         fields = [] if self._table is None else self._table.schema().fields
         part = Part(
             files=(),
             partitions=(),
             key=self._key,
             fields=self._fields,
-            # As a task of a run would name it: the rows are this job's.
+            # Named like files of a run's tasks: the rows are this job's.
             prefix=f"{self._root}/data/{self._job}-{commit.run}-{commit.batch}",
             keys_folder=staging_folder(self._root, self._job),
             required=tuple(one.name for one in fields if one.required),
@@ -314,8 +320,10 @@ class IcebergSink(Rewinding):
     def _write(
         self, commit: Commit, arrow_schema: Any, sequence: int, state: str, merge: Merge | None
     ) -> None:
-        """Commit, again where another writer was quicker since the last look, and where an answer
-        was lost. Raises CommitConflict, PipelineError."""
+        """Commit, and retry if another writer was faster or a response was lost.
+
+        Raises CommitConflict, PipelineError.
+        """
         if self._table is None:
             self._table = self._create(arrow_schema)
             self._check_unchanged()
@@ -327,7 +335,7 @@ class IcebergSink(Rewinding):
                 attempt.commit()
                 return
             except CommitFailedException:
-                # Also an earlier try may be what was quicker.
+                # An earlier attempt of this commit may be the faster one.
                 doubt = None
             except UNCLEAR as error:
                 doubt = error
@@ -344,14 +352,14 @@ class IcebergSink(Rewinding):
             self._check_sequence()
             check_rules(self.path, self._table, self._fields)
         if doubt is not None:
-            # It may be made later. Whoever opens the table next finds out, or is refused.
+            # It may be made later. The next run that opens the table finds out, or is refused.
             settings = self._place.catalog
             what = f"a commit may have been made or not: {text_of(doubt, settings)}"
             raise PipelineError(f"{self.path}: {what}") from shown(doubt, settings)
         raise CommitConflict(self.path, f"{len(WAITS_SECONDS)} commits came to nothing")
 
     def _create(self, arrow_schema: Any) -> Table:
-        """The table, without rows. Another run may have been quicker. Raises PipelineError."""
+        """Create the table without rows, unless another run was faster. Raises PipelineError."""
         reason = "it is gone again"
         for seconds in WAITS_SECONDS:
             try:
@@ -367,8 +375,10 @@ class IcebergSink(Rewinding):
         raise PipelineError(f"{self.path}: the table is not made: {reason}")
 
     def _ask_for_table(self, arrow_schema: Any) -> None:
-        """Of the catalog, with its namespace, which who may write to it may have no right to make:
-        it is asked for only where it is missing."""
+        """Create the table in the catalog, and its namespace if that is missing.
+
+        A user who may write to the namespace may not be permitted to create it.
+        """
         namespace = Catalog.namespace_from(self._place.name)
         for end in range(1, len(namespace) + 1):
             if not self._catalog.namespace_exists(namespace[:end]):
@@ -394,7 +404,7 @@ class IcebergSink(Rewinding):
         state: str,
         merge: Merge | None,
     ) -> Attempt:
-        """One commit on the table as it was seen last."""
+        """Prepare one commit on the last loaded state of the table."""
         change = self._change(table, arrow_schema)
         transaction = once(table)
         if change.added or change.widened:
@@ -426,10 +436,11 @@ class IcebergSink(Rewinding):
     def _data_file(
         self, table: Table, transaction: Transaction, path: str, partition: Sequence[Any]
     ) -> IcebergFile:
-        """Raises SinkInconsistent where the file's own statistics do not show its partition.
+        """Return the entry of a file, with its partition.
 
-        They can show only what keeps the order of values, so not which bucket, and have no long
-        texts, so not always how one begins: there the partition is what the file's writer says.
+        Raises SinkInconsistent if the file's own statistics contradict its partition. Statistics
+        show only transforms that preserve order, so not a bucket, and they truncate long strings,
+        so not every prefix; in these cases the partition given by the file's writer is used.
         """
         location = path if is_url(path) else f"file://{path}"
         metadata = transaction.table_metadata
@@ -452,7 +463,7 @@ class IcebergSink(Rewinding):
         return found
 
     def _change(self, table: Table, arrow_schema: Any) -> Change:
-        """What rows bring to the table. Raises SinkInconsistent."""
+        """Return the change that rows make to the columns. Raises SinkInconsistent."""
         change = change_of(columns_of(table.schema().as_arrow()), columns_of(arrow_schema))
         if change.breaking:
             raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
@@ -466,12 +477,15 @@ class IcebergSink(Rewinding):
         return change
 
     def _check_unchanged(self) -> None:
-        """That nobody has committed for this job since. Raises CommitConflict, PipelineError."""
+        """Check that no other run has committed for this job.
+
+        Raises CommitConflict, PipelineError.
+        """
         self._refresh()
         self._check_sequence()
 
     def _refresh(self) -> None:
-        """Look at the table anew, or for it. Raises PipelineError."""
+        """Load the table again, or look for it. Raises PipelineError."""
         with self._in_words():
             if self._table is not None:
                 patiently(self._table.refresh)
@@ -479,7 +493,7 @@ class IcebergSink(Rewinding):
                 self._table = patiently(self._found)
 
     def _check_sequence(self) -> None:
-        """Of what was seen last. Raises CommitConflict."""
+        """Check the last loaded state for commits of other runs. Raises CommitConflict."""
         state = self._state()
         found = 0 if state is None else int(state["sequence"])
         if found != self._sequence:
@@ -490,7 +504,7 @@ class IcebergSink(Rewinding):
         return by_whom(self._state())
 
     def notes(self) -> list[CommitNote]:
-        """As far as snapshots are kept. Without offsets where there are many."""
+        """Return notes as far as snapshots are kept, without offsets if there are many."""
         table = self._table or self._load()
         found = []
         for snapshot in [] if table is None else table.metadata.snapshots:
@@ -511,7 +525,7 @@ class IcebergSink(Rewinding):
         return [path for path in self._all_files() if self._writer_of(path) in {"", self._job}]
 
     def unclear_files(self) -> list[str]:
-        """Of a table that other jobs write to, too: files that do not say whose rows they have."""
+        """Return files of unknown writers if other jobs write to the table, too; else nothing."""
         paths = self._all_files()
         writers = {self._writer_of(path) for path in paths} | self._jobs()
         if not writers - {"", self._job}:
@@ -519,7 +533,10 @@ class IcebergSink(Rewinding):
         return [path for path in paths if not self._writer_of(path)]
 
     def _all_files(self) -> list[str]:
-        """Raises PipelineError where rows were deleted: the files alone would bring them back."""
+        """Return the paths of all data files.
+
+        Raises PipelineError if rows were deleted: the files alone would bring them back.
+        """
         table = self._load()
         live = [] if table is None else live_files(table)
         if any(one.deletes is not None for one in live):
@@ -527,12 +544,12 @@ class IcebergSink(Rewinding):
         return [local_path(one.data.file_path) for one in live]
 
     def _jobs(self) -> set[str]:
-        """Those that have ever written to the table."""
+        """Return the jobs that have ever written to the table."""
         names = {} if self._table is None else self._table.properties
         return {name.removeprefix(STATE) for name in names if name.startswith(STATE)}
 
     def _writer_of(self, path: str) -> str:
-        """The job that has written a file; "" where its name does not say it."""
+        """Return the job that has written a file; "" if its name does not contain it."""
         found = WRITER.match(path.rpartition("/")[2])
         return (found["job"] or "") if found else ""
 
@@ -553,7 +570,7 @@ class IcebergSink(Rewinding):
         }
 
     def _put_back(self) -> tuple[bool, Shown]:
-        """Whether the table shows less than what the job has committed, and what it shows."""
+        """Return True if the table shows less than the job has committed, and what it shows."""
         if not self._sequence or self._table is None:
             return False, Shown(None)
         current = self._table.current_snapshot()
@@ -561,7 +578,7 @@ class IcebergSink(Rewinding):
         return is_put_back(self._versions(), newest, self._sequence)
 
     def _versions(self) -> Mapping[int, Version]:
-        """Snapshots, as far as they are kept."""
+        """Return the versions of the snapshots that are kept."""
         found = {}
         for snapshot in [] if self._table is None else self._table.metadata.snapshots:
             told = _told(snapshot)
@@ -569,7 +586,7 @@ class IcebergSink(Rewinding):
             if told.get("vdl.job") == self._job:
                 facts = {name: told[f"vdl.{name}"] for name in ("sequence", "rows", "dead", "late")}
                 facts["end"] = json.loads(told.get("vdl.end", "{}"))
-            # Of the oldest that is kept the parent is forgotten: only the first one has none.
+            # The parent of the oldest kept snapshot may be gone; only the first one has none.
             age = snapshot.sequence_number or 0
             parent = snapshot.parent_snapshot_id
             is_first = parent is None and age == 1
@@ -580,8 +597,10 @@ class IcebergSink(Rewinding):
 
     # --- few files of many ----------------------------------------------------------------------
     def compact(self, bytes_target: int) -> Compacted:
-        """As a snapshot of its own: readers of older ones keep their files. Raises PipelineError,
-        CommitConflict where another writer was quicker time and again."""
+        """Compact in a snapshot of its own: readers of older ones keep their files.
+
+        Raises PipelineError, and CommitConflict if other writers were faster ATTEMPTS times.
+        """
         with self._in_words():
             return self._compact(bytes_target)
 
@@ -604,8 +623,8 @@ class IcebergSink(Rewinding):
     def _compact_groups(
         self, table: Table, groups: Sequence[Group], bytes_target: int
     ) -> Compacted:
-        """Write some files again, and name the new ones in place of the old."""
-        # As a task of a run would name it: the rows are this job's.
+        """Rewrite some files, and replace them by the new ones in one commit."""
+        # Named like files of a run's tasks: the rows are this job's.
         prefix = f"{self._job}-{secrets.token_hex(6)}-0-compacted"
         folder, storage = f"{self._root}/data", self._place.storage
         found = self._tasks(
@@ -648,9 +667,12 @@ class IcebergSink(Rewinding):
             delta.append_data_file(self._data_file(table, transaction, new.path, group.partition))
 
     def vacuum(self, retain_hours: int) -> Compacted:
-        """Forget snapshots that are older, or older than the newest SNAPSHOTS_KEPT, but for those
-        that have a name; then remove files that are older and of no snapshot. Of data only what
-        this job has written is removed. Raises PipelineError."""
+        """Drop old snapshots, then files that no snapshot needs.
+
+        Snapshots are dropped if they are older than `retain_hours` or than the newest
+        SNAPSHOTS_KEPT, unless a reference names them. Files are removed if they are older than
+        `retain_hours`; of data files only this job's. Raises PipelineError, CommitConflict.
+        """
         with self._in_words():
             return self._vacuum(retain_hours)
 
@@ -675,7 +697,10 @@ class IcebergSink(Rewinding):
         return Compacted(removed=self._remove_unnamed(table, edge))
 
     def _remove_unnamed(self, table: Table, edge: float) -> int:
-        """Files below the table that no snapshot needs, and that are older than `edge`."""
+        """Remove files below the table that no snapshot needs and that are older than `edge`.
+
+        Return their number.
+        """
         root = local_path(table.location())
         wanted = {local_path(path) for path in _reachable(table)}
         data, metadata = (self._storage.entries(f"{root}/{n}") for n in ("data", "metadata"))
@@ -689,8 +714,11 @@ class IcebergSink(Rewinding):
 
 
 def once(table: Table) -> Transaction:
-    """A transaction that is not tried again by PyIceberg. The property is of this process' view of
-    the table only: other writers keep their own. What it commits asserts the snapshot seen now."""
+    """Return a transaction that PyIceberg does not retry.
+
+    The property is set only in this process' view of the table; other writers keep their own. The
+    commit asserts the current snapshot of that view.
+    """
     known = table.metadata
     properties = {**known.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = known.model_copy(update={"properties": properties})
@@ -718,7 +746,7 @@ def _state_text(commit: Commit, sequence: int, account: Account | None) -> str:
 
 
 def _facts(commit: Commit, sequence: int) -> dict[str, str]:
-    """What a snapshot says of its batch."""
+    """Return a batch's facts for its snapshot."""
     told = {
         "vdl.job": commit.job,
         "vdl.sequence": str(sequence),
@@ -734,7 +762,7 @@ def _facts(commit: Commit, sequence: int) -> dict[str, str]:
 
 
 def _as_stored(value: Any) -> Any:
-    """A value of a partition as Iceberg has it: dates are days since 1970."""
+    """Return a partition value as Iceberg stores it: dates are days since 1970."""
     if isinstance(value, datetime.date):
         return (value - EPOCH).days
     return value
@@ -745,7 +773,7 @@ def _told(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _named(table: Table) -> Iterator[str]:
-    """The paths of the current snapshot's files, of whatever kind."""
+    """Yield the paths of the current snapshot's files of any kind."""
     snapshot = table.current_snapshot()
     for manifest in [] if snapshot is None else snapshot.manifests(table.io):
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
@@ -753,7 +781,7 @@ def _named(table: Table) -> Iterator[str]:
 
 
 def _reachable(table: Table) -> Iterator[str]:
-    """All files that a snapshot needs, in any way."""
+    """Yield all files that any snapshot needs."""
     seen: set[str] = set()
     for snapshot in table.metadata.snapshots:
         yield snapshot.manifest_list

@@ -1,18 +1,18 @@
-"""Upserts into an Iceberg table: rows that a batch replaces are deleted where they are.
+"""Upserts into an Iceberg table: replaced rows are deleted in place, by position.
 
-The driver plans: it asks the table's own scan which files can have a key of the batch, by the least
-and the largest value of each file, and by its partition. Tasks do the rest, each for some files:
-they read the columns of the key, find the rows that the batch replaces, and write their positions
-(`deleted_rows`). A file of which more than DELETED_SHARE_MAX is deleted is written again without
-these rows, so what a reader has to pass over is bounded, and so is what a commit writes in the
-mean. A file that has none of the keys stays as it is.
+The driver plans: the table's own scan selects the files that may have a key of the batch, by the
+minimum and maximum of each file and by its partition. Tasks do the rest, each for some files: they
+read the key columns, find the rows that the batch replaces, and write their positions
+(`deleted_rows`). A file with more than DELETED_SHARE_MAX deleted rows is rewritten without them;
+this bounds the rows that a reader must skip, and on average what a commit writes. A file without
+any of the keys is left unchanged.
 
-A table whose property `write.merge.mode` is not `merge-on-read` has no deleted rows: each file that
-has a key is written again. So is a table of version 1 of the format.
+If the table property `write.merge.mode` is not `merge-on-read`, or the format version is 1, rows
+are not deleted in place: each file that has a key is rewritten.
 
-What tasks write is synced before a commit names it.
+Files that tasks write are synced before a commit names them.
 
-Must not know: Spark, Kafka, how a job's offsets are kept.
+Does not depend on Spark, on Kafka, or on how a job's offsets are stored.
 """
 
 from __future__ import annotations
@@ -58,22 +58,25 @@ from vdl.pipeline.upsert import (
 MODE, MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 DELETES_FORMAT_MIN = 2
 DELETED_SHARE_MAX = 0.2
-"""Of the rows of a file: with more of them deleted it is written again."""
+"""Share of deleted rows above which a file is rewritten."""
 SEARCH_BYTES = 32 << 20
-"""Of data files that one task searches, or one file."""
+"""Bytes of data files that one task searches; it searches at least one file."""
 SEARCH_ROWS = 1 << 20
-"""Keys of a file that are looked at together."""
+"""Keys of a file that are searched together."""
 BATCH_ROWS = 20_000
 GROUP_ROWS, GROUP_BYTES = 128 * 1024, 64 << 20
-"""Of rows in Arrow's form, which are held until their row group is written."""
+"""Limits on rows in Arrow's form, which are held until their row group is written."""
 NUMBER = "__n"
 
 
 # --- tasks --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A data file to be searched. `location`: as manifests name it; `deletes`: the file of its
-    deleted rows, "" where it has none; `partition`: its values."""
+    """Data file to be searched.
+
+    `location`: name in manifests; `deletes`: file of its deleted rows, "" if it has none;
+    `partition`: its partition values.
+    """
 
     location: str
     rows: int
@@ -83,8 +86,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What one task searches. `keys`: files of the batch's keys; `prefix`: of the names of what it
-    writes; `share_max`: as DELETED_SHARE_MAX."""
+    """Input of one search task.
+
+    `keys`: files of the batch's keys; `prefix`: prefix of the names of written files; `share_max`:
+    as DELETED_SHARE_MAX.
+    """
 
     targets: tuple[Target, ...]
     keys: tuple[str, ...]
@@ -96,7 +102,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A new file of deleted rows."""
+    """New file of deleted rows."""
 
     path: str
     rows: int
@@ -105,8 +111,11 @@ class Deletes:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A data file that has keys of the batch: with more deleted rows, or replaced by a file of the
-    rows that are left, or by nothing where none is. `location` "": a file of keys was removed."""
+    """Data file that has keys of the batch.
+
+    It has more deleted rows, or is replaced by a file of the remaining rows (`rest`), or is removed
+    if none remain. An empty `location` means that a file of keys was removed.
+    """
 
     location: str = ""
     deletes: Deletes | None = None
@@ -114,7 +123,7 @@ class Changed:
 
 
 def search(task: Search) -> list[Changed]:
-    """Find the rows of some files that a batch replaces, and write what the files become."""
+    """Find the rows of some files that a batch replaces; write their deletes or replacements."""
     storage = storage_of(task.prefix, task.storage)
     try:
         keys = Keys([_read(path, storage) for path in task.keys], task.key)
@@ -155,7 +164,7 @@ def _changed(
 
 
 def in_groups(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the same rows in tables that are worth a row group and fit in memory."""
+    """Yield the same rows in tables large enough for a row group and bounded in memory."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -169,7 +178,7 @@ def in_groups(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Keys:
-    """The keys of a batch."""
+    """Keys of a batch."""
 
     def __init__(self, tables: Sequence[Any], key: Sequence[str]) -> None:
         self._key = list(key)
@@ -177,7 +186,7 @@ class Keys:
         self._values = {name: pc.unique(self._keys[name]) for name in self._key}
 
     def positions_in(self, path: str, storage: Any) -> Any:
-        """Return the rows of a data file that have one of the keys, ascending."""
+        """Return the positions of rows of a data file that have one of the keys, ascending."""
         found, place = [], 0
         with storage.open(path) as file:
             for batch in pq.ParquetFile(file).iter_batches(SEARCH_ROWS, columns=self._key):
@@ -202,8 +211,10 @@ class Keys:
 # --- the driver ---------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Merged:
-    """What a commit takes out of the table and brings to it, of data and of deleted rows. `new`:
-    (path, value of each partition)."""
+    """Files that a commit removes and adds, of data and of deleted rows.
+
+    `new`: (path, value of each partition).
+    """
 
     old: list[IcebergFile] = field(default_factory=list)
     new: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -211,7 +222,7 @@ class Merged:
 
 
 class Merge:
-    """A batch on its way into a table. `part`: what its parts have in common."""
+    """Merge of one batch into a table. `part`: common fields of its parts."""
 
     def __init__(self, commit: Commit, part: Part, tasks: Tasks) -> None:
         self._commit = commit
@@ -220,7 +231,7 @@ class Merge:
         self._storage = storage_of(part.prefix, part.storage)
         self._reduced = tasks(reduce_part, parts_of(commit, part))
         self._written: list[str] = []
-        """Of the last search."""
+        """Paths written by the last search."""
         if any(one.is_gone for one in self._reduced):
             raise CommitConflict(part.keys_folder, GONE)
         truncations = [one.truncation for one in self._reduced if one.truncation is not None]
@@ -235,12 +246,15 @@ class Merge:
 
     @property
     def staged(self) -> list[str]:
-        """Files that are of no use once the batch is committed."""
+        """Files that are not needed once the batch is committed."""
         return [one.keys for one in self._reduced if one.keys]
 
     def write(self, table: Table) -> Merged:
-        """Search the table and write what its files become, durably but for the names, which nobody
-        sees yet. Raises CommitConflict, PipelineError."""
+        """Search the table and write the changed files.
+
+        Their data is durable, their names are not, and no reader sees them yet. Raises
+        CommitConflict, PipelineError.
+        """
         merged = Merged(new=[file for one in self._reduced for file in one.new])
         keyed = [one for one in self._reduced if one.keys]
         if self._truncates:
@@ -288,11 +302,11 @@ class Merge:
                 self._written.append(changed.rest[0])
 
     def leave(self) -> None:
-        """Not remove what was written: a commit that names it may have been made, or be made."""
+        """Keep the written files: a commit that names them may have been made, or may yet be."""
         self._written.clear()
 
     def forget(self) -> None:
-        """Remove what a search has written, as of a commit that came to nothing."""
+        """Remove the files that a search has written, after a commit that failed."""
         for path in self._written:
             self._storage.remove(path)
         self._written.clear()
@@ -308,12 +322,14 @@ def _target(live: LiveFile, fields: int) -> Target:
 
 
 def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
-    """Return the data files that may have rows of this kind. Raises PipelineError where rows of
-    them were deleted in another way than `deleted_rows` has it."""
+    """Return the data files that may have rows of this kind.
+
+    Raises PipelineError if rows of them were deleted in another way than that of `deleted_rows`.
+    """
     try:
         tasks = list(table.scan(row_filter=wanted).plan_files())
     except ValueError as error:
-        # What PyIceberg says of equality deletes.
+        # PyIceberg's error for equality deletes.
         raise PipelineError(f"{table.location()}: {error}") from error
     found = []
     for task in tasks:
@@ -323,7 +339,7 @@ def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
 
 
 def _wanted(reduced: Sequence[Reduced]) -> BooleanExpression:
-    """Return what is known of each column of the keys by itself."""
+    """Return a filter that combines the known range of each key column."""
     wanted: BooleanExpression = AlwaysTrue()
     for name in reduced[0].ranges:
         known: KeyRange = reduced[0].ranges[name]

@@ -1,16 +1,16 @@
-"""JSON objects to Arrow columns, all of a batch at once, where nothing about them is in doubt.
+"""Conversion of JSON objects to Arrow columns, a batch at a time.
 
-Spark's `from_json` is what decides: what it makes of a value is in the table whoever decodes it.
-Arrow's parser takes less time, and is stricter. So a value that it takes, of the types and forms
-here, is what Spark makes of it, and any other is in doubt and left to Spark: one that is no object,
-of other types than the schema's, with a member twice, with numbers that are none in JSON, nested
-deeply. `tests/pipeline/test_json_columns.py` compares both.
+Spark's `from_json` is the reference: a table must have its results, no matter which decoder ran.
+Arrow's parser is faster and stricter. A value that it accepts, of the types and forms here, has
+Spark's result. Any other value is in doubt and left to Spark: values that are not objects, have
+other types than the schema, duplicate members, numbers that are invalid in JSON, or deep nesting.
+`tests/pipeline/test_json_columns.py` compares both.
 
-Objects are parsed end to end, with line feeds between them. Each begins with a brace and ends with
-one, so none can go on in the next: within a string a line feed is an error, and elsewhere an
-object cannot follow another one.
+Objects are parsed end to end, separated by line feeds. Each begins and ends with a brace, so none
+can continue in the next: a line feed within a string is an error, and elsewhere an object cannot
+follow another one.
 
-Must not know: Spark, records.
+Does not depend on Spark or on records.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 SPACES = " \t\r\n"
-"""JSON's; there are more in ASCII."""
+"""White space of JSON; ASCII has more."""
 LONG_BYTES = 1_000
-"""Values that are no longer can have neither as many levels nor as long numbers as Spark's parser
-minds."""
+"""Values up to this length cannot have the nesting or the long numbers that Spark's parser rejects.
+"""
 NO_NUMBERS = ("NaN", "Inf")
-"""What both parsers take for numbers in some spellings, but not in the same ones."""
+"""Parts of numbers that both parsers accept in some spellings, but not in the same ones."""
 DIGITS = "[0-9.eE+-]{900}"
 PARTS_MAX = 1_000
-"""Of a batch that are tried, where Arrow refuses a value for another reason than its types."""
+"""Limit on parts of a batch that are tried if Arrow rejects a value not because of its types."""
 _DAY = r"[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 DATE = f"^{_DAY}$"
@@ -42,15 +42,18 @@ ZONED = f"^{_DAY}T{_TIME}(?:Z|[+-](?:0\\d|1[0-4]):[0-5]\\d)$"
 _INTS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXTS = frozenset({_TIMESTAMP, pa.date32()})
-"""Types that are texts in JSON."""
+"""Types that are strings in JSON."""
 KINDS = frozenset({*_INTS, pa.float64(), pa.bool_(), pa.string(), *_TEXTS})
-"""Types of columns that can be read here."""
+"""Column types that can be read here."""
 Mask = Any
-"""A numpy array of bool, a value each."""
+"""Numpy array of bool, one for each value."""
 
 
 class JsonColumns:
-    """Of one schema, whose types are among KINDS. `is_utc`: times without a zone are in UTC."""
+    """Reader of one schema, whose types are among KINDS.
+
+    `is_utc`: times without a zone are in UTC.
+    """
 
     def __init__(self, schema: pa.Schema, *, is_utc: bool) -> None:
         self._schema = schema
@@ -61,7 +64,7 @@ class JsonColumns:
         self._decoder = msgspec.json.Decoder(_struct_of(schema))
 
     def read(self, values: pa.Array) -> tuple[pa.Table, Mask]:
-        """(the columns of the values that are not in doubt, which these are)."""
+        """Return (columns of the values that are not in doubt, mask of these values)."""
         texts, sure = _plain(values)
         found = self._parse(texts, sure)
         for place, field in enumerate(self._schema):
@@ -80,7 +83,7 @@ class JsonColumns:
         return found.cast(self._schema), sure
 
     def _parse(self, texts: pa.Array, sure: Mask) -> pa.Table:
-        """The columns of the texts that are sure; those that turn out not to be are taken out."""
+        """Return the columns of the texts in `sure`, after removing those in doubt from it."""
         found = self._parsed_all(texts, sure)
         if found is not None:
             return found
@@ -93,8 +96,10 @@ class JsonColumns:
         return pa.concat_tables([self._parsed.empty_table(), *self._in_parts(texts, sure)])
 
     def _in_parts(self, texts: pa.Array, sure: Mask) -> list[pa.Table]:
-        """The columns of the texts that are sure, in halves where Arrow refuses one of them. That
-        one is taken out, and so are all that are left after PARTS_MAX tries."""
+        """Return the columns of the texts in `sure`, halving where Arrow rejects one.
+
+        A rejected text is removed from `sure`; so are all that remain after PARTS_MAX tries.
+        """
         found, waiting = [], [np.flatnonzero(sure)]
         for _ in range(PARTS_MAX):
             if not waiting:
@@ -115,7 +120,7 @@ class JsonColumns:
         return found
 
     def _parsed_all(self, texts: pa.Array, sure: Mask) -> pa.Table | None:
-        """None where there is one that Arrow does not take for an object of the schema."""
+        """Return the columns, or None if Arrow rejects a text as an object of the schema."""
         if not sure.all():
             texts = texts.filter(pa.array(sure))
         if not len(texts):
@@ -133,30 +138,30 @@ class JsonColumns:
             )
         except (pa.ArrowException, UnicodeDecodeError):
             return None
-        # Two objects in one value are more rows.
+        # Two objects in one value make extra rows.
         return found if found.num_rows == len(texts) else None
 
     def _of_texts(self, texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-        """(the column, NULL where the text is in doubt; which texts are not)."""
+        """Return (the column, NULL for texts in doubt; mask of the others)."""
         if kind == pa.date32():
             return _cast(texts, DATE, kind)
         if not self._is_utc:
             return _cast(texts, ZONED, kind)
         zoned = pc.match_substring_regex(texts, ZONED)
         is_local = pc.sum(zoned).as_py() in {0, None}
-        # A column has times of one form, or half of it is in doubt.
+        # A column has times of one form; otherwise those of the other form are in doubt.
         return _cast(texts, LOCAL if is_local else ZONED, kind)
 
 
 def _cast(texts: pa.Array, form: str, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """(the column, NULL where the text is not of a form; which texts are)."""
+    """Return (the column, NULL for texts that do not match a form; mask of those that do)."""
     good = pc.or_kleene(pc.match_substring_regex(texts, form), pc.is_null(texts))
     good = pc.fill_null(good, False)
     one = pa.timestamp("us") if form == LOCAL else kind
     try:
         column = pc.if_else(good, texts, None).cast(one)
     except pa.ArrowInvalid:
-        # Not every month has as many days as another one.
+        # Months differ in length.
         days = [
             text.as_py() if is_good.as_py() else None
             for text, is_good in zip(texts, good, strict=True)
@@ -169,7 +174,10 @@ def _cast(texts: pa.Array, form: str, kind: pa.DataType) -> tuple[pa.Array, Mask
 
 
 def _no_negative_zero(column: pa.Array) -> Mask:
-    """Spark makes 0.0 of -0, which is a whole number, and -0.0 of -0.0."""
+    """Return the mask of values other than -0.0.
+
+    Spark converts -0, a whole number, to 0.0, but -0.0 to -0.0.
+    """
     numbers = column.to_numpy(zero_copy_only=False)
     return ~((numbers == 0) & np.signbit(numbers))
 
@@ -183,7 +191,7 @@ def _is_day(text: str) -> bool:
 
 
 def _plain(values: pa.Array) -> tuple[pa.Array, Mask]:
-    """(values as texts, without what is around them; which may be an object that nobody minds)."""
+    """Return (values as trimmed texts, mask of those that may be unproblematic objects)."""
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -191,7 +199,7 @@ def _plain(values: pa.Array) -> tuple[pa.Array, Mask]:
     texts = pc.ascii_trim(texts, SPACES)
     sure = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     sure = np.asarray(pc.fill_null(sure, False))
-    sure = np.array(sure)  # Arrow's memory is not to be written to.
+    sure = np.array(sure)  # Arrow's memory is read-only.
     for text in NO_NUMBERS:
         sure &= ~np.asarray(pc.fill_null(pc.match_substring(texts, text), False))
     long = np.flatnonzero(np.asarray(pc.fill_null(pc.binary_length(texts), 0)) > LONG_BYTES)
@@ -211,7 +219,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _struct_of(schema: pa.Schema) -> Any:
-    """What finds values of other types one by one."""
+    """Return a msgspec type that finds values of other types one by one."""
     names = {f"f{n}": field.name for n, field in enumerate(schema)}
     fields = [(f"f{n}", _kind(field.type) | None, None) for n, field in enumerate(schema)]
     return msgspec.defstruct("Row", fields, rename=names)

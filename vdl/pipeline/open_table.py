@@ -20,12 +20,12 @@ def open_table(kind: str, path: str, job: str) -> TableSink:
 
 
 def rows_table(job: Job, tasks: Tasks = here) -> TableSink:
-    """Return the table of the job's rows. Raise SecretMissing, PipelineError."""
+    """Return the table of the job's rows. Raises SecretMissing, PipelineError."""
     return open_place(place_of(job, job.sink.kind, job.sink.path), job.name, tasks)
 
 
 def dead_table(job: Job, tasks: Tasks = here) -> TableSink:
-    """Return the job's dead-letter table. Raise SecretMissing, PipelineError."""
+    """Return the job's dead-letter table. Raises SecretMissing, PipelineError."""
     place = place_of(job, job.sink.dead_kind, job.errors.path, DEAD_SUFFIX)
     return open_place(place, job.name, tasks)
 
@@ -51,8 +51,10 @@ def storage_settings(job: Job) -> dict[str, str]:
 
 
 def open_place(place: Place, job: str, tasks: Tasks = here) -> TableSink:
-    """Return the table of a job. `tasks`: runs what can be divided of its upserts and compactions;
-    only an Iceberg table has such."""
+    """Return the table of a job.
+
+    `tasks`: runs the divisible parts of upserts and compactions; only an Iceberg table uses it.
+    """
     if place.kind == "delta":
         from vdl.pipeline.delta_table import DeltaSink
 

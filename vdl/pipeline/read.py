@@ -1,21 +1,21 @@
-"""Reading a range of offsets over the Kafka protocol into Arrow batches. Runs on executors.
+"""Reading of a range of offsets over the Kafka protocol into Arrow batches. Runs on executors.
 
-A consumer of an unmodified librdkafka is assigned to one partition, without a group. A range ends
-with the record before `end`, or where the broker says that the partition ends: the last offsets of
-a range may be control records or compacted away, and then no record says so.
+A consumer of an unmodified librdkafka is assigned one partition, without a group. A range ends with
+the record before `end`, or at the partition's end as the broker reports it: the last offsets of a
+range may be control records or compacted away, and then no record has them.
 
-A batch that is unreadable stops the reading at once (`BatchUnreadable`): librdkafka reports it
-again and again, and what comes behind it is not all there is. Of a batch whose records make no
-sense librdkafka says nothing and waits; that is a range without progress.
+An unreadable batch stops the reading at once (`BatchUnreadable`): librdkafka reports it again and
+again, and may skip records after it. If the records of a batch are malformed, librdkafka reports
+nothing and waits; the range then makes no progress.
 
-A range that makes no progress for `stall_seconds` fails instead of waiting for ever, and the job
-stops with the reason: with local cores at once, because there Spark tries a task once (with
-`local[2,4]` four times), on a cluster when the task has failed four times.
+A range that makes no progress for `stall_seconds` fails instead of waiting forever, and the job
+stops with the reason: at once with local cores, because Spark then tries a task once (four times
+with `local[2,4]`), and after four failures of the task on a cluster.
 
 Columns are made from lists that `map` fills from methods of C: no Python frame per record. Types
 are exactly those that Spark expects (`binary`, never `large_binary`).
 
-Must not know: Spark, the driver's side.
+Does not depend on Spark or on the driver's side.
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ from vdl.pipeline.positions import OffsetRange
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 << 20
-"""Records and, about, bytes of one Arrow batch, at most."""
+"""Limits on the records and, approximately, the bytes of one Arrow batch."""
 FIRST_ROWS = 100
-"""Of the first batch, when it is not known how large records are."""
+"""Limit on the first batch, when the size of records is not yet known."""
 POLL_SECONDS = 0.5
 QUEUE_KIBIBYTES = 64 << 10
-"""Of memory for records that librdkafka has fetched ahead, per task."""
+"""Limit on memory for records that librdkafka has prefetched, per task."""
 FETCH_BYTES = 4 << 20
 WATERMARKS_SECONDS = 5.0
 GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-"""What librdkafka says of an offset that the broker does not have; it reads no further then."""
+"""Errors of librdkafka for an offset that the broker does not have; it then reads no further."""
 
 BAD = frozenset({KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG})
-"""What librdkafka says of a batch that it cannot read."""
+"""Errors of librdkafka for a batch that it cannot read."""
 BAD_SEEN = 3
-"""So often in a row, at one offset, before it is believed: a bit may have flipped on the way."""
+"""Consecutive errors at one offset before it counts as unreadable.
+
+A single error may come from a bit that flipped in transit.
+"""
 
 LOST = "they were removed before they were read, by retention or DeleteRecords"
 
@@ -100,9 +103,11 @@ def read_range(
     letters: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, with `allow_loss` those that are left of it, and with `letters` one
-    row for those that are gone. Raises RowsGone,
-    LogShrank, Stalled, BatchUnreadable; BatchDamaged where the CRC does not hold."""
+    """Yield the records of a range.
+
+    With `allow_loss` records that were removed are skipped; with `letters` one row stands for them.
+    Raises RowsGone, LogShrank, Stalled, BatchUnreadable, or BatchDamaged if the CRC does not match.
+    """
     consumer = Consumer(_settings(wanted, bootstrap, isolation, client or {}))
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
@@ -112,7 +117,7 @@ def read_range(
         while position < wanted.end:
             count = min(batch_rows, wanted.end - position)
             if bad_seen:
-                count = BAD_SEEN - bad_seen  # to wait no longer than it takes to be sure
+                count = BAD_SEEN - bad_seen  # wait no longer than needed to be sure
             messages = consumer.consume(count, timeout=POLL_SECONDS)
             records, problem = _split(messages)
             if records:
@@ -130,7 +135,7 @@ def read_range(
                 if problem.code() == KafkaError._PARTITION_EOF:
                     if _end_of(messages) >= wanted.end:
                         return
-                    continue  # The follower of a new leader: what is missing comes.
+                    continue  # The follower of a new leader: the missing records will follow.
                 reason = str(problem)
                 errors = [e for m in messages if (e := m.error()) is not None]
                 bad_seen += sum(error.code() in BAD for error in errors)
@@ -154,12 +159,14 @@ def read_range(
 
 
 class BatchDamaged(PipelineError):
-    """A batch is not what its producer sent. Another copy of it may be good, so this is no reason
-    to go on without it."""
+    """Batch that differs from the one its producer sent.
+
+    Another replica of it may be intact, so it must not be skipped.
+    """
 
 
 def _unreadable(wanted: OffsetRange, position: int, problem: KafkaError) -> PipelineError:
-    # librdkafka has one code for a CRC that is wrong and for what it cannot parse.
+    # librdkafka has one code for a wrong CRC and for a batch that it cannot parse.
     if problem.code() == KafkaError._BAD_MSG and "CRC" in problem.str():
         return BatchDamaged(f"{wanted.topic}/{wanted.partition} at {position}: {problem.str()}")
     return BatchUnreadable(
@@ -170,8 +177,11 @@ def _unreadable(wanted: OffsetRange, position: int, problem: KafkaError) -> Pipe
 def letter(
     wanted: OffsetRange, reason: str, columns: Sequence[str], data: bytes = b""
 ) -> pa.RecordBatch:
-    """A row that stands for a range without readable records, at its first offset: its only header
-    has no name, which no record of Kafka's can have, and says why."""
+    """Return a row that stands for a range without readable records, at its first offset.
+
+    Its only header has the reason as its value and no name, which is impossible in a record of
+    Kafka.
+    """
     row = {
         "value": data or None,
         "topic": wanted.topic,
@@ -182,7 +192,7 @@ def letter(
 
 
 def named_row(row: Mapping[str, Any], told: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """A row that is no record, and what it says in its only header, which has no name."""
+    """Return a row that is not a record; its only header has no name and the value `told`."""
     whole = {**row, "timestampType": 0, "headers": [{"key": None, "value": told.encode()}]}
     schema = schema_of(columns)
     return pa.RecordBatch.from_pylist([{n: whole.get(n) for n in columns}], schema=schema)
@@ -196,7 +206,7 @@ def _settings(
         "fetch.wait.max.ms": 100,
         "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": QUEUE_KIBIBYTES,
-        # What is fetched behind the range is thrown away.
+        # Records fetched beyond the range are discarded.
         "queued.min.messages": max(1, min(100_000, wanted.count)),
         "check.crcs": True,
         "log_level": 0,
@@ -212,7 +222,7 @@ def _settings(
 
 
 def _split(messages: list[Message]) -> tuple[list[Message], KafkaError | None]:
-    """(the records, the last thing that is none)."""
+    """Return (the records, the last error message or None)."""
     if not messages:
         return [], None
     if messages[-1].error() is None and not any(map(Message.error, messages)):
@@ -229,7 +239,7 @@ def _split(messages: list[Message]) -> tuple[list[Message], KafkaError | None]:
 
 
 def _end_of(messages: list[Message]) -> int:
-    """The offset at which the broker said that the partition ends."""
+    """Return the offset that the broker reported as the partition's end, or -1."""
     ends = [
         int(m.offset() or 0)
         for m in messages
@@ -239,9 +249,11 @@ def _end_of(messages: list[Message]) -> int:
 
 
 def _first_left(consumer: Consumer, wanted: OffsetRange, position: int, *, allow_loss: bool) -> int:
-    """Where to go on when a broker has said that it does not have `position`: behind what retention
-    has removed while the task was waiting, with `allow_loss`; else there again, if the log has it
-    after all or cannot be asked. Raises RowsGone, LogShrank."""
+    """Return the position at which to continue after a broker reported `position` as out of range.
+
+    With `allow_loss` it is the first offset that retention has left. It is `position` again if the
+    log has it after all or cannot be queried. Raises RowsGone, LogShrank.
+    """
     where = TopicPartition(wanted.topic, wanted.partition)
     try:
         first, end = consumer.get_watermark_offsets(where, timeout=WATERMARKS_SECONDS)
@@ -255,7 +267,7 @@ def _first_left(consumer: Consumer, wanted: OffsetRange, position: int, *, allow
 
 
 class _Columns:
-    """Makes batches of the columns that are wanted."""
+    """Builder of batches of the requested columns."""
 
     def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
         self._wanted = wanted
@@ -290,12 +302,12 @@ class _Columns:
 
 
 def constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """`count` times the same."""
+    """Return an array of `count` equal values."""
     return pa.repeat(pa.scalar(value, kind), count)
 
 
 def headers_array(headers: Sequence[Any]) -> pa.Array:
-    """Lists of (name, value), or None, as the column `headers`; a record without has none."""
+    """Return lists of (name, value), or None, as the column `headers`; NULL for empty lists."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS)
     rows = [

@@ -264,7 +264,7 @@ class Runner:
     def preview(self, count: int) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
         """Return (the table's columns, the first decoded rows, dead letters among records read).
 
-        Writes nothing. Raises whatever would stop a run before its first batch.
+        Writes nothing. Raises the errors that would stop a run before its first batch.
         """
         self._open()
         positions = self._topics.resolve(parse_where("start", self._job.source.start))
@@ -461,7 +461,7 @@ class Runner:
     def _batch(self, frame: Any, number: int, end: Positions) -> None:
         """Write and commit [self._positions, end)."""
         if self._positions.goes_on_from(end.over(self._positions)):
-            return  # Spark begins with a batch even without records.
+            return  # Spark starts a batch even without records.
         clock = _Phases()
         decoded = self._decoded(frame)
         written = self._write(decoded, number, end)

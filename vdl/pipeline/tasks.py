@@ -1,13 +1,13 @@
-"""Work on the files of a table, divided into tasks.
+"""Division of work on a table's files into tasks.
 
-A sink plans and commits on the driver. What reads and writes a table's files is a function of one
-item, so it can run anywhere: in this process, or on Spark's executors. An item, and what its task
-returns, are small: they name files and count rows.
+A sink plans and commits on the driver. Work that reads and writes a table's files is a function of
+one item, so it can run anywhere: in this process, or on Spark's executors. Items and results are
+small: they name files and count rows.
 
-A task may run twice, because Spark repeats what failed and what is slow. So each run of a task
-writes under names of its own, and only what the task returned is committed.
+A task may run twice, because Spark repeats failed and slow tasks. Each run of a task therefore uses
+its own file names, and only files that the task returned are committed.
 
-Must not know: formats of tables.
+Does not depend on table formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Tasks(Protocol):
-    """Runs a function on each item, a task for each."""
+    """Function that runs another function on each item, one task for each."""
 
     def __call__(
         self, function: Callable[[Item], Result], items: Sequence[Item], /
@@ -55,8 +55,10 @@ def on_spark(spark: Any) -> Tasks:
 
 
 def groups(files: Sequence[tuple[Item, int]], weight_max: int) -> list[list[Item]]:
-    """Divide files, given with their bytes, into tasks: neighbours of up to `weight_max` together,
-    and a larger file by itself."""
+    """Divide files, given with their bytes, into tasks.
+
+    Neighbours of up to `weight_max` together share a task; a larger file has its own.
+    """
     found: list[list[Item]] = []
     room = 0
     for file, weight in files:

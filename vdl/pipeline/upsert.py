@@ -1,16 +1,16 @@
-"""Upserts: a table that holds one row for each key, the one of its last record.
+"""Upserts: a table that holds one row for each key, that of the key's last record.
 
-Executors write what the records of a batch do to the table into staging files, a row for each
-record, whose column OP says whether it is a row of its key (ROW), the end of it (DELETE), or the
-end of all rows before it (TRUNCATE). What the last record of each key says is then merged into the
+Executors write the effects of a batch's records to staging files, one row for each record. Its
+column OP has the effect: a row of its key (ROW), the deletion of that row (DELETE), or the deletion
+of all rows before it (TRUNCATE). The effect of the last record of each key is then merged into the
 table in one commit, with the batch's offsets.
 
-The order is that of offsets, so all records of a key must be in one partition, as Kafka's producers
-put them there. So the partitions of the source divide a batch into parts that have no key in
-common, and `reduce_part` reduces one to the last record of each key. It is a task; what a task
-holds in memory is its part, and `source.max_rows` and `source.max_bytes` bound the batch.
+Records are ordered by offset, so all records of a key must be in one partition, where Kafka's
+producers put them. The partitions of the source therefore divide a batch into parts without common
+keys, and `reduce_part` reduces one part to the last record of each key. It is a task; it holds its
+part in memory, and `source.max_rows` and `source.max_bytes` bound the batch.
 
-Must not know: Spark, Kafka, formats of tables.
+Does not depend on Spark, on Kafka, or on table formats.
 """
 
 from __future__ import annotations
@@ -32,31 +32,37 @@ from vdl.pipeline.tasks import groups
 
 PLACE = "__place"
 STAGED = "_vdl/upserts"
-"""The folder of staging files, below a table's: VACUUM and readers leave such names alone."""
+"""Folder of staging files, below a table's: VACUUM and readers ignore such names."""
 GONE = "the files of this batch are gone"
 PART_ROWS = 250_000
-"""Of a batch that one task reduces, if the source has several partitions."""
+"""Rows of a batch that one task reduces, if the source has several partitions."""
 VALUES_MAX = 200
-"""Of a column of keys, that files are looked for by; of more only the least and the largest."""
+"""Limit on known values of a key column for the search of files.
+
+Beyond it only the minimum and maximum are used.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a batch does to a table. `rows`: the last record of each key, with OP, which is ROW or
-    DELETE; `truncates`: whether all other rows of the table end."""
+    """Effect of a batch on a table.
+
+    `rows`: the last record of each key, with OP, which is ROW or DELETE; `truncates`: all other
+    rows of the table are deleted.
+    """
 
     rows: Any
     truncates: bool
 
     def kept(self) -> Any:
-        """The rows of the table that there are afterwards, as they are in its files."""
+        """Return the rows that the batch leaves in the table, as they are in its files."""
         if not self.rows.num_rows:
             return self.rows
         return self.rows.filter(pc.equal(self.rows[OP], ROW)).drop_columns([OP])
 
 
 def check_key(key: Sequence[str], schema: Any) -> None:
-    """That rows of an Arrow schema can be told apart by a key. Raises PipelineError."""
+    """Check that a key can identify rows of an Arrow schema. Raises PipelineError."""
     problems = []
     for name in key:
         if name not in schema.names:
@@ -81,9 +87,11 @@ def _is_key(kind: Any) -> bool:
 
 
 def changes_of(commit: Commit, key: Sequence[str], storage: Storage) -> Changes:
-    """Return what the staging files of a batch come to. Raises CommitConflict where they were
-    removed, as the first commit of a later run does, PipelineError where a truncation has no place
-    in the order of the records."""
+    """Return the combined effect of a batch's staging files.
+
+    Raises CommitConflict if they were removed, as the first commit of a later run does, and
+    PipelineError if a truncation has no defined place in the order of the records.
+    """
     try:
         tables = [_read(file.path, storage) for file in commit.files]
     except FileNotFoundError as error:
@@ -95,8 +103,10 @@ def changes_of(commit: Commit, key: Sequence[str], storage: Storage) -> Changes:
 
 
 def check_truncation(commit: Commit, place: tuple[int, int]) -> None:
-    """Check that a truncation, at this partition and offset, has a place in the order of the
-    records. Raises PipelineError."""
+    """Check that a truncation, at this partition and offset, has a defined place among the records.
+
+    Raises PipelineError.
+    """
     if len(commit.end.partitions()) > 1:
         partition, offset = place
         raise PipelineError(
@@ -107,8 +117,10 @@ def check_truncation(commit: Commit, place: tuple[int, int]) -> None:
 
 
 def _last_records(tables: Sequence[Any], key: Sequence[str]) -> tuple[Any, tuple[int, int] | None]:
-    """Return the last record of each key behind the last truncation, and the partition and offset
-    of the first truncation, if there is one."""
+    """Return the last record of each key after the last truncation, and the first truncation.
+
+    The truncation is given by partition and offset, and None if there is none.
+    """
     if not tables:
         return pa.table({}), None
     order = [("_partition", "ascending"), ("_offset", "ascending")]
@@ -134,9 +146,12 @@ def _read(path: str, storage: Storage, filters: Any = None) -> Any:
 # --- a batch in parts ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reduces. `files`: staging files; `partitions`: those of the source whose
-    records it takes of them; `prefix`: of the names of files with new rows; `keys_folder`: for the
-    file of keys; `required`: columns that must have a value."""
+    """Input of one task of reduction.
+
+    `files`: staging files; `partitions`: partitions of the source whose records are read from them;
+    `prefix`: prefix of the names of files with new rows; `keys_folder`: folder of the file of keys;
+    `required`: columns that must not be NULL.
+    """
 
     files: tuple[str, ...]
     partitions: tuple[int, ...]
@@ -150,8 +165,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """What is known of a column of the keys: all values, where they are few, else the least and the
-    largest."""
+    """Known range of a key column: minimum, maximum, and all values if they are few."""
 
     least: Any
     largest: Any
@@ -169,10 +183,13 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a part comes to. `keys`: the file of its keys, "" without any; `ranges`: by column;
-    `new`: files of rows, with their values of the table's partitions; `truncation`: partition and
-    offset of the first one; `nulls`: required columns that are NULL in a row; `is_gone`: a staging
-    file was removed, and nothing was written."""
+    """Result of the reduction of a part.
+
+    `keys`: file of its keys, "" if there are none; `ranges`: by column; `new`: files of rows, with
+    their values of the table's partitions; `truncation`: partition and offset of the first one;
+    `nulls`: required columns that are NULL in a row; `is_gone`: a staging file was removed, and
+    nothing was written.
+    """
 
     keys: str = ""
     ranges: Mapping[str, KeyRange] = field(default_factory=dict)
@@ -183,8 +200,10 @@ class Reduced:
 
 
 def parts_of(commit: Commit, part: Part) -> list[Part]:
-    """Divide a batch into parts of about PART_ROWS, by the partitions of the source. `part` says
-    what they have in common."""
+    """Divide a batch into parts of about PART_ROWS, by partitions of the source.
+
+    `part` has the common fields.
+    """
     rows: dict[int, int] = {}
     for file in commit.files:
         assert file.spans, file
@@ -241,8 +260,11 @@ def _range(column: Any) -> KeyRange:
 
 
 class RowFiles:
-    """Parquet files that a task writes, durable but for their names. Use in a `with`: where it
-    fails, they are removed. `written`: paths, with the values of the table's partitions."""
+    """Parquet files that a task writes; their data is durable, their names are not.
+
+    Use in a `with`: if it fails, they are removed. `written`: paths, with the values of the table's
+    partitions.
+    """
 
     def __init__(self, prefix: str, storage: Storage) -> None:
         self._prefix = prefix
@@ -264,7 +286,7 @@ class RowFiles:
         return path
 
     def write(self, tables: Iterator[Any], partition: tuple[Any, ...] = ()) -> str:
-        """Write tables, of which there is one at least, into one file; return its path."""
+        """Write tables, at least one, into one file; return its path."""
         path = self.next_path()
         first = next(tables)
         with (
@@ -284,15 +306,17 @@ def staging_folder(path: str, job: str) -> str:
 
 
 def leftovers(path: str, job: str, commit: Commit, storage: Storage) -> list[str]:
-    """Staging files that are there now, of this batch and of runs that ended before: to be removed
-    once the batch is committed. A run that is to begin finds this batch committed."""
+    """Return the existing staging files of this batch and of earlier runs.
+
+    They are to be removed after the commit of the batch; a later run will find it committed.
+    """
     folder = staging_folder(path, job)
     found = {entry.path for entry in storage.entries(folder)}
     return sorted(found | {file.path for file in commit.files})
 
 
 def required_nulls(rows: Any, required: Iterable[str]) -> list[str]:
-    """Those of the columns that are NULL somewhere in rows, or not there."""
+    """Return the columns that are missing in rows or NULL in one of them."""
     return sorted(
         name
         for name in required

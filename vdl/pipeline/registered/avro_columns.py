@@ -1,15 +1,15 @@
-"""Values in Avro's binary form to Arrow columns, a field of all of them at a time.
+"""Decoding of values in Avro's binary form to Arrow columns, one field of all values at a time.
 
-For records of primitive fields, each of which may also be null. What a field is in JSON
-(`avro_values`), and what Spark makes of that by the column's type, is what it is here; values of
-which that is not plain, or that are not of their schema, are in doubt, and left to that way. So is
-every value of a schema that has anything else (`Unfit`).
+Supports records of primitive fields, each of which may also be null. The result for a field is its
+form in JSON (`avro_values`) converted by Spark to the column's type. Values for which that is not
+obvious, or that do not match their schema, are in doubt, and left to the path through JSON. So are
+all values of any other schema (`Unfit`).
 
-All values lie in one buffer. A field is decoded at the places that the field before it ended at;
-nothing is read beyond the buffer, and who reads beyond the end of a value is found out by where he
-comes to.
+All values are in one buffer. A field is decoded at the places where the previous field ended.
+Nothing is read beyond the buffer; reading beyond the end of a value is detected from the place that
+was reached.
 
-Must not know: registries, Spark.
+Does not depend on registries or on Spark.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from vdl.pipeline.columns import slices
 from vdl.pipeline.varints import BYTES_MAX, Ints, varints
 
 PADDING = bytes(16)
-"""Behind the last value, so that a number that is cut off can be read."""
+"""Bytes after the last value, so that a truncated number can be read."""
 INTS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIME_US_MAX = 7_000_000_000_000_000
-"""Until 2191: what is written with other years is not looked into here."""
+"""Limit on times, in the year 2191; later and negative ones are in doubt."""
 DAYS_MAX = 80_000
 MILLIS = {"timestamp-millis": 1_000, "timestamp-micros": 1}
 Mask = Any
 
 
 class Unfit(Exception):
-    """A schema whose values cannot be read here."""
+    """Schema whose values cannot be read here."""
 
 
 class Places:
-    """Where the reading of each value is; `sure`: which are not in doubt so far."""
+    """Position of the reader in each value. `sure`: mask of the values not in doubt so far."""
 
     def __init__(self, data: Any, at: Ints, end: Ints) -> None:
         self.data = data
@@ -52,7 +52,7 @@ class Places:
         self.sure &= good
 
     def varint(self, here: Mask) -> Ints:
-        """Of the values that have one here; 0 of others."""
+        """Read a number of the values that have one here; 0 for the others."""
         value: Ints = np.zeros(len(self.at), np.int64)
         here = here & ~self._is_endless(here)
         found, behind = varints(self.data, self.at[here])
@@ -63,7 +63,10 @@ class Places:
         return value
 
     def _is_endless(self, here: Mask) -> Mask:
-        """Of the values that have a number here, which one is too long; they are in doubt."""
+        """Return the mask of numbers that are too long, and mark their values as in doubt.
+
+        `here`: mask of the values that have a number.
+        """
         found: Mask = np.zeros(len(self.at), bool)
         found[here] = self.data[self.at[here]] > 127
         for n in range(1, BYTES_MAX):
@@ -74,35 +77,35 @@ class Places:
         return found
 
     def skip(self, count: Ints | int, here: Mask) -> Ints:
-        """Where `count` bytes begin, of the values that have them here."""
+        """Skip `count` bytes of the values that have them here; return where they began."""
         began = self.at.copy()
         self.at = self.at + np.where(here, count, 0)
         self._stay()
         return began
 
     def fixed(self, kind: str, here: Mask) -> Any:
-        """Numbers, the lowest byte first."""
+        """Read little-endian numbers."""
         width = np.dtype(kind).itemsize
         began = self.skip(width, here)
         bytes_of = self.data[began[:, None] + np.arange(width)]
         return np.ascontiguousarray(bytes_of).view(kind)[:, 0]
 
     def _stay(self) -> None:
-        """Within the value: one that is read beyond its end is in doubt, and read no further."""
+        """Keep positions within their values; a value that was read beyond its end is in doubt."""
         self.sure &= self.at <= self._end
         self.at = np.minimum(self.at, self._end)
 
     def finish(self) -> None:
-        """Bytes that are left over are in doubt."""
+        """Mark values with remaining bytes as in doubt."""
         self.sure &= self.at == self._end
 
 
 Field = Callable[[Places, Mask], Any]
-"""Reads a field of the values that have one; its column, with NULL for the others."""
+"""Reader of a field of the values that have one; its column is NULL for the others."""
 
 
 class AvroColumns:
-    """Of one writer's schema, as JSON, and the columns that are wanted. Raises Unfit."""
+    """Decoder of one writer's schema, given as JSON, to the wanted columns. Raises Unfit."""
 
     def __init__(self, schema: str, wanted: pa.Schema) -> None:
         told = json.loads(schema)
@@ -116,8 +119,10 @@ class AvroColumns:
             self._fields.append((str(field["name"]), _nullable(field["type"], kind)))
 
     def read(self, data: Any, at: Ints, end: Ints) -> tuple[pa.Table, Mask]:
-        """(the columns, which rows of them are not in doubt) of values at [at, end) of an array of
-        bytes with PADDING behind it, in rising order."""
+        """Return (the columns, mask of the rows not in doubt) of values at [at, end).
+
+        `data`: an array of bytes followed by PADDING; the values are in ascending order.
+        """
         places = Places(data, at.copy(), end)
         found = {name: read(places) for name, read in self._fields}
         places.finish()
@@ -131,7 +136,7 @@ class AvroColumns:
 
 
 def _nullable(told: Any, wanted: pa.DataType | None) -> Callable[[Places], Any]:
-    """A field's type, or a union of it with null."""
+    """Return a reader of a field whose type may be a union with null. Raises Unfit."""
     if not isinstance(told, list):
         always = _field(told, wanted)
         return lambda places: always(places, np.ones(len(places.at), bool))
@@ -149,7 +154,7 @@ def _nullable(told: Any, wanted: pa.DataType | None) -> Callable[[Places], Any]:
 
 
 def _field(told: Any, wanted: pa.DataType | None) -> Field:
-    """Raises Unfit, also where it is not plain what a type would be in the column."""
+    """Return a reader of a type. Raises Unfit, also if conversion to the column is not obvious."""
     logical = told.get("logicalType", "") if isinstance(told, Mapping) else ""
     kind = told["type"] if isinstance(told, Mapping) else told
     if kind in {"int", "long"}:

@@ -1,7 +1,7 @@
-"""Avro's binary form to JSON, by the schema it was written with.
+"""Conversion of Avro's binary form to JSON, by the writer's schema.
 
-Bytes and fixed become base64, decimals texts with all their digits, dates and times what ISO 8601
-says; enums are their symbols. A union is the value that it has.
+Bytes and fixed become base64, decimals strings with all their digits, dates and times ISO 8601, and
+enums their symbols. A union becomes its value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vdl.pipeline.registered.registry import Schema
 
 
 def reader(schema: Schema) -> Callable[[bytes], str]:
-    """Raises what fastavro raises for what is no schema."""
+    """Return a reader of values. Raises fastavro's exceptions for an invalid schema."""
     import fastavro
 
     named: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""What is wrong with one value, and what is wrong with the registry.
+"""Errors of one value, and errors of the registry.
 
-The first is the reason of a dead letter. The second stops a job: it may be over in a minute.
+The first kind is the reason of a dead letter. The second kind stops a job: it may be transient.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from vdl.pipeline.errors import PipelineError
 
 
 class ValueUnreadable(Exception):
-    """The value cannot be read, now and later; the text says why."""
+    """The value can never be read; the text says why."""
 
 
 class RegistryFailed(PipelineError):
-    """The registry does not answer, or refuses to."""
+    """The registry does not respond, or refuses the request."""

@@ -1,4 +1,4 @@
-"""JSON that is what its JSON Schema says; the text stays as it is."""
+"""Validation of JSON by its JSON Schema; the text is not changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from vdl.pipeline.registered.registry import Schema
 
 
 def reader(schema: Schema) -> Callable[[bytes], str]:
-    """Raises jsonschema's SchemaError for what is no schema. A reference that the registry does not
-    have is not looked for elsewhere."""
+    """Return a reader of values.
+
+    A reference that the registry does not have is not looked for elsewhere. Raises jsonschema's
+    SchemaError for an invalid schema.
+    """
     from jsonschema.validators import validator_for
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT7

@@ -1,9 +1,9 @@
-"""Protobuf's binary form to JSON, by the .proto file it was written with.
+"""Conversion of Protobuf's binary form to JSON, by the writer's .proto file.
 
-Behind the schema's id stands which of the file's messages the value is: a count and so many
-indexes, zigzag varints, from the outermost message to the one that is meant; a lone zero is the
-first message. Members have the names of the file. Bytes become base64, enums their names, a
-Timestamp what RFC 3339 says. Members that are not set are NULL where the file can tell.
+The schema's id is followed by the value's message type in the file: a count and that number of
+indexes, zigzag varints, from the outermost message type to the innermost; a lone zero is the first
+message type. Members have the names of the file. Bytes become base64, enums their names, a
+Timestamp RFC 3339. Unset members are NULL if the file tracks their presence.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from vdl.pipeline.registered.registry import Schema
 
 MAIN = "value.proto"
 DEPTH_MAX = 32
-"""Of nested message types."""
+"""Limit on nested message types."""
 KNOWN_TYPES = "google.protobuf."
-"""Messages of this package have forms of their own in JSON."""
+"""Package whose messages have special forms in JSON."""
 VARINT_BYTES_MAX = 5
 PROBLEM = re.compile(r"^(?!WARNING|[IW]\d).*/(?=[^/]+\.proto:)")
-"""What is before a file's name in a line of protoc's that is no warning."""
+"""Text before a file's name in a line of protoc's output that is not a warning."""
 
 
 def reader(schema: Schema) -> Callable[[bytes], str]:
-    """Raises ValueError for what is no .proto file."""
+    """Return a reader of values. Raises ValueError for an invalid .proto file."""
     from google.protobuf import descriptor_pool, message_factory
 
     pool = descriptor_pool.DescriptorPool()
@@ -64,7 +64,7 @@ def reader(schema: Schema) -> Callable[[bytes], str]:
 
 
 def message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Which message, and where it begins. Raises ValueUnreadable."""
+    """Return (indexes of the message type, start of the message). Raises ValueUnreadable."""
     count, position = _varint(data, 0)
     if not count:
         return (0,), position
@@ -97,7 +97,7 @@ def _name_of(file: Any, indexes: tuple[int, ...]) -> str:
 
 
 def _described(name: str, text: str) -> Any | None:
-    """A file's descriptor where the text is one, in base64: so Python's serializer registers it."""
+    """Return the descriptor if the text is one in base64, as Python's serializer registers it."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
@@ -110,7 +110,7 @@ def _described(name: str, text: str) -> Any | None:
 
 
 def _all_described(main: Any, schema: Schema) -> Iterator[Any]:
-    """As `_compiled`, of descriptors."""
+    """Yield all files as `_compiled` does, from descriptors. Raises ValueError."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     files = [main]
@@ -131,7 +131,7 @@ def _all_described(main: Any, schema: Schema) -> Iterator[Any]:
 
 
 def _compiled(schema: Schema) -> Iterator[Any]:
-    """All files as descriptors, what is imported first. Raises ValueError."""
+    """Yield all files as descriptors, imported ones first. Raises ValueError."""
     import grpc_tools
     from google.protobuf import descriptor_pb2
     from grpc_tools import protoc
@@ -161,7 +161,7 @@ def _compiled(schema: Schema) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _stderr() -> Iterator[io.StringIO]:
-    """What is written to file 2 meanwhile: protoc tells nothing else of what is wrong."""
+    """Capture output to file descriptor 2, the only place where protoc reports errors."""
     told = io.StringIO()
     before = os.dup(2)
     try:
@@ -178,7 +178,7 @@ def _stderr() -> Iterator[io.StringIO]:
 
 
 def _members(message: Any) -> Any:
-    """A message as JSON has it."""
+    """Return a message in its JSON form."""
     from google.protobuf import json_format
 
     if message.DESCRIPTOR.full_name.startswith(KNOWN_TYPES):

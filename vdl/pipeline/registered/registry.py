@@ -1,6 +1,6 @@
-"""A registry of schemas, as Confluent's client asks it: schemas by id, with all they refer to.
+"""A schema registry, by Confluent's client: schemas by id, with all schemas that they refer to.
 
-Must not know: what is made of a schema.
+Does not depend on the use of a schema.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SETTINGS = {
     "key": "ssl.key.location",
     "key_password": "ssl.key.password",
 }
-"""A job's word → the client's. Beside them `user` and `password`."""
+"""A job's setting → the client's. `user` and `password` are further settings."""
 NAMES = (*SETTINGS, "user", "password")
 REGISTRIES_MAX = 16
-"""Whose clients are kept, in a process."""
+"""Limit on cached registry clients in a process."""
 REFERENCES_MAX = 500
-"""Schemas that one refers to, by way of others, too."""
+"""Limit on schemas that one refers to, directly or indirectly."""
 REQUEST_SECONDS = 10
 CHECK_SECONDS = 3
 NOT_FOUND = 404
@@ -31,7 +31,7 @@ NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema; `references`: name → text of all it refers to, what is referred to first."""
+    """A schema. `references`: name → text of all schemas it refers to, dependencies first."""
 
     kind: str
     text: str
@@ -39,7 +39,7 @@ class Schema:
 
 
 class Registry:
-    """One registry. Settings: those of NAMES."""
+    """Client of one registry. Its settings are those of NAMES."""
 
     def __init__(self, settings: Mapping[str, str], *, is_patient: bool = True) -> None:
         from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -60,14 +60,14 @@ class Registry:
         self._client.close()
 
     def check(self) -> None:
-        """That it answers and knows who asks. Raises RegistryFailed."""
+        """Check that it responds and accepts the credentials. Raises RegistryFailed."""
         try:
             self._ask("its subjects", self._client.get_subjects)
         except ValueUnreadable:
-            return  # it has no such list, and answers
+            return  # it has no such list, but it responds
 
     def schema(self, schema_id: int) -> Schema:
-        """Raises ValueUnreadable where there is none of this id, RegistryFailed."""
+        """Return a schema. Raises ValueUnreadable if the id is unknown, RegistryFailed."""
         found = self._ask(f"schema {schema_id}", self._client.get_schema, schema_id)
         references: dict[str, str] = {}
         self._follow(found, references, {})
@@ -99,6 +99,6 @@ class Registry:
                 raise ValueUnreadable(f"{what} is not known to the registry") from None
             raise RegistryFailed(f"the registry at {self._url}: {what}: {error}") from error
         except Exception as error:
-            # Of its HTTP library, which is the client's own affair; of a JSON that is none.
+            # Internal errors of the client's HTTP library, and responses that are not JSON.
             told = str(error) or type(error).__name__
             raise RegistryFailed(f"the registry at {self._url}: {what}: {told}") from error

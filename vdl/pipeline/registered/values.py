@@ -1,12 +1,12 @@
-"""From values to JSON, each by the schema that it names.
+"""Conversion of values to JSON, each by the schema that it names.
 
-A value is a zero byte, the id of its schema (four bytes, the highest first), and the rest, which
-the schema says how to read: Confluent's wire format. JSON is what `decode` goes on from, so that a
-table's columns, rescued members and dead letters are the same whatever the form.
+A value is a zero byte, the id of its schema (four bytes, big-endian), and a payload in the schema's
+form: Confluent's wire format. `decode` continues with the JSON, so a table's columns, rescued
+members and dead letters are the same for every form.
 
     RecordBatch column of values ──▶ column of (text, error), one of which is NULL
 
-Must not know: tables, jobs.
+Does not depend on tables or on jobs.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from vdl.pipeline.registered.errors import ValueUnreadable
 from vdl.pipeline.registered.registry import REGISTRIES_MAX, Registry, Schema
 
 Read = Callable[[bytes], str]
-"""From what stands behind the id to JSON. Raises ValueUnreadable, and whatever the library raises
-for bytes that are not of the schema."""
+"""Function from the bytes after the id to JSON.
+
+Raises ValueUnreadable, and any exception of the library for bytes that do not match the schema.
+"""
 
 READERS: Mapping[str, tuple[str, Callable[[Schema], Read]]] = {
     "avro": ("AVRO", avro_values.reader),
     "protobuf": ("PROTOBUF", protobuf_values.reader),
     "json-schema": ("JSON", json_values.reader),
 }
-"""`decode.format` → the registry's name of such schemas, and what makes a reader of one."""
+"""`decode.format` → the registry's name of such schemas, and the factory of their readers."""
 FORMS = tuple(READERS)
 PREFIX_BYTES = 5
 READERS_MAX = 1_000
-"""Schemas that are kept, in a process; the registry's client keeps as many."""
+"""Limit on cached schemas in a process; the registry's client caches the same number."""
 TYPE = "struct<text:string,error:string>"
 DETAIL_MAX = 200
 
 
 class Values:
-    """The values of one form, by one registry."""
+    """Reader of the values of one form, by one registry."""
 
     def __init__(self, registry: Registry, form: str) -> None:
         self._registry = registry
@@ -47,7 +49,7 @@ class Values:
         self._reader = lru_cache(READERS_MAX)(self._find_reader)
 
     def text(self, value: bytes) -> str:
-        """JSON. Raises ValueUnreadable, RegistryFailed."""
+        """Return a value as JSON. Raises ValueUnreadable, RegistryFailed."""
         if len(value) < PREFIX_BYTES or value[0]:
             raise ValueUnreadable("the value does not begin with the id of a schema")
         schema_id = int.from_bytes(value[1:PREFIX_BYTES], "big")
@@ -57,14 +59,16 @@ class Values:
         try:
             return found(value[PREFIX_BYTES:])
         except Exception as error:  # noqa: BLE001
-            # Libraries raise all sorts of things for bytes that are not what they should be.
+            # Libraries raise exceptions of many kinds for malformed bytes.
             raise ValueUnreadable(
                 f"the value is not of schema {schema_id}: {_told(error)}"
             ) from None
 
     def _find_reader(self, schema_id: int) -> Read | str:
-        """How values of this schema are read, or why they cannot be: that stays true, since a
-        registry gives no id twice and changes no schema."""
+        """Return a reader of values of this schema, or the reason why they cannot be read.
+
+        The result is permanent, since a registry reuses no id and changes no schema.
+        """
         try:
             schema = self._registry.schema(schema_id)
         except ValueUnreadable as error:
@@ -83,8 +87,10 @@ def _values(settings: tuple[tuple[str, str], ...], form: str) -> Values:
 
 
 def json_texts(column: Any, settings: Mapping[str, str], form: str) -> Any:
-    """A column of TYPE for a column of values; both of its members are NULL for no value.
-    `settings`: of `registry.Registry`, with their secrets."""
+    """Return a column of TYPE for a column of values; both members are NULL if there is no value.
+
+    `settings`: those of `registry.Registry`, with their secrets.
+    """
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf
 
@@ -93,13 +99,13 @@ def json_texts(column: Any, settings: Mapping[str, str], form: str) -> Any:
     def read(values: Any) -> Any:
         return read_column(_values(given, form), values)
 
-    # Spark goes by the types themselves, which a module that does without pyarrow cannot name.
+    # Spark reads the types themselves, which this module cannot name without importing pyarrow.
     read.__annotations__ = {"values": pa.Array, "return": pa.Array}
     return arrow_udf(read, TYPE)(column)
 
 
 def read_column(values: Values, column: Any) -> Any:
-    """Arrow's column of (text, error) for one of bytes. Raises RegistryFailed."""
+    """Return Arrow's column of (text, error) for one of bytes. Raises RegistryFailed."""
     import pyarrow as pa
 
     texts: list[str | None] = []
