@@ -1,4 +1,4 @@
-"""One replica set for all tests of this folder, and a Kafka beside it where one is needed.
+"""One replica set for all tests of this folder, and a Kafka where one is needed.
 
 VDL_TEST_BOOTSTRAP names existing brokers to use instead of starting servers; VDL_TEST_REPLICATION
 is the replication factor that they support, 3 by default.
@@ -21,7 +21,7 @@ REPLICATION = int(os.environ.get("VDL_TEST_REPLICATION", "3"))
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
-    """Yield the servers started for these tests; None where existing brokers are used."""
+    """Yield the servers started for these tests; None if existing brokers are used."""
     if os.environ.get("VDL_TEST_BOOTSTRAP"):
         yield None
         return

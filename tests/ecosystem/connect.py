@@ -16,7 +16,7 @@ session.timeout.ms=6000
 heartbeat.interval.ms=1000
 scheduled.rebalance.max.delay.ms=0
 """
-"""Exactly once; a killed worker loses its work soon."""
+"""Exactly once; a killed worker loses its tasks soon."""
 
 
 def worker_command(settings: Path) -> list[str]:

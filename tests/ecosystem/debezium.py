@@ -1,6 +1,6 @@
 """Debezium's MariaDB connector on Kafka Connect, with the settings of `examples/pipeline/debezium`.
 
-Only addresses and names are others than in the example.
+Only addresses and names differ from the example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
 
 class Debezium:
-    """A worker and its connectors. A killed one is started again with `start`. Use in a `with`."""
+    """Worker and its connectors. A killed one is restarted with `start`. Use in a `with`."""
 
     def __init__(self, server: MariaDbServer, topics: Topics, folder: Path, *, name: str) -> None:
         self._server = server
@@ -40,7 +40,7 @@ class Debezium:
         self.program.stop()
 
     def start(self) -> None:
-        """Start a worker that knows only what is in the topics, and wait for its connectors."""
+        """Start a worker with only the topics as its state, and wait for its connectors."""
         port = free_port()
         settings = self._folder / "worker.properties"
         settings.write_text(

@@ -21,7 +21,7 @@ FORMAT_SECONDS_MAX = 60
 
 
 class Kafka:
-    """Started on creation. Used in a `with`."""
+    """Kafka node, started on creation. Use in a `with`."""
 
     def __init__(self, directory: Path) -> None:
         jars = f"{libraries('java')}/*"

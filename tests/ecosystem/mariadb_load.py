@@ -33,15 +33,15 @@ Change = tuple[str, str | None, str | None]
 class Load(threading.Thread):
     """Inserts, updates, deletions and changes of keys, with ALTER in the middle.
 
-    Each row that is written has a name of its own, so the history of a key tells each change apart.
+    Each written row has a unique name, so the history of a key distinguishes its changes.
     """
 
     def __init__(self, server: MariaDbServer, *, changes: int, keys: int, seed: int) -> None:
-        """`keys`: as many rows there are at first, which are in the snapshot, and at most."""
+        """Set the parameters. `keys`: number of initial rows, which is also the maximum."""
         super().__init__()
         self.done = 0
         self.history: defaultdict[int, list[Change]] = defaultdict(list)
-        """By key; of committed transactions. Read it after `join`."""
+        """History of each key, of committed transactions. Read it after `join`."""
         self._changes = changes
         self._keys = keys
         self._rng = random.Random(seed)

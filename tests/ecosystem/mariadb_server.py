@@ -20,7 +20,7 @@ RIGHTS = "SELECT, RELOAD, LOCK TABLES, SHOW DATABASES, REPLICATION SLAVE, REPLIC
 
 
 class MariaDbServer:
-    """Server started on creation; skips the test without MariaDB installed. Use in a `with`."""
+    """Server started on creation; skips the test if MariaDB is not installed. Use in a `with`."""
 
     def __init__(self, folder: Path) -> None:
         import pymysql

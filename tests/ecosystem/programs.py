@@ -1,4 +1,4 @@
-"""Programs of Kafka's ecosystem, unmodified, from Maven Central: how they are fetched and run.
+"""Programs of Kafka's ecosystem, unmodified, fetched from Maven Central and run as processes.
 
 Libraries are fetched once into `.cache/ecosystem`. A program is a process of its own. Its output
 goes to a file, and is part of the message of a failed wait.
@@ -37,7 +37,7 @@ QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 def libraries(project: str) -> Path:
     """Return the folder with everything that `<project>/pom.xml` names.
 
-    Skip the test where it is unavailable.
+    Skip the test if it is unavailable.
     """
     pom = HERE / project / "pom.xml"
     folder = CACHE / f"{project}-{digest([pom])}"
@@ -70,7 +70,7 @@ def classes(project: str) -> str:
 
 
 def fetch(path: str) -> Path:
-    """Return a file of Maven Central; skip the test where it is unavailable."""
+    """Return a file of Maven Central; skip the test if it is unavailable."""
     target = CACHE / path.rpartition("/")[2]
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
@@ -85,7 +85,7 @@ def fetch(path: str) -> Path:
 
 
 def require(tool: str) -> None:
-    """Skip the test where this machine lacks the tool."""
+    """Skip the test if this machine lacks the tool."""
     if shutil.which(tool) is None:
         pytest.skip(f"no {tool}")
 
@@ -112,7 +112,7 @@ def wait_until(what: str, holds: Callable[[], bool], *, seconds: float = WAIT_SE
 
 
 class Program:
-    """A process that runs until it is stopped. Used in a `with`."""
+    """Process that runs until it is stopped. Use in a `with`."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Program:
         self.stop()
 
     def wait_for(self, what: str, holds: Callable[[], bool]) -> None:
-        """As `wait_until`; on failure, or when the program has ended, its output is shown."""
+        """Wait as `wait_until`; show the output on failure, or if the program has ended."""
 
         def check() -> bool:
             assert self._process.poll() is None, f"{what}: it ended\n{self.tail()}"

@@ -30,7 +30,7 @@ COUNT_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Record:
-    """Fields of a record that its copy has to share. `partition` and `timestamp_ms` -1: any."""
+    """Fields of a record that its copy must share. `partition` and `timestamp_ms` -1: any."""
 
     key: bytes | None
     value: bytes | None
@@ -40,7 +40,7 @@ class Record:
 
 
 class Topics:
-    """The topics of one cluster."""
+    """Topics of one cluster."""
 
     def __init__(self, bootstrap: str, *, replication: int) -> None:
         self.bootstrap = bootstrap
@@ -139,14 +139,14 @@ class Topics:
         return found
 
     def follow(self, topic: str) -> Followed:
-        """Return a reader of the topic's present and future committed records. Used in a `with`."""
+        """Return a reader of the topic's present and future committed records. Use in a `with`."""
         return Followed(
             _reader(self.bootstrap, topic, {"isolation.level": "read_committed"}),
             self._partitions(topic),
         )
 
     def leader(self, topic: str, partition: int) -> int:
-        """Return the server that leads a partition; -1: none at present."""
+        """Return the leader of a partition, or -1 if there is none at present."""
         known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
         return int(known.partitions[partition].leader)
 

@@ -128,7 +128,7 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
 
 
 class GrowingFile:
-    """A file that gets one line after the other, gradually, within a `with`."""
+    """File that gains one line after the other, gradually, within a `with`."""
 
     def __init__(self, path: Path, written: Followed) -> None:
         """Open the file. `written`: the lines' destination, which the file is kept close to."""

@@ -28,8 +28,10 @@ LEADER, CONNECT = "leader", "connect"
 def test_debezium_writes_each_change_once_over_kills_of_connect_and_a_leader(
     servers: ReplicaSet | None, topics: Topics, tmp_path: Path
 ) -> None:
-    """A snapshot, then inserts, updates, deletions, changes of keys and a new column. Connect and
-    the leader of a partition are killed meanwhile."""
+    """A snapshot, then inserts, updates, deletions, changes of keys and a new column.
+
+    Connect and the leader of a partition are killed meanwhile.
+    """
     with (
         MariaDbServer(tmp_path / "mariadb") as mariadb,
         Debezium(mariadb, topics, tmp_path, name="debezium") as debezium,
@@ -64,7 +66,7 @@ def test_debezium_writes_each_change_once_over_kills_of_connect_and_a_leader(
 
 
 def stops() -> list[tuple[float, str]]:
-    """Return at what share of the changes something is killed, in order."""
+    """Return the shares of the changes at which a victim is killed, in order."""
     leaders = [((n + 1) / (LEADERS + 1), LEADER) for n in range(LEADERS)]
     return sorted(leaders + [((n + 0.5) / (KILLS + 1), CONNECT) for n in range(KILLS)])
 

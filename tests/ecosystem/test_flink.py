@@ -24,7 +24,7 @@ FAILURES = int(os.environ.get("VDL_FLINK_FAILURES", "2"))
 LEADERS = int(os.environ.get("VDL_FLINK_LEADERS", "0"))
 IS_LONG = ONCE_RECORDS > RECORDS
 NAMES = 50
-# Options that Flink needs of the JVM from version 17 on.
+# Options that Flink requires of the JVM from version 17 on.
 OPENED = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.util", "java.lang", "java.time", "java.util.concurrent")
@@ -33,7 +33,7 @@ FAILED = "fails in the middle"
 
 
 def test_flink_adds_up_what_is_in_a_topic(topics: Topics, log: Path) -> None:
-    """Each record yields one total, and the last total of each name is right."""
+    """Each record yields one total, and the last total of each name is correct."""
     amounts = _amounts(topics, "adders", RECORDS)
     with _program(topics, log, "adders", "AT_LEAST_ONCE", "INCREMENTING", "0") as program:
         program.wait_for_end("the job is done")

@@ -1,4 +1,4 @@
-"""MirrorMaker 2: topics are copied from Kafka to here, and from here to Kafka."""
+"""MirrorMaker 2: topics are copied from Kafka to VDL, and from VDL to Kafka."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FILLED = range(1, PARTITIONS)
 FILLED_RECORDS, FILLED_BYTES = 20, 16_000
 RATE = 50_000_000
 SLOW_RATE = 1
-"""A byte a second: a move at this rate is still under way when it is cancelled."""
+"""Bytes a second: a move at this rate is still in progress when it is cancelled."""
 THROTTLE = "leader.replication.throttled.replicas"
 TOPIC_RESOURCE = 2
 

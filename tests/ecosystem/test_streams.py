@@ -30,7 +30,7 @@ LEADERS = int(os.environ.get("VDL_STREAMS_LEADERS", "0"))
 IS_LONG = ONCE_LINES >= 1_000_000
 """True for a long run, in which a line is one word: the number of records matters."""
 WINDOW_MS = 10_000
-"""As in Topology.java."""
+"""Equal to that in Topology.java."""
 FIRST_MS = 1_700_000_000_000
 SPAN_MS = 300_000
 

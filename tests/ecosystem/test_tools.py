@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools read topics that are views here, and change levels of loggers."""
+"""Kafka's own command-line tools read topics that are views here, and change log levels."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m tests.pipeline.committer KIND PATH CATALOG COMMITS
 
-KIND is one of a table's, `iceberg-upsert` among them; CATALOG is a file of SQLite or the address of
-a REST catalog. It goes on where the table ends, up to COMMITS batches in all, and where another run
-was quicker it begins again, as a supervised job does. A batch has ROWS numbers, those of its
-offsets; each has one of KEYS keys.
+KIND is a kind of table, or `iceberg-upsert`; CATALOG is an SQLite file or the address of a REST
+catalog. It continues at the table's end, up to COMMITS batches in total. If another run was faster,
+it starts again, as a supervised job does. A batch has ROWS numbers, those of its offsets; each has
+one of KEYS keys.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def at(offset: int) -> Positions:
 
 
 def table_of(kind: str, path: str, catalog: str) -> TableSink:
-    """Return the table as a job has it, with the store's settings from the environment."""
+    """Return the table that a job would use, with the store's settings from the environment."""
     settings = {"name": "vdl", "type": "rest", "uri": catalog}
     if "://" not in catalog:
         settings |= {"type": "sql", "uri": f"sqlite:///{catalog}"}

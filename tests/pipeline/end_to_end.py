@@ -1,18 +1,18 @@
-"""From a topic to a table, ours beside the official connector: rows per CPU-second.
+"""Benchmark from a topic to a table: the pipeline against the official connector.
 
     vdl pipeline jars
     python -m tests.pipeline.end_to_end --rows 300000 --rounds 3
 
-Orders as JSON, and as Avro whose schemas are in a registry; all of them good, and one in a hundred
-broken. Ours is a job as users have it, with offsets in its commits, dead letters and statistics,
-into Parquet, Delta and Iceberg. The connector's is the least that loses nothing: `from_json` or
-`from_avro`, Spark's own Parquet writer, and the value of what cannot be decoded in a column of the
-same table. Both are streams to the topic's end with batches of the same size, in one session, one
-after the other within a round. Processor time is that of the driver, the JVM and the Python workers
-together; the server's is not counted.
+The result is rows per CPU-second. Values are orders as JSON, and as Avro with schemas in a
+registry; in one case all are valid, in another one in a hundred is broken. The pipeline runs a job
+as users do, with offsets in its commits, dead letters and statistics, into Parquet, Delta and
+Iceberg. The connector has the minimum that loses nothing: `from_json` or `from_avro`, Spark's own
+Parquet writer, and the value of undecodable records in a column of the same table. Both stream to
+the topic's end with batches of the same size, in one session, one after the other within a round.
+Processor time is that of the driver, the JVM and the Python workers together, without the server's.
 
-A round has all of them in turn. The first one, in which the JVM compiles most, is not counted; of
-the others the medians are printed. A ratio is the median of those within a round.
+Each round runs all cases in turn. The first one, in which the JVM compiles most, is not counted.
+The output has the medians of the others; a ratio is the median of the ratios within rounds.
 """
 
 from __future__ import annotations
@@ -70,8 +70,11 @@ BEGAN_MS = 1_764_000_000_000
 
 
 class Processor:
-    """Processor time of this process and of all below it, those that have ended too: Spark ends its
-    Python processes, and nobody is told what they took. They are looked at while they are there."""
+    """Processor time of this process and its descendants, including ended ones.
+
+    Spark ends its Python processes without a report of their time, so they are sampled while they
+    run.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], float] = {}
@@ -92,7 +95,7 @@ class Processor:
                 pid = wanted.pop()
                 if pid in stats:
                     told = stats[pid]
-                    # A number is given again: its beginning tells one process from another.
+                    # Pids are reused: the start time identifies a process.
                     self._seen[pid, told[19]] = sum(map(int, told[11:13])) / ticks
                 wanted += [child for child, told in stats.items() if told[1] == pid]
             return sum(self._seen.values())
@@ -139,7 +142,7 @@ def as_avro() -> Any:
 
 
 def broken(value: bytes, n: int) -> bytes:
-    """As values come to be broken: cut off, something else, or (as JSON) of another type."""
+    """Break a value by truncation, replacement, or (in JSON) another type."""
     kinds = (value[:-7], b"no order", value.replace(b'"price":', b'"price":"x","p":'))
     return kinds[n % 3] if value[:1] == b"{" else kinds[n % 2]
 
@@ -162,7 +165,7 @@ def fill(bootstrap: str, topic: str, form: str, rows: int, share: float) -> None
 
 
 def serve_registry() -> tuple[str, ThreadingHTTPServer]:
-    """One that knows one schema."""
+    """Serve a registry that has one schema; return its address and server."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -202,7 +205,7 @@ def by_job(spark: Any, job: Job) -> int:
 
 
 def by_connector(spark: Any, bootstrap: str, topic: str, form: str, folder: Path) -> int:
-    """Rows that it wrote."""
+    """Write with the connector; return the number of rows."""
     from pyspark.sql import functions as f
     from pyspark.sql.avro.functions import from_avro
 
@@ -240,7 +243,7 @@ def by_connector(spark: Any, bootstrap: str, topic: str, form: str, folder: Path
 
 
 def avro_jars() -> list[str]:
-    """Of `from_avro`, by Maven."""
+    """Return the jars of `from_avro`, fetched by Maven."""
     folder = Path.home() / ".cache" / "vdl" / "jars-avro"
     if not list(folder.glob("*.jar")):
         folder.mkdir(parents=True, exist_ok=True)
@@ -301,7 +304,7 @@ def main() -> int:
 
 
 def table(found: dict[tuple[str, float, str], list[float]]) -> Iterator[str]:
-    """Markdown."""
+    """Yield the result as Markdown."""
     yield "| values | broken | into | rows per CPU-s | beside the connector | least to most |"
     yield "|---|---|---|---|---|---|"
     for (form, share, who), rates in found.items():

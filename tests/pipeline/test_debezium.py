@@ -1,4 +1,4 @@
-"""A MariaDB, Debezium's envelopes in topics, and tables that are at the end what MariaDB's is.
+"""MariaDB, Debezium's envelopes in topics, and tables that end up equal to MariaDB's.
 
 CHANGES, LEADERS and KILLS set the number of changes, and how often a leader and Connect are killed
 meanwhile (`make cdc`).
@@ -40,15 +40,16 @@ SCHEMA = (
     "data string, note string"
 )
 SINKS = {"delta": True, "iceberg": False}
-"""By the kind of a table: whether the envelopes of its topic are within a payload beside their
-schema."""
+"""Kind of table → True if the envelopes of its topic are in a payload beside their schema."""
 
 
 def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_connect(
     spark: Any, servers: ReplicaSet, tmp_path: Path
 ) -> None:
-    """The jobs run over the snapshot, after each kill of a leader, and at the end. The checksums
-    are of all columns of all rows."""
+    """The jobs run over the snapshot, after each kill of a leader, and at the end.
+
+    The checksums cover all columns of all rows.
+    """
     topics = Topics(servers.bootstrap, replication=REPLICATION)
     with (
         MariaDbServer(tmp_path / "mariadb") as mariadb,
@@ -102,7 +103,7 @@ def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_connect(
 
 
 def test_dates_of_debezium_are_dates_in_rows_and_keys(spark: Any) -> None:
-    """`isostring` writes a Z behind a date. Dates without it, and no dates, are read as before."""
+    """`isostring` appends a Z to a date. Dates without it, and invalid ones, are read as before."""
     texts = ["2013-01-31Z", "2013-01-31", "2013-1-31", "2013-02-31Z"]
     keys = [json.dumps({"id": 1, "day": day}).encode() for day in texts]
     values = [json.dumps({"op": "c", "after": json.loads(key)}).encode() for key in keys]

@@ -123,10 +123,10 @@ def test_json_broken_values_of_a_large_batch_cost_no_other_row(
 
 
 def test_json_value_is_decoded_the_same_alone_and_among_others() -> None:
-    """Of values that are broken in random places; the seed is told where they differ."""
+    """Values are broken in random places; a difference is reported with its seed."""
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
-    # Few of them, so that Arrow's errors name rows.
+    # Few values, so that Arrow's errors name rows.
     values = rng.sample(values_of(rng, 300), rng.randrange(1, 9))
     values += [b'{"i":%d,"s":"text"}' % n for n in range(240)]
     rng.shuffle(values)

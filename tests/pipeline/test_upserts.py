@@ -1,4 +1,4 @@
-"""Upserts: a row for each key, the one of its last record, whatever happens in between."""
+"""Upserts: a row for each key, that of its last record, regardless of faults in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = pa.schema(
     [("id", pa.int64()), ("text", pa.string()), ("_partition", pa.int32()), ("_offset", pa.int64())]
 )
 Change = tuple[str, int | None, str | None]
-"""What a record does, to which key, and its text."""
+"""Operation of a record, its key, and its text."""
 
 
 def at(offset: int) -> Positions:
@@ -54,7 +54,7 @@ def opened(
 
 
 class Run:
-    """A run of a job, at its table's end."""
+    """Run of a job, opened at its table's end."""
 
     def __init__(self, folder: Path, kind: str, name: str = "0123456789ab", **more: Any) -> None:
         self.table = opened(folder, kind, **more)
@@ -65,7 +65,7 @@ class Run:
     def staged(
         self, changes: Sequence[Change], *, columns: Any = COLUMNS, files: int = 1
     ) -> Commit:
-        """A batch of records, one behind the other, as executors would have written it."""
+        """Return a batch of consecutive records as executors would have written it."""
         rows = [
             {"id": key, "text": text, OP: op, "_partition": 0, "_offset": self.end + n}
             for n, (op, key, text) in enumerate(changes)
@@ -94,7 +94,7 @@ class Run:
 
 
 def rows_of(table: TableSink) -> dict[int, str]:
-    """Key → text. That a key is there once is looked at here."""
+    """Return key → text, after checking that each key is there once."""
     found = live_rows(table)
     keys = [row["id"] for row in found]
     assert len(set(keys)) == len(keys), sorted(keys)
@@ -104,7 +104,7 @@ def rows_of(table: TableSink) -> dict[int, str]:
 
 @KINDS
 def test_table_has_the_last_record_of_each_key(tmp_path: Path, kind: str) -> None:
-    """Within a batch, from batch to batch, over files of a batch, and after a deletion."""
+    """Within a batch, across batches, across files of a batch, and after a deletion."""
     run = Run(tmp_path, kind)
     run.apply([(ROW, 1, "a"), (ROW, 2, "b"), (ROW, 1, "c"), (ROW, 3, "d")], files=2)
     assert rows_of(run.table) == {1: "c", 2: "b", 3: "d"}
@@ -132,7 +132,7 @@ def test_key_that_comes_and_goes_in_one_batch_leaves_what_its_last_record_says(
 def test_deletion_of_a_key_that_was_never_there_moves_the_offsets_only(
     tmp_path: Path, kind: str
 ) -> None:
-    """Also as the first batch, and where a batch has no record at all."""
+    """Also as the first batch, and if a batch has no records."""
     run = Run(tmp_path, kind)
     run.apply([(DELETE, 5, None)])
     run.apply([(ROW, 1, "a")])
@@ -147,8 +147,10 @@ def test_deletion_of_a_key_that_was_never_there_moves_the_offsets_only(
 def test_batch_that_is_repeated_after_a_kill_changes_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the commit: nothing is there, and the next run does it all. Killed behind it:
-    the next run goes on behind, and who tries the batch again is refused."""
+    """If killed before the commit, nothing is written, and the next run repeats the batch.
+
+    If killed after it, the next run continues after the batch, and a repetition of it is refused.
+    """
     run = Run(tmp_path, kind)
     run.apply([(ROW, 1, "a"), (ROW, 2, "b")])
     killed = Run(tmp_path, kind)
@@ -182,8 +184,10 @@ def _killed(*_: object) -> None:
 def test_run_that_was_taken_for_dead_is_refused(
     tmp_path: Path, kind: str, late: list[Change]
 ) -> None:
-    """Also where its batch changes no row, so that there is nothing to merge, and where it looked
-    at the table before the other run's commit."""
+    """Also if its batch changes no row, so that there is nothing to merge.
+
+    The run checks the table before the other run's commit.
+    """
     run = Run(tmp_path, kind)
     run.apply([(ROW, 1, "a"), (ROW, 2, "b")])
     zombie, heir = Run(tmp_path, kind, "cccccccccccc"), Run(tmp_path, kind)
@@ -208,7 +212,7 @@ def test_run_that_was_taken_for_dead_is_refused(
 
 @KINDS
 def test_columns_may_be_added_to_a_table_of_upserts(tmp_path: Path, kind: str) -> None:
-    """Rows that are older have NULL there, also those that are written again."""
+    """Older rows have NULL there, also after they are rewritten."""
     run = Run(tmp_path, kind)
     run.apply([(ROW, 1, "a"), (ROW, 2, "b"), (ROW, 3, "c")])
     more = COLUMNS.insert(1, pa.field("more", pa.float64()))
@@ -224,7 +228,7 @@ def test_columns_may_be_added_to_a_table_of_upserts(tmp_path: Path, kind: str) -
 
 @KINDS
 def test_files_that_cannot_have_a_key_stay_as_they_are(tmp_path: Path, kind: str) -> None:
-    """By the least and the largest key of a file; of a partitioned table by its partition, too."""
+    """Files are excluded by minimum and maximum key, in partitioned tables also by partition."""
     run = Run(tmp_path, kind)
     for first in range(0, 40, 10):
         run.apply([(ROW, n, "old") for n in range(first, first + 10)])
@@ -285,7 +289,7 @@ def test_table_of_upserts_with_partitions_and_two_columns_as_key(tmp_path: Path,
 
 
 def _with_partition(path: str) -> list[dict[str, Any]]:
-    """Delta's writers leave a partition's value to the log, and say it in the folder's name."""
+    """Return a file's rows; Delta keeps partition values in the log, and in the folder's name."""
     folder = Path(path).parent.name
     rows = pq.ParquetFile(path).read().to_pylist()
     return [{"land": folder.partition("=")[2], **row} for row in rows]
@@ -347,7 +351,7 @@ def test_truncation_in_a_topic_of_several_partitions_stops_the_job(
 
 @KINDS
 def test_random_changes_are_those_of_a_dict(tmp_path: Path, kind: str) -> None:
-    """Against a model, through compactions and runs that begin anew."""
+    """Comparison with a model, through compactions and new runs."""
     rng = random.Random(7)
     model: dict[int, str] = {}
     run = Run(tmp_path, kind)
@@ -370,8 +374,10 @@ def test_random_changes_are_those_of_a_dict(tmp_path: Path, kind: str) -> None:
 
 
 def test_upsert_that_a_power_cut_has_torn_is_taken_back(tmp_path: Path) -> None:
-    """The log has the commit, and a file that it names is empty: delta-rs syncs neither. The run
-    was not told of it, so its batch is done again."""
+    """The log has the commit, and a file that it names is empty: delta-rs syncs neither.
+
+    The commit was not reported to the run, so the next run repeats its batch.
+    """
     run = Run(tmp_path, "delta")
     run.apply([(ROW, 1, "a"), (ROW, 2, "b")])
     states = _states(tmp_path)
@@ -380,7 +386,7 @@ def test_upsert_that_a_power_cut_has_torn_is_taken_back(tmp_path: Path) -> None:
     (torn,) = set(run.table.files()) - before
     Path(torn).write_bytes(b"")
     for path, data in states.items():
-        path.write_bytes(data)  # It is removed behind the sync.
+        path.write_bytes(data)  # It is removed after the sync.
     again = Run(tmp_path, "delta")
     assert (again.end, again.table.sequence) == (2, 1)
     assert rows_of(again.table) == {1: "a", 2: "b"}

@@ -1,4 +1,4 @@
-"""Records that become upserts: what each says of which key, and which of them are dead letters."""
+"""Records that become upserts: operation and key of each, and dead letters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decoded(
     spark: Any, records: list[tuple[bytes | None, bytes | None]], *, schema: str = SCHEMA,
     **more: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What becomes of records (key, value)."""
+    """Return the decoded rows of records (key, value)."""
     ddl = ", ".join(f"`{name}` {DDL[name]}" for name in COLUMNS)
     rows = [(key, value, "t", 0, n, None, None) for n, (key, value) in enumerate(records)]
     frame = decode(spark.createDataFrame(rows, ddl), form="json", schema=schema, topics=1, **more)
@@ -70,17 +70,17 @@ def decoded(
 
 
 def told(rows: list[dict[str, Any]], *names: str) -> list[Any]:
-    """The named columns of good rows, the reason of dead ones."""
+    """Return the named columns of good rows, and the errors of dead ones."""
     return [row["_error"] or tuple(row[name] for name in names) for row in rows]
 
 
 def wrapped(payload: object) -> bytes:
-    """As Connect's JSON converter writes with `schemas.enable`."""
+    """Return the JSON that Connect's converter writes with `schemas.enable`."""
     return json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
 
 
 def test_tombstone_says_its_key_in_the_record_s_key(spark: Any) -> None:
-    """As an object, with a schema around it, or as the only column's value by itself."""
+    """The key is an object, bare or with a schema around it, or the value of the only column."""
     keys = [b'{"id": 1}', wrapped({"id": 2}), b"3", b' {"id": 4, "more": 5}', b"no", b"{}", None]
     keys += [b"\xff", b'{"id": "x"}']
     rows = decoded(
@@ -121,7 +121,7 @@ MORE = {"ts_ms": 5, "source": {"table": "t"}}
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_debezium_envelopes_become_upserts(spark: Any, *, is_wrapped: bool) -> None:
-    """Of a deletion only the key is kept; a tombstone behind it says the same again."""
+    """Only the key of a deletion is kept; the tombstone after it repeats it."""
     wrap = wrapped if is_wrapped else (lambda told: json.dumps(told).encode())
     records: list[tuple[bytes | None, bytes | None]] = [
         (wrap({"id": 1}), wrap({**one, **MORE})) for one in ENVELOPES
@@ -176,7 +176,7 @@ def test_debezium_envelopes_that_are_appended_keep_what_they_say(spark: Any) -> 
 def test_job_of_upserts_has_the_last_row_of_each_key(
     spark: Any, bootstrap: str, tmp_path: Path, sink: str
 ) -> None:
-    """Over small batches, a second run, a column that came later, and dead letters."""
+    """Covers small batches, a second run, a column added later, and dead letters."""
     topic = f"upserts-{sink}"
     create(bootstrap, topic)
     producer = Producer({"bootstrap.servers": bootstrap})

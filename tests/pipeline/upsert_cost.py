@@ -1,13 +1,13 @@
-"""What a commit of upserts costs an Iceberg table: processor time, bytes, the driver's memory.
+"""Cost of a commit of upserts to an Iceberg table: processor time, bytes, the driver's memory.
 
     python -m tests.pipeline.upsert_cost --rows 10000000 --share 0.01 --commits 6
 
-A table of as many rows is written by executors, in eight files. Then batches change that share of
-its keys, drawn at random, and one key in a hundred of them is deleted: so every file has keys of
-every batch. The staging files of a batch are written before, as the tasks of a job do it; measured
-is the commit. With `--in-process` the driver does all of it.
+Executors write a table of `--rows` rows in eight files. Batches then change `--share` of its keys,
+drawn at random, and delete one in a hundred of these: every file has keys of every batch. The
+staging files of a batch are written beforehand, as the tasks of a job do; only the commit is
+measured. With `--in-process` the driver does all of it.
 
-At the end the table is read by PyIceberg, and each row must be the one of its key's last record.
+At the end PyIceberg reads the table; each row must be that of its key's last record.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ NAMES = ("id", "generation", "amount", "text", "_partition", "_offset")
 
 @dataclass(frozen=True)
 class Part:
-    """A file to be written, with the records of offsets [start, end). `generation`: the batch that
-    it is of, 0 is the table as it was; `first`: the offset of the batch's first record."""
+    """File to be written, with the records of offsets [start, end).
+
+    `generation`: its batch, 0 for the initial table; `first`: offset of the batch's first record.
+    """
 
     path: str
     start: int
@@ -56,19 +58,19 @@ class Part:
     generation: int
     first: int
     keys: int
-    """Of the table."""
+    """Number of keys of the table."""
     changed: int
-    """Of a batch."""
+    """Number of keys that a batch changes."""
 
 
 def batch_keys(generation: int, keys: int, changed: int) -> Any:
-    """The keys that a batch changes, in the order of its records."""
+    """Return the keys that a batch changes, in the order of its records."""
     rng = np.random.default_rng((SEED, generation))
     return rng.choice(keys, changed, replace=False)
 
 
 def is_deleted(keys: Any) -> Any:
-    """Whether a batch deletes a key."""
+    """Return True for each key that a batch deletes."""
     return keys % DELETED_EVERY == DELETED_EVERY - 1
 
 
@@ -103,8 +105,10 @@ def at(offset: int) -> Positions:
 
 @dataclass(frozen=True)
 class Measured:
-    """One commit. `driver_cpu`: of this process alone; `peak_mb`: what it needed beyond what it
-    held before."""
+    """Cost of one commit.
+
+    `driver_cpu`: that of this process alone; `peak_mb`: memory beyond what was held before.
+    """
 
     rows: int
     seconds: float
@@ -123,7 +127,7 @@ class Measured:
 
 
 def processor_times() -> dict[int, float]:
-    """Of this process and all below it, without those that have ended."""
+    """Return pid → processor time of this process and its descendants, without ended ones."""
     ticks = os.sysconf("SC_CLK_TCK")
     found = {}
     for pid in tree(os.getpid()):
@@ -134,8 +138,10 @@ def processor_times() -> dict[int, float]:
 
 
 def since(before: dict[int, float]) -> float:
-    """Processor time that was spent since; Spark ends a Python process that has nothing to do, and
-    what that one has spent is not in it."""
+    """Return the processor time spent since.
+
+    It misses that of idle Python processes that Spark has ended.
+    """
     return sum(spent - before.get(pid, 0.0) for pid, spent in processor_times().items())
 
 
@@ -166,7 +172,7 @@ def measured(table: TableSink, commit: Commit, columns: Any) -> Measured:
 
 
 class Bench:
-    """A table that is written by a job."""
+    """Table written by a job."""
 
     def __init__(self, folder: Path, spark: Any, keys: int, changed: int, tasks: Tasks) -> None:
         self._spark = spark
@@ -184,7 +190,7 @@ class Bench:
         return table
 
     def load(self) -> None:
-        """Make the table, and write its rows as a job that appends would."""
+        """Create the table, and write its rows as an appending job would."""
         parts = self._parts(0, self._keys, FILES, str(Path(self._path) / "data"))
         import pyarrow as pa
 
@@ -236,7 +242,7 @@ class Bench:
         )
 
     def check(self, batches: int) -> str:
-        """Read the table; that each row is of its key's last record. Returns what reading cost."""
+        """Check that each row is of its key's last record; return the cost of reading."""
         own, began = time.process_time(), time.monotonic()
         found = self.table._load().scan(selected_fields=("id", "generation")).to_arrow()
         told = f"read in {time.process_time() - own:.2f} CPU-s, {time.monotonic() - began:.2f} s"

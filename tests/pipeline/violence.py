@@ -3,16 +3,15 @@
     python -m tests.pipeline.violence --source vdl --kills 10 --leaders 2 --seed 1
     python -m tests.pipeline.violence --sinks iceberg,delta-s3,iceberg-s3 --zombies 2 --speculate
 
-A producer writes numbered records, one in 500 of them broken, without a pause. Meanwhile the
-process that runs the jobs, one for each sink, is killed with all its children (SIGKILL) at random
-moments and started again; Spark's checkpoints are deleted once; the server that leads a partition
-is killed and started again. A zombie is suspended instead of killed, and continues when its
-successor has committed to each table: it must end by itself. With `--speculate` executors are
-frozen for seconds, again and again, so that Spark does their tasks a second time elsewhere, and go
-on: a run in which no task was overtaken by its copy is none. At the end the jobs run to the end of
-the topic, and every number that was acknowledged must be in each table once, every broken record in
-each table of dead letters once. A table of upserts has a row for each of KEYS keys: that of the
-last number of its key.
+A producer writes numbered records without a pause; one in 500 is broken. Meanwhile the process that
+runs the jobs, one for each sink, is killed (SIGKILL) with all its children at random moments and
+restarted; Spark's checkpoints are deleted once; the leader of a partition is killed and restarted.
+A zombie is suspended instead of killed, and continues after its successor has committed to each
+table: it must end by itself. With `--speculate` executors are frozen for seconds, repeatedly, so
+that Spark runs their tasks a second time elsewhere, and then continue; such a run counts only if a
+task was overtaken by its copy. At the end the jobs run to the end of the topic. Every acknowledged
+number must be in each table once, and every broken record in each dead-letter table once. A table
+of upserts has a row for each of KEYS keys: that of the last number of its key.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ TOPIC = "numbers"
 PARTITIONS = 3
 BROKEN_EVERY = 500
 KEYS = 5003
-"""Of the numbers: a prime, so that broken records are of all keys."""
+"""Number of keys: a prime, so that broken records have all keys."""
 COMPACT_EVERY = 5
-"""Commits of a table of upserts."""
+"""Commits of a table of upserts between compactions."""
 START_SECONDS_MAX = 900
 ZOMBIE_SECONDS_MAX = 600
 FREEZE_SECONDS = 5.0
@@ -73,7 +72,7 @@ OVERTAKEN = re.compile(r"Killing attempt \d+ for task (\d+)\.\d+ in stage (\S+) 
 It marks a task for a second run, an attempt begins, and one has ended while another continues.
 """
 RATE = 300
-"""Records a second: enough that the jobs are never at the topic's end for long."""
+"""Records a second: enough that the jobs rarely reach the topic's end."""
 
 JOB = """
 [job]
@@ -105,7 +104,7 @@ uri = "sqlite:///{folder}/catalog.db"
 SINKS = (
     "parquet", "delta", "iceberg", "delta-s3", "iceberg-s3", "iceberg-upsert", "delta-upsert",
 )  # fmt: skip
-"""With "-s3" in a store of objects, a server of its own."""
+"""With "-s3" in an object store, which is a server of its own."""
 STORED, UPSERT = "-s3", "-upsert"
 BUCKET = "violence"
 
@@ -181,7 +180,7 @@ class Outcome:
     zombies: list[str] = field(default_factory=list)
     """Last line of each zombie.
 
-    "" if it had to be killed, because it had not opened its tables yet: that is a second run like
+    "" if it had to be killed because it had not opened its tables yet: it is then a second run like
     any other.
     """
     copies: int = 0
@@ -211,7 +210,7 @@ class Jobs:
     """Process of all jobs, and its successors; each has a log of its own."""
 
     def __init__(self, files: list[Path], folder: Path, cluster: Cluster | None) -> None:
-        """Run on a cluster, where tasks run twice, or in a process of its own."""
+        """Run on a cluster, where tasks run twice, or in a separate process."""
         self._files = files
         self._folder = folder
         self._cluster = cluster
@@ -384,7 +383,7 @@ def violate(
     cluster: Cluster | None = None,
     rate: int = RATE,
 ) -> Outcome:
-    """Run everything; `servers` must be up, and `cluster`, on which tasks run twice."""
+    """Run the test. `servers` must be running, and `cluster`, where tasks run twice, if given."""
     rng = random.Random(seed)
     topic_command = Topics(parse({"bootstrap": servers.bootstrap, "topics": TOPIC}))
     from examples.flights import create_topic
@@ -424,7 +423,7 @@ def violate(
                 zombie = None
             # Most often while batches are committed, sometimes before the first one.
             wanted = seen + rng.choice([0, 1, 2, 3, 5]) * (len(files) if cluster else 1)
-            # A zombie knows where its tables end.
+            # A zombie has opened its tables.
             wanted = max(wanted, seen + 1) if number in suspended else wanted
             deadline = time.monotonic() + START_SECONDS_MAX
             while jobs.batches() < wanted and time.monotonic() < deadline:
