@@ -49,7 +49,7 @@ class Worker:
         return self.ask("GET", "/") is not None
 
     def runs(self, connector: str) -> bool:
-        """Return whether the connector and its task run."""
+        """Return True if the connector and its task run."""
         status = self.ask("GET", f"/connectors/{connector}/status")
         if status is None:
             return False

@@ -181,7 +181,7 @@ def _pause_in_a_transaction(program: Program, topics: Topics, written: Followed)
 
 
 def _is_fenced(program: Program, said: int) -> bool:
-    """Return True if it reports that behind the first `said` bytes of its output."""
+    """Return True if it reports that after the first `said` bytes of its output."""
     text = program.log.read_bytes()[said:].decode(errors="replace")
     return any(word in text for word in FENCED)
 

@@ -2,7 +2,7 @@
 
 Records of a batch are contiguous and prefixed with their length, so their positions can be found
 only by walking. That is the only loop over records here, and it reads only lengths. Numpy decodes
-the rest, times, offsets, places of keys and values, for all records of all batches at once. One
+the rest (times, offsets, places of keys and values) for all records of all batches at once. One
 lane per batch, the k-th records of all batches together, was slower: producers' batches hold
 thousands of records, so there are many steps and few lanes.
 

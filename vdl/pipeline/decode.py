@@ -2,8 +2,9 @@
 
 Values are JSON of a schema, JSON made by a registry's schema, or raw. Decoded rows have the columns
 of the schema and their origin: `_offset`, `_partition`, `_timestamp` and, in a job with several
-topics, `_topic`. Until they are written, they also have the columns of a dead letter: `_error`,
-which is null in a good row, and `_key`, `_value`, `_headers` and `_topic`, which are null in one.
+topics, `_topic`. Until they are written, they also have the columns of a dead letter (DEAD_ONLY):
+`_error`, which is null in a good row, and `_key`, `_value`, `_headers` and `_dead_topic`, which are
+null, or empty for `_headers`, in a good row.
 
 Upserts also have OP, the effect of a record on the row of its key (`upsert`). Rows appended from
 Debezium's envelopes have the envelope's own OP, `_ts_ms` and `_source`. If a value does not contain

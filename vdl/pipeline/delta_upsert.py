@@ -1,11 +1,11 @@
 """Upserts into a Delta table: one MERGE of delta-rs, which is one commit with the batch's offsets.
 
 delta-rs rewrites the files that have one of the batch's keys. It does not open files whose minimum
-and maximum values, or whose partitions, exclude all keys. It does not sync the files that it writes
-before the commit names them. They are synced after the commit; until then a power cut may destroy
-the table's last commit as a whole: `undo_torn` reverts it if one of its files does not match the
-log. The commit was not yet reported to any caller, and the files that it replaced still exist, as
-does the state that the previous commit names.
+and maximum values, or whose partitions, exclude all keys. It does not sync the files that it
+writes. They are synced here after the commit; until then a power cut may destroy the table's last
+commit: `undo_torn` reverts it if one of its files does not match the log. The commit was not yet
+reported to any caller, and the files that it replaced still exist, as does the state that the
+previous commit names.
 
 Does not depend on Spark, on Kafka, or on how a job's offsets are stored.
 """

@@ -12,7 +12,7 @@ which handles these. It does not handle a batch whose CRC matches and whose reco
 it waits forever, or skips the batch silently. Such a batch is reported here, by its offsets
 (`BatchUnreadable`).
 
-Does not depend on Spark, or on the handling of failures.
+Does not depend on Spark, or on what follows a failure.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ METADATA_KEY, FETCH_KEY = 3, 1
 KAFKA_PORT = 9092
 FETCH_BYTES = 8 << 20
 TOGETHER_RANGES = 128
-"""Limit on ranges that are read ahead with one Fetch to each leader: 64 KiB of response for each.
-"""
+"""Limit on ranges read ahead with one Fetch to each leader: 64 KiB of response for each range."""
 TOGETHER_OFFSETS_MAX = 256
 """Limit on the offsets of a range that is read ahead; a longer one is read by itself."""
 WAIT_MS = 500

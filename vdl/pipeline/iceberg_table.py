@@ -377,7 +377,8 @@ class IcebergSink(Rewinding):
     def _ask_for_table(self, arrow_schema: Any) -> None:
         """Create the table in the catalog, and its namespace if that is missing.
 
-        A user who may write to the namespace may not be permitted to create it.
+        Creation of an existing namespace is not requested: a user who may write to it may lack the
+        permission to create it.
         """
         namespace = Catalog.namespace_from(self._place.name)
         for end in range(1, len(namespace) + 1):

@@ -27,13 +27,12 @@ import pyarrow.json as pj
 SPACES = " \t\r\n"
 """White space of JSON; ASCII has more."""
 LONG_BYTES = 1_000
-"""Values up to this length cannot have the nesting or the long numbers that Spark's parser rejects.
-"""
+"""Values up to this length cannot have the nesting or long numbers that Spark's parser rejects."""
 NO_NUMBERS = ("NaN", "Inf")
-"""Parts of numbers that both parsers accept in some spellings, but not in the same ones."""
+"""Parts of non-finite numbers, of which both parsers accept some spellings, but different ones."""
 DIGITS = "[0-9.eE+-]{900}"
 PARTS_MAX = 1_000
-"""Limit on parts of a batch that are tried if Arrow rejects a value not because of its types."""
+"""Limit on parts of a batch that are tried if Arrow rejects a value for its form, not its types."""
 _DAY = r"[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 DATE = f"^{_DAY}$"

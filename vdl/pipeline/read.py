@@ -5,8 +5,8 @@ the record before `end`, or at the partition's end as the broker reports it: the
 range may be control records or compacted away, and then no record has them.
 
 An unreadable batch stops the reading at once (`BatchUnreadable`): librdkafka reports it again and
-again, and may skip records after it. If the records of a batch are malformed, librdkafka reports
-nothing and waits; the range then makes no progress.
+again, and the records that it returns after it are incomplete. If the records of a batch are
+malformed, librdkafka reports nothing and waits; the range then makes no progress.
 
 A range that makes no progress for `stall_seconds` fails instead of waiting forever, and the job
 stops with the reason: at once with local cores, because Spark then tries a task once (four times
