@@ -15,7 +15,8 @@ record: length varint, attributes 1, time delta varint, offset delta varint,
         key length varint, key, value length varint, value, header count varint, headers
 ```
 
-All lengths and counts of a record are checked against its lane's end before they are used.
+Lengths and counts of a record are checked against its end before they are used; those of single
+headers are checked against the buffer's end.
 
 Does not depend on files or on Spark.
 """
