@@ -1,13 +1,12 @@
 """Records are deleted by decision of the leader, on every replica, permanently."""
 
-import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rpc.peer import FrameType
-from segments.api import CorruptRecord, OffsetOutOfRange, SegmentLimits, SegmentSpan
+from segments.api import CorruptRecord, OffsetOutOfRange, ReadRefused, SegmentLimits, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group import offset_for_time as times
@@ -390,7 +389,7 @@ def test_retention_looks_again_when_a_follower_cannot_be_looked_after(
     def refuse(log: Any, index: int) -> int:
         if index >= log.last_index:  # which is in memory
             return int(offset_after(log, index))
-        raise OSError(errno.EMFILE, "too many open files")
+        raise ReadRefused("too many open files")
 
     with monkeypatch.context() as patches:
         patches.setattr(type(log), "offset_after", refuse)

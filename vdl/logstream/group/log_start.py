@@ -101,7 +101,7 @@ class LogStart:
             return
         try:
             needed, replica = self._needed_by(fed)
-        except OSError:  # no descriptor or memory is left: keeping the records loses nothing
+        except storage.ReadRefused:  # keeping the records loses nothing
             return
         patient, impatient = held_starts(spans, policy, settled_ms, self._untimed, needed=needed)
         before, match = self._taken.get(replica, -1), self._match(replica)
