@@ -39,7 +39,7 @@ from vdl.pipeline.upsert import parts_of
 
 TARGET = 1 << 20
 READ_SECONDS = 120
-"""Of a JVM that starts on a machine with much to do."""
+"""Time for a JVM that starts on a busy machine."""
 
 
 def grown(folder: Path, rows: int = 100, **more: Any) -> tuple[Run, dict[int, str]]:

@@ -214,7 +214,7 @@ def verify(*, job_file: Path, as_json: bool) -> int:
 @click.option("--target-mb", default=128, show_default=True, help="Of a file, about.")
 @click.option("--retain-hours", default=168, show_default=True, help="What is older is removed.")
 def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
-    """Write small files again in large ones, and remove what nobody needs; without Spark.
+    """Rewrite small files as large ones, and remove files that are no longer needed; without Spark.
 
     The job may run meanwhile. Its dead letters' table is compacted, too.
     """

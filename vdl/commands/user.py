@@ -47,7 +47,7 @@ def user() -> None:
 @connection_options()
 def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None) -> None:
     """Add a user, or give one another password: the first line of the input, or a random one that
-    is printed, if the input is a terminal. Where nobody is left who may, --offline does it."""
+    is printed, if the input is a terminal. If no administrator is left, --offline does it."""
     if (config is None) is (offline is None):
         raise click.UsageError("expected either --config or --offline")
     if sys.stdin.isatty():

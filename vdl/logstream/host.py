@@ -155,7 +155,7 @@ class Host:
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
         self.compaction = self.periodic.compaction
-        # What the front end calls of the parts, without a call of its own.
+        # Methods of the parts that the front end calls directly.
         self.leader_of = self.liveness.leader_of
         self.stream = state.streams.get
         """Returns this server's replica of a partition, None if it holds none."""

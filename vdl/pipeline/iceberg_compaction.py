@@ -24,7 +24,7 @@ from vdl.pipeline.iceberg_snapshot import LiveFile, live_files
 
 DELETED_SHARE_MAX = 0.05
 GROUPS_MAX = 16
-"""Of files that are written again before a commit shows what was made of them."""
+"""Groups of files that are rewritten before a commit shows the results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class LiveFile:
 
     @property
     def name(self) -> tuple[str, str]:
-        """What is another one as soon as a row of the file is deleted."""
+        """Identity that changes as soon as a row of the file is deleted."""
         return self.data.file_path, "" if self.deletes is None else self.deletes.file_path
 
 
@@ -210,7 +210,7 @@ class RowDelta(_MergeAppendFiles):
 
 
 class DeletesWriter(ManifestWriterV2):
-    """Of a manifest of files of deleted rows."""
+    """Writer of a manifest of position delete files."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
@@ -221,7 +221,7 @@ class DeletesWriter(ManifestWriterV2):
 
 
 class _OneKind:
-    """What PyIceberg asks of a snapshot when it merges manifests, for those of one kind."""
+    """The part of a snapshot that PyIceberg uses to merge manifests of one kind."""
 
     def __init__(self, snapshot: RowDelta, content: ManifestContent) -> None:
         self.snapshot_id = snapshot.snapshot_id

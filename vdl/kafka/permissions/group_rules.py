@@ -44,7 +44,7 @@ def one_coordinator(check: Check) -> Refused | None:
 
 
 def listed_groups(check: Check) -> Finish | None:
-    """DESCRIBE on each group that is told, or on the cluster."""
+    """DESCRIBE on each group in the answer, or on the cluster."""
     if check.may_to_cluster(AclOperation.DESCRIBE, quietly=True):
         return None
 

@@ -34,8 +34,8 @@ def own_token(check: Check) -> None:
 
 
 def described_tokens(check: Check) -> Finish:
-    """to be its owner, who had it made, or one of its renewers, DESCRIBE on the token, or
-    DESCRIBE_TOKENS on its owner, for each that is told."""
+    """for each token in the answer: to be its owner, its requester or a renewer, DESCRIBE on the
+    token, or DESCRIBE_TOKENS on its owner."""
     asker = str(check.ctx.principal)
     tokens = check.ctx.server.host.catalog.tokens.tokens
 

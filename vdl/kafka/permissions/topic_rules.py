@@ -249,7 +249,7 @@ def _told_of_topics(check: Check, answer: Any, refusals: list[Any]) -> Any:
 
 
 def described_cluster(check: Check) -> Finish | None:
-    """to be told what one may do with the cluster, DESCRIBE on it."""
+    """DESCRIBE on the cluster for the operations that the client may do with it."""
     if not check.request.include_cluster_authorized_operations:
         return None
 
@@ -267,7 +267,7 @@ def described_cluster(check: Check) -> Finish | None:
 
 
 def created_topics(check: Check) -> Finish | Refused | None:
-    """to be told the settings of a new topic, DESCRIBE_CONFIGS on it."""
+    """DESCRIBE_CONFIGS on a new topic for its settings."""
 
     def finish(answer: Any) -> Any:
         for topic in answer.topics:

@@ -54,7 +54,7 @@ def written_markers(check: Check) -> Refused | None:
 
 
 def described_transactions(check: Check) -> Finish:
-    """of its topics those are told that one may DESCRIBE."""
+    """DESCRIBE on each of its topics in the answer."""
 
     def finish(answer: Any) -> Any:
         for transaction in answer.transaction_states:
@@ -69,7 +69,7 @@ def described_transactions(check: Check) -> Finish:
 
 
 def listed_transactions(check: Check) -> Finish:
-    """DESCRIBE on each transactional id that is told."""
+    """DESCRIBE on each transactional id in the answer."""
 
     def finish(answer: Any) -> Any:
         answer.transaction_states = [
