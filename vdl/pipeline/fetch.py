@@ -121,7 +121,7 @@ class Leaders:
                     FETCH_KEY, _request(list(topics.values()), ISOLATION[isolation])
                 )
                 for found in answer.responses:
-                    name = found.topic or names[found.topic_id]
+                    name = found.topic or names.get(found.topic_id, "")
                     for row in found.partitions:
                         place = name, row.partition_index
                         if row.error_code or not row.records or place not in offsets:
