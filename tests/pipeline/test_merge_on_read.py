@@ -19,6 +19,7 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
@@ -271,6 +272,28 @@ def test_zombie_that_has_searched_before_its_successor_committed_is_refused(
         run.table.commit(batch, COLUMNS)
     assert rows_of(heir.table) == model
     assert deleted(heir) == [2, 0]
+
+
+def test_commit_that_is_refused_though_it_was_made_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is sent twice can be made and then refused. The snapshot of another run that has
+    committed since carries the files."""
+    run, model = grown(tmp_path)
+    commit = Transaction.commit_transaction
+    model |= {1: "first", 2: "first"}
+
+    def made(transaction: Transaction) -> Table:
+        monkeypatch.setattr(Transaction, "commit_transaction", commit)
+        commit(transaction)
+        heir = Run(tmp_path, "iceberg", "cccccccccccc")
+        change(heir, model, [(ROW, 500, "heir")])
+        raise CommitFailedException("it is there already")
+
+    monkeypatch.setattr(Transaction, "commit_transaction", made)
+    with pytest.raises(CommitConflict, match="the job is at batch 3, not 1"):
+        run.table.commit(run.staged([(ROW, 1, "first"), (ROW, 2, "first")]), COLUMNS)
+    assert rows_of(Run(tmp_path, "iceberg", "dddddddddddd").table) == model
 
 
 def test_upsert_searches_again_behind_a_compaction_that_was_quicker(

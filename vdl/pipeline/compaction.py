@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline.deleted_rows import live_batches, read_positions
 from vdl.pipeline.errors import PipelineError
-from vdl.pipeline.storage import Storage, storage_of
+from vdl.pipeline.storage import TOKEN_BYTES, Storage, storage_of
 from vdl.pipeline.table import sync_folder
 
 BYTES_TARGET = 128 << 20
@@ -122,7 +122,7 @@ def rewrite(task: Rewrite) -> list[Written]:
         promote_options="permissive",
     )
     # Another attempt of this task writes other files.
-    token = secrets.token_hex(4)
+    token = secrets.token_hex(TOKEN_BYTES)
     found: list[Written] = []
     rows = _rows(task.sources, schema, storage)
     batch = next(rows, None)

@@ -345,10 +345,13 @@ class IcebergSink(Rewinding):
             self._refresh()
             if self._text() == state:
                 return
-            if doubt is None:
-                attempt.clean()
-            if merge is not None:
-                merge.forget()
+            # A refused commit may have been made by a request that was sent twice, and another run
+            # may have committed since: then its files are the table's.
+            if not attempt.is_in(self._table):
+                if doubt is None:
+                    attempt.clean()
+                if merge is not None:
+                    merge.forget()
             self._check_sequence()
             check_rules(self.path, self._table, self._fields)
         if doubt is not None:

@@ -41,7 +41,7 @@ from vdl.pipeline.deleted_rows import live_batches, read_positions, write_positi
 from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.iceberg_files import local_path
 from vdl.pipeline.iceberg_snapshot import LiveFile, by_data_file, deletes_file, live_files
-from vdl.pipeline.storage import storage_of
+from vdl.pipeline.storage import TOKEN_BYTES, storage_of
 from vdl.pipeline.table import Commit
 from vdl.pipeline.tasks import Tasks, groups
 from vdl.pipeline.upsert import (
@@ -129,8 +129,8 @@ def search(task: Search) -> list[Changed]:
         keys = Keys([_read(path, storage) for path in task.keys], task.key)
     except FileNotFoundError:
         return [Changed()]
-    # Another attempt of this task writes other files.
-    with RowFiles(f"{task.prefix}-{secrets.token_hex(4)}", storage) as files:
+    # Another task of the batch, or another attempt of this one, writes other files.
+    with RowFiles(f"{task.prefix}-{secrets.token_hex(TOKEN_BYTES)}", storage) as files:
         return [
             changed
             for target in task.targets
@@ -300,6 +300,7 @@ class Merge:
             if changed.rest is not None:
                 merged.new.append(changed.rest)
                 self._written.append(changed.rest[0])
+        assert len(set(self._written)) == len(self._written), "two tasks wrote one file"
 
     def leave(self) -> None:
         """Keep the written files: a commit that names them may have been made, or may yet be."""

@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 from vdl.pipeline.client_secrets import PLACE, looked_up
 from vdl.pipeline.errors import PipelineError
 
+TOKEN_BYTES = 16
+"""Random bytes in the name of a file that a task writes, so that no two tasks share one."""
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 S3 = frozenset({"s3", "s3a"})
 SCHEMES = S3 | {"gs"}

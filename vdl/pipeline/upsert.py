@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.partitioning import PartitionField, divided
-from vdl.pipeline.storage import Storage, storage_of
+from vdl.pipeline.storage import TOKEN_BYTES, Storage, storage_of
 from vdl.pipeline.table import OP, ROW, TRUNCATE, Commit
 from vdl.pipeline.tasks import groups
 
@@ -236,8 +236,8 @@ def reduce_part(part: Part) -> Reduced:
     nulls = tuple(required_nulls(rows, part.required))
     if nulls:
         return Reduced(truncation=truncation, nulls=nulls)
-    # Another attempt of this task writes other files.
-    token = secrets.token_hex(4)
+    # Another task of the batch, or another attempt of this one, writes other files.
+    token = secrets.token_hex(TOKEN_BYTES)
     new = RowFiles(f"{part.prefix}-{token}", storage)
     with new:
         for batch in rows.combine_chunks().to_batches():
