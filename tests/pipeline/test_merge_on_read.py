@@ -277,8 +277,10 @@ def test_zombie_that_has_searched_before_its_successor_committed_is_refused(
 def test_commit_that_is_refused_though_it_was_made_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that is sent twice can be made and then refused. The snapshot of another run that has
-    committed since carries the files."""
+    """A request that is sent twice can be made and then refused.
+
+    The snapshot of another run that has committed since carries the files.
+    """
     run, model = grown(tmp_path)
     commit = Transaction.commit_transaction
     model |= {1: "first", 2: "first"}

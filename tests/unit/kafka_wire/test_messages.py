@@ -10,6 +10,7 @@ from tests.wire import codec_of
 from vdl.kafka.wire import (
     api_versions,
     create_topics,
+    describe_acls,
     fetch,
     heartbeat,
     metadata,
@@ -274,3 +275,12 @@ def test_truncated_message_names_what_was_cut() -> None:
     with pytest.raises(ShortBuffer) as caught:
         heartbeat.decode_request(memoryview(b"\0"), 0)
     assert (caught.value.what, caught.value.size) == ("HeartbeatRequest", 1)
+
+
+@pytest.mark.parametrize("null", [b"\x00", b"\x80\x00", b"\x80\x80\x00"])
+def test_null_string_may_have_a_longer_varint(null: bytes) -> None:
+    """Zero in two or three bytes is the same length as zero in one."""
+    data = b"\x01" + null + b"\x03" + null + null + b"\x01\x01\x00"
+    request = describe_acls.decode_request(memoryview(data), 3)
+    assert request.resource_name_filter is request.principal_filter is request.host_filter is None
+    assert request.pattern_type_filter == 3

@@ -35,7 +35,7 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "JoinGroup": (5,),
     "LeaveGroup": (2,),
     "ListOffsets": (5,),
-    "Metadata": (8,),
+    "Metadata": (8, 12),
     "OffsetCommit": (7, 9),
     "OffsetFetch": (5, 9),
     "Produce": (8, 9),
@@ -48,8 +48,9 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "SyncGroup": (3,),
     "TxnOffsetCommit": (4,),
 }
-"""API that VDL uses as a client → versions it needs beside the newest one: the simulator's old
-clients, and readers that name topics instead of giving their ids."""
+"""API that VDL uses as a client → versions it needs beside the newest one: those of the simulator's
+old clients, those that name topics instead of giving their ids, and the last Metadata with topic
+ids that Kafka 2.8 to 3.9 offers."""
 
 INLINED = frozenset(
     {

@@ -25,7 +25,7 @@ NAME = "Metadata"
 MIN_VERSION = 0
 MAX_VERSION = 13
 FLEXIBLE_FROM = 9
-CLIENT_VERSIONS: tuple[int, ...] = (8, 13)
+CLIENT_VERSIONS: tuple[int, ...] = (8, 12, 13)
 
 _read_utB = Struct(">16s?B").unpack_from
 _read_uB = Struct(">16sB").unpack_from
@@ -431,7 +431,7 @@ def _encode_request_v8(message: MetadataRequest) -> list[Buffer]:
     return [out]
 
 
-def _encode_request_v13(message: MetadataRequest) -> list[Buffer]:
+def _encode_request_v12(message: MetadataRequest) -> list[Buffer]:
     out = bytearray()
     topics0 = message.topics
     n = -1 if topics0 is None else len(topics0)
@@ -597,6 +597,188 @@ def _decode_response_v8(view: memoryview, budget: int) -> MetadataResponse:
         topics0,
         cluster_authorized_operations0,
         0,
+    )
+
+
+def _decode_response_v12(view: memoryview, budget: int) -> MetadataResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, n = _read_iB(view, pos)
+    pos += 5
+    if n > 127:
+        n, pos = read_uvarint(view, pos, n)
+    n -= 1
+    if not 0 <= n * 11 <= size - pos:
+        raise bad_length("Brokers", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Brokers", n)
+    brokers0 = []
+    for _ in range(n):
+        node_id1, n = _read_iB(view, pos)
+        pos += 5
+        if n > 127:
+            n, pos = read_string_length(view, pos, n)
+        n -= 1
+        end = pos + n
+        if not pos <= end <= size:
+            raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
+        host1 = view[pos:end].tobytes().decode("utf-8", "replace")
+        pos = end
+        port1, n = _read_iB(view, pos)
+        pos += 5
+        if n > 127:
+            n, pos = read_string_length(view, pos, n)
+        n -= 1
+        if n < 0:
+            rack1 = None
+        else:
+            end = pos + n
+            if end > size:
+                raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
+            rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
+            pos = end
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
+    n = view[pos]
+    pos += 1
+    if n > 127:
+        n, pos = read_string_length(view, pos, n)
+    n -= 1
+    if n < 0:
+        cluster_id0 = None
+    else:
+        end = pos + n
+        if end > size:
+            raise bad_length("ClusterId", n, size - pos)
+        cluster_id0 = view[pos:end].tobytes().decode("utf-8", "replace")
+        pos = end
+    controller_id0, n = _read_iB(view, pos)
+    pos += 5
+    if n > 127:
+        n, pos = read_uvarint(view, pos, n)
+    n -= 1
+    if not 0 <= n * 26 <= size - pos:
+        raise bad_length("Topics", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Topics", n)
+    topics0 = []
+    for _ in range(n):
+        error_code2, n = _read_hB(view, pos)
+        pos += 3
+        if n > 127:
+            n, pos = read_string_length(view, pos, n)
+        n -= 1
+        if n < 0:
+            name2 = None
+        else:
+            end = pos + n
+            if end > size:
+                raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
+            name2 = view[pos:end].tobytes().decode("utf-8", "replace")
+            pos = end
+        topic_id2, is_internal2, n = _read_utB(view, pos)
+        pos += 18
+        if n > 127:
+            n, pos = read_uvarint(view, pos, n)
+        n -= 1
+        if not 0 <= n * 18 <= size - pos:
+            raise bad_length("Partitions", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("Partitions", n)
+        partitions2 = []
+        for _ in range(n):
+            error_code3, partition_index3, leader_id3, leader_epoch3, n = _read_hiiiB(view, pos)
+            pos += 15
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            if not 0 <= n * 4 <= size - pos:
+                raise bad_length("ReplicaNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("ReplicaNodes", n)
+            end = pos + n * 4
+            replica_nodes3 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            if not 0 <= n * 4 <= size - pos:
+                raise bad_length("IsrNodes", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("IsrNodes", n)
+            end = pos + n * 4
+            isr_nodes3 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            if not 0 <= n * 4 <= size - pos:
+                raise bad_length("OfflineReplicas", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("OfflineReplicas", n)
+            end = pos + n * 4
+            offline_replicas3 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            partitions2.append(
+                MetadataResponsePartition(
+                    error_code3,
+                    partition_index3,
+                    leader_id3,
+                    leader_epoch3,
+                    replica_nodes3,
+                    isr_nodes3,
+                    offline_replicas3,
+                ),
+            )
+        topic_authorized_operations2, n = _read_iB(view, pos)
+        pos += 5
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        topics0.append(
+            MetadataResponseTopic(
+                error_code2,
+                name2,
+                topic_id2,
+                is_internal2,
+                partitions2,
+                topic_authorized_operations2,
+            ),
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return MetadataResponse(
+        throttle_time_ms0, brokers0, cluster_id0, controller_id0, topics0, -2147483648, 0
     )
 
 
@@ -1762,11 +1944,12 @@ decode_request = decoder(
 encode_request = encoder(
     "MetadataRequest",
     (8, 8, _encode_request_v8),
-    (13, 13, _encode_request_v13),
+    (12, 13, _encode_request_v12),
 )
 decode_response = decoder(
     "MetadataResponse",
     (8, 8, _decode_response_v8),
+    (12, 12, _decode_response_v12),
     (13, 13, _decode_response_v13),
 )
 encode_response = encoder(

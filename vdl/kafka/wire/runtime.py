@@ -352,9 +352,13 @@ def take_compact_nullable_string(
     view: memoryview, pos: int, size: int, budget: int, what: str
 ) -> tuple[str | None, int, int]:
     """As `take_nullable_string`, in flexible versions."""
-    if not view[pos]:
-        return None, pos + 1, budget
-    return take_compact_string(view, pos, size, budget, what)
+    n = view[pos]
+    pos += 1
+    if n > 127:
+        n, pos = read_string_length(view, pos, n)
+    if not n:
+        return None, pos, budget
+    return _checked_string(view, n - 1, pos, size, budget, what)
 
 
 def put_count(n: int) -> bytes:
