@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from vdl.kafka.connections.connection import FrameReader
-from vdl.kafka.wire import api_versions, heartbeat, metadata
+from vdl.kafka.wire import api_versions, heartbeat, metadata, registry
 from vdl.kafka.wire.header import decode_request_header, encode_response_header
 from vdl.kafka.wire.registry import FLEXIBLE_FROM
 from vdl.kafka.wire.runtime import WireError
-from vdl.sim.client import ClientConnection, Failure, Message
+from vdl.sim.client import NAMED_UP_TO, ClientConnection, Failure, Message
 from vdl.sim.member import assign_range
 from vdl.sim.metadata import MetadataCache
 from vdl.sim.subscription import TopicPartition
+from vdl.sim.transactional import OLD_PRODUCER
+from vdl.sim.workload import OLD_CLIENT
 
 
 def response(module: object, message: object, version: int, correlation_id: int) -> bytes:
@@ -124,3 +126,10 @@ def test_range_assignor_gives_each_partition_to_one_member() -> None:
         for count in range(10):
             given = assign_range(list(range(count)), [f"m{i}" for i in range(members)])
             assert sorted(p for part in given.values() for p in part) == list(range(count))
+
+
+def test_old_clients_speak_the_very_versions_that_they_are_capped_at() -> None:
+    """A version in between would silently become an older one, and the worlds others."""
+    for caps in (OLD_CLIENT, OLD_PRODUCER, NAMED_UP_TO):
+        for api_key, version in caps.items():
+            assert version in registry.module(api_key).CLIENT_VERSIONS, (api_key, version)

@@ -38,7 +38,7 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "Metadata": (8, 12),
     "OffsetCommit": (7, 9),
     "OffsetFetch": (5, 9),
-    "Produce": (8, 9),
+    "Produce": (8, 9, 11),
     "RenewDelegationToken": (),
     "SaslAuthenticate": (),
     "SaslHandshake": (),

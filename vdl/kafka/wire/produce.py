@@ -29,7 +29,7 @@ NAME = "Produce"
 MIN_VERSION = 0
 MAX_VERSION = 13
 FLEXIBLE_FROM = 9
-CLIENT_VERSIONS: tuple[int, ...] = (8, 9, 13)
+CLIENT_VERSIONS: tuple[int, ...] = (8, 9, 11, 13)
 
 _read_uB = Struct(">16sB").unpack_from
 _read_h = Struct(">h").unpack_from
@@ -770,6 +770,199 @@ def _decode_response_v9(view: memoryview, budget: int) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
+def _decode_response_v11(view: memoryview, budget: int) -> ProduceResponse:
+    pos = 0
+    size = len(view)
+    n = view[pos]
+    pos += 1
+    if n > 127:
+        n, pos = read_uvarint(view, pos, n)
+    n -= 1
+    if not 0 <= n * 3 <= size - pos:
+        raise bad_length("Responses", n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements("Responses", n)
+    responses0 = []
+    for _ in range(n):
+        n = view[pos]
+        pos += 1
+        if n > 127:
+            n, pos = read_string_length(view, pos, n)
+        n -= 1
+        end = pos + n
+        if not pos <= end <= size:
+            raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
+        name1 = view[pos:end].tobytes().decode("utf-8", "replace")
+        pos = end
+        n = view[pos]
+        pos += 1
+        if n > 127:
+            n, pos = read_uvarint(view, pos, n)
+        n -= 1
+        if not 0 <= n * 33 <= size - pos:
+            raise bad_length("PartitionResponses", n, size - pos)
+        budget -= n
+        if budget < 0:
+            raise TooManyElements("PartitionResponses", n)
+        partition_responses1 = []
+        for _ in range(n):
+            (
+                index2, error_code2, base_offset2, log_append_time_ms2, log_start_offset2, n
+            ) = _read_ihqqqB(view, pos)
+            pos += 31
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            if not 0 <= n * 6 <= size - pos:
+                raise bad_length("RecordErrors", n, size - pos)
+            budget -= n
+            if budget < 0:
+                raise TooManyElements("RecordErrors", n)
+            record_errors2 = []
+            for _ in range(n):
+                batch_index3, n = _read_iB(view, pos)
+                pos += 5
+                if n > 127:
+                    n, pos = read_string_length(view, pos, n)
+                n -= 1
+                if n < 0:
+                    batch_index_error_message3 = None
+                else:
+                    end = pos + n
+                    if end > size:
+                        raise bad_length("BatchIndexErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("BatchIndexErrorMessage", n)
+                    batch_index_error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
+                    pos = end
+                n = view[pos]
+                pos += 1
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                record_errors2.append(
+                    BatchIndexAndErrorMessage(batch_index3, batch_index_error_message3)
+                )
+            n = view[pos]
+            pos += 1
+            if n > 127:
+                n, pos = read_string_length(view, pos, n)
+            n -= 1
+            if n < 0:
+                error_message2 = None
+            else:
+                end = pos + n
+                if end > size:
+                    raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
+                error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
+                pos = end
+            n = view[pos]
+            pos += 1
+            current_leader2: LeaderIdAndEpoch | None = None
+            if n:
+                n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                for _ in range(n):
+                    tag, pos, tag_end2 = read_tag(view, pos, size)
+                    if tag == 0:
+                        leader_id4, leader_epoch4, n = _read_iiB(view, pos)
+                        pos += 9
+                        if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
+                            pos = skip_tagged_fields(view, pos, n, size)
+                        current_leader2 = LeaderIdAndEpoch(leader_id4, leader_epoch4)
+                    else:
+                        pos = tag_end2
+                    if pos != tag_end2:
+                        raise BadTaggedField(tag, pos - tag_end2)
+            partition_responses1.append(
+                PartitionProduceResponse(
+                    index2,
+                    error_code2,
+                    base_offset2,
+                    log_append_time_ms2,
+                    log_start_offset2,
+                    record_errors2,
+                    error_message2,
+                    current_leader2,
+                ),
+            )
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        responses0.append(TopicProduceResponse(name1, ZERO_UUID, partition_responses1))
+    throttle_time_ms0, n = _read_iB(view, pos)
+    pos += 5
+    node_endpoints0: list[NodeEndpoint] = []
+    if n:
+        n, pos = read_tag_count(view, pos, n, size)
+        for _ in range(n):
+            tag, pos, tag_end0 = read_tag(view, pos, size)
+            if tag == 0:
+                n = view[pos]
+                pos += 1
+                if n > 127:
+                    n, pos = read_uvarint(view, pos, n)
+                n -= 1
+                if not 0 <= n * 11 <= size - pos:
+                    raise bad_length("NodeEndpoints", n, size - pos)
+                budget -= n
+                if budget < 0:
+                    raise TooManyElements("NodeEndpoints", n)
+                node_endpoints0 = []
+                for _ in range(n):
+                    node_id5, n = _read_iB(view, pos)
+                    pos += 5
+                    if n > 127:
+                        n, pos = read_string_length(view, pos, n)
+                    n -= 1
+                    end = pos + n
+                    if not pos <= end <= size:
+                        raise bad_length("Host", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Host", n)
+                    host5 = view[pos:end].tobytes().decode("utf-8", "replace")
+                    pos = end
+                    port5, n = _read_iB(view, pos)
+                    pos += 5
+                    if n > 127:
+                        n, pos = read_string_length(view, pos, n)
+                    n -= 1
+                    if n < 0:
+                        rack5 = None
+                    else:
+                        end = pos + n
+                        if end > size:
+                            raise bad_length("Rack", n, size - pos)
+                        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                            raise TooManyElements("Rack", n)
+                        rack5 = view[pos:end].tobytes().decode("utf-8", "replace")
+                        pos = end
+                    n = view[pos]
+                    pos += 1
+                    if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
+                        pos = skip_tagged_fields(view, pos, n, size)
+                    node_endpoints0.append(NodeEndpoint(node_id5, host5, port5, rack5))
+            else:
+                pos = tag_end0
+            if pos != tag_end0:
+                raise BadTaggedField(tag, pos - tag_end0)
+    return ProduceResponse(responses0, throttle_time_ms0, node_endpoints0)
+
+
 def _decode_response_v13(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
@@ -1426,12 +1619,14 @@ encode_request = encoder(
     "ProduceRequest",
     (8, 8, _encode_request_v8),
     (9, 9, _encode_request_v9),
+    (11, 11, _encode_request_v9),
     (13, 13, _encode_request_v13),
 )
 decode_response = decoder(
     "ProduceResponse",
     (8, 8, _decode_response_v8),
     (9, 9, _decode_response_v9),
+    (11, 11, _decode_response_v11),
     (13, 13, _decode_response_v13),
 )
 encode_response = encoder(
