@@ -373,7 +373,7 @@ class LeaderListReceiver:
         return 0 if held is None else len(held.listed)
 
     def confirmed_ns(self, peer: ServerId) -> int:
-        """Return when `peer` last confirmed its list, on our clock; -1: not in this session."""
+        """Return when `peer` last confirmed its list, on our clock; -1: not on this connection."""
         held = self._held.get(peer)
         return held.confirmed_ns if held is not None else -1
 
@@ -385,7 +385,7 @@ class LeaderListReceiver:
     def confirmed(self, group: GroupId) -> tuple[Leader, int] | None:
         """Return the freshest known leader, and when its server last confirmed its whole list.
 
-        None if the group has no known leader, or its server has not confirmed in this session.
+        None if the group has no known leader, or its server has not confirmed on this connection.
         """
         leader = self._leaders.get(group)
         if leader is None or not leader.replica:
