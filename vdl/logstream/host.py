@@ -429,7 +429,10 @@ class Host:
         self._deliver(self._responses.durable(token))
 
     def _deliver(self, ready: Responses) -> None:
-        """Deliver responses whose state is durable."""
+        """Deliver responses whose state is durable, unless the host is closed: a candidate whose
+        own vote becomes durable only then must not become leader."""
+        if self._outbox.is_closed:
+            return
         for group, responses in ready:
             if self._groups.get(group.group_id) is group:
                 self._deliver_to(group, responses)

@@ -23,8 +23,10 @@ from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
+    CreateTopics,
     DeleteTopics,
     Envelope,
+    NewTopic,
     RegisterServer,
     encode,
 )
@@ -103,6 +105,29 @@ def test_group_that_rested_sends_no_heartbeats_after_its_entry(
         assert beats == []
         for node in cluster.nodes.values():
             node.workers.release()
+
+
+def test_closed_host_wins_no_election(cluster: Any) -> None:
+    """The last block of a server that stops becomes durable after its host is closed.
+
+    With it a candidate's own vote, which is the only one that a single voter needs.
+    """
+    alone = NewTopic("alone", b"alone".ljust(16), assignments=[[2]])
+    group_id = int(cluster.propose(CreateTopics([alone]), via=1).topics[0].group_ids[0])
+    node = cluster.nodes[2]
+    node.crash()
+    node.start()
+
+    def is_vote_written() -> bool:
+        group = node.host.groups.get(group_id)
+        return group is not None and group.node.raft.vote_pending and not group.dirty
+
+    while not is_vote_written():
+        cluster.time.step()
+    voter = node.host.groups[group_id].node
+    node.host.close()
+    cluster.run(20)
+    assert not voter.is_leader
 
 
 def test_restarted_server_catches_up(cluster: Any) -> None:
