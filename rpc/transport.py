@@ -34,6 +34,7 @@ from rpc.resolver import Answer, Candidate, Resolver, numeric, resolve
 from rpc.streams import (
     Address,
     Clock,
+    Dial,
     DialFailed,
     OwnedStream,
     PeerHandler,
@@ -199,9 +200,8 @@ class SocketDialer:
         self._loop = loop
         self.resolver = Resolver(loop.call_soon_threadsafe)
 
-    def dial(
-        self, address: Address, on_result: Callable[[Stream | DialFailed], None]
-    ) -> SocketDial:
+    def dial(self, address: Address, on_result: Callable[[Stream | DialFailed], None]) -> Dial:
+        """See `Dialer.dial`."""
         return SocketDial(self._loop, self.resolver, address, on_result)
 
 
@@ -449,6 +449,7 @@ class SocketTransport(Links):
         rng: random.Random,
         options: LinkOptions = DEFAULT_OPTIONS,
         clock: Clock | None = None,
+        dialer: SocketDialer | None = None,
         on_trouble: Callable[[ServerId, Address, str], None] | None = None,
         security: LinkSecurity | None = None,
     ) -> None:
@@ -457,7 +458,7 @@ class SocketTransport(Links):
         `on_trouble` is called with server id, address and cause if a server cannot be dialled;
         repetitions are filtered, see `DialTroubles`.
         """
-        dialer = SocketDialer(loop)
+        dialer = dialer or SocketDialer(loop)
         clock = clock or LoopClock(loop)
         dial_failed = None
         if on_trouble is not None:

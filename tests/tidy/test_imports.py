@@ -14,6 +14,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
     ("vdl.sim", "vdl.server.process"),
+    ("vdl.server.machine",),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
     ("vdl.server.diagnosis", "vdl.server.offline_users"),
     (

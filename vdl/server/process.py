@@ -36,7 +36,6 @@ from rpc.tls_context import LinkEncryption
 from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
 from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError, Store
-from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
@@ -55,7 +54,8 @@ from vdl.server.delegation_key import read_delegation_keys
 from vdl.server.diagnosis import problems_of
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
-from vdl.server.loop import Doorbell, LoopClock, TurnLoop
+from vdl.server.loop import Doorbell, TurnLoop
+from vdl.server.machine import Machine
 from vdl.server.metrics import (
     Health,
     Source,
@@ -108,14 +108,24 @@ class NoDialer:
 class Process:
     """One running server and its ports."""
 
-    def __init__(self, config: Config, loop: TurnLoop, on_open: Callable[[], None]) -> None:
-        """`on_open`: called once the process owns the data directory. May raise OSError."""
+    def __init__(
+        self,
+        config: Config,
+        loop: TurnLoop,
+        on_open: Callable[[], None],
+        machine: Machine | None = None,
+    ) -> None:
+        """`on_open`: called once the process owns the data directory. May raise OSError.
+
+        `machine`: None for the operating system.
+        """
+        self._machine = machine or Machine()
         self._config = config
         self._on_open = on_open
         self._loop = loop
         self._logger = start_logging(config.log)
         self._log = EventLog(self._logger)
-        self._clock = LoopClock(loop)
+        self._clock = self._machine.clock(loop)
         # The generator spreads timers; identities are drawn from the system.
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
         self._ended: asyncio.Future[int] = loop.create_future()
@@ -175,7 +185,7 @@ class Process:
         )
         recovery = RecoveryProgress(self._log, time.monotonic_ns)
         store = DiskStore.open(
-            RealFileSystem(),
+            self._machine.file_system,
             str(config.data_dir),
             workers,
             config.store,
@@ -339,6 +349,7 @@ class Process:
             handler,
             loop=self._loop,
             rng=self._rng,
+            dialer=self._machine.dialer(self._loop),
             on_trouble=self._cannot_dial,
             security=self._link_security,
         )
