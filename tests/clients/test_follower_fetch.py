@@ -11,8 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.replica_set import make_replica_set, write_configs
+from vdl.testing import Cluster
 
 TOPIC = "racked"
 RECORDS = 500
@@ -21,24 +20,10 @@ STATISTICS_MS = 100
 
 
 @pytest.fixture
-def racked_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
+def racked_servers() -> Iterator[Cluster]:
     """Yield three servers, each in a rack of its own: `rack1`, `rack2`, `rack3`."""
-    servers = ReplicaSet(3)
-    is_over = False
-    try:
-        made = make_replica_set(servers.directory, count=3, base_port=servers.base_port)
-        write_configs(made)
-        for server in made.servers:
-            text = server.config_file.read_text(encoding="utf-8")
-            line = f"id = {server.id}\n"
-            assert text.count(line) == 1, text
-            text = text.replace(line, f'{line}rack = "rack{server.id}"\n')
-            server.config_file.write_text(text, encoding="utf-8")
-        servers.up()
+    with Cluster(3) as servers:
         yield servers
-        is_over = True
-    finally:
-        servers.close(failed="" if is_over else request.node.name)
 
 
 class RackedConsumer:
@@ -95,7 +80,7 @@ def produce(bootstrap: str, first: int, end: int) -> None:
 
 
 def test_consumer_reads_in_its_rack_and_goes_on_when_that_server_dies(
-    racked_servers: ReplicaSet,
+    racked_servers: Cluster,
 ) -> None:
     """All records, in order, once each, from the follower in its rack while it is in sync."""
     bootstrap = racked_servers.bootstrap
@@ -116,7 +101,7 @@ def test_consumer_reads_in_its_rack_and_goes_on_when_that_server_dies(
         racked_servers.kill(3)
         produce(bootstrap, 2 * RECORDS, 3 * RECORDS)
         consumers[3].read(3 * RECORDS, from_server=1)
-        racked_servers.up()
+        racked_servers.start()
         for consumer in (*consumers.values(), elsewhere):
             while len(consumer.values) < 3 * RECORDS:
                 consumer.read(len(consumer.values) + 1, from_server=consumer.fetches_from)

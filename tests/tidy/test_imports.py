@@ -13,6 +13,7 @@ PACKAGES = ("ids", "raft", "segments", "rpc", "vdl")
 LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
+    ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.machine",),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
@@ -111,6 +112,7 @@ ASYNCIO_EDGES = {
     "vdl/kafka/connections/tls_listener.py",
     "vdl/server/loop.py",
     "vdl/server/process.py",
+    "vdl/testing/server_process.py",
 }
 """Files that use the event loop; everything else can be driven in one thread on virtual time."""
 
@@ -118,7 +120,7 @@ PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyicebe
 
 NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
-    "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline",
+    "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline", "vdl.testing",
 }  # fmt: skip
 """Packages that a server does not load at its start, to save memory and time."""
 

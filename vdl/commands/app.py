@@ -27,6 +27,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
     "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Look for anomalies in a recorded history."),
+    "test-server": (
+        "vdl.commands.test_server",
+        "test_server",
+        "Servers for tests, which fail on request.",
+    ),
     "pipeline": ("vdl.commands.pipeline", "pipeline", "Topics to tables on Spark, exactly once."),
     "version": ("vdl.commands.app", "version", "Print versions."),
 }

@@ -1,0 +1,250 @@
+"""`Cluster`: servers for tests, in a process tree of their own, with faults as methods."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vdl.testing.errors import ClusterError
+
+ANSWER_SECONDS_MAX = 120.0
+CLOSE_SECONDS_MAX = 10.0
+
+
+class Cluster:
+    """Real servers on loopback, with free ports and data of their own.
+
+    ```
+    with Cluster(nodes=3) as cluster:
+        topic = cluster.topic(partitions=2)
+        producer = Producer({"bootstrap.servers": cluster.bootstrap})
+        ...
+        cluster.kill(cluster.leader(topic, 0))
+    ```
+    Servers have the ids 1 to `nodes`. Each method returns when its effect is in force, and raises
+    ClusterError if that is not possible. The servers end, and their data is removed, when the
+    `with` ends or the process that made the cluster does, by whatever cause.
+
+    Not safe for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        settings: Mapping[str, object] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """Prepare a cluster; `start_up` or `with` starts it.
+
+        `settings`: keys of docs/configure.md, such as {"kafka.message.max.bytes": 2_000_000}.
+        `directory`: where to make the cluster's folder; None: in memory, if there is a gigabyte.
+        """
+        self.nodes = nodes
+        self._settings = dict(settings or {})
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._about: dict[str, Any] = {}
+
+    # --- its life ---------------------------------------------------------------------------------
+    def start_up(self) -> Self:
+        """Start all servers; return when they serve."""
+        if self._process is not None:
+            raise ClusterError("the cluster was started already")
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [
+                sys.executable,
+                "-m",
+                "vdl.testing.supervisor",
+                str(self.nodes),
+                str(self._directory.absolute()) if self._directory else "",
+                json.dumps(self._settings),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._about = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End all servers and remove their data. Does nothing the second time."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            process.wait(CLOSE_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its servers end with it
+            process.wait()
+        process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self.start_up()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- about it ---------------------------------------------------------------------------------
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all servers, for `bootstrap.servers`."""
+        return str(self._about["bootstrap"])
+
+    @property
+    def directory(self) -> Path:
+        """Folder with a folder for each server: `vdl.toml`, `server.log`, `store/`."""
+        return Path(self._about["directory"])
+
+    @property
+    def servers(self) -> range:
+        """Ids of the servers."""
+        return range(1, self.nodes + 1)
+
+    def pid(self, server: int) -> int:
+        """Return the process id of a server, 0 if it does not run."""
+        rows = self._ask("status")["servers"]
+        return int(rows[server - 1]["pid"])
+
+    def log(self, server: int) -> str:
+        """Return the log of a server."""
+        file = self.directory / str(server) / "server.log"
+        return file.read_text(encoding="utf-8", errors="replace")
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Return the server that leads a partition; 0 while there is none."""
+        return int(self._ask("leader", topic, partition)["leader"])
+
+    # --- topics -----------------------------------------------------------------------------------
+    def topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        """Create a topic and return its name, which no other topic of this cluster has."""
+        pairs = [f"{key}={value}" for key, value in (configs or {}).items()]
+        return str(self._ask("topic", partitions, *pairs)["topic"])
+
+    def grow_topic(self, topic: str, partitions: int) -> None:
+        """Add partitions to a topic, up to this number."""
+        self._ask("grow_topic", topic, partitions)
+
+    def delete_topics(self, *topics: str) -> None:
+        """Delete topics."""
+        self._ask("delete_topics", *topics)
+
+    # --- processes --------------------------------------------------------------------------------
+    def kill(self, *servers: int) -> None:
+        """Kill servers (SIGKILL) at once; without a number, all that run."""
+        self._ask("kill", *servers)
+
+    def stop(self, *servers: int) -> None:
+        """Stop servers as an operator does (SIGTERM); without a number, all that run."""
+        self._ask("stop", *servers)
+
+    def start(self, *servers: int, wait: bool = True) -> None:
+        """Start servers; without a number, all that do not run. `wait`: until they serve."""
+        self._ask("start", *servers)
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all servers that run serve, and each group has a coordinator. Needs a
+        majority of the servers."""
+        self._ask("wait")
+
+    def pause(self, *servers: int) -> None:
+        """Pause servers (SIGSTOP): they keep their connections and answer nothing."""
+        self._ask("pause", *servers)
+
+    def resume(self, *servers: int) -> None:
+        """Resume paused servers; without a number, all."""
+        self._ask("resume", *servers)
+
+    # --- the network between servers --------------------------------------------------------------
+    def partition(self, first: int, second: int, *, one_way: bool = False) -> None:
+        """Cut the link between two servers. `one_way`: what the second sends still arrives. Clients
+        reach all servers."""
+        self._ask("partition", first, second, "one-way" if one_way else "both")
+
+    def isolate(self, server: int) -> None:
+        """Cut the links between a server and all others."""
+        self._ask("isolate", server)
+
+    def heal(self) -> None:
+        """Heal all links. What was sent meanwhile arrives now."""
+        self._ask("heal")
+
+    # --- disks and clocks -------------------------------------------------------------------------
+    def slow_disk(self, server: int, seconds: float) -> None:
+        """Add `seconds` to each sync of a server's disk; 0 ends it."""
+        self._ask("slow_disk", server, seconds)
+
+    def lose_disk(self, *servers: int) -> None:
+        """Kill servers and empty their data directories. After `start` the others replace what they
+        had."""
+        self._ask("lose_disk", *servers)
+
+    def power_cut(self, *servers: int) -> dict[int, int]:
+        """Kill servers at once, and take back all that they had not synced; without a number, all.
+
+        Return the number of lost changes of files by server.
+        """
+        lost: dict[str, int] = self._ask("power_cut", *servers)["lost"]
+        return {int(server): count for server, count in lost.items()}
+
+    def advance_time(self, seconds: float, *servers: int) -> None:
+        """Set the time of day of servers forward; without a number, of all. Records, offsets and
+        tokens age by it. Timeouts do not, as they use monotonic time."""
+        self._ask("advance_time", seconds, *servers)
+
+    def restore(self) -> None:
+        """End all faults but advanced clocks, start all servers, and wait until they serve."""
+        self._ask("restore")
+
+    # --- the supervisor ---------------------------------------------------------------------------
+    def _ask(self, command: str, *words: object) -> dict[str, Any]:
+        process = self._process
+        if process is None:
+            raise ClusterError("the cluster is not running")
+        assert process.stdin is not None
+        line = " ".join([command, *map(str, words)])
+        if "\n" in line or len(line.split()) != 1 + len(words):
+            raise ClusterError(f"{words} have white space")
+        try:
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+        except OSError as error:
+            raise ClusterError(f"the cluster's supervisor is gone: {error}") from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], ANSWER_SECONDS_MAX)[0]:
+            raise ClusterError(f"no answer within {ANSWER_SECONDS_MAX:.0f} s")
+        line = process.stdout.readline()
+        if not line:
+            raise ClusterError(f"the supervisor ended with exit code {process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if not answer.get("ok"):
+            raise ClusterError(str(answer.get("error")))
+        return answer
