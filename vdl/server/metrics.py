@@ -60,175 +60,234 @@ class Health:
 
 
 HELP: dict[str, str] = {
-    "vdl_process_cpu_seconds_total": "CPU time of this process, user and system.",
-    "vdl_process_resident_bytes": "Memory of this process that is resident now.",
-    "vdl_process_open_descriptors": "File descriptors in use.",
-    "vdl_process_start_time_seconds": "When this process started, seconds since 1970.",
+    "vdl_process_cpu_seconds_total": "CPU time used by this process, user and system.",
+    "vdl_process_resident_bytes": "Resident memory of this process.",
+    "vdl_process_open_descriptors": "File descriptors open in this process.",
+    "vdl_process_start_time_seconds": "Start time of this process in seconds since 1970.",
     "vdl_process_gc_collections_total": "Garbage collections of all generations.",
     "vdl_server_problem": (
-        "1 while there is a problem of this kind: the kinds of /health and `vdl status`."
+        "1 while a problem of this kind exists. The kinds are those of /health and `vdl status`."
     ),
-    "vdl_server_groups": "Raft groups with a replica here.",
-    "vdl_server_leading": "Raft groups led from here.",
+    "vdl_server_groups": "Raft groups with a replica on this server.",
+    "vdl_server_leading": "Raft groups led by this server.",
     "vdl_server_clock_ahead_seconds": (
-        "How far the wall clock is ahead of the time that a majority of the servers agree on."
+        "Time by which the wall clock is ahead of the time agreed by a majority of the servers."
     ),
     "vdl_server_under_replicated_partitions": (
-        "Partitions led from here with fewer replicas in sync than they have."
+        "Partitions led by this server with fewer replicas in sync than assigned."
     ),
     "vdl_server_under_min_isr_partitions": (
-        "Partitions led from here with fewer replicas in sync than min.insync.replicas."
+        "Partitions led by this server with fewer replicas in sync than min.insync.replicas."
     ),
     "vdl_server_at_min_isr_partitions": (
-        "Partitions led from here with just min.insync.replicas replicas in sync."
+        "Partitions led by this server with exactly min.insync.replicas replicas in sync."
     ),
-    "vdl_server_turns_total": "Turns of the loop in which some group had work.",
-    "vdl_server_leaderships_won_total": "Elections won here.",
-    "vdl_server_elections_waiting": "Partitions that wait for their turn to campaign.",
-    "vdl_server_elections_under_way": "Partitions this server stands for now.",
+    "vdl_server_turns_total": "Turns of the event loop in which at least one group had work.",
+    "vdl_server_leaderships_won_total": "Elections won by replicas of this server.",
+    "vdl_server_elections_waiting": (
+        "Partitions of this server that wait for their turn to campaign."
+    ),
+    "vdl_server_elections_under_way": "Partitions of this server that campaign now.",
     "vdl_server_elections_dropped_total": (
-        "Turns to campaign that were not needed any more when they came."
+        "Campaigns cancelled in the queue because they were no longer needed."
     ),
-    "vdl_server_overloaded": "1 while the server has more to do than it can.",
-    "vdl_server_overloaded_total": "Times that began.",
-    "vdl_server_client_connections_waiting": "Connections whose requests wait to be started.",
-    "vdl_server_loop_late_seconds_total": "For how long the loop has been late in all.",
+    "vdl_server_overloaded": (
+        "1 while the server is overloaded: its event loop or its requests are late."
+    ),
+    "vdl_server_overloaded_total": "Periods of overload since the start.",
+    "vdl_server_client_connections_waiting": (
+        "Client connections whose next request waits to start."
+    ),
+    "vdl_server_loop_late_seconds_total": "Total time by which the event loop was late.",
     "vdl_server_raft_messages_dropped_total": (
-        "Messages for groups or replicas unknown here, or of kinds that no server sends."
+        "Raft messages dropped: the group or replica is unknown, or no server sends this kind."
     ),
     "vdl_server_raft_contradictions_total": (
-        "Messages of peers that cannot be true, by themselves or beside the log here: one of the"
-        " two replicas is faulty."
+        "Raft messages that contradict themselves or the local log: one of the two replicas is "
+        "faulty."
     ),
     "vdl_server_raft_appends_refused_total": (
-        "Messages of which a follower took no records because its segments do not keep up."
+        "Append messages whose entries a follower refused because the store has no room for them."
     ),
     "vdl_server_links_refused_total": (
-        "Connections to the peer port, or of this server to another, that it refused or ended: no"
-        " certificate of the server that the other end says it is, another cluster, another"
-        " protocol."
+        "Connections between servers refused or closed by this server: a certificate of another "
+        "server, another cluster or another protocol version."
     ),
-    "vdl_server_client_connections": "Client connections that are open.",
-    "vdl_server_login_failures_total": "Clients whose login by SASL was refused.",
-    "vdl_tls_handshakes_total": "TLS handshakes with clients that were done.",
+    "vdl_server_client_connections": "Open client connections.",
+    "vdl_server_login_failures_total": "Failed SASL logins.",
+    "vdl_tls_handshakes_total": "Completed TLS handshakes with clients.",
     "vdl_tls_handshakes_failed_total": (
-        "Those that failed: of clients that speak something else, trust somebody else or show no"
-        " certificate that is good."
+        "Failed TLS handshakes: no TLS, a server certificate that the client does not trust, or "
+        "no valid client certificate."
     ),
-    "vdl_tls_handshakes_timed_out_total": "Those that took too long.",
+    "vdl_tls_handshakes_timed_out_total": "TLS handshakes that exceeded their time limit.",
     "vdl_tls_handshakes_displaced_total": (
-        "Those that had to go because too many were under way: of the address with most."
+        "TLS handshakes closed to make room for others, taken from the address with most of them."
     ),
-    "vdl_tls_handshakes_under_way": "TLS handshakes with clients that have begun.",
-    "vdl_server_client_connections_refused_total": "Client connections over a limit.",
-    "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
-    "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
+    "vdl_tls_handshakes_under_way": "TLS handshakes in progress.",
+    "vdl_server_client_connections_refused_total": (
+        "Client connections refused because of a connection limit."
+    ),
+    "vdl_server_record_walk_native": "1 if batches are checked in C, 0 if in Python.",
+    "vdl_server_record_checks_off_loop_total": (
+        "Batches checked in a thread instead of the event loop."
+    ),
     "vdl_server_record_checks_recompressed_total": (
-        "Batches that were compressed anew, as their topic asks."
+        "Batches recompressed with the codec of their topic (compression.type)."
     ),
-    "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
-    "vdl_server_pattern_slices_total": "Slices of work on clients' patterns, in their thread.",
-    "vdl_server_patterns_compiled_total": "Patterns of clients that were compiled.",
-    "vdl_server_coordinator_offsets": "Committed offsets of the coordinators that are led here.",
-    "vdl_server_coordinator_bytes": "What these coordinators hold, with groups and transactions.",
+    "vdl_server_record_checks_refused_total": "Batches refused because of their records.",
+    "vdl_server_pattern_slices_total": (
+        "Slices of work on regular expressions of clients, in their thread."
+    ),
+    "vdl_server_patterns_compiled_total": "Regular expressions of clients compiled.",
+    "vdl_server_coordinator_offsets": "Committed offsets in the coordinators led by this server.",
+    "vdl_server_coordinator_bytes": (
+        "Bytes of offsets, groups and transactions in the coordinators led by this server."
+    ),
     "vdl_server_coordinator_room_used_ratio": (
-        "How much of its room the fullest of them uses: at 1 it refuses commits."
+        "Used share of the room of the fullest coordinator led by this server. At 1 it refuses "
+        "commits."
     ),
-    "vdl_server_down_conversions_total": "Answers converted for consumers before Kafka 0.11.",
-    "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
-    "vdl_server_request_memory_bytes_max": "The most they may come to.",
-    "vdl_server_request_memory_waits_total": "Times a connection was not read for want of room.",
-    "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
-    "vdl_server_answer_memory_bytes_max": "The most they may come to.",
-    "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
-    "vdl_server_cold_read_bytes_per_second": "What readers far behind may take beside producers.",
-    "vdl_server_acknowledgement_usual_seconds": "What one takes while nobody far behind reads.",
-    "vdl_server_replicas": "Replicas of partitions that run here.",
-    "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
-    "vdl_server_topics_refused_total": "Topics not created, or not enlarged, because of that.",
+    "vdl_server_down_conversions_total": (
+        "Fetch responses converted to the message format of consumers before Kafka 0.11."
+    ),
+    "vdl_server_request_memory_bytes": (
+        "Bytes of requests that are being received or are unanswered."
+    ),
+    "vdl_server_request_memory_bytes_max": "Limit of vdl_server_request_memory_bytes.",
+    "vdl_server_request_memory_waits_total": (
+        "Times that reading from a connection paused because request memory was full."
+    ),
+    "vdl_server_answer_memory_bytes": "Bytes of responses that are being built or are unsent.",
+    "vdl_server_answer_memory_bytes_max": "Limit of vdl_server_answer_memory_bytes.",
+    "vdl_server_answer_memory_waits_total": (
+        "Times that a response was delayed because response memory was full."
+    ),
+    "vdl_server_cold_read_bytes_per_second": (
+        "Rate allowed to all consumers that read far behind the end of their partitions."
+    ),
+    "vdl_server_acknowledgement_usual_seconds": (
+        "Mean time of an acknowledgement while no consumer reads far behind."
+    ),
+    "vdl_server_replicas": "Partition replicas on this server.",
+    "vdl_server_replicas_max": "Limit of partition replicas on this server.",
+    "vdl_server_topics_refused_total": (
+        "Creations and enlargements of topics refused because of the limit of replicas."
+    ),
     "vdl_server_acls": "ACL bindings in the catalog.",
-    "vdl_server_acl_bytes": "What they take of the room there is for them.",
-    "vdl_server_authorizer_decisions_total": "Decisions on what clients may do, beside those that"
-    " their connections remembered.",
-    "vdl_server_authorizer_denials_total": "Those that denied.",
-    "vdl_server_audit_lines_total": "Lines of the audit log.",
-    "vdl_server_audit_lines_left_out_total": "Lines it counted instead, because they were many.",
+    "vdl_server_acl_bytes": "Bytes of ACL bindings in the catalog.",
+    "vdl_server_authorizer_decisions_total": (
+        "Authorization decisions, without those cached by a connection."
+    ),
+    "vdl_server_authorizer_denials_total": "Authorization decisions that denied access.",
+    "vdl_server_audit_lines_total": "Lines written to the audit log.",
+    "vdl_server_audit_lines_left_out_total": (
+        "Audit lines counted but not written because of the rate limit."
+    ),
     "vdl_server_quota_entities": "Users, client ids and addresses with quotas in the catalog.",
-    "vdl_server_quota_buckets": "Clients of which it is known here what they have used.",
-    "vdl_server_quota_buckets_evicted_total": "Those forgotten too soon, because they were many.",
-    "vdl_server_requests_throttled_total": "Requests whose connection had to wait.",
-    "vdl_server_throttle_seconds_total": "For how long, all together.",
-    "vdl_server_client_connections_over_quota_total": "Connections refused because an address made"
-    " more than it may in a time.",
-    "vdl_server_transactional_ids": "Transactional ids of the coordinators led here.",
-    "vdl_server_transactions_open": "Their transactions that are open.",
-    "vdl_server_transactions_ending": "Those that are decided while participants are told.",
-    "vdl_server_transactions_timed_out_total": "Those that were open for too long.",
-    "vdl_server_aborted_transactions_listed": "Aborted transactions that the partition here lists"
-    " that lists most.",
-    "vdl_server_fetch_sessions": "Fetch sessions there are.",
-    "vdl_server_fetch_session_partitions": "Partitions in them.",
-    "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",
-    "vdl_server_fetch_sessions_refused_total": "Fetch sessions there was no place for.",
-    "vdl_server_share_sessions": "Sessions of members of share groups there are.",
-    "vdl_server_share_sessions_refused_total": "Sessions of such members there was no place for.",
-    "vdl_server_share_partitions": "Share-partitions that are given out here.",
-    "vdl_server_share_writes_total": "Commands that made changes of share-partitions durable.",
+    "vdl_server_quota_buckets": "Clients whose usage is measured on this server.",
+    "vdl_server_quota_buckets_evicted_total": (
+        "Measurements of clients evicted because there were too many."
+    ),
+    "vdl_server_requests_throttled_total": "Requests after which a quota throttled the connection.",
+    "vdl_server_throttle_seconds_total": "Total time of throttling by quotas.",
+    "vdl_server_client_connections_over_quota_total": (
+        "Client connections refused because their address exceeded its connection rate."
+    ),
+    "vdl_server_transactional_ids": "Transactional ids in the coordinators led by this server.",
+    "vdl_server_transactions_open": "Ongoing transactions in the coordinators led by this server.",
+    "vdl_server_transactions_ending": (
+        "Decided transactions whose markers are not written to all partitions yet."
+    ),
+    "vdl_server_transactions_timed_out_total": "Transactions aborted because of their timeout.",
+    "vdl_server_aborted_transactions_listed": (
+        "Largest number of aborted transactions kept by a partition on this server."
+    ),
+    "vdl_server_fetch_sessions": "Fetch sessions in the cache.",
+    "vdl_server_fetch_session_partitions": "Partitions of the fetch sessions in the cache.",
+    "vdl_server_fetch_sessions_evicted_total": "Fetch sessions evicted for new ones.",
+    "vdl_server_fetch_sessions_refused_total": "Fetch sessions refused because the cache was full.",
+    "vdl_server_share_sessions": "Sessions of members of share groups.",
+    "vdl_server_share_sessions_refused_total": (
+        "Sessions of members of share groups refused because there was no room."
+    ),
+    "vdl_server_share_partitions": "Share-partitions in use on this server.",
+    "vdl_server_share_writes_total": "Commands that stored the state of share-partitions.",
     "vdl_server_share_locks_expired_total": (
-        "Records whose member said nothing about them in time, and that were free again."
+        "Records of share groups whose acquisition lock expired before an acknowledgement."
     ),
     "vdl_server_client_connections_stalled_total": (
-        "Connections that held memory others waited for, did not get on, and were closed."
+        "Connections closed because they made no progress while others waited for their memory."
     ),
-    "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
-    "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
-    "vdl_store_damaged_ranges": "Ranges of entries that are damaged here and not repaired yet.",
-    "vdl_store_meta_salvaged_total": "Times applied state was copied out of a damaged file.",
-    "vdl_store_meta_used_bytes": "Bytes of applied state, in pages that are in use.",
-    "vdl_store_meta_file_bytes": "Bytes of its file: free pages too, for what comes next.",
-    "vdl_store_meta_map_bytes": "Bytes that are mapped for it; grows before the file does.",
-    "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
-    "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",
+    "vdl_server_handler_errors_total": "Requests that failed because of a bug in the server.",
+    "vdl_store_logs_lost": (
+        "Replicas that lost data they may have acknowledged. They do not vote until replaced."
+    ),
+    "vdl_store_damaged_ranges": "Damaged ranges of entries that are not repaired yet.",
+    "vdl_store_meta_salvaged_total": (
+        "Times that the applied state was copied out of a damaged file."
+    ),
+    "vdl_store_meta_used_bytes": "Bytes of applied state, in used pages.",
+    "vdl_store_meta_file_bytes": "Size of the file of applied state, free pages included.",
+    "vdl_store_meta_map_bytes": (
+        "Size of the memory map of applied state. It grows before the file does."
+    ),
+    "vdl_store_scrubbed_bytes_total": "Bytes of segments read by the scrubber.",
+    "vdl_store_scrub_errors_total": "Damaged entries found by the scrubber.",
     "vdl_store_scrub_parts_damaged_total": (
-        "Files beside segments in which it has found damage: journal, identity, format, meta."
+        "Damaged files beside segments found by the scrubber: journal, identity, format, meta."
     ),
-    "vdl_store_scrub_passes_total": "Times the scrubber has read all segments.",
-    "vdl_store_scrub_last_pass_bytes": "Bytes of the last whole pass of the scrubber.",
-    "vdl_store_scrub_last_pass_seconds_ago": "Time since it ended, -1 before the first.",
-    "vdl_store_failpoints": "Failpoints that are set: more than 0 only in tests.",
-    "vdl_store_unflushed_bytes": "Bytes in the cache and not yet in a segment.",
-    "vdl_store_cache_bytes": "Bytes of the tail cache in use.",
-    "vdl_store_cache_misses_total": "Reads that had to go to disk.",
-    "vdl_store_journal_blocks_total": "Journal writes, each made durable before it counts.",
+    "vdl_store_scrub_passes_total": "Complete passes of the scrubber over all segments.",
+    "vdl_store_scrub_last_pass_bytes": "Bytes read by the last complete pass of the scrubber.",
+    "vdl_store_scrub_last_pass_seconds_ago": (
+        "Seconds since the end of the last complete pass, -1 before the first."
+    ),
+    "vdl_store_failpoints": "Active failpoints: more than 0 only in tests.",
+    "vdl_store_unflushed_bytes": (
+        "Bytes in the journal and the cache that are not in a segment yet."
+    ),
+    "vdl_store_cache_bytes": "Bytes in the tail cache.",
+    "vdl_store_cache_misses_total": "Reads served from disk instead of the tail cache.",
+    "vdl_store_journal_blocks_total": "Durable writes to the journal.",
     "vdl_store_journal_bytes_total": "Bytes written to the journal.",
-    "vdl_store_journal_write_ns_total": "Time spent in durable journal writes, in nanoseconds.",
-    "vdl_store_journal_write_ns_max": "The slowest durable journal write, in nanoseconds.",
+    "vdl_store_journal_write_ns_total": "Total time of durable journal writes, in nanoseconds.",
+    "vdl_store_journal_write_ns_max": "Time of the slowest durable journal write, in nanoseconds.",
     "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
-    "vdl_store_recovered_torn_bytes": "Journal bytes cut off at the last start: a torn tail.",
-    "vdl_store_recovered_damaged_blocks": "Journal blocks the last start found damaged.",
-    "vdl_store_recovered_damaged_headers": "Damaged headers of journal files it repaired.",
-    "vdl_store_stray_names": "Names it found in the data directory that are not the server's.",
-    "vdl_store_reads_refused_total": "Reads given up for want of descriptors or memory.",
+    "vdl_store_recovered_torn_bytes": "Bytes of a torn journal tail removed by the last start.",
+    "vdl_store_recovered_damaged_blocks": "Damaged journal blocks found by the last start.",
+    "vdl_store_recovered_damaged_headers": (
+        "Damaged headers of journal files repaired by the last start."
+    ),
+    "vdl_store_stray_names": "Files in the data directory that do not belong to the server.",
+    "vdl_store_reads_refused_total": "Reads refused because file descriptors or memory were short.",
     "vdl_kafka_requests_total": "Requests answered, by API.",
-    "vdl_kafka_request_errors_total": "Requests that failed by a fault of the server, by API.",
+    "vdl_kafka_request_errors_total": (
+        "Requests that failed because of a bug in the server, by API."
+    ),
     "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
     "vdl_kafka_response_bytes_total": "Bytes of responses, by API.",
-    "vdl_kafka_request_seconds_total": "Time from request to response, waiting included, by API.",
-    "vdl_client_telemetry_clients": "Clients that have asked which metrics to push.",
-    "vdl_client_telemetry_pushes_total": "Pushes of clients' metrics that were taken.",
-    "vdl_client_telemetry_pushes_refused_total": "Pushes that were refused, or could not be read.",
-    "vdl_client_telemetry_points_total": "Numbers in them that were taken.",
-    "vdl_client_telemetry_points_dropped_total": "Numbers beyond what is kept.",
-    "vdl_client_counter_total": "What clients count themselves, as they pushed it (KIP-714).",
-    "vdl_client_gauge": "What clients measure themselves, as they pushed it last (KIP-714).",
+    "vdl_kafka_request_seconds_total": (
+        "Total time from request to response, waits included, by API."
+    ),
+    "vdl_client_telemetry_clients": "Clients with a telemetry subscription.",
+    "vdl_client_telemetry_pushes_total": "Accepted pushes of client metrics.",
+    "vdl_client_telemetry_pushes_refused_total": (
+        "Pushes of client metrics that were refused or invalid."
+    ),
+    "vdl_client_telemetry_points_total": "Accepted data points of client metrics.",
+    "vdl_client_telemetry_points_dropped_total": (
+        "Data points of client metrics dropped because of the limit of series."
+    ),
+    "vdl_client_counter_total": "Counters pushed by clients (KIP-714).",
+    "vdl_client_gauge": "Last gauges pushed by clients (KIP-714).",
     "vdl_peer_up": "1 while the link to that server is up.",
-    "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
+    "vdl_peer_unsent_bytes": "Bytes queued for the link to that server.",
     "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
     "vdl_peer_silent_seconds": (
-        "Time since something came from that server, link or no link; since this server started if "
-        "nothing ever did."
+        "Seconds since the last message from that server. Since the start of this server if "
+        "there was none."
     ),
-    "vdl_peer_dial_failures": "Dials that did not reach that server.",
+    "vdl_peer_dial_failures": "Failed connection attempts to that server.",
 }
 """Metric → one sentence. A metric without one is described by its own name."""
 
