@@ -15,7 +15,10 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not __debug__:
         # Assertions are the last line of defence of acknowledged data, in production as well.
-        sys.stderr.write("vdl: refusing to run under python -O: its assertions are needed\n")
+        sys.stderr.write(
+            "vdl: cannot run under python -O: it removes assertions that protect data; start "
+            "without -O\n"
+        )
         return 2
     if arguments[:1] == ["serve"]:
         from vdl.commands.serve import serve

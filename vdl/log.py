@@ -150,7 +150,7 @@ class Loggers:
 
     def unset(self, name: str) -> None:
         """Let a logger inherit its level again. Raise KeyError if it does not exist."""
-        assert name != ROOT_LOGGER, "there is none above it"
+        assert name != ROOT_LOGGER, "the root logger has no parent to inherit from"
         dict(self._named())[name].setLevel(logging.NOTSET)
 
 

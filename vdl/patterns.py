@@ -66,7 +66,7 @@ def compile_pattern(pattern: str) -> Pattern:
     try:
         encoded = pattern.encode()
     except UnicodeEncodeError:
-        raise BadPattern(pattern, "a character that does not exist") from None
+        raise BadPattern(pattern, "a character that is not valid Unicode") from None
     if len(encoded) > PATTERN_BYTES_MAX:
         raise BadPattern(pattern, f"more than {PATTERN_BYTES_MAX} bytes")
     _check_escapes(pattern)
@@ -100,4 +100,4 @@ def _check_escapes(pattern: str) -> None:
             at = len(pattern) if end < 0 else end
         at = pattern.find("\\", at + 2)
     if classes > UNICODE_CLASSES_MAX:
-        raise BadPattern(pattern, f"more than {UNICODE_CLASSES_MAX} classes of Unicode")
+        raise BadPattern(pattern, f"more than {UNICODE_CLASSES_MAX} Unicode classes")

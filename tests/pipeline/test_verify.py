@@ -144,7 +144,7 @@ def test_table_of_a_job_that_filters_is_good(
     assert not verdict.is_good
     assert (verdict.rows, verdict.rows_committed) == (3, 6)
     _, counts, missing = _verdict_lines(verdict)
-    assert counts == "  6 rows have been committed, there are 3"
+    assert counts == "  6 rows were committed, the table has 3"
     assert missing == f"  {path} is missing"
 
 

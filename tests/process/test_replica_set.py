@@ -145,7 +145,7 @@ def test_replica_set_is_not_made_in_the_folder_of_something_else(tmp_path, name)
     (tmp_path / "tables").mkdir()
     (tmp_path / ".keep").touch()
     (tmp_path / name).touch()
-    with pytest.raises(ReplicaSetError, match=f"has no replica set but {name}"):
+    with pytest.raises(ReplicaSetError, match=f"has no replica set but contains {name}"):
         make_replica_set(tmp_path, count=1, base_port=BASE_PORT)
     (tmp_path / name).unlink()
     make_replica_set(tmp_path, count=1, base_port=BASE_PORT)
@@ -154,7 +154,7 @@ def test_replica_set_is_not_made_in_the_folder_of_something_else(tmp_path, name)
 def test_replica_set_damaged_record_is_an_error(tmp_path):
     """An unreadable record is not taken for an empty folder."""
     (tmp_path / "replica_set.toml").write_text("servers = 'x'\n")
-    with pytest.raises(ReplicaSetError, match="cannot be used"):
+    with pytest.raises(ReplicaSetError, match="cannot read"):
         find_replica_set(tmp_path)
 
 
@@ -372,7 +372,7 @@ def test_new_set_whose_port_is_taken_names_the_flag_of_the_command_that_was_used
         )  # fmt: skip
     assert done.returncode == 1
     assert f"server 3: port {port + 2} is in use by another program" in done.stderr
-    assert f"choose others with {flag} " in done.stderr
+    assert f"choose other ports with {flag} " in done.stderr
     assert not list(tmp_path.rglob("server.pid"))
 
 
@@ -457,10 +457,10 @@ def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path
     made.servers[0].directory.write_text("")
     with pytest.raises(ReplicaSetError, match=r"cannot use .*/set/1"):
         write_configs(made)
-    with pytest.raises(ReplicaSetError, match="cannot be started"):
+    with pytest.raises(ReplicaSetError, match="cannot start"):
         start_server(made.servers[0])
     with (
-        pytest.raises(ReplicaSetError, match="is a file, and has to be a folder"),
+        pytest.raises(ReplicaSetError, match="is a file; expected a folder"),
         locked(made.servers[0].directory),
     ):
         pass

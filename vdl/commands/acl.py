@@ -35,7 +35,7 @@ _OPERATIONS = [one.name.lower().replace("_", "-") for one in AclOperation if one
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def acl() -> None:
-    """Allow and deny what clients do."""
+    """Manage access control lists."""
 
 
 def _what(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,12 +43,17 @@ def _what(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.argument("resource", type=click.Choice(list(_RESOURCES))),
         click.argument("name", default=""),
-        click.option("--prefix", is_flag=True, help="NAME is what names begin with."),
-        click.option("--principal", default="", help='Such as "User:alice"; "User:*" is all.'),
-        click.option("--host", default="", help="An address that clients come from; all."),
+        click.option("--prefix", is_flag=True, help="Apply to all names that begin with NAME."),
+        click.option(
+            "--principal", default="",
+            help='Principal such as "User:alice". "User:*" means every user.',
+        ),
+        click.option(
+            "--host", default="", help="Address of the clients. Every address if it is not given."
+        ),
         click.option(
             "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS),
-            help="May be given several times.",
+            help="Operation. May be repeated.",
         ),
         click.option("--deny", is_flag=True, help="Deny instead of allow."),
     )  # fmt: skip
@@ -72,9 +77,9 @@ def add(
     bootstrap: str,
     config: Path | None,
 ) -> None:
-    """Allow a principal operations on a RESOURCE of a NAME ("*" is all of them)."""
+    """Allow or deny a principal operations on the RESOURCE with this NAME ("*" for all names)."""
     if not principal or not operations:
-        raise click.UsageError("--principal and --operation are needed")
+        raise click.UsageError("--principal and --operation are required")
     creations = [
         AclCreation(
             _RESOURCES[resource],
@@ -109,7 +114,7 @@ def remove(
     bootstrap: str,
     config: Path | None,
 ) -> None:
-    """Remove what was added: all of a NAME that the options do not leave out. Prints them."""
+    """Remove the bindings of a NAME that match the options, and print them."""
     wanted = [
         DeleteAclsFilter(
             _RESOURCES[resource],
@@ -132,10 +137,10 @@ def remove(
 
 
 @acl.command(name="list")
-@click.option("--principal", default=None, help="Only of this one.")
+@click.option("--principal", default=None, help="List only the bindings of this principal.")
 @connection_options()
 def list_acls(*, principal: str | None, bootstrap: str, config: Path | None) -> None:
-    """List all, by resource."""
+    """List all bindings, ordered by resource."""
     everything = DescribeAclsRequest(1, None, 1, principal, None, 1, 1)
     answer = with_client(bootstrap, config, lambda client: client.request(DESCRIBE, everything))
     check(answer.error_code, answer.error_message)
@@ -150,7 +155,7 @@ def _name_of(resource: str, name: str) -> str:
     if resource == "cluster":
         return CLUSTER_NAME
     if not name:
-        raise click.UsageError("a name is needed")
+        raise click.UsageError("NAME is required for this kind of resource")
     return name
 
 

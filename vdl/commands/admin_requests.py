@@ -27,11 +27,14 @@ def connection_options(
     def add(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         function = click.option(
             "--config", type=click.Path(path_type=Path), required=config_required, metavar="FILE",
-            help="Properties with which to log in, such as those `vdl up --secure` writes.",
+            help=(
+                "File with client properties for the login, such as client.properties of `vdl "
+                "up --secure`."
+            ),
         )(function)  # fmt: skip
         return click.option(
             "--bootstrap", default="127.0.0.1:9092", show_default=True,
-            help="Kafka addresses of some servers, separated by commas.",
+            help="Kafka addresses of one or more servers, separated by commas.",
         )(function)  # fmt: skip
 
     return add

@@ -21,7 +21,9 @@ def addresses(bootstrap: str) -> list[Address]:
     except ValueError as error:
         raise click.BadParameter(f"expected {error}", param_hint="--bootstrap") from None
     if not found:
-        raise click.BadParameter("expected at least one address", param_hint="--bootstrap")
+        raise click.BadParameter(
+            'expected one or more addresses such as "127.0.0.1:9092"', param_hint="--bootstrap"
+        )
     return found
 
 

@@ -25,27 +25,27 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _FOLDER = click.option(
     "--out", type=click.Path(path_type=Path), default="tls", show_default=True,
-    help="Folder to write to; an authority that is in it already is used again.",
+    help="Folder of the certificates. An existing authority in it is reused.",
 )  # fmt: skip
 
 
 @click.group(invoke_without_command=True)
 @_FOLDER
 @click.option("--nodes", type=click.IntRange(0, 99), default=3, show_default=True,
-              help="How many servers, from 1 on.")  # fmt: skip
+              help="Number of servers. Their ids begin with 1.")  # fmt: skip
 @click.option(
     "--host", "hosts", multiple=True, metavar="[ID=]HOST",
-    help="A name or address by which clients know a server, or all of them; may be repeated.",
+    help="Name or address that clients use for server ID, or for all servers. May be repeated.",
 )  # fmt: skip
 @click.option("--client", "clients", multiple=True, metavar="NAME",
-              help="A client that shows a certificate; may be repeated.")  # fmt: skip
+              help="Name of a client that gets a certificate. May be repeated.")  # fmt: skip
 @click.option(
     "--cluster", default=CLUSTER_NAME_DEFAULT, show_default=True,
-    help="What the certificates call the set: `tls.cluster` of its servers.",
+    help="Cluster name in the certificates: the `tls.cluster` of the servers.",
 )  # fmt: skip
 @click.option("--days", type=click.IntRange(1, 3_650), default=CERTIFICATE_DAYS,
-              show_default=True, help="How long certificates hold.")  # fmt: skip
-@click.option("--renew", is_flag=True, help="Make those anew that are there.")
+              show_default=True, help="Days for which the certificates are valid.")  # fmt: skip
+@click.option("--renew", is_flag=True, help="Replace existing certificates.")
 @click.pass_context
 def cert(
     ctx: click.Context,
@@ -60,13 +60,15 @@ def cert(
 ) -> None:
     """Make an authority and certificates for a replica set.
 
-    Running servers take up certificates that are renewed; nothing has to be started again.
+    Running servers load renewed certificates. No restart is needed.
     """
     if ctx.invoked_subcommand is not None:
         return
     for name in (cluster, *clients):
         if not _NAME.fullmatch(name):
-            raise click.BadParameter(f"{name!r} is no name of letters, digits, '.', '_' and '-'")
+            raise click.BadParameter(
+                f"{name!r} is not a valid name: expected 1 to 64 letters, digits, '.', '_' and '-'"
+            )
     try:
         authority = open_authority(out, cluster)
         made = []
@@ -85,24 +87,27 @@ def cert(
         raise click.ClickException(str(error)) from error
     for file in made:
         click.echo(f"{file}, {file.with_suffix('.key')}")
-    click.echo(f"signed by {out / 'ca.pem'}; keep {out / 'ca.key'} off the servers")
+    click.echo(f"signed by {out / 'ca.pem'}; keep {out / 'ca.key'} away from the servers")
 
 
 @cert.command(name="revoke")
 @click.argument("names", nargs=-1)
 @click.option("--serial", "serials", multiple=True, metavar="HEX",
-              help="The serial number of a certificate that is no longer here.")  # fmt: skip
+              help="Serial number of a certificate without a file. May be repeated.")  # fmt: skip
 @_FOLDER
 @click.option("--days", type=click.IntRange(1, CRL_DAYS), default=CRL_DAYS, show_default=True,
-              help="How long the list holds. Once it ends nobody gets in.")  # fmt: skip
+              help="Days for which the list is valid. After that all connections are refused."
+              )  # fmt: skip
 def revoke_some(*, names: tuple[str, ...], serials: tuple[str, ...], out: Path, days: int) -> None:
     """Revoke certificates, such as "client-alice" or "server-2".
 
-    Writes the authority's list, crl.pem: give it to all servers as `tls.crl`. They take it up
-    while they run. Without a NAME the list is only made anew, with a later end.
+    Writes the revocation list of the authority, crl.pem. Copy it to all servers (`tls.crl`).
+    Running servers load it. Without a NAME the list is only renewed, with a later end.
     """
     if not (out / "ca.key").exists():
-        raise click.ClickException(f"{out / 'ca.key'}: the authority's key signs the list")
+        raise click.ClickException(
+            f"{out / 'ca.key'} does not exist; the revocation list must be signed with it"
+        )
     try:
         authority = open_authority(out, CLUSTER_NAME_DEFAULT)
         numbers = [serial_of(out, authority, name.removesuffix(".pem")) for name in names]
@@ -110,7 +115,7 @@ def revoke_some(*, names: tuple[str, ...], serials: tuple[str, ...], out: Path, 
         file, count = revoke(out, authority, numbers, days)
     except CertificateError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{file}: {count} revoked; give it to all servers (tls.crl)")
+    click.echo(f"{file}: {count} revoked; copy it to all servers (tls.crl)")
 
 
 def _serial(text: str) -> int:
@@ -119,7 +124,7 @@ def _serial(text: str) -> int:
     except ValueError:
         number = 0
     if not 0 < number < 1 << 159:
-        raise click.BadParameter(f"{text!r} is no serial number")
+        raise click.BadParameter(f"{text!r} is not a serial number: expected hexadecimal digits")
     return number
 
 

@@ -61,7 +61,10 @@ def open_authority(directory: Path, cluster: str) -> Authority:
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
-                raise CertificateError(f"{key_file} is not of a kind that is used here")
+                raise CertificateError(
+                    f"{key_file} has another type of key; expected an elliptic curve key made "
+                    "by `vdl cert`"
+                )
             return Authority(certificate, key)
     except (OSError, ValueError) as error:
         raise CertificateError(f"{directory}: {_words(error)}") from error
@@ -161,7 +164,7 @@ def _revoked(file: Path, authority: Authority) -> tuple[dict[int, x509.RevokedCe
     except (OSError, ValueError) as error:
         raise CertificateError(f"{file}: {_words(error)}") from error
     if not found.is_signature_valid(authority.key.public_key()):
-        raise CertificateError(f"{file} is the list of another authority")
+        raise CertificateError(f"{file} is the revocation list of another authority")
     try:
         number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except x509.ExtensionNotFound:

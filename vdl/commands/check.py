@@ -14,6 +14,6 @@ from vdl.check.report import main as report
 def check(*, history: Path) -> int:
     """Check HISTORY (JSON lines, one operation each).
 
-    Exits with 0 when clean, 1 when anomalies were found, 2 when there is nothing to check.
+    Exit code 0 if it is clean, 1 if anomalies were found, 2 if it has no operations.
     """
     return report(str(history))

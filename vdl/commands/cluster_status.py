@@ -341,7 +341,7 @@ def _add_missing_servers(status: ClusterStatus) -> None:
         replica.server for group in (*status.groups, *partitions) for replica in group.replicas
     }
     status.servers += [
-        Server(number, "", problem="down, or outside the cluster")
+        Server(number, "", problem="down, or not a member of the cluster")
         for number in sorted(placed - known)
     ]
     status.servers.sort(key=lambda server: server.id)

@@ -26,14 +26,14 @@ _directories = click.argument(
 )  # fmt: skip
 _index_entries = click.option(
     "--index-entries", default=INDEX_ENTRIES, show_default=True, metavar="N",
-    help="The servers' storage.index_segment_entries.",
+    help="Value of storage.index_segment_entries of the servers.",
 )  # fmt: skip
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def log() -> None:
-    """Look at data directories while no server uses them."""
+    """Inspect data directories while no server uses them."""
 
 
 @log.command()
@@ -41,7 +41,7 @@ def log() -> None:
 @_index_entries
 @_json
 def dump(*, directories: Sequence[Path], index_entries: int, as_json: bool) -> int:
-    """List the logs of each DIR: what identity, journal and segments say of them."""
+    """List the logs of each DIR, as recorded by identity, journal and segments."""
     with _open(directories, index_entries) as opened:
         reports = [report for directory in opened for report in dump_directory(directory)]
     _print(reports, [], as_json=as_json)
@@ -53,11 +53,11 @@ def dump(*, directories: Sequence[Path], index_entries: int, as_json: bool) -> i
 @_index_entries
 @_json
 def verify(*, directories: Sequence[Path], index_entries: int, as_json: bool) -> int:
-    """Read every byte that counts, check every CRC, and compare the copies in several DIRs.
+    """Read all data in use, check every CRC, and compare the copies in several DIRs.
 
-    Exit code 1 when anything is wrong. Of each group whose copies differ, the first offset is named
-    at which they do, which copies are wrong, as they do not match their own CRC, and which have
-    the most committed entries. Keep those: what is only there may have been acknowledged.
+    Exit code 1 if there is a problem. For each group whose copies differ, the output has the first
+    different offset, the copies with a wrong CRC, and the copies with the most committed entries.
+    Keep those: entries that exist only there may have been acknowledged.
     """
     with _open(directories, index_entries) as opened:
         reports, differences = verify_directories(opened)
@@ -93,9 +93,11 @@ def _open(paths: Sequence[Path], index_entries: int) -> Iterator[list[Directory]
             try:
                 directory = Directory(RealFileSystem(), str(path), index_entries)
             except DirectoryInUse as error:
-                raise click.ClickException(f"{path} is in use by a server") from error
+                raise click.ClickException(
+                    f"{path} is in use by a running server; stop the server first"
+                ) from error
             except FileNotFoundError as error:
-                raise click.ClickException(f"{path} is no data directory") from error
+                raise click.ClickException(f"{path} is not a data directory") from error
             except CorruptRecord as error:
                 raise click.ClickException(f"{path}: {error}") from error
             opened.append(stack.enter_context(directory))
@@ -122,11 +124,11 @@ def _print(
         for problem in report.problems:
             click.echo(f"  {problem}")
     for difference in differences:
-        wrong = ", ".join(difference.wrong) or "cannot be said"
+        wrong = ", ".join(difference.wrong) or "unknown"
         click.echo(
             f"group {difference.group_id}: copies differ from offset {difference.offset} "
-            f"(entry {difference.index}) on; wrong: {wrong}; committed furthest, to entry "
-            f"{difference.longest_index}, keep: {', '.join(difference.longest)}"
+            f"(entry {difference.index}); wrong: {wrong}; most committed entries (to entry "
+            f"{difference.longest_index}), keep: {', '.join(difference.longest)}"
         )
     bad = sum(bool(report.problems) for report in reports)
     click.echo(f"{len(reports)} logs, {bad} with problems, {len(differences)} groups that differ")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _job = click.argument(
     "job_file", metavar="JOB.toml", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 class _Group(click.Group):
@@ -69,7 +69,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
-    """Topics to tables on Spark, exactly once."""
+    """Write topics to tables on Spark, exactly once."""
 
 
 @pipeline.command()
@@ -82,7 +82,7 @@ def validate(*, job_file: Path) -> int:
     try:
         check_texts(job, start_jvm({}))
     except (ModuleNotFoundError, NotInstalled) as error:
-        click.echo(f"the schema and the steps were not parsed: {error}", err=True)
+        click.echo(f"schema and steps were not parsed: {error}", err=True)
     click.echo(
         f"{job.name}: {', '.join(job.source.topics)} ({job.source.kind}, {job.format}) → "
         f"{len(job.steps)} steps → "
@@ -94,9 +94,9 @@ def validate(*, job_file: Path) -> int:
 
 @pipeline.command()
 @_job
-@click.option("--rows", default=20, show_default=True, help="How many to show.")
+@click.option("--rows", default=20, show_default=True, help="Maximum number of rows shown.")
 def plan(*, job_file: Path, rows: int) -> int:
-    """Show the table's columns and the first rows as they would be written; write nothing."""
+    """Show the columns of the table and the first rows. Write nothing."""
     job = load_job(job_file)
     spark = _session(job)
     try:
@@ -113,22 +113,28 @@ def plan(*, job_file: Path, rows: int) -> int:
 
 @pipeline.command()
 @_job
-@click.option("--once", is_flag=True, help="Up to where the topics end now, then stop.")
-@click.option("--quiet", is_flag=True, help="Only the last line.")
+@click.option("--once", is_flag=True, help="Stop at the present end of the topics.")
+@click.option("--quiet", is_flag=True, help="Print only the last line.")
 def run(*, job_file: Path, once: bool, quiet: bool) -> int:
-    """Run a job until ^C, from where its table ends."""
+    """Run a job until ^C. It continues at the end of its table."""
     job = load_job(job_file)
     return _run(job, lambda runner: runner.run(once=once), quiet=quiet, is_batch=once)
 
 
 @pipeline.command()
 @_job
-@click.option("--from", "start", default="", help="Where the table is new: as source.start.")
-@click.option("--to", "end", default="latest", show_default=True, help="A time, or offsets.")
-@click.option("--rows", default=2_000_000, show_default=True, help="Of one batch, at most.")
-@click.option("--quiet", is_flag=True, help="Only the last line.")
+@click.option(
+    "--from", "start", default="", help="Start of a new table: a value as in source.start."
+)
+@click.option(
+    "--to", "end", default="latest", show_default=True, help="End: latest, a time, or offsets."
+)
+@click.option(
+    "--rows", default=2_000_000, show_default=True, help="Maximum number of rows in a batch."
+)
+@click.option("--quiet", is_flag=True, help="Print only the last line.")
 def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) -> int:
-    """Write what is there already, in large batches; `run` then goes on at that offset."""
+    """Write existing records in large batches. `run` continues at the reached offsets."""
     job = load_job(job_file)
     return _run(job, lambda r: r.backfill(start, end, rows_max=rows), quiet=quiet, is_batch=True)
 
@@ -137,7 +143,7 @@ def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) ->
 @_job
 @_json
 def status(*, job_file: Path, as_json: bool) -> int:
-    """How far the table is, and what the topics have beyond; without Spark."""
+    """Show the offsets of the table and its lag behind the topics. Does not use Spark."""
     from vdl.pipeline.account import account_of
     from vdl.pipeline.open_table import rows_table
     from vdl.pipeline.table import WindowSink
@@ -182,7 +188,9 @@ def status(*, job_file: Path, as_json: bool) -> int:
         + (f", {_number(found['late'])} late, watermark {found['watermark']}" if windows else "")
     )
     if account is None:
-        click.echo("  ?: the table's log no longer says what its first commits have written")
+        click.echo(
+            "  ?: unknown, because the log of the table no longer contains its first commits"
+        )
     for row in partitions:
         click.echo(f"  {row['topic']}/{row['partition']}: {row['offset']} of {row['end']}")
     return 0
@@ -192,7 +200,7 @@ def status(*, job_file: Path, as_json: bool) -> int:
 @_job
 @_json
 def verify(*, job_file: Path, as_json: bool) -> int:
-    """Recount the table against its topics, offset by offset. Exit code 1 when they differ."""
+    """Compare the table with its topics, offset by offset. Exit code 1 if they differ."""
     from vdl.pipeline.verify import verify as recount
 
     job = load_job(job_file)
@@ -211,12 +219,19 @@ def verify(*, job_file: Path, as_json: bool) -> int:
 
 @pipeline.command()
 @_job
-@click.option("--target-mb", default=128, show_default=True, help="Of a file, about.")
-@click.option("--retain-hours", default=168, show_default=True, help="What is older is removed.")
+@click.option(
+    "--target-mb", default=128, show_default=True, help="Approximate size of a file in MB."
+)
+@click.option(
+    "--retain-hours",
+    default=168,
+    show_default=True,
+    help="Age in hours from which unused files are removed.",
+)
 def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
-    """Rewrite small files as large ones, and remove files that are no longer needed; without Spark.
+    """Rewrite small files as large ones, and remove unused files. Does not use Spark.
 
-    The job may run meanwhile. Its dead letters' table is compacted, too.
+    The job may run at the same time. The table of its dead letters is compacted, too.
     """
     from vdl.pipeline.compaction import Compacted, CompactingSink
     from vdl.pipeline.open_table import dead_table, rows_table
@@ -236,14 +251,16 @@ def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
 
 @pipeline.command()
 @_job
-@click.option("--of", "other", default="", help="A job whose place in the table this one takes.")
 @click.option(
-    "--beside", is_flag=True, help="Begin at source.start beside jobs of the same topics."
+    "--of", "other", default="", help="Job whose position in the table this job takes over."
+)
+@click.option(
+    "--beside", is_flag=True, help="Start at source.start beside other jobs of the same topics."
 )
 def rewind(*, job_file: Path, other: str, beside: bool) -> int:
-    """Let a job go on where its table ends, after the table was put back; without Spark.
+    """Continue a job at the end of its table after the table was restored to an older version.
 
-    The job must not run meanwhile: it would be refused.
+    Does not use Spark. The job must not run at the same time: it would be refused.
     """
     from vdl.pipeline.open_table import rows_table
     from vdl.pipeline.options import parse_where
@@ -253,7 +270,9 @@ def rewind(*, job_file: Path, other: str, beside: bool) -> int:
     job = load_job(job_file)
     table = rows_table(job)
     if not isinstance(table, Rewinding):
-        raise PipelineError(f"{job.sink.path}: a table of this kind cannot be put back")
+        raise PipelineError(
+            f"{job.sink.path}: a table of this kind cannot be restored to an older version"
+        )
     run = {
         "run": uuid.uuid4().hex[:12],
         "host": socket.gethostname(),
@@ -274,14 +293,16 @@ def rewind(*, job_file: Path, other: str, beside: bool) -> int:
 
 @pipeline.group()
 def dlq() -> None:
-    """Dead letters: records that could not be decoded."""
+    """Manage dead letters: records that could not be decoded."""
 
 
 @dlq.command("list")
 @_job
-@click.option("--limit", default=20, show_default=True, help="How many to show.")
+@click.option(
+    "--limit", default=20, show_default=True, help="Maximum number of dead letters shown."
+)
 def dlq_list(*, job_file: Path, limit: int) -> int:
-    """Show dead letters; without Spark."""
+    """Show dead letters. Does not use Spark."""
     from vdl.pipeline.dead_letters import read_letters
 
     count = 0
@@ -298,9 +319,9 @@ def dlq_list(*, job_file: Path, limit: int) -> int:
 
 @dlq.command("replay")
 @_job
-@click.option("--to", "topic", required=True, help="The topic they are produced to.")
+@click.option("--to", "topic", required=True, help="Topic to produce them to.")
 def dlq_replay(*, job_file: Path, topic: str) -> int:
-    """Produce dead letters to a topic, at least once, with their first place in their headers."""
+    """Produce dead letters to a topic, at least once. Headers have their original offsets."""
     from vdl.pipeline.dead_letters import replay
 
     count = replay(load_job(job_file), topic)
@@ -313,12 +334,12 @@ def dlq_replay(*, job_file: Path, topic: str) -> int:
     "directories", metavar="DIR...", nargs=-1, required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )  # fmt: skip
-@click.option("--master", default="", help="Spark's; two local cores without it.")
+@click.option("--master", default="", help="Spark master. Two local cores if it is not given.")
 @_json
 def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
     """Compare the copies in several data directories, batch by batch, as a job on Spark.
 
-    No server may hold them. Exit code 1 when anything is wrong.
+    No server may use them. Exit code 1 if a copy is wrong.
     """
     from segments.api import StorageError
     from vdl.pipeline.audit import audit as compare
@@ -339,8 +360,8 @@ def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
             f"{one.replica}"
         )
     click.echo(
-        f"{found.entries} entries, {found.bytes / 1e9:.2f} GB in {found.directories} directories: "
-        f"{found.wrong} entries have a copy that is wrong"
+        f"{found.entries} entries, {found.bytes / 1e9:.2f} GB in {found.directories} "
+        f"directories: {found.wrong} entries have a wrong copy"
     )
     return int(bool(found.findings))
 
@@ -350,13 +371,13 @@ def audit(*, directories: Sequence[Path], master: str, as_json: bool) -> int:
     "histories", metavar="HISTORY.jsonl...", nargs=-1, required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )  # fmt: skip
-@click.option("--master", default="", help="Spark's; two local cores without it.")
+@click.option("--master", default="", help="Spark master. Two local cores if it is not given.")
 @_json
 def check_history(*, histories: Sequence[Path], master: str, as_json: bool) -> int:
     """Check one history, in one or several files, as a job on Spark.
 
-    As `vdl check`, for histories that no memory holds, but without anomalies of consumer groups.
-    Exit code 0 when clean, 1 when anomalies were found, 2 when a file is not a history.
+    Like `vdl check`, for histories larger than memory, but without anomalies of consumer groups.
+    Exit code 0 if it is clean, 1 if anomalies were found, 2 if a file is not a history.
     """
     from vdl.pipeline.check import CHECKED, NOT_CHECKED, check
     from vdl.pipeline.evidence import FileUnreadable, LineMalformed, partitions_for
@@ -384,7 +405,7 @@ def check_history(*, histories: Sequence[Path], master: str, as_json: bool) -> i
     counts = ", ".join(f"{verdict.outcomes.get(kind, 0)} {kind}" for kind in ("ok", "fail", "info"))
     names = ", ".join(f"{count} {name}" for name, count in sorted(verdict.anomalies.items()))
     click.echo(f"{verdict.operations} operations ({counts}): {names or 'clean'}")
-    click.echo(f"not looked for, only by `vdl check`: {', '.join(NOT_CHECKED)}")
+    click.echo(f"not checked here, only by `vdl check`: {', '.join(NOT_CHECKED)}")
     return int(not verdict.is_clean)
 
 
@@ -500,7 +521,7 @@ def _run_told(
     spark = _session(job)
     pages = spark.sparkContext.uiWebUrl
     if pages and not quiet:
-        click.echo(f"Spark's pages: {pages}", err=True)
+        click.echo(f"Spark UI: {pages}", err=True)
     on_open = None if lineage is None else lineage.on_open
     with _progress(quiet=quiet) as show:
 
@@ -567,27 +588,31 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the numbers in one line, and one line for each problem."""
     counts = f"{verdict.rows} rows, {verdict.dead} dead letters"
     if verdict.is_by_counts:
-        yield f"{counts}; rows do not say what they were made of: only counts were compared"
+        yield f"{counts}; rows have no source offsets, so only counts were compared"
     else:
         yield (
             f"{verdict.source} records in the source: {counts}, {verdict.lost} lost, "
             f"{verdict.duplicates} duplicates"
-            + (f", {verdict.invented} offsets that it does not have" if verdict.invented else "")
+            + (
+                f", {verdict.invented} offsets that the source does not have"
+                if verdict.invented
+                else ""
+            )
             + (f"; {verdict.absent} are not in the table (filtered?)" if verdict.absent else "")
             + (f"; {verdict.gone} offsets are no longer in the source" if verdict.gone else "")
         )
     if verdict.rows_committed not in {None, verdict.rows}:
-        yield f"  {verdict.rows_committed} rows have been committed, there are {verdict.rows}"
+        yield f"  {verdict.rows_committed} rows were committed, the table has {verdict.rows}"
     if verdict.dead_committed not in {None, verdict.dead}:
         yield (
-            f"  {verdict.dead_committed} dead letters have been committed, there are {verdict.dead}"
+            f"  {verdict.dead_committed} dead letters were committed, the table has {verdict.dead}"
         )
     for path in verdict.missing_files:
         yield f"  {path} is missing"
     for one in verdict.differences:
         yield (
             f"  {one.topic}/{one.partition} [{one.start}, {one.end}): {one.source} records, "
-            f"{one.rows} rows; look at offsets {', '.join(map(str, one.examples))}"
+            f"{one.rows} rows; examples of offsets: {', '.join(map(str, one.examples))}"
         )
 
 

@@ -24,13 +24,15 @@ _DEFAULT = "*"
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def quota() -> None:
-    """Bound what clients use of each server."""
+    """Manage client quotas. They apply to each server separately."""
 
 
 def _whose(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in ("--user", "--client-id", "--ip"):
         function = click.option(
-            option, default=None, help='"*" stands for all that have none of their own.'
+            option,
+            default=None,
+            help='Name, or "*" for the default of all without quotas of their own.',
         )(function)
     return function
 
@@ -48,8 +50,11 @@ def set_quotas(
     bootstrap: str,
     config: Path | None,
 ) -> None:
-    """Set quotas: producer_byte_rate, consumer_byte_rate, request_percentage,
-    controller_mutation_rate, and of addresses connection_creation_rate."""
+    """Set quotas of a user, a client id or an address.
+
+    Names: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate. For
+    addresses: connection_creation_rate.
+    """
     changes = []
     for text in quotas:
         name, separator, value = text.partition("=")
@@ -75,7 +80,7 @@ def remove(
     bootstrap: str,
     config: Path | None,
 ) -> None:
-    """Remove quotas."""
+    """Remove quotas of a user, a client id or an address."""
     changes = [OpData(name, remove=True) for name in names]
     _alter(_entity(user, client_id, ip), changes, bootstrap, config)
 
@@ -83,7 +88,7 @@ def remove(
 @quota.command(name="list")
 @connection_options()
 def list_quotas(*, bootstrap: str, config: Path | None) -> None:
-    """List all."""
+    """List all quotas."""
     everything = DescribeClientQuotasRequest()
     answer = with_client(bootstrap, config, lambda client: client.request(DESCRIBE, everything))
     check(answer.error_code, answer.error_message)
@@ -105,7 +110,7 @@ def _entity(user: str | None, client_id: str | None, ip: str | None) -> list[Ent
         if name is not None
     ]
     if not entity:
-        raise click.UsageError("--user, --client-id or --ip is needed")
+        raise click.UsageError("--user, --client-id or --ip is required")
     return entity
 
 

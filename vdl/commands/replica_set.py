@@ -142,7 +142,7 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise ReplicaSetError(f"{directory} is a file, and has to be a folder") from None
+        raise ReplicaSetError(f"{directory} is a file; expected a folder") from None
     except OSError as error:
         raise ReplicaSetError(f"cannot use {directory}: {error.strerror}") from error
     try:
@@ -155,8 +155,8 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
         if on_wait is None:
             os.close(descriptor)
             raise ReplicaSetError(
-                f"another `vdl up` or `vdl down` is at work in {directory}; "
-                "try again when it is done"
+                f"another `vdl up` or `vdl down` is running in {directory}; try again when it "
+                "has finished"
             ) from None
         on_wait()
         with contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ def find_replica_set(directory: Path) -> ReplicaSet | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReplicaSetError(f"{file} cannot be used: {error}") from error
+        raise ReplicaSetError(f"cannot read {file}: {error}") from error
     return _replica_set(directory, count, base_port, is_secure=is_secure, retention_ms=retention_ms)
 
 
@@ -200,7 +200,7 @@ def make_replica_set(
         strange = _strange_entry(directory, count)
         if strange:
             raise ReplicaSetError(
-                f"{directory} has no replica set but {strange}; choose a folder of its own"
+                f"{directory} has no replica set but contains {strange}; choose an empty folder"
             )
     except OSError as error:
         raise ReplicaSetError(f"cannot write to {directory}: {error.strerror}") from error
@@ -246,9 +246,11 @@ def _has_room_for_a_server(folder: Path) -> bool:
 def check_layout(*, count: int, base_port: int) -> None:
     """Raise ReplicaSetError for an impossible number of servers or port."""
     if not 1 <= count <= SERVERS_MAX:
-        raise ReplicaSetError(f"a replica set on one machine has 1 to {SERVERS_MAX} servers")
+        raise ReplicaSetError(
+            f"{count} servers are not possible: a replica set on one machine has 1 to {SERVERS_MAX}"
+        )
     if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:
-        raise ReplicaSetError("the base port must lie between 1024 and 65496")
+        raise ReplicaSetError(f"base port {base_port} is not possible: expected 1024 to 65496")
 
 
 def _write_file(path: Path, text: str) -> None:
@@ -291,7 +293,7 @@ def write_configs(replica_set: ReplicaSet) -> None:
         else:
             if not size:
                 # It would load as a server with all defaults, at another server's port.
-                raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
+                raise ReplicaSetError(f"{file} is empty; remove it, and it is written again")
 
 
 def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
@@ -301,7 +303,7 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
     port = base_port + server_id - 1
     protocol = "SASL_SSL" if is_secure else "PLAINTEXT"
     lines = [
-        "# Written by `vdl up` once; edit it as you like. docs/configure.md has every key.",
+        "# Written once by `vdl up`; may be edited. docs/configure.md has every key.",
         "",
         "[server]",
         f"id = {server_id}",
@@ -335,7 +337,8 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
         lines += [f'super.users = "User:{FIRST_USER}"']
     if retention_ms != FOREVER:
         lines += [
-            f"log.retention.ms = {retention_ms}  # -1: for ever; a topic may say retention.ms"
+            f"log.retention.ms = {retention_ms}  # -1: no limit; overridden by retention.ms of "
+            "a topic"
         ]
     if count > 1:
         lines += ["", "[cluster.seeds]"]
@@ -390,7 +393,7 @@ def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
     except OSError as error:
-        raise ReplicaSetError(f"cannot be started: {error}") from error
+        raise ReplicaSetError(f"cannot start: {error}") from error
     try:
         # The server writes it as well; written here so that an interrupted `vdl up` can find it.
         write_pid(server.pid_file, process.pid)
@@ -464,7 +467,7 @@ def wait_until_started(
 
     def fail(server_id: ServerId, how: str) -> None:
         server = by_id[server_id]
-        started.failed[server_id] = f"{how}; {server.log_file} ends with\n{server.log_tail()}"
+        started.failed[server_id] = f"{how}; end of {server.log_file}:\n{server.log_tail()}"
 
     while starting:
         states = {probe.server_id: probe.state() for probe in starting}
@@ -478,7 +481,7 @@ def wait_until_started(
             elif states[server_id] == WAITING:
                 started.outside.append(server_id)
             elif time.monotonic() > deadline:
-                fail(server_id, f"does not serve after {timeout_seconds:.0f} s")
+                fail(server_id, f"not serving after {timeout_seconds:.0f} s")
             else:
                 continue
             starting = [probe for probe in starting if probe.server_id != server_id]

@@ -47,7 +47,7 @@ def _client_text(tls: Path, password: str) -> str:
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     return "\n".join(
         (
-            "# Written by `vdl up --secure`. Whoever reads this file can do everything.",
+            "# Written by `vdl up --secure`. Keep it secret: it has the password of the superuser.",
             "security.protocol=SASL_SSL",
             f"sasl.mechanism={SCRAM_SHA_512}",
             "# librdkafka, kcat, vdl",

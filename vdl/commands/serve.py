@@ -45,15 +45,18 @@ def serve(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE",
-        help="TOML file; without one: a single-node broker on 127.0.0.1:9092, data in ./data",
+        help=(
+            "TOML file; if it is not given: a single-node broker on 127.0.0.1:9092 with data "
+            "in ./data"
+        ),
     )  # fmt: skip
     parser.add_argument(
-        "--pid-file", type=Path, metavar="FILE", help="where to write the process id"
+        "--pid-file", type=Path, metavar="FILE", help="file to write the process id to"
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration, print who may do what at each port, and exit",
+        help="check the configuration, print the permissions at each port, and exit",
     )
     options = parser.parse_args(arguments)
     with _ended_by_signals(options.pid_file):
@@ -138,5 +141,8 @@ def within_files(config: Config, files: int) -> Config:
     most = max(1, files - min(FILES_KEPT, files // 2))
     if config.kafka.connections_max <= most:
         return config
-    sys.stderr.write(f"vdl serve: {files} open files are allowed, so at most {most} clients\n")
+    sys.stderr.write(
+        f"vdl serve: the limit of open files is {files}, so clients are limited to {most}; "
+        "raise `ulimit -n` for more\n"
+    )
     return replace(config, kafka=replace(config.kafka, connections_max=most))

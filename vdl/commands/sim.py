@@ -9,22 +9,28 @@ from vdl.sim.run import main as run
 
 
 @click.command()
-@click.option("--seed", type=int, help="One seed, told in detail; the same seed does the same.")
-@click.option("--seeds", type=click.IntRange(0), default=1, show_default=True, help="How many.")
-@click.option("--first", type=int, default=1, show_default=True, help="The first of --seeds.")
+@click.option(
+    "--seed", type=int, help="Run this seed and print its details. Equal seeds give equal runs."
+)
+@click.option(
+    "--seeds", type=click.IntRange(0), default=1, show_default=True, help="Number of seeds."
+)
+@click.option("--first", type=int, default=1, show_default=True, help="First of --seeds.")
 @click.option(
     "--minutes",
     type=click.FloatRange(0),
     default=0.0,
-    help="Then go on with fresh seeds for so long; the first of them is printed.",
+    help="Minutes to continue with new seeds. The first of them is printed.",
 )
 @click.option(
-    "--kind", type=click.Choice(list(KINDS)), help="Worlds of one kind only: it is turned up."
+    "--kind",
+    type=click.Choice(list(KINDS)),
+    help="Kind of world to run, with its faults made frequent.",
 )
-@click.option("--echo", is_flag=True, help="Print every event as it happens (one seed).")
+@click.option("--echo", is_flag=True, help="Print each event (one seed).")
 @click.option(
     "--history", default="", metavar="FILE",
-    help="Write what the clients did and saw, for `vdl check` (one seed).",
+    help="Write the operations of the clients for `vdl check` (one seed).",
 )  # fmt: skip
 def sim(
     *,
@@ -36,9 +42,9 @@ def sim(
     echo: bool,
     history: str,
 ) -> int:
-    """Simulate whole clusters from seeds: crashes, pauses, partitions, and clients that remember.
+    """Simulate whole clusters from seeds: crashes, pauses, partitions, and clients with a history.
 
-    Exits with 1 when anything that must hold did not; prints the command that does it again.
+    Exit code 1 if a rule was broken. The output has the command that repeats the run.
     """
     return run(
         seed=seed, seeds=seeds, first=first, minutes=minutes, kind=kind or "", echo=echo,

@@ -21,7 +21,7 @@ from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted
 
 PARTITIONS_MAX = 40
-"""With more partitions, only those that are not well are shown."""
+"""With more partitions, only unhealthy ones are shown."""
 PROBLEMS_MAX = 3
 """Problems of one kind that are shown."""
 _GAP = "  "
@@ -31,17 +31,33 @@ _GAP = "  "
 @click.command()
 @click.option(
     "--bootstrap", default="127.0.0.1:9092", show_default=True,
-    help="Kafka addresses of some servers, separated by commas.",
+    help="Kafka addresses of one or more servers, separated by commas.",
 )  # fmt: skip
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE",
-    help="Properties that secure the connections, such as those `vdl up --secure` writes.",
+    help=(
+        "File with client properties for TLS and login, such as client.properties of `vdl up "
+        "--secure`."
+    ),
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
-@click.option("--all", "show_all", is_flag=True, help="Every partition, the catalog, coordinators.")
-@click.option("--wrong", "only_wrong", is_flag=True, help="Only partitions that are not well.")
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic's.")
-@click.option("--watch", type=click.FloatRange(min=0.5), metavar="SECONDS", help="Again and again.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Show every partition, the catalog and the coordinators.",
+)
+@click.option("--wrong", "only_wrong", is_flag=True, help="Show only unhealthy partitions.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME",
+    help="Show only this topic. May be repeated.",
+)
+@click.option(
+    "--watch", type=click.FloatRange(min=0.5), metavar="SECONDS", help="Refresh every SECONDS."
+)
 def status(
     *,
     bootstrap: str,
@@ -52,10 +68,10 @@ def status(
     topics: tuple[str, ...],
     watch: float | None,
 ) -> int:
-    """Show servers, what is wrong, partitions, leaders, offsets and the lag of each replica.
+    """Show servers, problems, partitions, leaders, offsets and the lag of each replica.
 
-    Of many partitions only those are shown that are not well. Exits with 1 when a server does not
-    answer, a group has no leader, or a server knows of anything else that is wrong.
+    If there are many partitions, only unhealthy ones are shown. Exit code 1 if a server does not
+    answer, a group has no leader, or a server reports another problem.
     """
     shown = Shown(show_all=show_all, only_wrong=only_wrong, topics=frozenset(topics))
     while True:
@@ -107,7 +123,7 @@ def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
     left = len(cluster.partitions) - sum(isinstance(group, Partition) for group in groups)
     if left and not shown.topics:
         verb = "is" if left == 1 else "are"
-        lines.append(f"{counted(left, 'partition')} {verb} well; --all shows each")
+        lines.append(f"{counted(left, 'partition')} {verb} healthy; --all shows each")
     click.echo("\n".join(lines))
 
 
@@ -120,7 +136,7 @@ def _summary(cluster: ClusterStatus) -> str:
         counted(len(cluster.topics), "topic") if cluster.topics else "no topics",
     ]
     if partitions:
-        parts.append(f"{counted(len(partitions), 'partition')}, {ill} not well")
+        parts.append(f"{counted(len(partitions), 'partition')}, {ill} unhealthy")
     return f"cluster {click.style(cluster.cluster_id, bold=True)}: " + "; ".join(parts)
 
 
@@ -218,7 +234,7 @@ def _replica_text(replica: Replica) -> _Cell:
         return _styled(str(replica.server), bold=True)
     said = []
     if replica.role == "learner":
-        said.append("about to take part")
+        said.append("joining")
     if replica.lag > 0 or replica.lag_entries > 0:
         lag = f"{replica.lag} records" if replica.lag > 0 else f"{replica.lag_entries} entries"
         said.append(f"{lag} behind")

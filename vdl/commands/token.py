@@ -46,20 +46,20 @@ def _period(ctx: click.Context, option: click.Parameter, text: str | None) -> in
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def token() -> None:
-    """Manage delegation tokens. Who has one logs in as its owner, until it ends.
+    """Manage delegation tokens. A client with a token logs in as its owner, until it expires.
 
-    Tokens are made by users who logged in, not by those who came with a token. The servers' files
-    need `security.delegation_token_key`.
+    A user who logged in with a token cannot make tokens. The servers' files need
+    `security.delegation_token_key`.
     """
 
 
 @token.command()
 @click.option("--owner", default="", metavar="PRINCIPAL",
-              help='Somebody else, such as "User:bob"; the user who logs in.')  # fmt: skip
+              help='Owner such as "User:bob". By default the user who logs in.')  # fmt: skip
 @click.option("--renewer", "renewers", multiple=True, metavar="PRINCIPAL",
-              help="Who else may renew it; may be repeated.")  # fmt: skip
+              help="Principal that may renew the token. May be repeated.")  # fmt: skip
 @click.option("--max-lifetime", "lifetime_ms", callback=_period, metavar="TIME",
-              help='When it ends at the latest, such as "3d"; as the servers say.')  # fmt: skip
+              help='Maximum lifetime such as "3d". By default that of the servers.')  # fmt: skip
 @connection_options(config_required=True)
 def create(
     *,
@@ -71,7 +71,7 @@ def create(
 ) -> None:
     """Make a token, and print it with its secret.
 
-    A client logs in by SCRAM with the id as its name and the secret as its password, and says
+    A client logs in by SCRAM. Its user name is the id, its password the secret. It must set
     tokenauth=true.
     """
     kind, name = _principal(owner) if owner else (None, None)
@@ -86,17 +86,17 @@ def create(
     click.echo(f"id {made.token_id}")
     click.echo(f"secret {base64.b64encode(made.hmac).decode()}")
     click.echo(f"owner {made.principal_type}:{made.principal_name}")
-    click.echo(f"ends {_time(made.expiry_timestamp_ms)}")
-    click.echo(f"ends at the latest {_time(made.max_timestamp_ms)}")
+    click.echo(f"expires {_time(made.expiry_timestamp_ms)}")
+    click.echo(f"maximum lifetime ends {_time(made.max_timestamp_ms)}")
 
 
 @token.command()
 @click.argument("token_id")
 @click.option("--for", "period_ms", callback=_period, metavar="TIME",
-              help='From now on, such as "12h"; as the servers say.')  # fmt: skip
+              help='Time from now such as "12h". By default that of the servers.')  # fmt: skip
 @connection_options(config_required=True)
 def renew(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
-    """Have a token end later. Its owner and its renewers may."""
+    """Extend a token. Its owner and its renewers may do this."""
     period = _AS_CONFIGURED if period_ms is None else period_ms
     _alter(
         bootstrap,
@@ -110,10 +110,10 @@ def renew(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path)
 @token.command()
 @click.argument("token_id")
 @click.option("--in", "period_ms", callback=_period, metavar="TIME",
-              help='Not at once, but after a time such as "1h".')  # fmt: skip
+              help='Time from now such as "1h". By default it expires at once.')  # fmt: skip
 @connection_options(config_required=True)
 def expire(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
-    """End a token. Connections that came with it end."""
+    """Expire a token. Connections that logged in with it are closed."""
     period = _AT_ONCE if period_ms is None else period_ms
     _alter(
         bootstrap,
@@ -126,7 +126,7 @@ def expire(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path
 
 @token.command()
 @click.option("--owner", "owners", multiple=True, metavar="PRINCIPAL",
-              help="Only of this one; may be repeated.")  # fmt: skip
+              help="List only tokens of this owner. May be repeated.")  # fmt: skip
 @connection_options(config_required=True)
 def describe(*, owners: tuple[str, ...], bootstrap: str, config: Path) -> None:
     """List the tokens that the user may see, without their secrets."""
@@ -135,9 +135,11 @@ def describe(*, owners: tuple[str, ...], bootstrap: str, config: Path) -> None:
     for one in sorted(found, key=lambda one: (one.expiry_timestamp, one.token_id)):
         renewers = ", ".join(f"{who.principal_type}:{who.principal_name}" for who in one.renewers)
         click.echo(
-            f"{one.token_id}: of {one.principal_type}:{one.principal_name},"
-            f" ends {_time(one.expiry_timestamp)}, at the latest {_time(one.max_timestamp)}"
-            + (f", renewed by {renewers}" if renewers else "")
+            (
+                f"{one.token_id}: owner {one.principal_type}:{one.principal_name}, expires "
+                f"{_time(one.expiry_timestamp)}, maximum lifetime ends {_time(one.max_timestamp)}"
+            )
+            + (f", renewers {renewers}" if renewers else "")
         )
 
 
@@ -150,12 +152,12 @@ def _alter(
     def send(client: KafkaClient) -> Any:
         secrets = [one.hmac for one in _described(client, None) if one.token_id == token_id]
         if not secrets:
-            raise click.ClickException(f"{token_id}: no token that this user may see")
+            raise click.ClickException(f"{token_id}: no such token, or this user may not see it")
         return client.request(key, request(secrets[0]))
 
     answer = with_client(bootstrap, config, send)
     check(answer.error_code, None)
-    click.echo(f"ends {_time(answer.expiry_timestamp_ms)}")
+    click.echo(f"expires {_time(answer.expiry_timestamp_ms)}")
 
 
 def _described(client: KafkaClient, owners: list[DescribeDelegationTokenOwner] | None) -> Any:
@@ -167,7 +169,9 @@ def _described(client: KafkaClient, owners: list[DescribeDelegationTokenOwner] |
 def _principal(text: str) -> tuple[str, str]:
     kind, separator, name = text.partition(":")
     if not separator or kind != USER or not name:
-        raise click.BadParameter(f'{text!r} is no principal such as "User:alice"')
+        raise click.BadParameter(
+            f'{text!r} is not a principal; expected a name such as "User:alice"'
+        )
     return kind, name
 
 

@@ -41,23 +41,28 @@ Processes = dict[ServerId, subprocess.Popen[bytes]]
 
 
 @click.command()
-@click.option("--nodes", type=int, help=f"How many servers.  [default: {SERVERS_DEFAULT}]")
+@click.option("--nodes", type=int, help=f"Number of servers.  [default: {SERVERS_DEFAULT}]")
 @click.option(
     "--data", type=click.Path(path_type=Path), default="data", show_default=True,
-    help="Folder of the replica set; one that exists is started again.",
+    help="Folder of the replica set. An existing set is started again.",
 )  # fmt: skip
 @click.option(
     "--base-port", type=int,
-    help=f"Kafka port of server 1; the others follow.  [default: {BASE_PORT_DEFAULT}]",
+    help=(
+        "Kafka port of server 1; the other servers use the next ports.  [default: "
+        f"{BASE_PORT_DEFAULT}]"
+    ),
 )  # fmt: skip
 @click.option(
     "--secure", is_flag=True,
-    help="Make it with TLS between all and passwords for clients.",
+    help="Make a set with TLS on all connections and with passwords for clients.",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Return when all serve, and leave them running.")
+@click.option(
+    "--detach", is_flag=True, help="Return once all servers serve, and leave them running."
+)
 @click.option(
     "--timeout", type=float, default=30.0, show_default=True,
-    help="Seconds to wait until all serve.",
+    help="Seconds to wait until all servers serve.",
 )  # fmt: skip
 def up(
     *,
@@ -70,9 +75,9 @@ def up(
 ) -> None:
     """Start a replica set on this machine.
 
-    In the foreground it runs until ^C. Started on existing data with some servers running,
-    `--detach` starts the missing ones. A server that cannot be started takes no other down: the
-    command says why, and exits with 1 if it is not to stay. A new set needs all of its servers.
+    It runs in the foreground until ^C. With `--detach` it returns, and starts only servers that do
+    not run yet. If a server of an existing set cannot start, the others still do: the command
+    prints the reason, and with `--detach` exits with code 1. A new set needs all of its servers.
     """
     os.umask(0o077)
     check_layout(
@@ -88,8 +93,8 @@ def up(
         failed = taken_ports(missing)
         if failed and (is_new or len(failed) == len(replica_set.servers)):
             raise ReplicaSetError(
-                f"{_reasons(failed)}; choose others with {_option('--base-port')} "
-                f"(and another {_option('--data')})"
+                f"{_reasons(failed)}; choose other ports with {_option('--base-port')} (and "
+                f"another {_option('--data')})"
             )
         missing = [server for server in missing if server.id not in failed]
         # From here on a signal must not leave half a replica set running.
@@ -112,13 +117,13 @@ def up(
     _greet(replica_set, data, serving=started.serving, is_detached=detach)
     for server_id in started.outside:
         click.echo(
-            f"server {server_id} takes no part: the cluster does not know its data directory; "
-            f"see {data}/{server_id}/server.log",
+            f"server {server_id} waits: its data directory is not known to the cluster; see "
+            f"{data}/{server_id}/server.log",
             err=True,
         )
     if failed:
         again = f"{_command()} up --data {data} --detach"
-        click.echo(f"{_reasons(failed)}\nwhen that is mended: {again}", err=True)
+        click.echo(f"{_reasons(failed)}\nafter the repair run: {again}", err=True)
     if not detach:
         _stay(replica_set, data, processes, stop, reported=set(failed))
     elif failed:
@@ -136,7 +141,7 @@ def down(*, data: Path) -> None:
     if replica_set is None:
         raise ReplicaSetError(f"there is no replica set in {data}")
     # A start in progress completes first; then everything it started is stopped.
-    waiting = f"waiting for another `vdl up` or `vdl down` that is at work in {data}"
+    waiting = f"waiting for another `vdl up` or `vdl down` in {data}"
     with locked(replica_set.directory, on_wait=lambda: click.echo(waiting, err=True)):
         endings = stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS)
     for server_id, ending in endings.items():
@@ -158,8 +163,8 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
         )
     if is_secure and not found.is_secure:
         raise ReplicaSetError(
-            f"the replica set in {data} was made without --secure; docs/secure.md says how to"
-            " change that"
+            f"the replica set in {data} was made without --secure; docs/secure.md shows how to "
+            "change this"
         )
     count = len(found.servers)
     if nodes not in {None, count}:
@@ -168,8 +173,8 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
         )
     if base_port not in {None, found.base_port}:
         raise ReplicaSetError(
-            f"the replica set in {data} has its ports from {found.base_port}, not {base_port} "
-            f"({_option('--base-port')}); to move it, edit {data}/*/vdl.toml and "
+            f"the replica set in {data} uses ports from {found.base_port}, not {base_port} "
+            f"({_option('--base-port')}); to change them, edit {data}/*/vdl.toml and "
             f"{data}/replica_set.toml"
         )
     return found
@@ -210,7 +215,7 @@ def _greet(
         click.echo(f"{len(serving)} of {count} servers up ({names}), data in {data}")
     click.echo(f"bootstrap.servers={bootstrap}\n")
     if replica_set.is_secure:
-        click.echo(f"A client's settings, as they stand in {data}/client.properties:")
+        click.echo(f"Settings of a client, from {data}/client.properties:")
         click.echo(replica_set.client_file.read_text(encoding="utf-8"))
     click.echo("Try:")
     if replica_set.is_secure:
@@ -272,8 +277,8 @@ def _stay(
                 reported.add(server_id)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 click.echo(
-                    f"server {server_id} ended with {how}; start it again with: "
-                    f"{_command()} up --data {data} --detach"
+                    f"server {server_id} ended with {how}; start it again with: {_command()} up "
+                    f"--data {data} --detach"
                 )
         if not replica_set.running():
             raise ReplicaSetError("all servers have ended")

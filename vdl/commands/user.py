@@ -42,14 +42,17 @@ def user() -> None:
 @click.argument("name")
 @click.option(
     "--offline", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
-    help="A server's data directory: the user is added when that server starts next.",
+    help="Data directory of a server. The user is added when that server starts next.",
 )  # fmt: skip
 @connection_options()
 def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None) -> None:
-    """Add a user, or give one another password: the first line of the input, or a random one that
-    is printed, if the input is a terminal. If no administrator is left, --offline does it."""
+    """Add a user, or change the password of one.
+
+    The password is the first line of standard input. If that is a terminal, a random password is
+    made and printed. If no administrator can log in any more, use --offline.
+    """
     if (config is None) is (offline is None):
-        raise click.UsageError("expected either --config or --offline")
+        raise click.UsageError("expected either --config or --offline, not both")
     if sys.stdin.isatty():
         password = secrets.token_urlsafe(_PASSWORD_BYTES)
         click.echo(password)
@@ -72,7 +75,7 @@ def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None)
 @click.argument("name")
 @connection_options(config_required=True)
 def remove(*, name: str, bootstrap: str, config: Path) -> None:
-    """Remove a user. Connections with its password end."""
+    """Remove a user. Its connections are closed."""
 
     def delete(client: KafkaClient) -> None:
         asked = DescribeUserScramCredentialsRequest(users=[UserName(name)])
@@ -110,16 +113,19 @@ def _add_offline(directory: Path, name: str, password: str) -> None:
     """Write the user to a file for the directory's server, with the directory's owner."""
     file = directory / OFFLINE_USERS
     if not (directory / "identity").exists():
-        raise click.ClickException(f"{directory} is no data directory")
+        raise click.ClickException(f"{directory} is not a data directory")
     if file.exists():
-        raise click.ClickException(f"{file} is there: the server has not started since")
+        raise click.ClickException(
+            f"{file} exists already; start its server first, which adds the user and removes "
+            "the file"
+        )
     try:
         found = directory.stat()
         users = users_text([(name, password)]).encode()
         write_private(file, users, owner=(found.st_uid, found.st_gid))
     except (CertificateError, OSError) as error:
         raise click.ClickException(f"{file}: {error}") from error
-    click.echo("The user is added when the server starts next.")
+    click.echo("The user will be added when the server starts.")
 
 
 def _alter(bootstrap: str, config: Path | None, request: AlterUserScramCredentialsRequest) -> None:

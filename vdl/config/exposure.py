@@ -18,7 +18,9 @@ from vdl.kafka.security.protocol import SecurityProtocol
 
 ALL = "may do everything: security.authorizer is off"
 BY_LISTS = "may do what access control lists allow"
-NO_AUTHORIZER = "clients show who they are and may do everything: set security.authorizer"
+NO_AUTHORIZER = (
+    "clients log in but may do everything, because no authorizer is set; set security.authorizer"
+)
 
 
 def lacks_authorizer(config: Config) -> bool:

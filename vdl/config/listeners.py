@@ -55,7 +55,9 @@ def parse_listener(
     if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
         raise ListenerError("name", f"expected capital letters, found {_shown(name)}")
     if name == reserved:
-        raise ListenerError("name", "reserved for the port of [admin]")
+        raise ListenerError(
+            "name", f"{name} is reserved for the port of [admin]; choose another name"
+        )
     protocol = _protocol(table, name)
     listen, advertise = _addresses(table)
     _check_unencrypted(table, protocol, listen)
@@ -108,8 +110,8 @@ def _check_unencrypted(
     if is_open and not allowed:
         raise ListenerError(
             "protocol",
-            "SASL_PLAINTEXT shows logins to the network: expected SASL_SSL, a loopback address,"
-            " or unencrypted_login = true",
+            "SASL_PLAINTEXT sends logins unencrypted over the network; expected SASL_SSL, a "
+            "loopback address, or unencrypted_login = true",
         )
 
 
@@ -127,9 +129,7 @@ def _addresses(table: Mapping[str, object]) -> tuple[Address, Address]:
     listen = parsed["listen"]
     advertise = parsed.get("advertise", listen)
     if not advertise.is_reachable:
-        raise ListenerError(
-            "advertise", f"required, because nobody can be told to connect to {advertise}"
-        )
+        raise ListenerError("advertise", f"required, because clients cannot connect to {advertise}")
     return listen, advertise
 
 
@@ -139,13 +139,17 @@ def _tls(
     if not protocol.is_encrypted:
         for key in ("client_auth", "certificate", "key", "ca", "crl", "other_certificates"):
             if key in table:
-                raise ListenerError(key, f"a {protocol.value} listener has no use for it")
+                raise ListenerError(
+                    key, f"not allowed: a {protocol.value} listener does not use it"
+                )
         return TlsOptions()
     if ("certificate" in table) != ("key" in table):
-        raise ListenerError("certificate", "expected beside key, and key beside it")
+        raise ListenerError("certificate", "certificate and key must be given together")
     own = _pair(table, "", folder) if "certificate" in table else files.own
     if own is None:
-        raise ListenerError("certificate", "required, here or as tls.certificate and tls.key")
+        raise ListenerError(
+            "certificate", "required; set it here or as tls.certificate and tls.key"
+        )
     auth = table.get("client_auth", ClientAuth.NONE.value)
     known = [one.value for one in ClientAuth]
     if auth not in known:
@@ -153,9 +157,13 @@ def _tls(
         raise ListenerError("client_auth", f"expected {expected}, found {_shown(auth)}")
     ca = _path(table["ca"], "ca", folder) if "ca" in table else files.ca
     if auth != ClientAuth.NONE.value and ca is None:
-        raise ListenerError("ca", "required for certificates of clients, here or as tls.ca")
+        raise ListenerError(
+            "ca", "required to check certificates of clients; set it here or as tls.ca"
+        )
     if "crl" in table and auth == ClientAuth.NONE.value:
-        raise ListenerError("crl", "no certificates of clients are asked for")
+        raise ListenerError(
+            "crl", 'not allowed: client_auth is "none", so clients show no certificates'
+        )
     return TlsOptions(
         own=own,
         ca=ca,
@@ -206,10 +214,13 @@ def _rules(table: Mapping[str, object], protocol: SecurityProtocol) -> str:
     if "principal_rules" not in table:
         return "DEFAULT"
     if protocol is not SecurityProtocol.SSL:
-        raise ListenerError("principal_rules", "only certificates of an SSL listener are names")
+        raise ListenerError(
+            "principal_rules",
+            "not allowed: only an SSL listener derives principals from certificates",
+        )
     raw = table["principal_rules"]
     try:
-        PrincipalRules(_expect(raw, str, "rules as a text"))
+        PrincipalRules(_expect(raw, str, "rules as a string"))
     except ValueError as error:
         raise ListenerError("principal_rules", f"expected {error}, found {_shown(raw)}") from None
     return str(raw)
@@ -218,17 +229,22 @@ def _rules(table: Mapping[str, object], protocol: SecurityProtocol) -> str:
 def _mechanisms(table: Mapping[str, object], protocol: SecurityProtocol) -> tuple[str, ...]:
     if not protocol.has_login:
         if "mechanisms" in table:
-            raise ListenerError("mechanisms", f"nobody logs in at a {protocol.value} listener")
+            raise ListenerError(
+                "mechanisms", f"not allowed: a {protocol.value} listener has no login"
+            )
         return ()
     raw = table.get("mechanisms", list(MECHANISMS_DEFAULT))
     if not isinstance(raw, list) or not raw or len(set(map(str, raw))) < len(raw):
-        raise ListenerError("mechanisms", f"expected a list of some of {', '.join(MECHANISMS)}")
+        raise ListenerError(
+            "mechanisms", f"expected a list of one or more of {', '.join(MECHANISMS)}, each once"
+        )
     for mechanism in raw:
         if mechanism == GSSAPI:
             raise ListenerError("mechanisms", "GSSAPI (Kerberos) is not supported")
         if mechanism not in MECHANISMS:
             raise ListenerError(
-                "mechanisms", f"expected some of {', '.join(MECHANISMS)}, found {_shown(mechanism)}"
+                "mechanisms",
+                (f"expected one or more of {', '.join(MECHANISMS)}, found {_shown(mechanism)}"),
             )
     return tuple(str(mechanism) for mechanism in raw)
 

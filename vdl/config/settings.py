@@ -447,11 +447,13 @@ def _take_seeds(document: dict[str, object], source: str) -> dict[ServerId, Addr
             raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
         if not seed.is_reachable:
             raise ConfigError(
-                source, name, f"expected an address others can connect to, found {seed}"
+                source, name, f"expected an address that other servers can connect to, found {seed}"
             )
         seeds[ServerId(int(server_id))] = seed
     if len(set(seeds.values())) < len(seeds):
-        raise ConfigError(source, "cluster.seeds", "two servers have the same address")
+        raise ConfigError(
+            source, "cluster.seeds", "two servers have the same address; each needs its own"
+        )
     return dict(sorted(seeds.items()))
 
 
@@ -543,7 +545,9 @@ def _parse_listeners(
             raise ConfigError(source, f"{prefix}.{error.key}", error.problem) from None
     names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
-        raise ConfigError(source, "listeners", "two listeners have the same name")
+        raise ConfigError(
+            source, "listeners", "two listeners have the same name; each needs its own"
+        )
     return tuple(listeners)
 
 
@@ -557,7 +561,9 @@ def _check_tokens(config: Config) -> None:
         not config.oauth.is_complete
     ):
         raise ConfigError(
-            config.source, key, "required for OAUTHBEARER, with expected.audience and .issuer"
+            config.source,
+            key,
+            "required for OAUTHBEARER, together with expected.audience and expected.issuer",
         )
 
 
@@ -566,25 +572,29 @@ def _check_identities(config: Config) -> None:
     _check_tokens(config)
     files = config.tls
     if (files.certificate is None) != (files.key is None):
-        raise ConfigError(config.source, "tls.key", "expected beside tls.certificate, and it here")
+        raise ConfigError(
+            config.source, "tls.key", "tls.certificate and tls.key must be given together"
+        )
     if files.crl is not None and files.ca is None:
-        raise ConfigError(config.source, "tls.crl", "expected beside tls.ca, whose list it is")
+        raise ConfigError(
+            config.source, "tls.crl", "requires tls.ca: the list must be signed by that authority"
+        )
     asking = [one for one in config.listeners if one.protocol is not SecurityProtocol.PLAINTEXT]
     if files.links is not LinkEncryption.REQUIRED:
         key, need = "tls.links", "tls.certificate, tls.key and tls.ca"
         if not files.secures_links:
-            raise ConfigError(config.source, key, f"{need} are required, unless it is required")
+            raise ConfigError(config.source, key, f'requires {need}, unless it is "required"')
         if asking:
-            why = f"because the listener {asking[0].name} asks clients who they are"
+            why = f"because the listener {asking[0].name} authenticates clients"
             raise ConfigError(config.source, key, f'expected "required", {why}')
     if files.secures_links or not asking:
         return
-    why = f"because the listener {asking[0].name} asks clients who they are"
+    why = f"because the listener {asking[0].name} authenticates clients"
     need = "tls.certificate, tls.key and tls.ca"
     if config.peer is not None:
-        raise ConfigError(config.source, "tls.ca", f"{need} are required for servers, {why}")
+        raise ConfigError(config.source, "tls.ca", f"{need} are required for the peer port, {why}")
     if config.admin is not None:
-        raise ConfigError(config.source, "admin.listen", f'{need} are required, or "off", {why}')
+        raise ConfigError(config.source, "admin.listen", f'expected "off", or {need}, {why}')
 
 
 _OWN_LOGS = 256
@@ -597,7 +607,7 @@ def _check_whole(config: Config) -> None:
     for name, address in _listen_addresses(config):
         if address.port and address.port in ports:
             raise ConfigError(
-                config.source, name, f"port {address.port} is also that of {ports[address.port]}"
+                config.source, name, f"port {address.port} is already used by {ports[address.port]}"
             )
         ports[address.port] = name
     host, kafka, store = config.host, config.kafka, config.store
@@ -632,7 +642,7 @@ def _check_whole(config: Config) -> None:
         (
             kafka.message_max_bytes + 64 * KIB <= store.journal_first_file_bytes,
             "storage.journal_first_file_bytes",
-            "expected more than kafka.message.max.bytes: a batch lies in one file",
+            "expected more than kafka.message.max.bytes: each batch must fit in one file",
         ),
         (
             store.journal_first_file_bytes <= store.journal_file_bytes,
@@ -641,7 +651,8 @@ def _check_whole(config: Config) -> None:
         (
             piece_bytes_for(logs_max, store.journal_file_bytes) <= store.journal_file_bytes,
             "storage.journal_file_bytes",
-            "expected more for what each file says of cluster.replicas_per_server logs",
+            "expected more: a file must have room for the state of "
+            "cluster.replicas_per_server logs",
         ),
         (
             kafka.message_max_bytes <= host.uncommitted_bytes_max,
@@ -679,7 +690,7 @@ def _suggest(name: str, known: tuple[str, ...] = ()) -> str:
 
 
 def _required_instead_of(address: Address) -> str:
-    return f"required, because nobody can be told to connect to {address}"
+    return f"required, because other hosts cannot connect to {address}"
 
 
 def _show(raw: object) -> str:

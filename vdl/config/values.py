@@ -97,7 +97,7 @@ def parse_address(raw: Scalar) -> Address:
     if match is None or int(match[3]) > 65_535 or (match[1] and not _is_ipv6(match[1])):
         raise ValueError('an address such as "127.0.0.1:9092" or "[::1]:9092"')
     if match[2] and not _is_host(match[2]):
-        raise ValueError(f"an address, but {match[2]!r:.80} is no host name")
+        raise ValueError(f"an address, but {match[2]!r:.80} is not a host name")
     return Address(match[1] or match[2], int(match[3]))
 
 
@@ -127,7 +127,7 @@ def integer(low: int, high: int) -> Parse:
 
     def parse(raw: Scalar) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
+            raise ValueError(f"an integer from {low} to {high}")
         return raw
 
     return parse
@@ -157,7 +157,7 @@ def number_from(low: int) -> Parse:
 
     def parse(raw: Scalar) -> float:
         if isinstance(raw, bool | str) or not low <= raw <= float_info.max:
-            raise ValueError(f"a number from {low} on")
+            raise ValueError(f"a number of at least {low}")
         return float(raw)
 
     return parse
@@ -211,7 +211,7 @@ def boolean(raw: Scalar) -> bool:
 def text(raw: Scalar) -> str:
     """Parse a text of at most 249 printable characters. Raise ValueError(expected value)."""
     if not isinstance(raw, str) or len(raw) > 249 or not raw.isprintable():
-        raise ValueError("a text of at most 249 printable characters")
+        raise ValueError("a string of at most 249 printable characters")
     return raw
 
 
@@ -228,7 +228,7 @@ def principals(raw: Scalar) -> tuple[Principal, ...]:
         raise ValueError('principals such as "User:alice;User:bob"')
     found = tuple(parse_principal(part.strip()) for part in raw.split(";") if part.strip())
     if ANONYMOUS in found:
-        raise ValueError(f"principals, but {ANONYMOUS} is anybody")
+        raise ValueError(f"principals other than {ANONYMOUS}, which stands for every client")
     return found
 
 

@@ -80,7 +80,7 @@ class KafkaClient:
         except OSError as error:
             raise Unreachable(self._address, self._words(error)) from error
         except UnicodeError as error:  # Python cannot look up an invalid host name
-            raise Unreachable(self._address, "is no host name") from error
+            raise Unreachable(self._address, "is not a host name") from error
         try:
             self._secure()
             self._greet()

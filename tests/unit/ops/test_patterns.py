@@ -189,7 +189,7 @@ HOSTILE = {
     "scattered class, repeated": "[" + "".join(map(chr, range(0x4E00, 0x56F0, 2))) + "]{0,490}",
     "empty groups": "(" + "()" * 2_040 + "){999}",
     "empty alternatives": "(" + "|" * 4_080 + "){998}",
-    "classes of Unicode": r"\pL" * 1_300,
+    "Unicode classes": r"\pL" * 1_300,
     "opposite classes": r"\PL" * 1_300,
     "alternatives of classes": "|".join([r"\pLa"] * 800),
     "a class, repeated": r"\pL{0,1000}",

@@ -98,7 +98,7 @@ def test_verify_names_the_longest_committed_copy_and_not_the_majority(bench, tmp
     assert (found.index, found.wrong) == (11, [])
     assert (found.longest, found.longest_index) == ([str(copies[0])], 40)
     assert run_app(["log", "verify", "--index-entries", "64", *map(str, copies)]) == 1
-    assert f"wrong: cannot be said; committed furthest, to entry 40, keep: {copies[0]}" in (
+    assert f"wrong: unknown; most committed entries (to entry 40), keep: {copies[0]}" in (
         capsys.readouterr().out
     )
     bench.open()
@@ -200,7 +200,7 @@ def test_copies_without_a_majority_are_not_judged(bench, tmp_path, capsys):
         one.store.abandon()
     assert run_app(["log", "verify", str(bench.path), str(other)]) == 1
     out = capsys.readouterr().out
-    assert "copies differ from offset 3 (entry 4) on; wrong: cannot be said" in out
+    assert "copies differ from offset 3 (entry 4); wrong: unknown" in out
 
 
 def test_command_rebuilds_indexes_and_refuses_what_is_in_use(bench, capsys):
@@ -216,4 +216,4 @@ def test_command_rebuilds_indexes_and_refuses_what_is_in_use(bench, capsys):
     assert run_app(["log", "dump", *where]) == 1
     assert "in use" in capsys.readouterr().err
     assert run_app(["log", "dump", str(bench.path / "journal")]) == 1
-    assert "no data directory" in capsys.readouterr().err
+    assert "not a data directory" in capsys.readouterr().err
