@@ -92,8 +92,8 @@ class Administration:
             name = host.state.told_of(group_id)
             if group_id in lost:
                 part.problems.append(
-                    f"replica_lost: the replica of {name} here lost data and waits for a majority"
-                    " to make it good"
+                    f"replica_lost: the replica of {name} on this server lost data and waits "
+                    "to be replaced"
                 )
             group = host.groups.get(group_id)
             if group is None:

@@ -28,6 +28,6 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(str(path), "", error.strerror or str(error)) from None
     if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
-        expected = f"expected {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes"
+        expected = f"expected a file of {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes"
         raise ConfigError(str(path), "", expected)
     return key

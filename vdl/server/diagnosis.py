@@ -42,28 +42,30 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
     elif state is not ServerState.SERVING:
         yield Problem("starting", f"server is {state.value}")
     for name, ends in server.certificates_ending().items():
-        yield Problem("certificate_ends", f"that of {name} ends at {ends:%F %R}Z")
+        yield Problem("certificate_ends", f"the certificate of {name} expires at {ends:%F %R}Z")
     if server.lacks_descriptors():
-        yield Problem("out_of_file_descriptors", "clients are turned away")
+        yield Problem("out_of_file_descriptors", "new client connections are refused")
     if not server.store.accepts_appends:
-        yield Problem("disk_full", "the disk has no room for new records")
+        yield Problem("disk_full", "the disk is full: new records are refused")
     if host is None:
         return
     if lacks_quorum(host.state):
-        yield Problem("no_quorum", "linked to no majority of the servers")
+        yield Problem("no_quorum", "not connected to a majority of the servers")
     if text := host.overload.problem():
         yield Problem("overloaded", text)
     if host.overload.is_late_for_long:
-        yield Problem("late_for_long", "answers take longer than a failover")
+        yield Problem("late_for_long", "responses take longer than a failover")
     if host.is_flush_stalled:
-        yield Problem("flush_stalled", "a write to a segment hangs")
+        yield Problem("flush_stalled", "a write to a segment does not return")
     ahead_ms = host.time.ahead_ms
     if abs(ahead_ms) > CLOCK_MS_MAX:
         way = "ahead of" if ahead_ms > 0 else "behind"
         yield Problem("clock_wrong", f"{abs(ahead_ms) / 1_000:.0f} s {way} most servers")
     last_ns = host.stats.contradicted_ns
     if last_ns and server.clock.now_ns() - last_ns < CONTRADICTION_NS:
-        yield Problem("peer_contradicts", f"{counted(host.stats.contradictions, 'message')} in all")
+        yield Problem(
+            "peer_contradicts", f"{counted(host.stats.contradictions, 'message')} since the start"
+        )
     if host.lost_groups:
         yield Problem("replica_lost", counted(len(host.lost_groups), "replica"))
 
@@ -74,14 +76,14 @@ def problems_of_links(server: Server) -> Iterator[Problem]:
     for link in server.links.links():
         if not link.is_up:
             both = _both(server, link.server_id)
-            yield Problem("peer_unreachable", f"servers {both} are not linked")
+            yield Problem("peer_unreachable", f"servers {both} are not connected")
     for server_id, why in server.refused_links().items():
         yield Problem("link_refused", f"between servers {_both(server, server_id)}: {why}")
     if server.host is not None:
         for server_id in waiting(server.host.state):
             yield Problem("directory_new", f"server {server_id} waits to be replaced")
         for server_id in sorted(server.host.state.full):
-            yield Problem("peer_full", f"server {server_id} takes no new records")
+            yield Problem("peer_full", f"server {server_id} refuses new records")
     for text in server.peer_addresses.differences.values():
         yield Problem("seeds_differ", text)
 
@@ -100,7 +102,9 @@ def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
         ("replica_moved", sum(map(is_being_moved, groups))),
     ):
         if count:
-            yield Problem(kind, f"{count} of {len(host.groups)} groups with a replica here")
+            yield Problem(
+                kind, f"{count} of {len(host.groups)} groups with a replica on this server"
+            )
     yield from problems_of_copies(server, host)
 
 

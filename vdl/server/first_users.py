@@ -44,16 +44,18 @@ def parse_users(path: Path, data: bytes) -> list[ScramUpsert]:
     try:
         lines = data.decode("ascii").splitlines()
     except UnicodeDecodeError:
-        raise ConfigError(str(path), "", "is no list of users") from None
+        raise ConfigError(str(path), "", "is not a list of users; expected ASCII text") from None
     if len(lines) > _USERS_MAX:
-        raise ConfigError(str(path), "", f"more than {_USERS_MAX} users")
+        raise ConfigError(str(path), "", f"has more than {_USERS_MAX} users")
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             try:
                 found.append(_parse(line.split()))
             except (ValueError, binascii.Error):
-                raise ConfigError(str(path), f"line {number}", "is no user's credential") from None
+                raise ConfigError(
+                    str(path), f"line {number}", "is not a user's credential"
+                ) from None
     return found
 
 
@@ -69,7 +71,7 @@ def _parse(fields: list[str]) -> ScramUpsert:
 def first_users_text(users: Iterable[tuple[str, str]]) -> str:
     """Return the file for these users and passwords, for all mechanisms. Takes milliseconds for
     each."""
-    head = "# Users that a new cluster begins with. What is here counts only until there are any.\n"
+    head = "# Initial users of a new cluster. They are ignored once the cluster has users.\n"
     return head + users_text(users)
 
 

@@ -78,17 +78,17 @@ def _respond(
         return "", _text(400, "not an HTTP request")
     method, target, _ = words
     if is_local and not all(map(is_of_this_machine, _hosts(headers))):
-        return method, _text(421, "ask for this machine as localhost or by its address")
+        return method, _text(421, "use localhost or an address of this machine as host")
     route = routes.get(target.partition("?")[0])
     if route is None:
-        return method, _text(404, "there is " + " and ".join(routes))
+        return method, _text(404, "not found; there is " + " and ".join(routes))
     if method not in {"GET", "HEAD"}:
-        return method, _text(405, "GET or HEAD")
+        return method, _text(405, "expected GET or HEAD")
     try:
         return method, route()
     except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
         log.error("operations_route_failed", route=target, traceback=traceback.format_exc())
-        return method, _text(500, "failed; see the server's log")
+        return method, _text(500, "internal error; see the log of the server")
 
 
 def _hosts(headers: Iterable[str]) -> Iterator[str]:

@@ -41,13 +41,13 @@ def take_added_users(directory: Path, now_seconds: float) -> list[ScramUpsert]:
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _BYTES_MAX:
-            raise ConfigError(str(path), "", "is no list of users")
+            raise ConfigError(str(path), "", "is not a list of users")
         if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(
-                str(path), "", "others than the server's own user may have written it"
+                str(path), "", "may have been written by another user than the server's; remove it"
             )
         if now_seconds - found.st_mtime > _AGE_SECONDS_MAX:
-            raise ConfigError(str(path), "", "is older than a day: remove it")
+            raise ConfigError(str(path), "", "is older than a day; remove it")
         data = os.read(file, _BYTES_MAX)
     finally:
         os.close(file)

@@ -56,13 +56,13 @@ class PeerAddresses:
         files = sorted([(self._server_id, self._addresses), (peer, theirs)], key=lambda f: f[0])
         (lower, first), (higher, second) = files
         told = [
-            f"server {one} is at {first.get(one, _NONE)} in the file of server {lower}, "
-            f"at {second.get(one, _NONE)} in that of server {higher}"
+            f"server {one} has address {first.get(one, _NONE)} in the file of server {lower}, "
+            f"{second.get(one, _NONE)} in that of server {higher}"
             for one in sorted(first.keys() | second.keys())
             if first.get(one) != second.get(one)
         ]
         if not theirs or not told:
-            return f"the files of servers {lower} and {higher} have other addresses of servers"
+            return f"the files of servers {lower} and {higher} have different addresses of servers"
         left = len(told) - DIFFERENCES_TOLD
         return "; ".join(told[:DIFFERENCES_TOLD]) + (f"; and {left} more" if left > 0 else "")
 

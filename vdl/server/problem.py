@@ -10,32 +10,34 @@ from dataclasses import dataclass
 from typing import Final
 
 SERVER_KINDS: Final = {
-    "starting": "the server does not serve clients yet, or waits to be replaced",
-    "stopping": "the server stops",
-    "no_quorum": "the server is linked to no majority of the servers",
-    "disk_full": "the disk has no room: the server takes no new records",
-    "out_of_file_descriptors": "clients are turned away for want of file descriptors",
-    "flush_stalled": "the disk writes the journal and hangs over a segment",
-    "overloaded": "the server has more to do than it can",
-    "late_for_long": "the loop has been late for a minute: leaderships go elsewhere",
+    "starting": "the server does not serve clients: it starts, or waits to be replaced",
+    "stopping": "the server is stopping",
+    "no_quorum": "the server is not connected to a majority of the servers",
+    "disk_full": "the disk is full: the server refuses new records",
+    "out_of_file_descriptors": "the server has no file descriptors left and refuses new clients",
+    "flush_stalled": "a write to a segment does not return, although the journal can be written",
+    "overloaded": "the server has more work than it can do",
+    "late_for_long": "the event loop has been late for a minute: leaderships move to other servers",
     "clock_wrong": "the wall clock differs from that of most servers",
-    "certificate_ends": "a certificate of the server ends within a week, or has ended",
-    "peer_contradicts": "another server sent what cannot be true beside the log here",
+    "certificate_ends": "a certificate of the server expires within a week, or has expired",
+    "peer_contradicts": "another server sent messages that contradict the log of this server",
     "replica_lost": "a replica lost durable data and waits to be replaced",
 }
 """Kind → meaning, of problems of one server."""
 CLUSTER_KINDS: Final = {
-    "peer_unreachable": "a server is not linked to this one",
-    "link_refused": "servers reach each other, and are not to be linked",
-    "peer_full": "another server takes no new records: it has no room, or no descriptors",
-    "directory_new": "a server with a directory unknown to the cluster waits to be replaced",
-    "seeds_differ": "the files of two servers have other addresses of servers",
+    "peer_unreachable": "a server is not connected to this one",
+    "link_refused": "servers reach each other, but one refuses the other",
+    "peer_full": "another server refuses new records: its disk is full, or it has no descriptors",
+    "directory_new": (
+        "a server has a data directory that the cluster does not know, and waits to be replaced"
+    ),
+    "seeds_differ": "the configuration files of two servers have different addresses of servers",
     "no_leader": "partitions without a leader",
-    "under_replicated": "partitions led here with fewer replicas in sync than they have",
-    "under_min_isr": "partitions led here with fewer replicas in sync than min.insync.replicas",
-    "replica_replaced": "replicas that are being replaced",
-    "replica_moved": "replicas that are being moved: not wrong",
-    "no_authorizer": "clients show who they are and may do everything: as it was set",
+    "under_replicated": "partitions with fewer replicas in sync than assigned",
+    "under_min_isr": "partitions with fewer replicas in sync than min.insync.replicas",
+    "replica_replaced": "replicas are being replaced",
+    "replica_moved": "replicas are being moved, as requested",
+    "no_authorizer": "clients log in but may do everything, because no authorizer is set",
 }
 """Kind → meaning, of problems that other servers see as well."""
 NO_LEADER: Final = " has no leader"

@@ -102,7 +102,7 @@ class NoDialer:
     """Dialler of a single server, which has no peers."""
 
     def dial(self, address: Address, on_result: Callable[[Stream | DialFailed], None]) -> Dial:
-        raise AssertionError(f"no peers are configured, yet {address} is dialled")
+        raise AssertionError(f"no peers are configured, but {address} is dialled")
 
 
 class Process:
@@ -197,7 +197,10 @@ class Process:
         if not IS_NATIVE:
             self._log.warning(
                 "records_walked_in_python",
-                meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
+                meaning=(
+                    "records are checked in Python, at 2 µs each: the installation had no C "
+                    "compiler"
+                ),
             )
         if lacks_authorizer(config):
             self._log.warning("no_authorizer", meaning=NO_AUTHORIZER)
@@ -205,7 +208,7 @@ class Process:
             self._log.warning(
                 "secrets_readable_by_others",
                 files=", ".join(map(str, exposed)),
-                meaning="every user of this machine may read them: chmod o= them",
+                meaning="every user of this machine can read them; run chmod o= on them",
             )
         self._on_open()
         # The process owns the directory from here on.
@@ -217,8 +220,10 @@ class Process:
         if config.store.place_bytes_min and not store.writes_in_place:
             self._log.warning(
                 "large_appends_not_placed",
-                meaning="the file system is not known to write over files in place: all is written"
-                " to the journal first",
+                meaning=(
+                    "the file system is not known to support overwriting in place, so large "
+                    "appends also go through the journal"
+                ),
             )
         store.on_fatal = self._disk_failed
         store.on_read_refused = self._read_refused
@@ -566,7 +571,10 @@ def _shut_down(descriptor: int) -> None:
 def run(config: Config, on_open: Callable[[], None]) -> int:
     """Run one server in this process until it is stopped. Return its exit code. See `Process`."""
     if not __debug__:
-        sys.stderr.write("vdl: refuses to run under python -O: its assertions are its safety\n")
+        sys.stderr.write(
+            "vdl: cannot run under python -O: it removes assertions that protect data; start "
+            "without -O\n"
+        )
         return EXIT_FAILED
 
     with asyncio.Runner(loop_factory=TurnLoop) as runner:

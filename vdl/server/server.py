@@ -317,7 +317,7 @@ class Server:
             self._adopt(record)
             return
         is_initial = record.directory_of(self.config.server_id) is not None
-        known = "this data directory is not the one the cluster was founded with; the server "
+        known = "the cluster has another data directory recorded for this server; the server "
         if is_initial:
             self._log.warning(
                 "directory_new",
@@ -333,7 +333,7 @@ class Server:
                 cluster=record.cluster_id,
                 told_by=server_id,
                 directory=self.store.directory_id.hex(),
-                meaning=known + "has no part in it",
+                meaning=known + "is not a member of the cluster",
             )
             self.state = ServerState.WAITING
 
@@ -474,7 +474,7 @@ class Server:
             if self._repeats.count("waiting_for_catalog", self.clock.now_ns()):
                 self._log.warning(
                     "waiting_for_catalog",
-                    meaning="no majority has confirmed yet what topics there are",
+                    meaning="no majority has confirmed the catalog of topics yet",
                 )
             self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 

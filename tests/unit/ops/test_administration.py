@@ -113,15 +113,13 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
     parts = list(administration_of(host, under_min=4).status([0]))
     assert [problem for part in parts for problem in part.problems] == [
         "replica_lost: 2 replicas",
-        "peer_unreachable: servers 1 and 2 are not linked",
+        "peer_unreachable: servers 1 and 2 are not connected",
         "under_min_isr: 4 partitions led by server 1",
         "no_leader: coordinator-1 has no leader",
         "replica_replaced: a replica of orders-0 is being replaced",
         "replica_moved: replicas of orders-1 are being moved",
-        "replica_lost: the replica of orders-2 here lost data and waits for a majority to make it"
-        " good",
-        "replica_lost: the replica of group-40 here lost data and waits for a majority to make it"
-        " good",
+        "replica_lost: the replica of orders-2 on this server lost data and waits to be replaced",
+        "replica_lost: the replica of group-40 on this server lost data and waits to be replaced",
     ]
     assert [group.name for part in parts for group in part.groups] == ["catalog"]
 
@@ -146,7 +144,7 @@ def test_administration_status_before_birth_has_no_groups():
     assert (only.cluster_id, only.groups) == ("", [])
     assert only.problems == [
         "starting: server is waiting",
-        "peer_unreachable: servers 1 and 2 are not linked",
+        "peer_unreachable: servers 1 and 2 are not connected",
     ]
 
 
@@ -154,8 +152,8 @@ def test_administration_status_says_that_the_server_is_overloaded():
     """Overload comes first among the server's problems, because the others may follow from it."""
     host = Host(1)
     (first, *_) = administration_of(host).status(())
-    unreachable = "peer_unreachable: servers 1 and 2 are not linked"
+    unreachable = "peer_unreachable: servers 1 and 2 are not connected"
     assert first.problems == [unreachable]
-    host.overloaded = "its loop was late"
+    host.overloaded = "the event loop was late"
     (first, *_) = administration_of(host).status(())
-    assert first.problems == ["overloaded: its loop was late", unreachable]
+    assert first.problems == ["overloaded: the event loop was late", unreachable]

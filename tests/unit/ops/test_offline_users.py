@@ -44,7 +44,7 @@ def test_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int
 def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    with pytest.raises(ConfigError, match="others"):
+    with pytest.raises(ConfigError, match="another user"):
         take_added_users(tmp_path, time.time())
 
 
