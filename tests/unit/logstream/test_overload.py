@@ -106,9 +106,9 @@ def test_one_long_turn_is_no_overload_and_a_very_long_one_is(watched: Watched) -
 def test_people_are_told_what_the_matter_is(watched: Watched) -> None:
     assert watched.overload.problem() == ""
     watched.run(WINDOW_NS, late_percent=60)
-    assert watched.overload.problem() == "its loop was late for 60 % of the last 2 s"
+    assert watched.overload.problem() == "the event loop was late for 60 % of the last 2 s"
     watched.campaigns.waiting = 1_200
-    assert watched.overload.problem().endswith("; 1200 partitions wait to be elected")
+    assert watched.overload.problem().endswith("; 1200 partitions wait for an election")
 
 
 def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
@@ -123,7 +123,7 @@ def test_servers_that_are_held_up_again_and_again_say_so(cluster: Any) -> None:
         for node in cluster.nodes.values():
             node.clock.resume()
         cluster.run(50)
-    assert all(host.overload.problem().startswith("its loop was late") for host in hosts)
+    assert all(host.overload.problem().startswith("the event loop was late") for host in hosts)
     cluster.run(5_000)
     assert [host.overload.problem() for host in hosts] == ["", "", ""]
     assert [host.overload.times for host in hosts] == [1, 1, 1]
@@ -139,7 +139,7 @@ def test_requests_that_wait_for_long_are_an_overload_though_the_loop_is_in_time(
     assert watched.overload.is_overloaded is begins
     assert bool(watched.overload.problem()) is begins
     if begins:
-        assert "requests wait for their turn, now for 0.2 s" in watched.overload.problem()
+        assert "requests wait to start, currently 0.2 s" in watched.overload.problem()
     watched.front.wait_ns = 0
     watched.run(2 * WINDOW_NS, late_percent=0)
     assert not watched.overload.is_overloaded

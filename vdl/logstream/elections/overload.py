@@ -104,7 +104,7 @@ class Overload:
                 loop_late_percent=self.late_percent,
                 request_wait_ms=self.wait_ms,
                 elections_waiting=self._campaigns.waiting,
-                meaning="this server has more to do than it can: it answers late",
+                meaning="the server has more work than it can do, and its responses are late",
             )
         elif self.is_overloaded and percent < ENDS_PERCENT:
             self.is_overloaded = False
@@ -119,9 +119,9 @@ class Overload:
         """Return the description for operators; empty if there is no problem."""
         if not self.is_overloaded:
             return ""
-        text = f"its loop was late for {self.late_percent} % of the last 2 s"
+        text = f"the event loop was late for {self.late_percent} % of the last 2 s"
         if self.waited_percent >= ENDS_PERCENT:
-            text += f"; requests wait for their turn, now for {self.wait_ms / 1_000:.1f} s"
+            text += f"; requests wait to start, currently {self.wait_ms / 1_000:.1f} s"
         if waiting := self._campaigns.waiting:
-            text += f"; {waiting} partitions wait to be elected"
+            text += f"; {waiting} partitions wait for an election"
         return text

@@ -117,7 +117,7 @@ class StateEncoding:
     def pack_on(self) -> bytes | None:
         """Pack one more piece. Return the whole snapshot after the last."""
         writer = self._writer
-        assert writer is not None, "it changes yet"
+        assert writer is not None, "the key is still changing"
         left = self._piece * PACKED_PER_READ
         while self._rest and left > 0:
             items: Items = sorted(self._parts.pop(self._rest.pop()).items())
@@ -239,7 +239,7 @@ class AppliedState:
 
     def load(self, pieces: Iterator[Items], loaded: Callable[[], None]) -> StateLoading:
         """Replace the state in pieces, the owner's too; `loaded` is called at the end."""
-        assert self.large is not None, "it is small"
+        assert self.large is not None, "a small image is written at once"
         self.replaced([])
 
         def end() -> None:

@@ -289,7 +289,10 @@ class Replacement:
                 "directory_awaited",
                 server=server_id,
                 groups=groups,
-                meaning="nobody leads these groups: they may need its old directory",
+                meaning=(
+                    "these groups have no leader: their records may be in the previous "
+                    "directory of this server"
+                ),
             )
 
     @property
@@ -314,7 +317,7 @@ class Replacement:
             if since_ns and now_ns - since_ns >= HALTED_NS:
                 self._unfed[group_id] = 0
                 self._report_halted(
-                    kept[group_id][-1], "no majority of its replicas is in one piece"
+                    kept[group_id][-1], "no majority of its replicas has intact data"
                 )
 
     def _report_halted(self, log: storage.Log, why: str) -> None:
@@ -322,7 +325,7 @@ class Replacement:
             "group_halted",
             partition=self._state.told_of(log.group_id),
             log=log.log_id,
-            meaning=f"{why}: nobody knows what was acknowledged; its segments here are kept",
+            meaning=f"{why}; the acknowledged records are unknown, so the local segments are kept",
         )
 
     def _replace_lost(self) -> None:

@@ -62,7 +62,9 @@ class Changes:
             log.warning(
                 "quorum_lost",
                 missing=_listed(missing),
-                meaning="nothing can be acknowledged until a majority of the servers is linked",
+                meaning=(
+                    "no record can be acknowledged until a majority of the servers is connected"
+                ),
             )
         self._has_quorum = has_quorum
 

@@ -41,5 +41,5 @@ class Contradictions:
             message=message,
             says=says,
             in_all=stats.contradictions,
-            meaning="that replica or the one here is faulty, or has lost what it acknowledged",
+            meaning="one of the two replicas is faulty, or has lost acknowledged data",
         )

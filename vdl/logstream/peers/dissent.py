@@ -115,8 +115,10 @@ class Dissent:
                 server=server_id,
                 first_offset=found.first_offset,
                 end_offset=found.end_offset,
-                meaning="records with these offsets were acknowledged and are committed on that"
-                " server; in the log here there are others, or none",
+                meaning=(
+                    "records at these offsets were acknowledged and are committed on that "
+                    "server; the local log lacks them or has other records there"
+                ),
             )
 
     def followed(self, group_id: GroupId, message: PeerMessage) -> None:

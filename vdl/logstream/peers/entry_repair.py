@@ -270,8 +270,10 @@ class EntryRepair:
                 "entries_unrecoverable",
                 partition=self._state.told_of(group.group_id),
                 index=first,
-                meaning="no replica that answers has a readable copy; bring back a server or disk "
-                "that has one, or delete the records up to there",
+                meaning=(
+                    "no replica that answers has a readable copy; bring back a server or disk "
+                    "that has one, or delete the records up to this index"
+                ),
             )
 
     def _note_without_room(self, group: Group) -> None:

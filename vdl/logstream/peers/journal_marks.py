@@ -244,8 +244,10 @@ class JournalMarks:
             boot=number,
             lsn=end_lsn,
             logs=len(store.logs),
-            meaning="this data directory was restored from an old copy, is a copy, or its disk lost"
-            " what it had synced: it lacks what it acknowledged, so all its replicas are lost",
+            meaning=(
+                "the data directory was restored from an old copy, is a copy, or its disk "
+                "lost synced data; acknowledged data is missing, so all its replicas are lost"
+            ),
         )
         store.give_up(self._given_up)
         self._lose()
@@ -264,8 +266,10 @@ class JournalMarks:
             remembered_boot=mark.number,
             remembered_lsn=mark.lsn,
             boots=",".join(f"{boot.number}:{boot.end_lsn}" for boot in boots[-3:-1]),
-            meaning="its data directory was restored from an old copy, is a copy, or its disk lost"
-            " what it had synced: its replicas count as lost",
+            meaning=(
+                "its data directory was restored from an old copy, is a copy, or its disk "
+                "lost synced data; its replicas count as lost"
+            ),
         )
 
     # --- on disk --------------------------------------------------------------------------------

@@ -73,8 +73,10 @@ class LastResort:
                 state.log.warning(
                     "leads_as_last_resort",
                     partition=state.told_of(group_id),
-                    meaning="this server serves no clients, but no other that is there has the last"
-                    " entries: it campaigns, and hands leadership over",
+                    meaning=(
+                        "only this server has the last entries, but it serves no clients; it "
+                        "campaigns, then transfers leadership"
+                    ),
                 )
                 group.node.allow_leading(allowed=status.may_lead_group(group_id))
                 state.outbox.mark_dirty(group)

@@ -135,7 +135,7 @@ class ServerStatus:
             self._is_late = is_late
             if is_late:
                 self._log.warning(
-                    "late_for_long", meaning="leaderships go to servers that answer in time"
+                    "late_for_long", meaning="leaderships move to servers that answer in time"
                 )
             else:
                 self._log.info("in_time_again")
@@ -202,7 +202,9 @@ class ServerStatus:
         )
         if now != self._sent:
             if now.disk_full and not self._sent.disk_full:
-                self._log.error("disk_full", meaning="new records are refused until there is room")
+                self._log.error(
+                    "disk_full", meaning="new records are refused until the disk has room"
+                )
             elif self._sent.disk_full and not now.disk_full:
                 self._log.info("disk_has_room")
             self._sent = now

@@ -80,7 +80,10 @@ class ClusterTime:
             self._log.warning(
                 "clock_disagrees",
                 ahead_ms=ahead_ms,
-                meaning="this server's wall clock is not that of the majority, which counts",
+                meaning=(
+                    "the wall clock of this server differs from the time of a majority of the "
+                    "servers, which is used instead"
+                ),
             )
         elif self._disagrees and not disagrees:
             self._log.info("clock_agrees", ahead_ms=ahead_ms)
