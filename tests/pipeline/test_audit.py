@@ -160,7 +160,7 @@ def test_audit_of_copies_that_differ_names_the_minority() -> None:
     assert judge(row) == [Finding(9, 5, "b", "different", 40)]
     found = judge({**row, "copies": rows[:2]})
     assert [one.replica for one in found] == ["a", "b"]
-    assert all("cannot be said" in one.what for one in found)
+    assert all("the right copy is unknown" in one.what for one in found)
 
 
 @pytest.mark.spark

@@ -91,7 +91,7 @@ def test_secrets_in_a_job_file_are_refused_wherever_they_stand(tmp_path: Path) -
     with pytest.raises(JobInvalid) as refused:
         job_of(tmp_path, password="hunter2", more=more)
     problems = refused.value.problems
-    assert [problem.partition(": a secret")[0] for problem in problems] == [
+    assert [problem.partition(": a job file")[0] for problem in problems] == [
         "source.client: sasl.password", "spark: spark.hadoop.fs.s3a.secret.key",
     ]  # fmt: skip
     assert "hunter2" not in str(refused.value)
@@ -107,5 +107,5 @@ def test_setting_that_the_connector_has_no_word_for_is_refused(tmp_path: Path) -
     (tmp_path / "job.toml").write_text(text, encoding="utf-8")
     load_job(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_text(text.replace('"vdl"', '"kafka"'), encoding="utf-8")
-    with pytest.raises(JobInvalid, match=r"check\.crcs: is not known for kind = 'kafka'"):
+    with pytest.raises(JobInvalid, match=r"check\.crcs: is unknown for kind = 'kafka'"):
         load_job(tmp_path / "job.toml")

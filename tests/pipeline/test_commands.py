@@ -32,8 +32,8 @@ def test_validate_of_a_bad_job_exits_with_one(tmp_path: Path, capsys: Shown) -> 
     (tmp_path / "job.toml").write_text(GOOD.replace("path", "paht"), encoding="utf-8")
     assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 1
     told = capsys.readouterr().err
-    assert "sink.paht: there is no such setting" in told
-    assert "sink.path: is needed" in told
+    assert "sink.paht: unknown setting" in told
+    assert "sink.path: is required" in told
 
 
 def test_validate_of_the_examples_finds_nothing() -> None:
@@ -119,7 +119,7 @@ def test_topic_that_does_not_exist_is_named(tmp_path: Path, bootstrap: str) -> N
 def test_folders_that_take_no_files_are_named(tmp_path: Path) -> None:
     """Holds also if permissions would allow writing."""
     (tmp_path / "file").touch()
-    for path, reason in (("/proc/x/y", "/proc cannot be written to"), ("file/t", "no folder")):
+    for path, reason in (("/proc/x/y", "/proc cannot be written to"), ("file/t", "not a folder")):
         with pytest.raises(PipelineError, match=f"sink.path: .*{reason}"):
             check_folders(job_of(tmp_path, '"out"', f'"{path}"'))
     check_folders(job_of(tmp_path))
@@ -169,7 +169,7 @@ def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:
         env={"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert "Spark needs Java" in done.stderr or "pip install" in done.stderr
+    assert "Spark requires Java" in done.stderr or "pip install" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -179,12 +179,12 @@ def test_reason_of_an_exception_of_sparks_is_one_line() -> None:
     An exception was thrown from the Python worker:
       Traceback (most recent call last):
         File "read.py", line 1, in read
-      vdl.pipeline.errors.RowsGone: t/0: offset 3 is wanted, the log begins at 9
+      vdl.pipeline.errors.RowsGone: t/0: offset 3 is required, but the log begins at 9
 
         at org.apache.spark.api.python.BasePythonRunner
     """
     assert reason_of(ValueError(quoted)) == (
-        "vdl.pipeline.errors.RowsGone: t/0: offset 3 is wanted, the log begins at 9"
+        "vdl.pipeline.errors.RowsGone: t/0: offset 3 is required, but the log begins at 9"
     )
     own = "An error occurred while calling o7.collect.\n: java.io.IOException: disk full\n\tat x"
     assert reason_of(ValueError(own)) == "java.io.IOException: disk full"

@@ -109,7 +109,7 @@ def test_compaction_of_two_at_a_time_lets_one_do_it(
         link(source, target)
 
     monkeypatch.setattr(os, "link", slow)
-    with pytest.raises(PipelineError, match="somebody else is compacting it"):
+    with pytest.raises(PipelineError, match="another process is compacting it"):
         again(tmp_path / "t").compact(BYTES_TARGET)
     assert rows_of(again(tmp_path / "t")) == seen(tmp_path / "t") == list(range(2 * PART))
 

@@ -77,8 +77,8 @@ def test_feature_of_a_table_is_idle_or_refused(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"delta.columnMapping.mode": "name"}, "its columns are mapped by name"),
-        ({"protocol": 8}, "it wants writers of version 8"),
+        ({"delta.columnMapping.mode": "name"}, "its columns have the mapping name"),
+        ({"protocol": 8}, "it requires writers of version 8"),
         ({"delta.generationExpression": "n + 1"}, "its column _offset has a generated value"),
         ({"delta.invariants": "{}"}, "its column _offset has an invariant"),
     ],

@@ -64,13 +64,13 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('name = "flights"', "", "job.name: is needed"),
+        ('name = "flights"', "", "job.name: is required"),
         ('name = "flights"', 'name = "a/b"', "job.name"),
         ('name = "flights"', "name = 5", "job.name: must be text"),
-        ('path = "out"', 'path = "out"\nmodus = "fast"', "sink.modus: there is no such setting"),
-        ('path = "out"', 'path = "out"\nmode = "fast"', "sink.mode: 'fast' is none of"),
+        ('path = "out"', 'path = "out"\nmodus = "fast"', "sink.modus: unknown setting"),
+        ('path = "out"', 'path = "out"\nmode = "fast"', "sink.mode: 'fast' is not one of"),
         ('path = "out"', 'path = "out"\nkind = "csv"', "sink.kind"),
-        ('path = "out"', 'path = "out"\n[sunk]\na = 1', "sunk: there is no such section"),
+        ('path = "out"', 'path = "out"\n[sunk]\na = 1', "sunk: unknown section"),
         ('topics = ["flights"]', "topics = []", "source.topics"),
         ('topics = ["flights"]', 'topics = ["f"]\nstart = "soon"', "start"),
         ('topics = ["flights"]', 'topics = ["f"]\noptions = {maxRow = 5}', "maxrow"),
@@ -79,42 +79,42 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
         (
             "[decode]",
             '[[expect.rules]]\nsql = "year > 0"\naction = "warn"\n[decode]',
-            "expect.rules: 'warn' is none of",
+            "expect.rules: 'warn' is not one of",
         ),
         (
             "[decode]",
             '[[expect.rules]]\naction = "drop"\n[decode]',
-            "expect.rules[1].sql: is needed",
+            "expect.rules[1].sql: is required",
         ),
-        ("[decode]", '[decode]\nformat = "avro"', "registry.url: is needed for 'avro'"),
-        ("[decode]", '[registry]\nurl = "http://r"\n[decode]', "is not asked by format 'json'"),
+        ("[decode]", '[decode]\nformat = "avro"', "registry.url: is required for 'avro'"),
+        ("[decode]", '[registry]\nurl = "http://r"\n[decode]', "is not used by format 'json'"),
         (
             "[decode]",
             '[registry]\nurl = "http://r"\npassword = "x"\n[decode]\nformat = "avro"',
-            "registry: password: a secret does not stand in a job file",
+            "registry: password: a job file must not contain secrets",
         ),
         (
             "[decode]",
             '[decode]\nformat = "raw"\nrescued = "rest"',
-            "decode.rescued: not of raw values",
+            "decode.rescued: not for raw values",
         ),
-        ("[decode]", '[decode]\nenvelope = "canal"', "decode.envelope: 'canal' is none of"),
-        ("[decode]", '[decode]\ntombstones = "delete"', "is only of sink.mode 'upsert'"),
-        ("[decode]", '[decode]\ntombstones = "keep"', "decode.tombstones: 'keep' is none of"),
+        ("[decode]", '[decode]\nenvelope = "canal"', "decode.envelope: 'canal' is not one of"),
+        ("[decode]", '[decode]\ntombstones = "delete"', "is only for sink.mode 'upsert'"),
+        ("[decode]", '[decode]\ntombstones = "keep"', "decode.tombstones: 'keep' is not one of"),
         ('path = "out"', 'path = "out"\n[errors]\nshare_max = 2', "share_max"),
         ('path = "out"', 'path = "out"\n[errors]\npath = "out"', "errors.path"),
         ('path = "out"', 'path = "out"\n[errors]\npath = "./a/../out"', "errors.path"),
-        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "a/../out"', "hold nor lie in sink"),
-        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "."', "hold nor lie in sink.path"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "a/../out"', "be inside sink"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "."', "be inside sink.path"),
         ('path = "out"', 'path = "out"\n[run]\ncompact_every = -1', "run.compact_every"),
         ('path = "out"', 'path = "s3://b/t"', "sink.path: 's3://b/t' is not on a file system"),
         ('path = "out"', 'path = "o"\n[errors]\npath = "s3a://b/d"', "errors.path: 's3a://b/d'"),
         ('path = "out"', 'path = "o"\n[run]\ncheckpoint = "hdfs://n/c"', "run.checkpoint: 'hdfs:"),
-        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "out/c"', "hold nor lie in sink.path"),
+        ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "out/c"', "be inside sink.path"),
         (
             'path = "out"',
             'path = "out"\n[run]\ncheckpoint = "out-dead"',
-            "hold nor lie in errors.path",
+            "be inside errors.path",
         ),
         ('path = "out"', 'path = "out"\n[transform]\nsteps = [{name = "input"}]', "input"),
         ("[job]", "[job", "Expected"),
@@ -125,11 +125,11 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
             "[source.options]\nclient.debug = 'all'\n[decode]",
             "client: must be one value",
         ),
-        ('topics = ["flights"]', "topics = [5]", "source.topics: must be a list of texts"),
-        ('topics = ["flights"]', 'topics = ["a,b"]', "'a,b' is no name of a topic"),
+        ('topics = ["flights"]', "topics = [5]", "source.topics: must be a list of strings"),
+        ('topics = ["flights"]', 'topics = ["a,b"]', "'a,b' is not a valid topic name"),
         ('topics = ["flights"]', 'topics = ["f"]\nmax_rows = nan', "max_rows: must be finite"),
         ('topics = ["flights"]', 'topics = ["f"]\nmax_bytes = inf', "max_bytes: must be finite"),
-        ('topics = ["flights"]', 'topics = ["f"]\nmax_rows = 0.5', "max_rows: must be a whole"),
+        ('topics = ["flights"]', 'topics = ["f"]\nmax_rows = 0.5', "max_rows: must be an integer"),
         (
             'path = "out"',
             'path = "out"\n[run]\ninterval_seconds = inf',
@@ -157,7 +157,7 @@ def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_p
     """The table's contents would be removed under another name."""
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
-    with pytest.raises(JobInvalid, match="hold nor lie in"):
+    with pytest.raises(JobInvalid, match="be inside"):
         load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "link/c"\n'))
     beside = load_job(write(tmp_path, GOOD + '[run]\ncheckpoint = "out-c"\n'))
     assert beside.checkpoint == str(tmp_path / "out-c")
@@ -168,12 +168,12 @@ def test_job_file_with_a_checkpoint_that_is_a_link_to_the_table_is_refused(tmp_p
     [
         ("steps", '["select 1"]', "steps[1]: must be a table"),
         ("steps", '[{sql = "select 1"}, 5]', "steps[2]: must be a table"),
-        ("steps", '[{sql = "select 1", nmae = "a"}]', "steps[1].nmae: there is no such setting"),
+        ("steps", '[{sql = "select 1", nmae = "a"}]', "steps[1].nmae: unknown setting"),
         ("steps", "[{sql = 1}]", "steps[1].sql: must be text"),
         ("steps", '[{name = 1, sql = "select 1"}]', "steps[1].name: must be text"),
         ("tables", '{a = "x.csv"}', "tables.a: must be a table"),
-        ("tables", '{a = {fromat = "csv", path = "x"}}', "tables.a.fromat: there is no such"),
-        ("tables", '{a = {option = {}, path = "x"}}', "tables.a.option: there is no such setting"),
+        ("tables", '{a = {fromat = "csv", path = "x"}}', "tables.a.fromat: unknown setting"),
+        ("tables", '{a = {option = {}, path = "x"}}', "tables.a.option: unknown setting"),
         ("tables", '{a = {options = "header", path = "x"}}', "tables.a.options: must be a table"),
         ("tables", '{a = {options = {b = [1]}, path = "x"}}', "tables.a.options.b: must be one"),
         ("tables", "{a = {path = 5}}", "tables.a.path: must be text"),
@@ -221,7 +221,7 @@ def test_job_file_with_settings_that_librdkafka_does_not_take_is_refused(tmp_pat
     source, linger, callback = refused.value.problems
     assert "source.options: client.nonsense: No such configuration property" in source
     assert "sink.options: linger.ms: Invalid value" in linger
-    assert "sink.options: error_cb: cannot be set in a file" in callback
+    assert "sink.options: error_cb: cannot be set in a job file" in callback
 
 
 def test_job_file_with_several_mistakes_tells_all(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_job_file_of_an_iceberg_table_has_a_catalog(tmp_path: Path) -> None:
     with pytest.raises(JobInvalid) as refused:
         load_job(write(tmp_path, iceberg + more.replace("env:T", "T").replace("lake.air.out", "o")))
     name, secret = refused.value.problems
-    assert "sink.table: 'o' is no namespace.name" in name
-    assert "sink.catalog: token: a secret does not stand in a job file" in secret
-    with pytest.raises(JobInvalid, match="catalog: only of kind 'iceberg'"):
+    assert "sink.table: 'o' is not namespace.name" in name
+    assert "sink.catalog: token: a job file must not contain secrets" in secret
+    with pytest.raises(JobInvalid, match="catalog: only for kind 'iceberg'"):
         load_job(write(tmp_path, GOOD + 'table = "a.b"\n'))
 
 
@@ -262,29 +262,37 @@ def test_job_file_of_upserts_deletes_by_tombstones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('kind = "delta"', 'kind = "parquet"', "sink.mode: upsert is only of ('delta', 'iceberg')"),
-        ('key = ["year"]', "", "sink.key: is needed"),
-        ('key = ["year"]', "key = []", "sink.key: upsert needs a column at least"),
-        ('key = ["year"]', 'key = "year"', "sink.key: must be a list of texts"),
-        ('key = ["year"]', 'key = ["a", "a"]', "sink.key: a column is there twice"),
+        (
+            'kind = "delta"',
+            'kind = "parquet"',
+            "sink.mode: upsert is only for ('delta', 'iceberg')",
+        ),
+        ('key = ["year"]', "", "sink.key: is required"),
+        ('key = ["year"]', "key = []", "sink.key: upsert requires at least one column"),
+        ('key = ["year"]', 'key = "year"', "sink.key: must be a list of strings"),
+        ('key = ["year"]', 'key = ["a", "a"]', "sink.key: lists a column twice"),
         (
             'key = ["year"]',
             'key = ["year"]\npartition_by = ["year", "land"]',
-            "sink.partition_by: land is no column of sink.key",
+            "sink.partition_by: land is not in sink.key",
         ),
-        ("[decode]", '[decode]\nformat = "raw"', "decode.format: upsert needs columns"),
-        ("[decode]", '[decode]\ntombstones = "null"', "decode.tombstones: 'null' makes rows"),
-        ('topics = ["flights"]', 'topics = ["a", "b"]', "source.topics: upsert is of one topic"),
+        ("[decode]", '[decode]\nformat = "raw"', "decode.format: upsert requires columns"),
+        ("[decode]", '[decode]\ntombstones = "null"', "decode.tombstones: 'null' writes rows"),
+        (
+            'topics = ["flights"]',
+            'topics = ["a", "b"]',
+            "source.topics: upsert requires exactly one topic",
+        ),
         (
             "[decode]",
             '[transform]\nsteps = [{sql = "select 1"}]\n[decode]',
-            "transform.steps: not of upsert",
+            "transform.steps: not for upsert",
         ),
         (
             "[decode]",
             '[window]\ntime = "t"\nsize = "1 hour"\nlate = "1 hour"\n'
             'values = {n = "count(*)"}\n[decode]',
-            "window: not of upsert",
+            "window: not for upsert",
         ),
     ],
 )

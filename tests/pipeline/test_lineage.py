@@ -205,7 +205,7 @@ def test_server_that_never_answers_lets_a_job_end(
         for _ in range(10_000):
             lineage.on_batch(rows=1, dead=0)
         assert lineage._sender._waiting.qsize() <= 100
-    assert told == ["lineage: 10003 of 10003 events not sent: no answer yet"]
+    assert told == ["lineage: 10003 of 10003 events not sent: no response yet"]
 
 
 def test_batches_within_the_interval_are_one_event(tmp_path: Path, server: Collected) -> None:
@@ -239,20 +239,20 @@ def test_names_are_those_that_others_use() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("", "one of them is needed"),
-        ('url = "http://a"\nfile = "b"', "one only"),
-        ('url = "ftp://a"', "is no http://"),
-        ('url = "http://"', "is no http://"),
+        ("", "one of them is required"),
+        ('url = "http://a"\nfile = "b"', "exactly one"),
+        ('url = "ftp://a"', "is not http://"),
+        ('url = "http://"', "is not http://"),
         ('url = "http://[::1"', "lineage.url"),
         ('url = "http://a:99999"', "lineage.url"),
-        ('url = "http://me:word@a"', "a secret does not stand in a job file"),
-        ('url = "http://a"\napi_key = "word"', "a secret does not stand in a job file"),
-        ('file = "a"\napi_key = "env:A"', "only of a url"),
+        ('url = "http://me:word@a"', "a job file must not contain secrets"),
+        ('url = "http://a"\napi_key = "word"', "a job file must not contain secrets"),
+        ('file = "a"\napi_key = "env:A"', "only with a url"),
         ('file = "s3://a/b"', "is not on a file system"),
         ('file = "a"\ntimeout_seconds = 0', "timeout_seconds"),
         ('file = "a"\ninterval_seconds = 0.5', "interval_seconds"),
-        ('file = "a"\nnamespace = ""', "namespace: is needed"),
-        ('files = "a"', "there is no such setting"),
+        ('file = "a"\nnamespace = ""', "namespace: is required"),
+        ('files = "a"', "unknown setting"),
     ],
 )
 def test_settings_that_cannot_be_are_named(tmp_path: Path, settings: str, problem: str) -> None:

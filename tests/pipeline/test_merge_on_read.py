@@ -255,7 +255,7 @@ def test_batch_whose_staged_files_are_gone_is_refused_on_the_way(
         return between_stages(*arguments)
 
     monkeypatch.setattr(iceberg_upsert, "_planned", late)
-    with pytest.raises(CommitConflict, match="are gone"):
+    with pytest.raises(CommitConflict, match="are missing"):
         run.table.commit(batch, COLUMNS)
     assert rows_of(heir.table) == model
 

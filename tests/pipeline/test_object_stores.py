@@ -217,7 +217,7 @@ def test_job_file_of_a_store_has_its_settings_and_no_secrets(
     assert (told["region"], told["secret_access_key"]) == ("eu", "other")
     with pytest.raises(JobInvalid, match="secret_access_key: a secret"):
         load_job(write(tmp_path, text.replace("env:KEY", "word")))
-    with pytest.raises(JobInvalid, match="bucket: there is no such setting"):
+    with pytest.raises(JobInvalid, match="bucket: unknown setting"):
         load_job(write(tmp_path, STORED + '[sink.storage]\nbucket = "b"\n'))
 
 
@@ -225,11 +225,11 @@ def test_job_file_of_a_store_has_its_settings_and_no_secrets(
     ("text", "problem"),
     [
         (STORED.replace("delta", "parquet"), "s3:// is only for delta and iceberg"),
-        (STORED.replace("s3:", "ftp:"), "ftp:// is not known"),
-        (STORED.replace("delta", "iceberg"), "sink.catalog: is needed"),
+        (STORED.replace("s3:", "ftp:"), "ftp:// is not supported"),
+        (STORED.replace("delta", "iceberg"), "sink.catalog: is required"),
         (STORED + '[window]\ntime = "t"\nsize = "1 hour"\nlate = "1 hour"\n[window.values]\n'
-         'n = "count(*)"\n', "window: its state needs a folder"),
-        (GOOD + '[sink.storage]\nregion = "x"\n', "sink.storage: only of a path in an object"),
+         'n = "count(*)"\n', "window: requires a folder"),
+        (GOOD + '[sink.storage]\nregion = "x"\n', "sink.storage: only for a path in an object"),
     ],
 )  # fmt: skip
 def test_job_file_that_a_store_cannot_do_is_refused(

@@ -132,7 +132,7 @@ def test_columns_that_make_no_partitions_are_named() -> None:
     with pytest.raises(PipelineError) as refused:
         check_columns(fields("at", "day(n)", "z", "hour(d)", "truncate(2, at)"), COLUMNS)
     for told in (
-        "at is not to be had of timestamp", "day(n) is not", "there is no column z",
+        "at is not possible for timestamp", "day(n) is not", "column z does not exist",
         "hour(d) is not", "truncate(2, at) is not",
     ):  # fmt: skip
         assert told in str(refused.value)
@@ -314,11 +314,11 @@ def test_file_of_another_partition_than_its_writer_says_is_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("kind", "by", "problem"),
     [
-        ("parquet", '["year"]', "only of delta and iceberg"),
-        ("delta", '["day(at)"]', "are only of iceberg"),
-        ("delta", '["bucket(4, a)"]', "are only of iceberg"),
-        ("iceberg", '["a", "day(a)"]', "a column is there twice"),
-        ("iceberg", '["days(a)"]', "is neither a column nor year"),
+        ("parquet", '["year"]', "only for delta and iceberg"),
+        ("delta", '["day(at)"]', "are only for iceberg"),
+        ("delta", '["bucket(4, a)"]', "are only for iceberg"),
+        ("iceberg", '["a", "day(a)"]', "lists a column twice"),
+        ("iceberg", '["days(a)"]', "is not a column, nor year"),
     ],
 )
 def test_job_file_with_partitions_that_cannot_be_is_refused(

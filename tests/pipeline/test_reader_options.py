@@ -187,12 +187,12 @@ def test_options_by_the_connectors_names_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("kafka.fetch.max.bytes", "1", "no meaning here"),
-        ("kafka.ssl.truststore.location", "/ca.jks", "in PEM"),
-        ("kafka.sasl.jaas.config", "com.example.Login required;", "no user and password"),
-        ("subscribe", "c", "topics is given, too"),
-        ("subscribePattern", "a.*", "no such option: subscribepattern"),
-        ("failOnDataLoss", "maybe", "allowLoss: 'maybe' is neither"),
+        ("kafka.fetch.max.bytes", "1", "without a meaning here"),
+        ("kafka.ssl.truststore.location", "/ca.jks", "only PEM certificates"),
+        ("kafka.sasl.jaas.config", "com.example.Login required;", "no readable user and password"),
+        ("subscribe", "c", "conflicts with topics"),
+        ("subscribePattern", "a.*", "unknown option: subscribepattern"),
+        ("failOnDataLoss", "maybe", "allowLoss: 'maybe' is not true or false"),
     ],
 )
 def test_options_of_the_connector_without_meaning_are_refused(

@@ -111,7 +111,9 @@ def trimmed(bootstrap: str) -> str:
 
 
 def test_range_that_is_gone_in_part_says_how_much(bootstrap: str, trimmed: str) -> None:
-    with pytest.raises(RowsGone, match="the log begins at 100: 95 records are gone unread") as gone:
+    with pytest.raises(
+        RowsGone, match="the log begins at 100: 95 records were lost unread"
+    ) as gone:
         read(bootstrap, OffsetRange(trimmed, 0, 5, 150))
     assert (gone.value.wanted, gone.value.first) == (5, 100)
 

@@ -362,7 +362,7 @@ def test_catalog_that_wants_a_token_gets_it_and_nobody_sees_it(
     monkeypatch.setenv("LAKE_SECRET", secret)
     text = GOOD.replace('path = "out"', 'path = "out"\nkind = "iceberg"\ntable = "a.t"')
     text += JOB_CATALOG.format(uri=gate.address)
-    with pytest.raises(JobInvalid, match=f"{setting}: a secret does not stand in a job file") as no:
+    with pytest.raises(JobInvalid, match=f"{setting}: a job file must not contain secrets") as no:
         load_job(write(tmp_path, f'{text}{setting} = "{secret}"\n'))
     assert word not in str(no.value)
     job = load_job(write(tmp_path, f'{text}{setting} = "env:LAKE_SECRET"\n'))

@@ -44,7 +44,7 @@ def test_machine_without_java_is_told_what_to_install(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotInstalled, match=r"Spark needs Java.*openjdk-17"):
+    with pytest.raises(NotInstalled, match=r"Spark requires Java.*openjdk-17"):
         find_java()
 
 
@@ -70,7 +70,7 @@ def test_java_that_is_slow_is_not_taken_for_one_that_is_not_there(
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(session, "JAVA_SECONDS_MAX", 0.1)
-    with pytest.raises(PipelineError, match=r"java -version: no answer in 0\.1 s") as raised:
+    with pytest.raises(PipelineError, match=r"java -version: no response in 0\.1 s") as raised:
         find_java()
     assert not isinstance(raised.value, NotInstalled)
 

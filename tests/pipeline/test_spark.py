@@ -195,7 +195,7 @@ def test_job_of_a_table_that_was_put_back_fills_it_once_it_is_rewound(
     job = job_of(tmp_path, bootstrap, topic, sink="delta")
     run_once(job, spark)
     DeltaTable(job.sink.path).restore(0)
-    with pytest.raises(PipelineError, match=r"was put back .* up to batch 1"):
+    with pytest.raises(PipelineError, match=r"was restored .* up to batch 1"):
         run_once(job, spark)
     assert run_app(["pipeline", "rewind", str(tmp_path / "job.toml")]) == 0
     assert capsys.readouterr().out.startswith("numbers/0: ")

@@ -73,7 +73,7 @@ def test_stream_of_a_log_that_was_trimmed_goes_on_where_loss_is_allowed() -> Non
     begin = at({0: 5, 1: 20})
     end = latest(reader(cluster), begin, ReadMaxRows(100))
     cluster.first = at({0: 8, 1: 0})
-    with pytest.raises(RowsGone, match="the log begins at 8: 3 records are gone unread"):
+    with pytest.raises(RowsGone, match="the log begins at 8: 3 records were lost unread"):
         reader(cluster).partitions(begin.to_json(), end.to_json())
     (task,) = reader(cluster, allowLoss="true").partitions(begin.to_json(), end.to_json())
     assert task.value == BrokerTask((OffsetRange("t", 0, 8, 20),))
@@ -143,7 +143,9 @@ def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
     cluster.first = cluster.end = at({0: 20, 1: 20, 2: 600})
     assert not [t for t in made.partitions(begin.to_json(), end.to_json()) if t.value]
     if loss == "false":
-        with pytest.raises(RowsGone, match="t/2: offset 505 is wanted, the log begins at 600"):
+        with pytest.raises(
+            RowsGone, match="t/2: offset 505 is required, but the log begins at 600"
+        ):
             made.partitions(end.to_json(), cluster.end.to_json())
 
 

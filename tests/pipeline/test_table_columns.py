@@ -29,7 +29,7 @@ def test_columns_that_break_are_all_named() -> None:
     assert problem_of(change) == (
         "its columns have changed: n is int32 in the table and string in the rows; S is s in the "
         "table; price is decimal128(10, 2) in the table and decimal128(11, 4) in the rows; "
-        "s (struct<a: int64, b: string>) is in the table and not in the rows"
+        "s (struct<a: int64, b: string>) is in the table but not in the rows"
     )
 
 

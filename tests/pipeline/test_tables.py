@@ -184,7 +184,7 @@ def test_parquet_commit_is_not_written_over_by_a_run_of_the_same_process_id(
     def linked(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
         link(source, target)
-        with pytest.raises(CommitConflict, match="is there already"):
+        with pytest.raises(CommitConflict, match="exists already"):
             other._link({"run": late.run, "batch": "of the other"}, 1)
 
     monkeypatch.setattr(os, "link", linked)
@@ -368,7 +368,7 @@ def test_parquet_table_refuses_columns_named_as_its_folders(tmp_path: Path) -> N
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     columns = COLUMNS.append(pa.field("vdl_commit", pa.int64()))
-    with pytest.raises(SinkInconsistent, match="vdl_commit is a name of folders"):
+    with pytest.raises(SinkInconsistent, match="vdl_commit is a reserved folder name"):
         table.commit(batch(table, "a", at(0, 0), at(5, 0), 0, columns), columns)
 
 
@@ -400,7 +400,7 @@ def test_parquet_table_of_another_job_is_refused(tmp_path: Path) -> None:
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
-    with pytest.raises(SinkInconsistent, match="is written by"):
+    with pytest.raises(SinkInconsistent, match="belongs to"):
         open_table("parquet", str(tmp_path / "t"), "other").open(TOPICS)
 
 

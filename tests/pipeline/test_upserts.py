@@ -204,7 +204,7 @@ def test_run_that_was_taken_for_dead_is_refused(
     zombie.table._check_unchanged = look  # type: ignore[attr-defined]
     with pytest.raises(CommitConflict):
         zombie.table.commit(batch, COLUMNS)
-    with pytest.raises(CommitConflict, match="are gone"):
+    with pytest.raises(CommitConflict, match="are missing"):
         changes_of(removed, ["id"], Folders())
     assert rows_of(heir.table) == {1: "heir"}
     assert Run(tmp_path, kind).table.sequence == 2

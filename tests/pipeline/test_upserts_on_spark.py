@@ -87,7 +87,7 @@ def test_tombstone_says_its_key_in_the_record_s_key(spark: Any) -> None:
         spark, [(None, b'{"id": 7, "text": "a"}'), *((key, None) for key in keys)],
         tombstones="delete", key=["id"],
     )  # fmt: skip
-    no_key = "the record has no value, and its key is not of id"
+    no_key = "the record has no value, and its key is not valid for id"
     deleted = [(n, None, "d") for n in range(1, 5)]
     assert told(rows, "id", "text", "_op") == [(7, "a", "u"), *deleted, *[no_key] * 5]
 

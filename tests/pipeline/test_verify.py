@@ -268,7 +268,7 @@ def test_table_of_two_jobs_is_recounted_for_each(
     verdict = verify(other, spark)
     assert (verdict.is_good, verdict.rows, verdict.duplicates) == (True, COUNT, 0)
     deltalake.DeltaTable(other.sink.path).optimize.compact()
-    with pytest.raises(PipelineError, match="do not say whose rows they have"):
+    with pytest.raises(PipelineError, match="do not record their job"):
         verify(other, spark)
 
 

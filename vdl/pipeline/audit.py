@@ -51,7 +51,7 @@ TOLD_MAX = 10_000
 """Limit on wrong entries that are reported one by one: a copy may lack millions."""
 GOOD, DAMAGED, TORN, MISSING, MISPLACED = "", "damaged", "torn", "missing", "out of order"
 LOST = "the journal lost records of this log"
-GIVEN_UP = "given up by its server, which found it lost"
+GIVEN_UP = "retired by its server, which lost data in it"
 NO_SEGMENT = 0
 """Segment number of an entry without a segment; segments count from 1."""
 FOUND_DDL = (
@@ -183,7 +183,7 @@ def judge(row: Any) -> list[Finding]:
     if len(ranked) > 1:
         is_tie = len(ranked[0][1]) == len(ranked[1][1])
         for _, replicas in ranked if is_tie else ranked[1:]:
-            what = "different, and it cannot be said which is right" if is_tie else "different"
+            what = "different, and the right copy is unknown" if is_tie else "different"
             findings += [
                 Finding(row["group"], row["index"], replica, what, offset) for replica in replicas
             ]

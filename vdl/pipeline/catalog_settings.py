@@ -38,7 +38,7 @@ def name_of(path: str) -> str:
 
 
 def problems_of_catalog(settings: Mapping[str, str]) -> list[str]:
-    what = "a secret does not stand in a job file; env:NAME or file:PATH do"
+    what = "a job file must not contain secrets; use env:NAME or file:PATH"
     return [
         f"{name}: {what}"
         for name, value in settings.items()

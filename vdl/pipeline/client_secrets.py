@@ -78,7 +78,7 @@ def looked_up(name: str, value: str) -> str:
     kind, where = found.groups()
     if kind == "env":
         if where not in os.environ:
-            raise SecretMissing(f"{name}: there is no {where} in the environment")
+            raise SecretMissing(f"{name}: the environment has no variable {where}")
         return os.environ[where]
     try:
         return Path(where).read_text(encoding="utf-8").rstrip("\r\n")

@@ -27,5 +27,5 @@ def unfit(settings: Mapping[str, str]) -> dict[str, str]:
             if UNKNOWN not in str(error):
                 found[name] = str(error.args[0].str()).strip()
         except (AttributeError, TypeError, ValueError) as error:
-            found[name] = f"cannot be set in a file: {error}"
+            found[name] = f"cannot be set in a job file: {error}"
     return found

@@ -251,7 +251,7 @@ def _field(data: memoryview, at: int) -> tuple[bytes | None, int]:
     value, shift = 0, 0
     while True:
         if at >= len(data) or shift >= 7 * BYTES_MAX:
-            raise UndecodableBatch("a header is cut off")
+            raise UndecodableBatch("a header is truncated")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
@@ -261,5 +261,5 @@ def _field(data: memoryview, at: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, at
     if length > len(data) - at:
-        raise UndecodableBatch("a header is cut off")
+        raise UndecodableBatch("a header is truncated")
     return bytes(data[at : at + length]), at + length

@@ -176,7 +176,9 @@ def exchange(one: Path, other: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     renamed = getattr(libc, "renameat2", None)
     if renamed is None:
-        raise PipelineError("this system cannot exchange two folders, which compaction needs")
+        raise PipelineError(
+            "this system cannot exchange two folders atomically, which compaction requires"
+        )
     names = [os.fsencode(path) for path in (one, other)]
     if renamed(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
         reason = os.strerror(ctypes.get_errno())

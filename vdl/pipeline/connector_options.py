@@ -73,7 +73,9 @@ def renamed(given: Mapping[str, str]) -> dict[str, str]:
             client[name.removeprefix(PREFIX)] = value
             continue
         if own in found:
-            raise OptionRefused(f"{name}: {own} is given, too, and means the same")
+            raise OptionRefused(
+                f"{name}: conflicts with {own}, which has the same meaning; give one of them"
+            )
         found[own] = told
     for name, value in _client(client).items():
         found.setdefault(f"{CLIENT_PREFIX}{name}", value)
@@ -99,15 +101,15 @@ def _client(java: Mapping[str, str]) -> dict[str, str]:
             kind, own = PEM_FILES[name]
             if java.get(kind, "").upper() != "PEM" or not own:
                 raise OptionRefused(
-                    f"{PREFIX}{name}: only certificates in PEM are read here: "
-                    "say client.ssl.ca.location, client.ssl.certificate.location and "
+                    f"{PREFIX}{name}: only PEM certificates are supported; use "
+                    "client.ssl.ca.location, client.ssl.certificate.location and "
                     "client.ssl.key.location"
                 )
             found[own] = value
         elif name not in types:
             raise OptionRefused(
-                f"{PREFIX}{name}: is a setting of Java's client that has no meaning here; "
-                "librdkafka's begin with client."
+                f"{PREFIX}{name}: is a setting of Java's client without a meaning here; "
+                "settings of librdkafka begin with client."
             )
     return found
 
@@ -116,5 +118,5 @@ def _login(text: str) -> dict[str, str]:
     """Return the user and password of a JAAS configuration."""
     told = dict(LOGIN.findall(text))
     if "LoginModule" not in text or set(told) != {"username", "password"}:
-        raise OptionRefused(f"{PREFIX}{JAAS}: has no user and password that can be read here")
+        raise OptionRefused(f"{PREFIX}{JAAS}: has no readable user and password")
     return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", value) for name, value in told.items()}

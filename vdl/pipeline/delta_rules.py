@@ -49,7 +49,7 @@ class DeltaRefused(PipelineError):
     """The table requires something that this sink does not do; `reasons` lists everything found."""
 
     def __init__(self, path: str, reasons: list[str]) -> None:
-        super().__init__(f"{path}: cannot be written by this sink: {'; '.join(reasons)}")
+        super().__init__(f"{path}: this sink cannot write to the table: {'; '.join(reasons)}")
         self.path = path
         self.reasons = reasons
 
@@ -79,13 +79,13 @@ def check_partitions(path: str, columns: Sequence[str], files: Iterable[DataFile
         if one == ""
     }
     if bad:
-        what = "is an empty text in rows, which Delta reads as NULL: give it a value in a step"
+        what = "is an empty string in some rows, which Delta reads as NULL; replace it in a step"
         raise DeltaRefused(path, [f"its partition column {name} {what}" for name in sorted(bad)])
 
 
 def _unknown_features(version: int, features: Iterable[str]) -> list[str]:
     if version > FEATURES_VERSION:
-        return [f"it wants writers of version {version}"]
+        return [f"it requires writers of version {version}"]
     if version > LEGACY_VERSION_MAX:
         unknown = sorted(set(features) - IDLE_FEATURES)
         return [f"it has the feature {name}" for name in unknown]
@@ -100,7 +100,7 @@ def _asked(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str
         if name.startswith(CONSTRAINT_PREFIX)
     ]
     if properties.get(MAPPING) not in {None, "none"}:
-        found.append(f"its columns are mapped by {properties[MAPPING]}")
+        found.append(f"its columns have the mapping {properties[MAPPING]}")
     for column in schema["fields"]:
         told = column.get("metadata") or {}
         found += [
@@ -136,5 +136,5 @@ def check_not_null(
     }
     if bad:
         raise DeltaRefused(
-            path, [f"its column {name} is NOT NULL, and NULL in rows" for name in sorted(bad)]
+            path, [f"its column {name} is NOT NULL, but NULL in some rows" for name in sorted(bad)]
         )

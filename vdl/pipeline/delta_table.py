@@ -195,8 +195,8 @@ class DeltaSink(Rewinding):
     def _forgotten(self, witness: str, number: int) -> SinkInconsistent:
         what = f"the job {self._job} has committed {self._sequence} batches by the transaction of"
         return SinkInconsistent(
-            f"{self.path}: {what} the table, and {number} or more by {witness}: to go on would "
-            f"write rows again. A table with {RETENTION} forgets transactions"
+            f"{self.path}: {what} the table, but {number} or more by {witness}; continuing "
+            f"would write rows twice. A table with {RETENTION} forgets transactions"
         )
 
     def _load_whole(self) -> DeltaTable | None:
@@ -231,8 +231,8 @@ class DeltaSink(Rewinding):
         known = Positions.from_json(facts["end"]) if facts and told else self._from_ids(topics)
         if not known:
             raise SinkInconsistent(
-                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
-                f"of the topics there are now"
+                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but "
+                "of other topics than those that exist now"
             )
         self._account = self._account_before(known, state)
         return known
@@ -308,7 +308,7 @@ class DeltaSink(Rewinding):
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
         if not commit.start.goes_on_from(self._positions):
-            raise CommitConflict(self.path, "the batch does not begin where the table ends")
+            raise CommitConflict(self.path, "the batch does not begin at the end of the table")
         self._check_unchanged()
         if not self._key:
             check_partitions(self.path, self._partitions(), commit.files)
@@ -449,7 +449,7 @@ class DeltaSink(Rewinding):
             except CommitFailedError:
                 continue
             return
-        raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+        raise CommitConflict(self.path, f"{ATTEMPTS} commits failed")
 
     def _create(
         self, actions: list[AddAction], schema: Schema, properties: CommitProperties
@@ -497,8 +497,9 @@ class DeltaSink(Rewinding):
             raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
         if change.widened:
             raise SinkInconsistent(
-                f"{self.path}: its columns have changed: {', '.join(change.widened)} is wider than "
-                "in the table, whose files hold the narrower type: rewrite it, or cast in a step"
+                f"{self.path}: its columns have changed: {', '.join(change.widened)} is wider "
+                "than in the table, whose files have the narrower type; rewrite the table, or "
+                "cast in a step"
             )
 
     def _check_unchanged(self) -> None:
@@ -514,7 +515,7 @@ class DeltaSink(Rewinding):
         if found < self._sequence:
             raise self._forgotten("this run", self._sequence)
         if found != self._sequence:
-            what = f"the job is at batch {found}, not {self._sequence}"
+            what = f"the job is at batch {found}, expected {self._sequence}"
             raise CommitConflict(self.path, what, self.last_run())
 
     def last_run(self) -> str:
@@ -619,7 +620,7 @@ class DeltaSink(Rewinding):
         check_rules(self.path, table, list(table.metadata().partition_columns))
         writers = {self._writer_of(path) for path in self._all_files()}
         if writers - {"", self._job}:
-            what = "other jobs write to this table, too: a compaction would mix their rows"
+            what = "other jobs write to this table too: a compaction would mix their rows"
             raise PipelineError(f"{self.path}: {what}")
         try:
             told = table.optimize.compact(target_size=bytes_target)

@@ -55,11 +55,11 @@ def check_rows(path: str, table: DeltaTable, changes: Changes, partitions: Seque
     fields = json.loads(table.schema().to_json())["fields"]
     required = [field["name"] for field in fields if not field["nullable"]]
     reasons = [
-        f"its column {name} is NOT NULL, and NULL in rows"
+        f"its column {name} is NOT NULL, but NULL in some rows"
         for name in required_nulls(rows, required)
     ]
     reasons += [
-        f"its partition column {name} is an empty text in rows, which Delta reads as NULL"
+        f"its partition column {name} is an empty string in some rows, which Delta reads as NULL"
         for name in partitions
         if rows.num_rows and "" in rows[name].unique().to_pylist()
     ]

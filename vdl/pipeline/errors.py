@@ -29,9 +29,9 @@ class TopicRecreated(PipelineError):
 
     def __init__(self, topic: str, *, known: str, found: str) -> None:
         super().__init__(
-            f"topic {topic} was deleted and created again: the offsets kept are of topic id "
-            f"{known}, the topic there is has id {found}; begin a new table, or a job of another "
-            f"name, to read it from its start"
+            f"topic {topic} was deleted and created again: the stored offsets are of topic id "
+            f"{known}, but the topic now has id {found}; use a new table or another job name "
+            "to read it from its start"
         )
         self.topic = topic
         self.known = known
@@ -43,8 +43,8 @@ class RowsGone(PipelineError):
 
     def __init__(self, topic: str, partition: int, *, wanted: int, first: int) -> None:
         super().__init__(
-            f"{topic}/{partition}: offset {wanted} is wanted, the log begins at {first}: "
-            f"{first - wanted} records are gone unread"
+            f"{topic}/{partition}: offset {wanted} is required, but the log begins at {first}: "
+            f"{first - wanted} records were lost unread"
         )
         self.topic = topic
         self.partition = partition
@@ -70,7 +70,7 @@ class Stalled(PipelineError):
         self, topic: str, partition: int, *, offset: int, end: int, seconds: float, reason: str
     ) -> None:
         super().__init__(
-            f"{topic}/{partition}: nothing at offset {offset} (of {end}) for {seconds:.0f} s"
+            (f"{topic}/{partition}: nothing at offset {offset} (of {end}) for {seconds:.0f} s")
             + (f": {reason}" if reason else "")
         )
         self.topic = topic
@@ -84,8 +84,8 @@ class TooManyDeadLetters(PipelineError):
 
     def __init__(self, *, dead: int, rows: int, share_max: float, example: str) -> None:
         super().__init__(
-            f"{dead} of {rows} records cannot be decoded, more than the {share_max:.2%} allowed; "
-            f"nothing of this batch was written; one of them: {example}"
+            f"{dead} of {rows} records cannot be decoded, more than the allowed "
+            f"{share_max:.2%}; nothing of this batch was written; example: {example}"
         )
         self.dead = dead
         self.rows = rows

@@ -103,8 +103,8 @@ class FileUnreadable(PipelineError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path}: Spark reads no file whose name begins with '_' or '.', or has one of "
-            f"{PATTERN_CHARACTERS} in its path; give it another name"
+            f"{path}: Spark does not read a file whose name begins with '_' or '.' or whose "
+            f"path has one of {PATTERN_CHARACTERS}; rename it"
         )
         self.path = path
 

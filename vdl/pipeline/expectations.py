@@ -39,8 +39,8 @@ class ExpectationFailed(PipelineError):
 
     def __init__(self, rule: Rule, *, count: int, example: str) -> None:
         super().__init__(
-            f"{count} rows fail {rule.name!r} ({rule.sql}); nothing of this batch was written; one "
-            f"of them: {example}"
+            f"{count} rows fail {rule.name!r} ({rule.sql}); nothing of this batch was written; "
+            f"example: {example}"
         )
         self.rule = rule
         self.count = count

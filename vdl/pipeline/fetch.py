@@ -167,7 +167,9 @@ def read_batches(
                 if chunk.is_enough:
                     yield from chunk.take()
             if chunk.position == asked:
-                raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
+                raise NotFetched(
+                    f"{wanted.topic} {wanted.partition}: no records arrived from {asked}"
+                )
     except BatchUnreadable:
         yield from chunk.take()  # none if this call found the batch
         raise
@@ -265,7 +267,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not colon or port.endswith("]"):
         host, port = address.strip(), str(KAFKA_PORT)
     if not port.isdecimal():
-        raise NotFetched(f"no address: {address}")
+        raise NotFetched(f"no address in {address}")
     return host.strip("[]"), int(port)
 
 
@@ -277,7 +279,7 @@ def ask_metadata(
         topics=[MetadataRequestTopic(name=topic) for topic in topics],
         allow_auto_topic_creation=False,
     )
-    reason: Exception = NotFetched("there is no server to ask")
+    reason: Exception = NotFetched("no server is known")
     for address in bootstrap.split(","):
         try:
             with connect(*_host_and_port(address), client) as server:
@@ -302,7 +304,7 @@ def _leaders(
             if row.leader_id in places
         }
         return found.topic_id, leaders
-    raise NotFetched(f"there is no topic {topic}")
+    raise NotFetched(f"topic {topic} does not exist")
 
 
 def _request(topics: list[FetchTopic], isolation: int) -> FetchRequest:

@@ -86,7 +86,7 @@ class Inflated:
 
     def _copy(self, data: memoryview) -> int:
         if len(data) > BATCH_BYTES_MAX:
-            raise TooLarge("more than a batch may hold")
+            raise TooLarge("larger than a batch may be")
         self._room(len(data))[: len(data)] = data
         return len(data)
 
@@ -109,7 +109,7 @@ class Inflated:
             length = int.from_bytes(data[position : position + 4])
             position += 4
             if length > len(data) - position:
-                raise UndecodableBatch("a snappy block is cut off")
+                raise UndecodableBatch("a snappy block is truncated")
             added += self._snappy_block(data[position : position + length], added)
             position += length
         return added
@@ -117,5 +117,5 @@ class Inflated:
     def _snappy_block(self, data: memoryview, behind: int) -> int:
         size = int(cramjam.snappy.decompress_raw_len(data))
         if size > BATCH_BYTES_MAX - behind:
-            raise TooLarge("more than a batch may hold")
+            raise TooLarge("larger than a batch may be")
         return int(cramjam.snappy.decompress_raw_into(data, self._room(size, behind=behind)))

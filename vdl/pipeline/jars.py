@@ -62,7 +62,9 @@ def find_jars() -> list[str]:
     """Return the paths of the jars. Raises PipelineError if they have not been fetched."""
     found = sorted(str(path) for path in folder().glob("*.jar"))
     if len(found) != len(ARTIFACTS):
-        raise PipelineError(f"the connector's jars are not in {folder()}: run `vdl pipeline jars`")
+        raise PipelineError(
+            f"the jars of the connector are not in {folder()}; run `vdl pipeline jars`"
+        )
     return found
 
 
@@ -74,7 +76,7 @@ def fetch_jars() -> list[str]:
         pass
     maven = shutil.which("mvn")
     if maven is None:
-        raise PipelineError("Maven (mvn) is needed to fetch the connector's jars")
+        raise PipelineError("Maven (mvn) is required to fetch the jars of the connector")
     target = folder()
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
@@ -88,5 +90,5 @@ def fetch_jars() -> list[str]:
         except subprocess.CalledProcessError as error:
             raise PipelineError(f"Maven: {error.stdout[-500:]}") from error
         except subprocess.TimeoutExpired as error:
-            raise PipelineError(f"Maven did not end within {MAVEN_SECONDS} s") from error
+            raise PipelineError(f"Maven has not finished within {MAVEN_SECONDS} s") from error
     return find_jars()

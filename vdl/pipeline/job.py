@@ -322,7 +322,7 @@ def _read(r: Reader, folder: Path) -> Job:
         if found is not None and found[1].lower() != "file":
             r.problems.append(
                 f"{what}: {text!r} is not on a file system: {found[1]}:// is "
-                + ("only for delta and iceberg" if found[1].lower() in SCHEMES else "not known")
+                + ("only for delta and iceberg" if found[1].lower() in SCHEMES else "unknown")
             )
         return str(folder / text.removeprefix("file://")) if text else ""
 
@@ -463,20 +463,20 @@ def _check(job: Job, problems: list[str]) -> None:
         if not fact:
             problems.append(problem)
 
-    need(bool(NAME.fullmatch(job.name)), f"job.name: {job.name!r} is no name")
-    need(job.source.kind in SOURCES, f"source.kind: {job.source.kind!r} is none of {SOURCES}")
-    need(job.sink.kind in SINKS, f"sink.kind: {job.sink.kind!r} is none of {SINKS}")
-    need(job.sink.kind != TOPIC or bool(job.sink.topic), "sink.topic: is needed")
+    need(bool(NAME.fullmatch(job.name)), f"job.name: {job.name!r} is not a valid name")
+    need(job.source.kind in SOURCES, f"source.kind: {job.source.kind!r} is not one of {SOURCES}")
+    need(job.sink.kind in SINKS, f"sink.kind: {job.sink.kind!r} is not one of {SINKS}")
+    need(job.sink.kind != TOPIC or bool(job.sink.topic), "sink.topic: is required")
     of_topics = job.sink.topic or job.sink.key or job.sink.options
-    need(job.sink.kind == TOPIC or not of_topics, "sink.topic, key, options: only of kind 'topic'")
+    need(job.sink.kind == TOPIC or not of_topics, "sink.topic, key, options: only for kind 'topic'")
     need(
         job.sink.kind == ICEBERG or not (job.sink.table or job.sink.catalog),
-        "sink.table, catalog: only of kind 'iceberg'",
+        "sink.table, catalog: only for kind 'iceberg'",
     )
     if job.sink.kind == ICEBERG:
         need(
             bool(TABLE_NAME.fullmatch(job.sink.table)),
-            f"sink.table: {job.sink.table!r} is no namespace.name",
+            f"sink.table: {job.sink.table!r} is not namespace.name",
         )
         problems += [
             f"sink.catalog: {problem}" for problem in problems_of_catalog(job.sink.catalog)
@@ -484,51 +484,55 @@ def _check(job: Job, problems: list[str]) -> None:
     problems += [f"sink.storage: {problem}" for problem in problems_of(job.sink.storage)]
     need(
         is_url(job.sink.path) or is_url(job.errors.path) or not job.sink.storage,
-        "sink.storage: only of a path in an object store",
+        "sink.storage: only for a path in an object store",
     )
-    need(job.sink.kind != ICEBERG or bool(job.sink.catalog), "sink.catalog: is needed")
+    need(job.sink.kind != ICEBERG or bool(job.sink.catalog), "sink.catalog: is required")
     fields = job.sink.partition_by
-    need(job.sink.kind in URL_SINKS or not fields, "sink.partition_by: only of delta and iceberg")
+    need(job.sink.kind in URL_SINKS or not fields, "sink.partition_by: only for delta and iceberg")
     need(
         job.sink.kind == ICEBERG or not any(one.transform for one in fields),
-        "sink.partition_by: day(…) and its like are only of iceberg; a step can make a column",
+        "sink.partition_by: transforms such as day(…) are only for iceberg; a step can "
+        "compute a column",
     )
     need(
         len({one.column for one in fields}) == len(fields),
-        "sink.partition_by: a column is there twice",
+        "sink.partition_by: lists a column twice",
     )
-    need(job.sink.file_bytes > 0, "sink.file_bytes: must be more than 0")
+    need(job.sink.file_bytes > 0, "sink.file_bytes: must be greater than 0")
     need(
         job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
-        "sink.topic: is one of the source's",
+        "sink.topic: must not be one of the source topics",
     )
     for topic in (*job.source.topics, *([job.sink.topic] if job.sink.topic else [])):
-        need(bool(TOPIC_NAME.fullmatch(topic)), f"topics: {topic!r} is no name of a topic")
-    need(job.format in FORMATS, f"decode.format: {job.format!r} is none of {FORMATS}")
+        need(bool(TOPIC_NAME.fullmatch(topic)), f"topics: {topic!r} is not a valid topic name")
+    need(job.format in FORMATS, f"decode.format: {job.format!r} is not one of {FORMATS}")
     need(
         job.tombstones in TOMBSTONES,
-        f"decode.tombstones: {job.tombstones!r} is none of {TOMBSTONES}",
+        f"decode.tombstones: {job.tombstones!r} is not one of {TOMBSTONES}",
     )
-    need(job.envelope in ENVELOPES, f"decode.envelope: {job.envelope!r} is none of {ENVELOPES[1:]}")
-    need(job.format != "raw" or not job.envelope, "decode.envelope: not of raw values")
+    need(
+        job.envelope in ENVELOPES,
+        (f"decode.envelope: {job.envelope!r} is not one of {ENVELOPES[1:]}"),
+    )
+    need(job.format != "raw" or not job.envelope, "decode.envelope: not for raw values")
     problems += _problems_of_upsert(job)
-    need(job.format != "raw" or not job.rescued, "decode.rescued: not of raw values")
+    need(job.format != "raw" or not job.rescued, "decode.rescued: not for raw values")
     by_registry = job.format in FORMS
-    need(not by_registry or "url" in job.registry, f"registry.url: is needed for {job.format!r}")
-    need(by_registry or not job.registry, f"registry: is not asked by format {job.format!r}")
+    need(not by_registry or "url" in job.registry, f"registry.url: is required for {job.format!r}")
+    need(by_registry or not job.registry, f"registry: is not used by format {job.format!r}")
     for rule in job.rules:
-        need(rule.action in ACTIONS, f"expect.rules: {rule.action!r} is none of {ACTIONS}")
+        need(rule.action in ACTIONS, f"expect.rules: {rule.action!r} is not one of {ACTIONS}")
         need(bool(rule.sql.strip()), "expect.rules: a rule has no sql")
     rule_names = [rule.name for rule in job.rules]
-    need(len(set(rule_names)) == len(rule_names), "expect.rules: two have the same name")
-    need(bool(job.source.topics), "source.topics: at least one is needed")
-    need(job.format == "raw" or bool(job.schema), f"decode.schema: is needed for {job.format!r}")
-    need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")
-    need(not _is_same(job.errors.path, job.sink.path), "errors.path: must not be the sink's")
+    need(len(set(rule_names)) == len(rule_names), "expect.rules: two rules have the same name")
+    need(bool(job.source.topics), "source.topics: at least one is required")
+    need(job.format == "raw" or bool(job.schema), f"decode.schema: is required for {job.format!r}")
+    need(0 <= job.errors.share_max <= 1, "errors.share_max: must be between 0 and 1")
+    need(not _is_same(job.errors.path, job.sink.path), "errors.path: must differ from sink.path")
     for what, path in (("sink", job.sink.path), ("errors", job.errors.path)):
         need(
             not (_is_within(path, job.checkpoint) or _is_within(job.checkpoint, path)),
-            f"run.checkpoint: must neither hold nor lie in {what}.path",
+            f"run.checkpoint: must not be inside {what}.path, nor contain it",
         )
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
     need(job.compact_every >= 0, "run.compact_every: must not be negative")
@@ -537,22 +541,23 @@ def _check(job: Job, problems: list[str]) -> None:
     need(_is_address(job.metrics_listen), f"metrics.listen: {job.metrics_listen!r} has no port")
     need(
         job.source.kind == "vdl" or not job.source.segments,
-        "source.segments: only with kind = 'vdl'",
+        "source.segments: only for kind = 'vdl'",
     )
     names = [INPUT, *job.tables]
     for step in job.steps:
-        need(bool(STEP_NAME.fullmatch(step.name)), f"transform.steps: {step.name!r} is no name")
-        need(step.name not in names, f"transform.steps: {step.name!r} is taken")
+        need(
+            bool(STEP_NAME.fullmatch(step.name)),
+            (f"transform.steps: {step.name!r} is not a valid name"),
+        )
+        need(step.name not in names, f"transform.steps: {step.name!r} is already used")
         need(bool(step.sql.strip()), f"transform.steps: {step.name} has no sql")
         names.append(step.name)
     for name, table in job.tables.items():
         need(bool(table.path), f"transform.tables.{name}: has no path")
     if job.window is not None:
         problems += job.window.problems()
-        need(
-            not is_url(job.sink.path), "window: its state needs a folder, so sink.path must be one"
-        )
-        need(job.sink.kind in WINDOW_SINKS, f"window: only with sink.kind of {WINDOW_SINKS}")
+        need(not is_url(job.sink.path), "window: requires a folder in sink.path for its state")
+        need(job.sink.kind in WINDOW_SINKS, f"window: only for sink.kind {WINDOW_SINKS}")
     try:
         parse_where("source.start", job.source.start)
         client = parse(job.source.named_options()).client
@@ -562,8 +567,8 @@ def _check(job: Job, problems: list[str]) -> None:
     problems += [f"sink.options: {name}: {why}" for name, why in unfit(job.sink.options).items()]
     if job.source.kind == "kafka":
         problems += [
-            f"source.client: {name}: is not known for kind = 'kafka': the connector has its own "
-            "name for it, kafka.…, in source.options"
+            f"source.client: {name}: is unknown for kind = 'kafka'; use the name of the "
+            "connector, kafka.…, in source.options"
             for name in sorted(set(job.source.client) - KNOWN)
         ]
     for section, settings in (
@@ -571,7 +576,7 @@ def _check(job: Job, problems: list[str]) -> None:
         ("sink.options", job.sink.options), ("spark", job.spark), ("registry", job.registry),
     ):  # fmt: skip
         problems += [
-            f"{section}: {name}: a secret does not stand in a job file; env:NAME or file:PATH do"
+            f"{section}: {name}: a job file must not contain secrets; use env:NAME or file:PATH"
             for name in exposed(settings)
         ]
 
@@ -580,29 +585,28 @@ def _problems_of_upsert(job: Job) -> list[str]:
     """Return the reasons why rows cannot be merged by key."""
     sink = job.sink
     if sink.mode not in MODES:
-        return [f"sink.mode: {sink.mode!r} is none of {MODES}"]
+        return [f"sink.mode: {sink.mode!r} is not one of {MODES}"]
     if sink.mode != UPSERT:
         is_delete = job.tombstones == DELETES
-        return ["decode.tombstones: 'delete' is only of sink.mode 'upsert'"] if is_delete else []
+        return ["decode.tombstones: 'delete' is only for sink.mode 'upsert'"] if is_delete else []
     key, others = sink.upsert_key, [f.column for f in sink.partition_by]
     outside = [name for name in others if name not in key]
     found = {
-        f"sink.mode: upsert is only of {URL_SINKS}: no row of kind {sink.kind!r} can be replaced": (
-            sink.kind not in URL_SINKS
-        ),
-        "sink.key: upsert needs a column at least": not key,
-        "sink.key: a column is there twice": len(set(key)) != len(key),
-        f"sink.partition_by: {', '.join(outside)} is no column of sink.key: a row would have to "
-        "move from one partition to another": bool(key and outside),
-        "decode.format: upsert needs columns, which raw values have not": job.format == "raw",
-        "decode.tombstones: 'null' makes rows of deletions: not of upsert": job.tombstones == NULLS,
-        "source.topics: upsert is of one topic, within whose partitions keys are in order": (
-            len(job.source.topics) > 1
-        ),
-        "transform.steps: not of upsert: a step could keep a row and lose its deletion": (
+        f"sink.mode: upsert is only for {URL_SINKS}: a row of kind {sink.kind!r} cannot be "
+        "replaced": (sink.kind not in URL_SINKS),
+        "sink.key: upsert requires at least one column": not key,
+        "sink.key: lists a column twice": len(set(key)) != len(key),
+        f"sink.partition_by: {', '.join(outside)} is not in sink.key: a row could move from "
+        "one partition to another": bool(key and outside),
+        "decode.format: upsert requires columns, which raw values do not have": job.format == "raw",
+        ("decode.tombstones: 'null' writes rows for deletions: not for upsert"): job.tombstones
+        == NULLS,
+        "source.topics: upsert requires exactly one topic: only records of one partition are "
+        "ordered": (len(job.source.topics) > 1),
+        "transform.steps: not for upsert: a step could keep a row and drop its deletion": (
             bool(job.steps)
         ),
-        "window: not of upsert: a replaced row cannot be taken out of a window": (
+        "window: not for upsert: a replaced row cannot be removed from a window": (
             job.window is not None
         ),
     }

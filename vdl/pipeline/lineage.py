@@ -128,7 +128,7 @@ class RunLineage:
         self._sender.close(END_SECONDS)
         missing = self._sender.put_count - self._sender.sent
         if missing:
-            reason = self._sender.reason or "no answer yet"
+            reason = self._sender.reason or "no response yet"
             self._tell(f"lineage: {missing} of {self._sender.put_count} events not sent: {reason}")
 
     def _put(self, kind: str, message: str = "", *, is_last: bool = False) -> None:
@@ -159,8 +159,8 @@ def lineage_of(
         emit = _transport(settings)
     except ModuleNotFoundError as error:
         raise PipelineError(
-            f"lineage needs openlineage-python ({error}): pip install 'vdl-log[lineage]', or "
-            "pip install '.[lineage]' in a checkout"
+            f"lineage requires openlineage-python ({error}); run pip install "
+            "'vdl-log[lineage]', or pip install '.[lineage]' in a checkout"
         ) from error
     events = Events(job, settings, is_batch=is_batch)
     sender: EventSender[Told] = EventSender(lambda told: emit(events.event(told)), on_outcome)

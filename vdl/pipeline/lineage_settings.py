@@ -32,13 +32,13 @@ class LineageSettings:
 
     def problems(self) -> list[str]:
         found = {
-            "url, file: one of them is needed, and one only": bool(self.url) == bool(self.file),
-            "api_key: only of a url": bool(self.api_key and not self.url),
-            "api_key: a secret does not stand in a job file; env:NAME or file:PATH do": (
+            "url, file: exactly one of them is required": bool(self.url) == bool(self.file),
+            "api_key: only with a url": bool(self.api_key and not self.url),
+            "api_key: a job file must not contain secrets; use env:NAME or file:PATH": (
                 bool(self.api_key) and not PLACE.match(self.api_key)
             ),
-            "namespace: is needed": not self.namespace.strip(),
-            f"timeout_seconds: must be more than 0 and at most {TIMEOUT_SECONDS_MAX:g}": (
+            "namespace: is required": not self.namespace.strip(),
+            f"timeout_seconds: must be greater than 0 and at most {TIMEOUT_SECONDS_MAX:g}": (
                 not 0 < self.timeout_seconds <= TIMEOUT_SECONDS_MAX
             ),
             f"interval_seconds: must be at least {INTERVAL_SECONDS_MIN:g}": (
@@ -56,7 +56,7 @@ def _problems_of_url(url: str) -> list[str]:
     except ValueError as error:
         return [f"url: {url!r}: {error}"]
     if parts.username is not None or parts.password is not None:
-        return ["url: a secret does not stand in a job file; api_key names one"]
+        return ["url: must not contain a secret; use api_key"]
     if parts.scheme not in {"http", "https"} or not has_host:
-        return [f"url: {url!r} is no http://host:port or https://host:port"]
+        return [f"url: {url!r} is not http://host:port or https://host:port"]
     return []

@@ -35,7 +35,10 @@ class JobMetrics:
             "vdl_pipeline_batches", "Batches committed.", ["job"], registry=registry
         )
         self._phase = Gauge(
-            "vdl_pipeline_phase_seconds", "Of the last batch.", ["job", "phase"], registry=registry
+            "vdl_pipeline_phase_seconds",
+            ("Duration of a phase of the last batch."),
+            ["job", "phase"],
+            registry=registry,
         )
         self._lag = Gauge(
             "vdl_pipeline_lag_offsets", "Offsets that are not in the table yet.",
@@ -46,11 +49,11 @@ class JobMetrics:
             registry=registry,
         )  # fmt: skip
         self._last = Gauge(
-            "vdl_pipeline_last_commit_timestamp_seconds", "When a batch was committed last.",
+            "vdl_pipeline_last_commit_timestamp_seconds", "Time of the last commit.",
             ["job"], registry=registry,
         )  # fmt: skip
         self._late = Counter(
-            "vdl_pipeline_late_rows", "Rows that came after a window of theirs was closed.",
+            "vdl_pipeline_late_rows", "Rows that arrived after their window was closed.",
             ["job"], registry=registry,
         )  # fmt: skip
         self._open = Gauge(
@@ -58,19 +61,23 @@ class JobMetrics:
             registry=registry,
         )  # fmt: skip
         self._watermark = Gauge(
-            "vdl_pipeline_watermark_timestamp_seconds", "Windows that end later are open.",
+            "vdl_pipeline_watermark_timestamp_seconds", (
+                "Watermark: windows that end later are open."
+            ),
             ["job"], registry=registry,
         )  # fmt: skip
         self._failed = Counter(
-            "vdl_pipeline_expectation_failures", "Rows that are not what the job expects.",
+            "vdl_pipeline_expectation_failures", "Rows that do not meet an expectation.",
             ["job", "rule"], registry=registry,
         )  # fmt: skip
         self._lag_asked = Gauge(
             "vdl_pipeline_lag_asked_timestamp_seconds",
-            "When the servers told last where the topics end.", ["job"], registry=registry,
+            (
+                "Time of the last report of the topics' ends by the servers."
+            ), ["job"], registry=registry,
         )  # fmt: skip
         self._lineage = Counter(
-            "vdl_pipeline_lineage_events", "Events of OpenLineage, by what became of them.",
+            "vdl_pipeline_lineage_events", "Events of OpenLineage, by outcome.",
             ["job", "outcome"], registry=registry,
         )  # fmt: skip
         if listen:

@@ -53,7 +53,7 @@ def look_up(
     counts = {row.name: len(row.partitions) for row in metadata.topics}
     for offsets in found:
         if {topic: len(of_topic) for topic, of_topic in offsets.items()} != counts:
-            raise NotFetched("other partitions than were asked for")
+            raise NotFetched("other partitions than requested")
     return [
         Positions({t: TopicPositions(ids[t], of_topic) for t, of_topic in offsets.items()})
         for offsets in found

@@ -119,9 +119,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     columns = _columns(given)
     isolation = given.get("isolation", "read_committed")
     if isolation not in {"read_committed", "read_uncommitted"}:
-        raise OptionError(
-            f"isolation: {isolation!r} is neither read_committed nor read_uncommitted"
-        )
+        raise OptionError(f"isolation: {isolation!r} is not read_committed or read_uncommitted")
     return ReadOptions(
         bootstrap=_needed(given, "bootstrap"),
         topics=tuple(sorted(set(_list(_needed(given, "topics"))))),
@@ -163,7 +161,7 @@ def parse_where(name: str, text: str) -> Where:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise OptionError(
-            f"{name}: {text!r} is neither earliest, latest, a time nor offsets as JSON"
+            f"{name}: {text!r} is not earliest, latest, a time or offsets as JSON"
         ) from None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
@@ -174,7 +172,7 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
     known = {name.lower() for name in NAMES} | SPARKS_OWN | {DIRECT}
     unknown = [n for n in given if n not in known and not n.startswith(CLIENT_PREFIX)]
     if unknown:
-        raise OptionError(f"no such option: {', '.join(sorted(unknown))} (there are {NAMES})")
+        raise OptionError(f"unknown option: {', '.join(sorted(unknown))} (known: {NAMES})")
 
 
 def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
@@ -182,7 +180,7 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     named = _list(given.get("columns", ""))
     unknown = sorted(set(named) - set(every))
     if unknown:
-        raise OptionError(f"columns: there is no {', '.join(unknown)} among {', '.join(every)}")
+        raise OptionError(f"columns: {', '.join(unknown)} is not one of {', '.join(every)}")
     if named:
         return tuple(name for name in every if name in named)
     return every if _switch(given, "headers") else COLUMNS
@@ -191,14 +189,14 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
 def _letters(given: Mapping[str, str]) -> bool:
     text = given.get("unreadable", "fail")
     if text not in {"fail", "letter"}:
-        raise OptionError(f"unreadable: {text!r} is neither fail nor letter")
+        raise OptionError(f"unreadable: {text!r} is not fail or letter")
     return text == "letter"
 
 
 def _needed(given: Mapping[str, str], name: str) -> str:
     value = given.get(name.lower(), "").strip()
     if not value:
-        raise OptionError(f"{name}: is needed")
+        raise OptionError(f"{name}: is required")
     return value
 
 
@@ -213,7 +211,7 @@ def _number(given: Mapping[str, str], name: str, default: float, *, least: float
     try:
         value = float(text)
     except ValueError:
-        raise OptionError(f"{name}: {text!r} is no number") from None
+        raise OptionError(f"{name}: {text!r} is not a number") from None
     if value < least:
         raise OptionError(f"{name}: {text} is below {least:g}")
     return value
@@ -222,5 +220,5 @@ def _number(given: Mapping[str, str], name: str, default: float, *, least: float
 def _switch(given: Mapping[str, str], name: str) -> bool:
     text = given.get(name.lower(), "false").lower()
     if text not in {"true", "false"}:
-        raise OptionError(f"{name}: {text!r} is neither true nor false")
+        raise OptionError(f"{name}: {text!r} is not true or false")
     return text == "true"

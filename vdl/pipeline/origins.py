@@ -67,7 +67,7 @@ def _read(file: DataFile) -> Iterator[tuple[tuple[str, int], Array]]:
     for batch in stored.iter_batches(READ_ROWS, columns=names):
         rows = pa.Table.from_batches([batch])
         if any(column.null_count for column in rows.columns):
-            raise PipelineError(f"a row does not say what it was made of: NULL in one of {names}")
+            raise PipelineError(f"a row has no source offset: NULL in one of {names}")
         if len(file.spans) == 1:
             (span,) = file.spans
             yield (span.topic, span.partition), batch.column("_offset").to_numpy()
@@ -89,7 +89,7 @@ def _only_topic(file: DataFile) -> str:
 
 def _check_numbers(files: Sequence[DataFile], bounds: OffsetRange, counts: Array) -> None:
     """Raise PipelineError unless the rows of each record of a partition have distinct numbers."""
-    what = f"several rows were made of {bounds.topic}/{bounds.partition}"
+    what = f"several rows have the same source offset: {bounds.topic}/{bounds.partition}"
     rows = ds.dataset([file.path for file in files], format="parquet")
     if "_row" not in rows.schema.names:
         first = bounds.start + int(np.argmax(counts > 1))

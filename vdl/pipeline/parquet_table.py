@@ -103,14 +103,14 @@ class ParquetSink:
         self._sequence, self._positions, self._schema = 0, Positions(), ""
         self._windows = None
         if not numbers and any(self._root.glob(f"{PART}=*/{COMMIT}=*")):
-            what = "has files of commits, but no commits: to go on would write rows again"
+            what = "has files of commits, but no commits; continuing would write rows twice"
             raise SinkInconsistent(f"{self._commits}: {self.path} {what}")
         if numbers:
             if numbers != list(range(1, len(numbers) + 1)):
                 raise SinkInconsistent(f"{self._commits}: commits are missing among {numbers[-1]}")
             last = self._read(numbers[-1])
             if last["job"] != self._job:
-                raise SinkInconsistent(f"{self.path} is written by the job {last['job']}")
+                raise SinkInconsistent(f"{self.path} belongs to the job {last['job']}")
             self._sequence = numbers[-1]
             self._version = int(last["version"])
             self._positions = Positions.from_json(last["end"])
@@ -139,12 +139,14 @@ class ParquetSink:
     def check(self, commit: Commit, arrow_schema: Any) -> None:
         taken = {PART, COMMIT} & set(arrow_schema.names)
         if taken and self._version == FOLDERS:
-            raise SinkInconsistent(f"{self.path}: {', '.join(sorted(taken))} is a name of folders")
+            raise SinkInconsistent(
+                f"{self.path}: {', '.join(sorted(taken))} is a reserved folder name"
+            )
         change = change_of(self._schema, commit.schema)
         if change.breaking:
             raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
         if not commit.start.goes_on_from(self._positions):
-            raise CommitConflict(self.path, "the batch does not begin where the table ends")
+            raise CommitConflict(self.path, "the batch does not begin at the end of the table")
         if self._place(self._sequence + 1).exists():
             raise self._taken(self._sequence + 1)
 
@@ -210,7 +212,7 @@ class ParquetSink:
             for parent in sorted({path.parent for path in staged}):
                 sync_folder(parent)
         except FileNotFoundError:
-            what = "another run has committed, and removed what this one had written"
+            what = "another run has committed, and removed the files of this one"
             raise CommitConflict(self.path, what, self.last_run()) from None
         return [
             {
@@ -247,7 +249,7 @@ class ParquetSink:
         except FileExistsError:
             raise self._taken(sequence) from None
         except FileNotFoundError:
-            what = "another run has committed, and removed what this one was about to commit"
+            what = "another run has committed, and removed files that this one was about to commit"
             raise CommitConflict(self.path, what, self.last_run()) from None
         finally:
             temporary.unlink(missing_ok=True)
@@ -257,7 +259,7 @@ class ParquetSink:
         return self._commits / f"{sequence:09d}.json"
 
     def _taken(self, sequence: int) -> CommitConflict:
-        return CommitConflict(self.path, f"commit {sequence} is there already", self.last_run())
+        return CommitConflict(self.path, f"commit {sequence} exists already", self.last_run())
 
     def _publish(self, data: Mapping[str, Any]) -> None:
         """Show the files of a commit, as far as that has not been done."""
@@ -310,7 +312,7 @@ class ParquetSink:
     def compact(self, bytes_target: int) -> Compacted:
         if self._version != FOLDERS:
             raise PipelineError(
-                f"{self.path}: was begun by an older release: it cannot be compacted"
+                f"{self.path}: was written by an older release and cannot be compacted"
             )
         done = Compacted()
         compacted = self._compacted()
@@ -357,7 +359,7 @@ class ParquetSink:
             os.link(temporary, manifests / f"{part:05d}.json")
         except FileExistsError:
             shutil.rmtree(staging)
-            raise PipelineError(f"{self.path}: somebody else is compacting it") from None
+            raise PipelineError(f"{self.path}: another process is compacting it") from None
         sync_folder(manifests)
         self._show_compacted(data)
         return Compacted(before=len(names), after=len(files))

@@ -65,7 +65,7 @@ def parse_field(text: str) -> PartitionField:
     found = TEXT.fullmatch(text.strip())
     if found is None:
         known = f"{', '.join(TIMES)} of one, {BUCKET}(count, one) or {TRUNCATE}(width, one)"
-        raise ValueError(f"{text!r} is neither a column nor {known}")
+        raise ValueError(f"{text!r} is not a column, nor {known}")
     if found["sized"]:
         width = int(found["width"])
         if width not in WIDTHS:
@@ -87,10 +87,10 @@ def check_columns(fields: Sequence[PartitionField], schema: Any) -> None:
     problems = []
     for field in fields:
         if field.column not in schema.names:
-            problems.append(f"there is no column {field.column}")
+            problems.append(f"column {field.column} does not exist")
         elif not _fits(field, schema.field(field.column).type):
             kind = schema.field(field.column).type
-            problems.append(f"{field} is not to be had of {kind}")
+            problems.append(f"{field} is not possible for {kind}")
     if problems:
         what = (
             "a partition is of whole numbers, texts, booleans or dates, of a year, month or day of "

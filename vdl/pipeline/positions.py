@@ -138,7 +138,7 @@ def ranges(start: Positions, end: Positions) -> list[OffsetRange]:
     for topic, partition, stop in end.partitions():
         begin = start.offset(topic, partition) or 0
         if stop < begin:
-            raise ValueError(f"{topic}/{partition}: [{begin}, {stop}) is no range")
+            raise ValueError(f"{topic}/{partition}: [{begin}, {stop}) is not a valid range")
         if stop > begin:
             found.append(OffsetRange(topic, partition, begin, stop))
     return found

@@ -44,7 +44,7 @@ def _unwritable(path: Path) -> str:
     while not os.path.lexists(above):
         above = above.parent
     if not above.is_dir():
-        return f"{above} is no folder"
+        return f"{above} is not a folder"
     try:
         # Permissions are not sufficient: some file systems accept no files.
         Path(tempfile.mkdtemp(prefix=".vdl-", dir=above)).rmdir()
@@ -113,6 +113,6 @@ def check_texts(job: Job, jvm: Any) -> None:
         missing = [name for name in job.sink.upsert_key if name not in known]
         problems += [f"sink.key: decode.schema has no column {name}" for name in missing]
         if OP in known:
-            problems.append(f"decode.schema: {OP} is the name of a column of upserts")
+            problems.append(f"decode.schema: {OP} is reserved for upserts")
     if problems:
         raise JobInvalid(job.name, problems)

@@ -75,7 +75,7 @@ def produce_all(target: Target, records: Iterable[Outgoing]) -> int:
     except KafkaException as error:
         raise PipelineError(f"{target.topic}: {error}") from error
     if left or failures:
-        reason = failures[0] if failures else "no answer"
+        reason = failures[0] if failures else "no response"
         raise PipelineError(
             f"{target.topic}: {left + len(failures)} of {count} not acknowledged: {reason}"
         )

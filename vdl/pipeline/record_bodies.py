@@ -102,7 +102,7 @@ def _walk(buffer: bytearray, edges: Ints, counts: Sequence[int]) -> Ints:
         except IndexError:
             raise UndecodableBatch("a batch's records: record length") from None
         if position != stop:
-            raise UndecodableBatch("a batch's records: they are not as long as their batch")
+            raise UndecodableBatch("a batch's records: their length is not that of the batch")
     return np.array(starts, np.int64)
 
 

@@ -91,9 +91,9 @@ class RolledBack(SinkInconsistent):
         last = 0 if found.facts is None else int(found.facts["sequence"])
         where = f"batch {last}" if found.is_known else "an earlier one"
         super().__init__(
-            f"{path}: was put back to an older version: the job {job} has committed {sequence} "
-            f"batches, the table shows those up to {where}: to go on would leave the others out. "
-            "`vdl pipeline rewind` lets the job go on where the table ends"
+            f"{path}: was restored to an older version: the job {job} has committed {sequence} "
+            f"batches, but the table has only those up to {where}; continuing would skip the "
+            "others. `vdl pipeline rewind` continues the job at the end of the table"
         )
 
 
@@ -122,7 +122,7 @@ def end_of(path: str, found: Shown, account: Account | None) -> Positions:
     elif found.is_known and account is not None:
         end = account.begin.to_json()
     if not end:
-        what = "its versions do not say at which offsets they end: write it anew"
+        what = "its versions do not record their source offsets; write it again"
         raise PipelineError(f"{path}: {what}")
     return Positions.from_json(end)
 
@@ -148,7 +148,7 @@ class Rewinding(ABC):
         if not is_back:
             return known
         if self._windows is not None:
-            raise PipelineError(f"{self.path}: open windows cannot be put back: write it anew")
+            raise PipelineError(f"{self.path}: open windows cannot be restored; write it again")
         end = end_of(self.path, found, self._account)
         last = 0 if found.facts is None else int(found.facts["sequence"])
         account = account_at(self._account, self._told(), last, self._sequence)
@@ -162,8 +162,12 @@ class Rewinding(ABC):
         """
         found = self.other_jobs().get(other)
         if found is None or self._sequence:
-            what = f"has begun: {self._sequence} batches" if found else f"{other} is none of its"
-            raise PipelineError(f"{self.path}: the job {self._job} cannot go on there: {what}")
+            what = (
+                f"has committed {self._sequence} batches"
+                if found
+                else (f"{other} is not a job of the table")
+            )
+            raise PipelineError(f"{self.path}: the job {self._job} cannot take over: {what}")
         self._move(found, Account(found), run)
         return found
 
@@ -230,8 +234,8 @@ def check_not_renamed(table: Any, job: str, ids: Mapping[str, tuple[str, int]]) 
         ]
         if same:
             raise SinkInconsistent(
-                f"{table.path}: the job {other} has written {', '.join(same)} to it, and {job} is "
-                "new: its rows would be there twice. If that job is now called so, "
-                f"`vdl pipeline rewind --of {other}` lets this one go on there; "
-                "`vdl pipeline rewind --beside` lets it begin at source.start"
+                f"{table.path}: the job {other} has written {', '.join(same)} to it, and {job} "
+                f"is new: its rows would be written twice. If {job} is a new name of that job, "
+                f"run `vdl pipeline rewind --of {other}` to continue; to start at "
+                "source.start, run `vdl pipeline rewind --beside`"
             )

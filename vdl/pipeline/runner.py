@@ -210,7 +210,7 @@ class Runner:
         table = self._open_sink()
         table.open(self._topics.ids())
         if table.sequence != self._rows_table.sequence:
-            what = f"the job is at batch {table.sequence}, not {self._rows_table.sequence}"
+            what = f"the job is at batch {table.sequence}, expected {self._rows_table.sequence}"
             raise CommitConflict(table.path, what, table.last_run())
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:

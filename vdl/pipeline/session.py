@@ -78,7 +78,7 @@ def find_java() -> str:
     java = f"{home}/bin/java" if home else (shutil.which("java") or "")
     what_to_do = f"install Java {JAVA_MIN} or newer (Debian: openjdk-17-jre-headless)"
     if not java:
-        raise NotInstalled(f"Spark needs Java, and there is none: {what_to_do}")
+        raise NotInstalled(f"Spark requires Java, which was not found; {what_to_do}")
     try:
         told = subprocess.run(  # noqa: S603 - the Java of this machine, no shell
             [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_SECONDS_MAX
@@ -86,12 +86,12 @@ def find_java() -> str:
     except subprocess.TimeoutExpired as error:
         # Not NotInstalled: a caller that works without Java must not do so because this one is
         # slow.
-        raise PipelineError(f"{java} -version: no answer in {JAVA_SECONDS_MAX} s") from error
+        raise PipelineError(f"{java} -version: no response in {JAVA_SECONDS_MAX} s") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotInstalled(f"{java} does not run ({error}): {what_to_do}") from error
+        raise NotInstalled(f"{java} cannot be run ({error}); {what_to_do}") from error
     version = java_version(told)
     if version < JAVA_MIN:
-        raise NotInstalled(f"{java} is version {version}: {what_to_do}")
+        raise NotInstalled(f"{java} has version {version}; {what_to_do}")
     return java
 
 
@@ -121,7 +121,7 @@ def check_packages() -> None:
             missing.append(module)
     if missing:
         raise NotInstalled(
-            f"the pipeline needs {', '.join(missing)}: pip install 'vdl-log[spark]', or "
+            f"the pipeline requires {', '.join(missing)}; run pip install 'vdl-log[spark]', or "
             "pip install '.[spark]' in a checkout"
         )
 

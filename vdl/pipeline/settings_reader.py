@@ -28,7 +28,7 @@ class Reader:
             return kind() if default is None else default
         if key not in table:
             if default is None:
-                self.problems.append(f"{section}.{key}: is needed")
+                self.problems.append(f"{section}.{key}: is required")
                 return kind()
             return default
         value = table[key]
@@ -52,16 +52,16 @@ class Reader:
     def count(self, section: str, key: str, default: int) -> int:
         found = self.number(section, key, default)
         if not found.is_integer():
-            self.problems.append(f"{section}.{key}: must be a whole number")
+            self.problems.append(f"{section}.{key}: must be an integer")
         return int(found)
 
     def switch(self, section: str, key: str, *, default: bool) -> bool:
         return bool(self._take(section, key, default, bool, "true or false"))
 
     def texts(self, section: str, key: str, default: list[str] | None = None) -> list[str]:
-        found = self._take(section, key, default, list, "a list of texts")
+        found = self._take(section, key, default, list, "a list of strings")
         if not all(isinstance(value, str) for value in found):
-            self.problems.append(f"{section}.{key}: must be a list of texts")
+            self.problems.append(f"{section}.{key}: must be a list of strings")
         return [str(value) for value in found]
 
     def rows(self, section: str, key: str) -> list[str]:
@@ -104,7 +104,7 @@ class Reader:
         for name, value in found.items():
             if isinstance(value, Mapping | list):
                 self.problems.append(
-                    f"{place}.{name}: must be one value; a name that has dots wants quotes"
+                    f"{place}.{name}: must be one value; quote a name that has dots"
                 )
         return {str(name): _plain(value) for name, value in found.items()}
 
@@ -112,12 +112,12 @@ class Reader:
         """Record settings that were not read: a misspelt setting must not be ignored."""
         for section, table in self._data.items():
             if section not in self._taken:
-                self.problems.append(f"{section}: there is no such section")
+                self.problems.append(f"{section}: unknown section")
             elif not isinstance(table, Mapping):
                 self.problems.append(f"{section}: must be a table")
             else:
                 unknown = sorted(set(table) - self._taken[section])
-                self.problems += [f"{section}.{key}: there is no such setting" for key in unknown]
+                self.problems += [f"{section}.{key}: unknown setting" for key in unknown]
 
 
 def _plain(value: Any) -> str:

@@ -69,9 +69,9 @@ def is_url(path: str) -> bool:
 
 def problems_of(settings: Mapping[str, str]) -> list[str]:
     """Return the problems of settings; a secret must be given by its place."""
-    found = [f"{name}: there is no such setting" for name in settings if name not in ENVIRONMENT]
+    found = [f"{name}: unknown setting" for name in settings if name not in ENVIRONMENT]
     return found + [
-        f"{name}: a secret does not stand in a job file; env:NAME or file:PATH do"
+        f"{name}: a job file must not contain secrets; use env:NAME or file:PATH"
         for name in SECRETS
         if name in settings and not PLACE.match(settings[name])
     ]
@@ -242,7 +242,7 @@ class ObjectStore:
     def __init__(self, path: str, settings: Mapping[str, str]) -> None:
         self._scheme = scheme_of(path)
         if self._scheme not in SCHEMES:
-            raise PipelineError(f"{path}: {self._scheme}:// is not known")
+            raise PipelineError(f"{path}: {self._scheme}:// is not supported")
         self._settings = settings
         self._prefix = f"{urlsplit(path).scheme}://"
         self._known: Any = None

@@ -75,7 +75,7 @@ def change_of(known: str, found: str) -> Change:
         else:
             added.append(f"{name}: {kind}")
     breaking += [
-        f"{name} ({kind}) is in the table and not in the rows"
+        f"{name} ({kind}) is in the table but not in the rows"
         for name, kind in old.items()
         if name not in new
     ]

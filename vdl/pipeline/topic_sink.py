@@ -77,7 +77,7 @@ class TopicSink:
         check_origins(commit.files)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
-        assert self._send is not None, "a sink that was opened to be asked"
+        assert self._send is not None, "the sink was opened read-only"
         self.check(commit, arrow_schema)  # Records that were sent cannot be taken back.
         ids = {topic: known.topic_id for topic, known in commit.end.topics.items()}
         # Topics of the rows: positions are also kept of topics that the job no longer reads.
@@ -130,8 +130,8 @@ def as_records(rows: Any, key: str, *, topics: int = 1) -> Any:
     missing = needed.difference(names)
     if missing:
         raise PipelineError(
-            f"the job's steps drop {', '.join(sorted(missing))}: a topic's records say what they "
-            "were made of"
+            f"the steps of the job drop {', '.join(sorted(missing))}, but records of a topic "
+            "need their source offsets"
         )
     origin = [name for name in ORIGIN if name in names]
     if dict(rows.dtypes).get("value") in {"binary", "string"}:
@@ -211,6 +211,6 @@ def deduplicated(frame: Any, *, within: str = "") -> Any:
     if not frame.isStreaming:
         return marked.dropDuplicates(["_made_of"]).drop("_made_of")
     if not within:
-        raise ValueError("a stream needs `within`: for how long to remember what was seen")
+        raise ValueError("a stream requires `within`: the time for which it remembers records")
     bounded = marked.withWatermark("timestamp", within)
     return bounded.dropDuplicatesWithinWatermark(["_made_of"]).drop("_made_of")

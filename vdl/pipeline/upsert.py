@@ -33,7 +33,7 @@ from vdl.pipeline.tasks import groups
 PLACE = "__place"
 STAGED = "_vdl/upserts"
 """Folder of staging files, below a table's: VACUUM and readers ignore such names."""
-GONE = "the files of this batch are gone"
+GONE = "the files of this batch are missing"
 PART_ROWS = 250_000
 """Rows of a batch that one task reduces, if the source has several partitions."""
 VALUES_MAX = 200
@@ -66,11 +66,11 @@ def check_key(key: Sequence[str], schema: Any) -> None:
     problems = []
     for name in key:
         if name not in schema.names:
-            problems.append(f"there is no column {name}")
+            problems.append(f"column {name} does not exist")
         elif not _is_key(schema.field(name).type):
             problems.append(f"{name} is {schema.field(name).type}")
     if problems:
-        what = "a key is of whole numbers, texts, booleans, dates, times or decimals"
+        what = "a key has integers, strings, booleans, dates, times or decimals"
         raise PipelineError(f"sink.key: {'; '.join(problems)}: {what}")
 
 
@@ -110,8 +110,8 @@ def check_truncation(commit: Commit, place: tuple[int, int]) -> None:
     if len(commit.end.partitions()) > 1:
         partition, offset = place
         raise PipelineError(
-            f"partition {partition} offset {offset}: the source's table was truncated, which has "
-            "no place in the order of a topic of several partitions; nothing of this batch was "
+            f"partition {partition} offset {offset}: the source table was truncated, which "
+            "cannot be ordered in a topic of several partitions; nothing of this batch was "
             "written"
         )
 

@@ -104,12 +104,13 @@ def verify(job: Job, spark: Any) -> Verdict:
     """Recount the table. Raises PipelineError if no verdict is possible."""
     if job.window is not None:
         raise PipelineError(
-            f"{job.sink.path}: a row is a window of many records, so its rows cannot be told apart"
+            f"{job.sink.path}: a row is a window of many records, so records cannot be "
+            "compared with rows"
         )
     if job.is_upsert:
         raise PipelineError(
-            f"{job.sink.path}: a row is the last of many records of its key, so records cannot be "
-            "recounted"
+            f"{job.sink.path}: a row is the last of many records of its key, so records cannot "
+            "be compared with rows"
         )
     with closing(Topics(job.source.read_options())) as topics:
         ids, firsts = topics.ids(), topics.begins()
@@ -121,8 +122,8 @@ def verify(job: Job, spark: Any) -> Verdict:
     account = account_of(table)
     if account is None:
         raise PipelineError(
-            f"{table.path}: the commits that say where the job began are no longer in the table's "
-            "log, so nobody can tell what is missing"
+            f"{table.path}: the commits with the job's first offsets are no longer in the "
+            "table's log, so missing records cannot be found"
         )
     for shared in (table, dead):
         _check_whose(shared)
@@ -357,8 +358,8 @@ def _check_whose(table: TableSink) -> None:
     unclear = table.unclear_files() if isinstance(table, SharedSink) else []
     if unclear:
         raise PipelineError(
-            f"{table.path}: other jobs write to this table, too, and {len(unclear)} files, as "
-            f"{unclear[0]}, do not say whose rows they have: they were compacted, or are of neither"
+            f"{table.path}: other jobs write to this table too, and {len(unclear)} files, such "
+            f"as {unclear[0]}, do not record their job: they were compacted, or belong to none"
         )
 
 
@@ -371,8 +372,8 @@ def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) 
     again.open(ids)
     if again.sequence != table.sequence:
         raise PipelineError(
-            f"{table.path}: the job has committed meanwhile; its rows do not say what they were "
-            "made of, so they can be counted only while it does not run"
+            f"{table.path}: the job has committed meanwhile; its rows have no source offsets, "
+            "so they can be counted only while it is stopped"
         )
 
 

@@ -103,7 +103,9 @@ class WindowFiles:
         try:
             return WindowState.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SinkInconsistent(f"{path}: the table's windows cannot be read: {error}") from None
+            raise SinkInconsistent(
+                f"{path}: the windows of the table cannot be read: {error}"
+            ) from None
 
     def others(self, state: WindowState, *more: str) -> list[Path]:
         """Return all files that are not in a state; call before the commit, see above."""

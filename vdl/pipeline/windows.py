@@ -142,10 +142,10 @@ def duration_us(text: str) -> int:
     """Return the microseconds of "10 minutes". Raises ValueError."""
     match = DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration, as '10 minutes' is one")
+        raise ValueError(f"{text!r} is not a duration such as '10 minutes'")
     found = int(match[1]) * UNITS_US[match[2]]
     if found > DURATION_MAX_US:
-        raise ValueError(f"{text!r} is more than a hundred years")
+        raise ValueError(f"{text!r} is longer than a hundred years")
     return found
 
 
@@ -153,10 +153,12 @@ def parse_value(name: str, text: str) -> Value:
     """Parse an aggregate. Raises ValueError."""
     match = AGGREGATE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is none of count(*), count(x), sum(x), min(x), max(x), avg(x)")
+        raise ValueError(
+            f"{text!r} is not one of count(*), count(x), sum(x), min(x), max(x), avg(x)"
+        )
     function = match[1].lower()
     if match[2] == "*" and function != "count":
-        raise ValueError(f"{text!r}: only count can have *")
+        raise ValueError(f"{text!r}: only count accepts *")
     return Value(name, function, match[2])
 
 
@@ -182,9 +184,13 @@ def _time_problems(window: Window) -> list[str]:
         found.append("window.slide: must not be 0")
     elif size is not None and slide is not None:
         if slide > size:
-            found.append("window.slide: must not be more than the size, or rows are in no window")
+            found.append(
+                "window.slide: must not exceed the size; otherwise some rows are in no window"
+            )
         elif size > slide * WINDOWS_PER_ROW_MAX:
-            found.append(f"window.slide: puts a row into more than {WINDOWS_PER_ROW_MAX} windows")
+            found.append(
+                f"window.slide: each row would be in more than {WINDOWS_PER_ROW_MAX} windows"
+            )
     return found
 
 
@@ -194,17 +200,17 @@ def _column_problems(window: Window) -> list[str]:
     taken = {START, END}
     for key in window.keys:
         if key == "_offset":
-            found.append("window.keys: _offset makes a window of every row")
+            found.append("window.keys: _offset would make a window for each row")
         if key.lower() in taken:
-            found.append(f"window.keys: {key!r} is taken")
+            found.append(f"window.keys: {key!r} is already used")
         taken.add(key.lower())
     if not window.aggregates:
-        found.append("window.values: at least one is needed")
+        found.append("window.values: at least one is required")
     for name, text in window.aggregates.items():
         if not NAME.fullmatch(name):
-            found.append(f"window.values: {name!r} is no name")
+            found.append(f"window.values: {name!r} is not a valid name")
         if name.lower() in taken:
-            found.append(f"window.values: {name!r} is taken")
+            found.append(f"window.values: {name!r} is already used")
         taken.add(name.lower())
         try:
             parse_value(name, text)
@@ -215,16 +221,16 @@ def _column_problems(window: Window) -> list[str]:
 
 def check_same(window: Window | None, state: WindowState | None, *, path: str) -> None:
     """Raise SinkInconsistent unless a table that has been written to has these windows."""
-    what_to_do = "begin a new table, with another sink.path"
+    what_to_do = "use a new table, with another sink.path"
     if window is None and state is not None:
-        raise SinkInconsistent(f"{path} has windows, but the job has none: {what_to_do}")
+        raise SinkInconsistent(f"{path} has windows, but the job has none; {what_to_do}")
     if window is not None and state is None:
-        raise SinkInconsistent(f"{path} has been written without windows: {what_to_do}")
+        raise SinkInconsistent(f"{path} was written without windows; {what_to_do}")
     if window is not None and state is not None and window.definition() != state.definition:
         mine, known = json.loads(window.definition()), json.loads(state.definition)
         changed = ", ".join(f"window.{key}" for key in mine if mine[key] != known.get(key))
         raise SinkInconsistent(
-            f"{path} has been written with other windows: {changed} differ; {what_to_do}"
+            f"{path} was written with other windows: {changed} differ; {what_to_do}"
         )
 
 
@@ -269,7 +275,7 @@ def window_batch(
     if state is not None and state.columns != columns:
         raise SinkInconsistent(
             f"types of the windows' columns have changed, from {state.columns.splitlines()} to "
-            f"{columns.splitlines()}; begin a new table"
+            f"{columns.splitlines()}; use a new table"
         )
     # Cached during the batch: it is read up to three times, and costs a pass over the source.
     fresh = fresh.persist()
@@ -379,7 +385,7 @@ def _check_columns(schema: Any, window: Window) -> None:
     used |= {f"window.values.{v.name}": [v.column] for v in window.values if v.column != "*"}
     for setting, names in used.items():
         missing = [name for name in names if name not in kinds]
-        problems += [f"{setting}: there is no column {name}" for name in missing]
+        problems += [f"{setting}: column {name} does not exist" for name in missing]
     time = kinds.get(window.time)
     if time is not None and not isinstance(time, TimestampType):
         problems.append(f"window.time: {window.time} is {time.simpleString()}, not timestamp")

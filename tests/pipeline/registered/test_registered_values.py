@@ -168,22 +168,22 @@ def test_json_is_left_as_it_is_where_its_schema_allows_it(answers: Answers) -> N
     values = values_of(answers, "json-schema")
     assert values.text(framed(7, b'{ "n": 1.0 }')) == '{ "n": 1.0 }'
     for bad in (b'{"n": "x"}', b"{}", b"{", b"\xff"):
-        with pytest.raises(ValueUnreadable, match="not of schema 7"):
+        with pytest.raises(ValueUnreadable, match="not valid for schema 7"):
             values.text(framed(7, bad))
 
 
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (b"", "does not begin with the id"),
-        (b"\0\0\0\0", "does not begin with the id"),
-        (b"\1\0\0\0\7", "does not begin with the id"),
+        (b"", "does not begin with a schema id"),
+        (b"\0\0\0\0", "does not begin with a schema id"),
+        (b"\1\0\0\0\7", "does not begin with a schema id"),
         (framed(8, b""), "schema 8 is not known"),
         (framed(9, b""), "schema 9 is of kind JSON, not AVRO"),
         (framed(10, b""), "schema 10 cannot be used"),
-        (framed(7, avro_of(ROW)[:-1]), "not of schema 7"),
-        (framed(7, avro_of(ROW) + b"\0"), "not of schema 7: 1 bytes are left over"),
-        (framed(7, b""), "not of schema 7"),
+        (framed(7, avro_of(ROW)[:-1]), "not valid for schema 7"),
+        (framed(7, avro_of(ROW) + b"\0"), "not valid for schema 7: 1 bytes follow the value"),
+        (framed(7, b""), "not valid for schema 7"),
     ],
 )
 def test_value_that_cannot_be_read_says_why(answers: Answers, value: bytes, told: str) -> None:
@@ -204,7 +204,7 @@ def test_file_that_protoc_does_not_take_is_said_to_be_none(answers: Answers, tex
 
 def test_file_is_not_written_outside_of_its_folder(answers: Answers) -> None:
     answers.put(7, "PROTOBUF", PROTO, {"../../o.proto": OTHER_PROTO})
-    with pytest.raises(ValueUnreadable, match="is no name of a file"):
+    with pytest.raises(ValueUnreadable, match="is not a valid file name"):
         values_of(answers, "protobuf").text(framed(7, b"\0"))
 
 

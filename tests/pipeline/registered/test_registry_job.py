@@ -134,5 +134,5 @@ def test_values_become_rows_by_the_schemas_they_name(
     if form == "avro":
         assert (rows[7]["at"] - rows[0]["at"]).total_seconds() == 7
     letters = spark.read.parquet(job.errors.path).orderBy("offset").collect()
-    assert "does not begin with the id of a schema" in letters[0]["error"]
+    assert "does not begin with a schema id" in letters[0]["error"]
     assert "is not known to the registry" in letters[1]["error"]

@@ -110,7 +110,7 @@ class AvroColumns:
     def __init__(self, schema: str, wanted: pa.Schema) -> None:
         told = json.loads(schema)
         if not isinstance(told, Mapping) or told.get("type") != "record":
-            raise Unfit("no record")
+            raise Unfit("not a record")
         self._wanted = wanted
         self._fields: list[tuple[str, Callable[[Places], Any]]] = []
         for field in told["fields"]:

@@ -30,7 +30,7 @@ def reader(schema: Schema) -> Callable[[bytes], str]:
         file = BytesIO(data)
         value = fastavro.schemaless_reader(file, parsed, None)
         if left := len(data) - file.tell():
-            raise ValueUnreadable(f"{left} bytes are left over")
+            raise ValueUnreadable(f"{left} bytes follow the value")
         return json.dumps(value, default=_plain, ensure_ascii=False)
 
     return read

@@ -69,7 +69,7 @@ def message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     if not count:
         return (0,), position
     if not 0 < count <= DEPTH_MAX:
-        raise ValueUnreadable(f"{count} is no depth of a message")
+        raise ValueUnreadable(f"{count} is not a valid depth of a message")
     indexes = []
     for _ in range(count):
         index, position = _varint(data, position)
@@ -83,7 +83,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         found |= (byte & 0x7F) << 7 * n
         if byte < 0x80:
             return (found >> 1) ^ -(found & 1), position + n + 1
-    raise ValueUnreadable("it does not say which message it is")
+    raise ValueUnreadable("it has no message index")
 
 
 def _name_of(file: Any, indexes: tuple[int, ...]) -> str:
@@ -116,13 +116,13 @@ def _all_described(main: Any, schema: Schema) -> Iterator[Any]:
     files = [main]
     for name, text in schema.references.items():
         if (file := _described(name, text)) is None:
-            raise ValueError(f"{name} is text, and the schema is none")
+            raise ValueError(f"{name} is text, but the schema is not")
         files.insert(-1, file)
     for name in dict.fromkeys(name for file in files for name in file.dependency):
         if name not in schema.references:
             module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
             if not module.startswith(KNOWN_TYPES):
-                raise ValueError(f"{name} is not known")
+                raise ValueError(f"{name} is unknown")
             importlib.import_module(module)
             known = descriptor_pb2.FileDescriptorProto()
             descriptor_pool.Default().FindFileByName(name).CopyToProto(known)
@@ -140,7 +140,7 @@ def _compiled(schema: Schema) -> Iterator[Any]:
         for name, text in {**schema.references, MAIN: schema.text}.items():
             path = Path(folder, name)
             if not path.resolve().is_relative_to(Path(folder).resolve()):
-                raise ValueError(f"{name!r} is no name of a file")
+                raise ValueError(f"{name!r} is not a valid file name")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         output = Path(folder, ".descriptors")
@@ -154,7 +154,7 @@ def _compiled(schema: Schema) -> Iterator[Any]:
             )  # fmt: skip
         if failed:
             lines = [line for line in told.getvalue().splitlines() if PROBLEM.search(line)]
-            raise ValueError(PROBLEM.sub("", lines[0]) if lines else "protoc does not take it")
+            raise ValueError(PROBLEM.sub("", lines[0]) if lines else "protoc rejects it")
         files = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
         yield from files.file
 

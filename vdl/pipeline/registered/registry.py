@@ -79,7 +79,9 @@ class Registry:
             if name in found or name in on_the_way:
                 continue
             if len(found) + len(on_the_way) >= REFERENCES_MAX:
-                raise ValueUnreadable(f"the schema refers to more than {REFERENCES_MAX} others")
+                raise ValueUnreadable(
+                    f"the schema refers to more than {REFERENCES_MAX} other schemas"
+                )
             what = f"version {reference.version} of {reference.subject}"
             version = self._ask(
                 what, self._client.get_version, reference.subject, reference.version

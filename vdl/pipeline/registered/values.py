@@ -51,7 +51,7 @@ class Values:
     def text(self, value: bytes) -> str:
         """Return a value as JSON. Raises ValueUnreadable, RegistryFailed."""
         if len(value) < PREFIX_BYTES or value[0]:
-            raise ValueUnreadable("the value does not begin with the id of a schema")
+            raise ValueUnreadable("the value does not begin with a schema id")
         schema_id = int.from_bytes(value[1:PREFIX_BYTES], "big")
         found = self._reader(schema_id)
         if isinstance(found, str):
@@ -61,7 +61,7 @@ class Values:
         except Exception as error:  # noqa: BLE001
             # Libraries raise exceptions of many kinds for malformed bytes.
             raise ValueUnreadable(
-                f"the value is not of schema {schema_id}: {_told(error)}"
+                f"the value is not valid for schema {schema_id}: {_told(error)}"
             ) from None
 
     def _find_reader(self, schema_id: int) -> Read | str:
