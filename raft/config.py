@@ -89,17 +89,17 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig if the settings cannot work."""
-        _require(self.id > NONE, "id", "must be above 0")
-        _require(self.heartbeat_ticks > 0, "heartbeat_ticks", "must be above 0")
+        _require(self.id > NONE, "id", "must be greater than 0")
+        _require(self.heartbeat_ticks > 0, "heartbeat_ticks", "must be greater than 0")
         _require(
             self.election_ticks > self.heartbeat_ticks,
             "election_ticks",
-            "must be above heartbeat_ticks",
+            "must be greater than heartbeat_ticks",
         )
         _require(
             self.async_storage_writes or not self.durable_campaign,
             "durable_campaign",
-            "needs asynchronous storage writes",
+            "requires async_storage_writes",
         )
         _require(self.max_size_per_msg >= 0, "max_size_per_msg", "must not be negative")
         _require(
@@ -108,18 +108,20 @@ class Config:
             "must not be negative",
         )
         _require(
-            self.max_uncommitted_entries_size > 0, "max_uncommitted_entries_size", "must be above 0"
+            self.max_uncommitted_entries_size > 0,
+            ("max_uncommitted_entries_size"),
+            "must be greater than 0",
         )
-        _require(self.max_inflight_msgs > 0, "max_inflight_msgs", "must be above 0")
+        _require(self.max_inflight_msgs > 0, "max_inflight_msgs", "must be greater than 0")
         _require(
             self.max_inflight_bytes >= self.max_size_per_msg or self.max_inflight_bytes == NO_LIMIT,
             "max_inflight_bytes",
-            "must not be below max_size_per_msg",
+            "must be at least max_size_per_msg",
         )
         _require(
             self.read_only_option is not ReadOnlyOption.LEASE_BASED or self.check_quorum,
             "read_only_option",
-            "lease-based needs check_quorum",
+            "LEASE_BASED requires check_quorum",
         )
 
 

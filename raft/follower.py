@@ -106,7 +106,9 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
                 or entry.base_offset != offset
                 or not term <= entry.term <= msg.term
             ):
-                raise Contradiction(f"what is sent as entry {last_new} does not follow")
+                raise Contradiction(
+                    f"entry {last_new} of an append does not continue the entry before it"
+                )
             term, offset = entry.term, offset + entry.records
         conflict = log.find_conflict(entries)
         if conflict:
@@ -129,8 +131,9 @@ def _check_committed(raft: Raft, index: Index, term: Term, leader_term: Term) ->
         return
     raise Diverged(
         index,
-        f"the leader of term {leader_term} has an entry of term {term} at {index}, where one of"
-        f" term {log.term(index)} is committed; entries from {index} to {log.committed} are here",
+        f"the leader of term {leader_term} has an entry of term {term} at {index}, but here an "
+        f"entry of term {log.term(index)} is committed; entries {index} to {log.committed} "
+        "conflict",
     )
 
 
@@ -174,7 +177,9 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
     log = raft.log
     assert raft.state is FOLLOWER, raft.state
     if snapshot.term > term or max(snapshot.index, snapshot.next_offset) > _POSITION_MAX:
-        raise Contradiction(f"a snapshot of term {snapshot.term} up to {snapshot.index}")
+        raise Contradiction(
+            f"a snapshot of term {snapshot.term} at {snapshot.index} in a message of term {term}"
+        )
     if snapshot.index <= log.committed:
         _check_committed(raft, snapshot.index, snapshot.term, term)
         return False
@@ -185,7 +190,7 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
     try:
         membership = members.restored(snapshot.conf_state)
     except InvalidConfChange as error:
-        raise Contradiction(f"a snapshot with members that cannot be: {error}") from error
+        raise Contradiction(f"a snapshot with an invalid membership: {error}") from error
     log.restore(snapshot)
     # The snapshot's membership replaces the old one. It need not contain this replica: a snapshot
     # at the start of the log may be older than the change that added the replica.
@@ -232,7 +237,7 @@ def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
 
 def _heard_leader(raft: Raft, lead: NodeId) -> None:
     if raft.lead not in (NONE, lead):
-        raise Contradiction(f"another replica leads term {raft.term} as well")
+        raise Contradiction(f"another replica also leads term {raft.term}")
     raft.election_elapsed = 0
     raft.campaign_due = 0
     if raft.lead == NONE:

@@ -47,7 +47,7 @@ def check_node(node: RawNode) -> None:
     raft = node.raft
     _check_log(raft)
     if raft.state is LEADER:
-        _require(raft.lead == raft.id, "a leader knows that it leads", id=raft.id, lead=raft.lead)
+        _require(raft.lead == raft.id, "lead is the leader's own id", id=raft.id, lead=raft.lead)
         _check_progress(raft)
     else:
         _require(raft.lead != raft.id, "only a leader leads", id=raft.id, state=raft.state)
@@ -101,14 +101,16 @@ def _name_disorder(raft: Raft) -> None:
     _require(log.in_progress <= log.last_index, "in_progress ≤ last", **facts)
     _require(log.offset <= log.stable + 1, "offset ≤ stable + 1", **facts)
     _require(
-        log.offset + len(log.entries) == log.last_index + 1, "the tail reaches the end", **facts
+        log.offset + len(log.entries) == log.last_index + 1,
+        ("the tail ends at the last entry"),
+        **facts,
     )
     if log.entries:
         last = log.entries[-1]
         _require(last.index == log.last_index, "indexes are dense", **facts)
-        _require(last.term == log.last_term, "the last term is the last entry's", **facts)
+        _require(last.term == log.last_term, "last_term is the term of the last entry", **facts)
         _require(log.next_offset == last.base_offset + last.records, "offsets are dense", **facts)
-    raise InvariantViolation("only what is durable here is applied", **facts)
+    raise InvariantViolation("only durable entries are applied", **facts)
 
 
 def _check_progress(raft: Raft) -> None:
@@ -123,10 +125,10 @@ def _check_progress(raft: Raft) -> None:
         ):
             continue
         facts = {"leader": raft.id, "node": node, "match": match, "next": progress.next}
-        _require(match <= last, "nobody has more than the leader", last=last, **facts)
+        _require(match <= last, "match ≤ last of the leader", last=last, **facts)
         _require(match < progress.next, "match < next", **facts)
-        _require(state is not PROBE, "a probe has nothing in flight", **facts)
-        raise InvariantViolation("nothing is sent that is not there", **facts)
+        _require(state is not PROBE, "a probing follower has no message in flight", **facts)
+        raise InvariantViolation("only existing entries are sent", **facts)
 
 
 # --- All replicas of a group -------------------------------------------------------------------

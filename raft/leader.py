@@ -390,7 +390,7 @@ def _maybe_send_snapshot(raft: Raft, node: NodeId, progress: Progress) -> bool:
         snapshot = raft.log.snapshot or raft.log.storage.snapshot()
     except SnapshotTemporarilyUnavailable:
         return False
-    assert snapshot.index > 0, "the log is compacted, yet there is no snapshot"
+    assert snapshot.index > 0, "a compacted log has a snapshot"
     progress.become_snapshot(snapshot.index)
     raft.msgs.append(MsgSnap(node, raft.id, raft.term, snapshot))
     return True
@@ -441,7 +441,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         return
     index = msg.index
     if index > raft.log.last_index:
-        raise Contradiction(f"an answer to entry {index}, behind the end of this log")
+        raise Contradiction(f"an acknowledgement of entry {index}, above the end of this log")
     progress.recent_active = True
     if progress.tries:
         progress.answered()

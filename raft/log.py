@@ -183,7 +183,10 @@ class RaftLog:
         first = entries[0].index
         if first == self.last_index + 1:
             if entries[0].base_offset != self.next_offset:
-                raise Contradiction(f"entry {first} does not begin at offset {self.next_offset}")
+                raise Contradiction(
+                    f"entry {first} has base offset {entries[0].base_offset}, expected "
+                    f"{self.next_offset}"
+                )
             self.entries.extend(entries)
         else:
             self._replace_suffix(first, entries)
@@ -195,10 +198,12 @@ class RaftLog:
     def _replace_suffix(self, first: Index, entries: list[Entry]) -> None:
         assert first <= self.last_index + 1, (first, self.last_index)
         if first <= self.committed:
-            raise Contradiction(f"entry {first} is another one than what is committed there")
+            raise Contradiction(f"entry {first} conflicts with a committed entry")
         replaced = self.entries[first - self.offset] if first >= self.offset else None
         if replaced is not None and replaced.base_offset != entries[0].base_offset:
-            raise Contradiction(f"entry {first} begins at another offset than the one before ends")
+            raise Contradiction(
+                f"entry {first} has another base offset than the entry that it replaces"
+            )
         if first > self.offset:
             self.entries[first - self.offset :] = entries
         else:
@@ -217,7 +222,9 @@ class RaftLog:
         if index > self.committed:
             if index > self.last_index:
                 self.lacks_to = max(self.lacks_to, index)
-                raise Contradiction(f"{index} is committed, the log ends at {self.last_index}")
+                raise Contradiction(
+                    f"the commit index {index} is above the end of the log at {self.last_index}"
+                )
             self.committed = index
 
     @property

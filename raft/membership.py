@@ -194,7 +194,9 @@ def _checked(membership: Membership) -> Membership:
         or membership.learners_next & membership.incoming
         or (membership.auto_leave and not membership.is_joint)
     ):
-        raise InvalidConfChange(f"learners that vote, or nothing to leave: {membership}")
+        raise InvalidConfChange(
+            f"an invalid membership: learners that vote, or no joint config to leave: {membership}"
+        )
     return membership
 
 
@@ -220,13 +222,13 @@ def decode_conf_change(data: Payload) -> ConfChange:
     if len(data) == 0:
         return ConfChange()
     if len(data) < _HEADER.size:
-        raise MalformedConfChange(f"{len(data)} bytes are too few")
+        raise MalformedConfChange(f"{len(data)} bytes are too short")
     version, transition, count, context_length = _HEADER.unpack_from(data)
     if version != _VERSION:
-        raise MalformedConfChange(f"version {version} is unknown")
+        raise MalformedConfChange(f"unknown version {version}")
     context_start = _HEADER.size + count * _CHANGE.size
     if len(data) != context_start + context_length:
-        raise MalformedConfChange(f"{len(data)} bytes do not hold {count} changes")
+        raise MalformedConfChange(f"{len(data)} bytes are too short for {count} changes")
     try:
         return ConfChange(
             changes=tuple(

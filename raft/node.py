@@ -151,7 +151,7 @@ class RawNode:
         if term != raft.term:
             if term == NO_TERM:
                 if kind in _OF_A_TERM:
-                    raise Contradiction(f"{kind.__name__} of no term")
+                    raise Contradiction(f"{kind.__name__} without a term")
             elif not self._admit_other_term(msg):
                 return
         handler = _HANDLERS[raft.state].get(kind)
@@ -166,7 +166,7 @@ class RawNode:
         kind = type(msg)
         if msg.term > raft.term:
             if not _can_be_reached(raft, msg.term):
-                raise Contradiction(f"term {msg.term}, in term {raft.term}")
+                raise Contradiction(f"term {msg.term} is too far above term {raft.term}")
             if isinstance(msg, MsgVote | MsgPreVote):
                 if raft.has_leader_lease and not msg.transfer:
                     # Stickiness: a replica that hears a leader does not help to depose it (§6).
@@ -272,7 +272,9 @@ class RawNode:
 
     def advance(self, ready: Ready) -> None:
         """Report that `ready`, the last one, is carried out. For the synchronous mode."""
-        assert not self.raft.async_storage_writes, "storage answers by message"
+        assert not self.raft.async_storage_writes, (
+            "with asynchronous storage writes, storage answers by messages"
+        )
         for msg in self._maker.steps_on_advance(ready):
             self.step(msg)
 

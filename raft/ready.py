@@ -127,7 +127,7 @@ class ReadyMaker:
 
     def ready(self) -> Ready:
         """Return everything requested now and count it as given out."""
-        assert self._outstanding is None, "ready() before advance() of the last one"
+        assert self._outstanding is None, "ready() called before advance() of the previous Ready"
         raft = self._raft
         log = raft.log
         if raft.broadcast_due:
@@ -156,7 +156,9 @@ class ReadyMaker:
 
     def steps_on_advance(self, ready: Ready) -> list[Message]:
         """Return the messages the node steps into itself after `ready`, in the synchronous mode."""
-        assert self._outstanding is ready, "advance() of another Ready than the last"
+        assert self._outstanding is ready, (
+            "advance() called with another Ready than the previous one"
+        )
         self._outstanding = None
         steps = self._steps_on_advance
         self._steps_on_advance = []

@@ -108,7 +108,10 @@ class AdminService:
             async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
                 security = self._security
                 if security is not None and not security.allows(context.auth_context()):
-                    denied = "no certificate of a server or an admin of this set, or a revoked one"
+                    denied = (
+                        "a valid certificate of a server or an administrator of this set is "
+                        "required"
+                    )
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
                 # Decoded here, because gRPC itself would log a traceback for malformed input.
                 try:

@@ -29,7 +29,7 @@ class FrameTooLarge(RemoteError):
     """A frame head announces more payload than this link may carry in its present state."""
 
     def __init__(self, length: int, *, bytes_max: int) -> None:
-        super().__init__(f"frame of {length} bytes, at most {bytes_max} are allowed")
+        super().__init__(f"frame of {length} bytes, but at most {bytes_max} are allowed")
         self.length = length
         self.bytes_max = bytes_max
 

@@ -146,7 +146,7 @@ class _Encoder:
     def add(self, group: GroupId, message: PeerMessage) -> None:
         encode = _ENCODERS.get(type(message))
         if encode is None:
-            raise ValueError(f"{type(message).__name__} does not travel between servers")
+            raise ValueError(f"{type(message).__name__} is not sent between servers")
         encode(self, group, message)
         self.count += 1
 

@@ -250,7 +250,7 @@ def decode_reject(payload: memoryview) -> tuple[RejectReason, str]:
 def refusal(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason, str] | None:
     """Return why `local` may not share a link with `remote`, or None. `expected` 0: any server."""
     if remote.server_id == local.server_id:
-        return RejectReason.WRONG_SERVER, f"server {remote.server_id} is this server's own id"
+        return RejectReason.WRONG_SERVER, f"server {remote.server_id} has the id of this server"
     if expected not in (0, remote.server_id):
         return RejectReason.WRONG_SERVER, f"expected server {expected}, found {remote.server_id}"
     if remote.to_server not in (0, local.server_id):
@@ -259,6 +259,9 @@ def refusal(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason
             f"this is server {local.server_id}, not {remote.to_server}",
         )
     if local.cluster_id and remote.cluster_id and local.cluster_id != remote.cluster_id:
-        text = f"server {local.server_id} belongs to {local.cluster_id}, not {remote.cluster_id}"
+        text = (
+            f"server {local.server_id} belongs to cluster {local.cluster_id}, not "
+            f"{remote.cluster_id}"
+        )
         return RejectReason.WRONG_CLUSTER, text
     return None

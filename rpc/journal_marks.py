@@ -71,7 +71,7 @@ def decode_boots(info: bytes) -> list[BootRow]:
     boots = [BootRow(*row) for row in _BOOT.iter_unpack(info)]
     numbers = [boot.number for boot in boots]
     if numbers != sorted(set(numbers)) or 0 in numbers:
-        raise MalformedFrame("boots that do not follow each other")
+        raise MalformedFrame("boots that are not in order")
     return boots
 
 

@@ -459,7 +459,7 @@ class Links:
         All links are closed, reported as down, and made again.
         """
         if local.server_id != self._local.server_id:
-            raise ValueError("a server does not change its id")
+            raise ValueError("a server cannot change its id")
         self._local = local
         for connection in self._inbound:
             self._inbound.remove(connection)
@@ -666,8 +666,8 @@ class Links:
             peer.challenger = None
             where = f", at {peer.address[0]}:{peer.address[1]}" if peer.address else ""
             text = (
-                f"server {peer.server_id} runs already{where}: this process has a copy of its data "
-                "directory"
+                f"server {peer.server_id} is already running{where}: this process uses a copy "
+                "of its data directory"
             )
             self._refuse(challenger, peer.server_id, RejectReason.SECOND_PROCESS, text)
 
@@ -679,7 +679,7 @@ class Links:
         identity = connection.stream.identity
         if identity in (None, hello.server_id):
             return True
-        text = f"says that it is server {hello.server_id}, with a certificate of {identity}"
+        text = f"it claims to be server {hello.server_id}, but has a certificate of {identity}"
         connection.close(RejectReason.NOT_ADMITTED, "")
         self._refuses(hello.server_id, RejectReason.NOT_ADMITTED, text)
         return False

@@ -305,13 +305,13 @@ class PeerEngine:
             reason, text = decode_reject(payload)
             return Rejected(reason, text, by_peer=True)
         raise UnexpectedFrame(
-            code, self.state.value if self.born else f"unborn, {self.state.value}"
+            code, self.state.value if self.born else f"without a cluster, {self.state.value}"
         )
 
     def _hello_received(self, payload: memoryview) -> Event:
         version, version_min = decode_versions(payload)
         if version < PROTOCOL_VERSION_MIN or version_min > PROTOCOL_VERSION:
-            text = f"versions [{PROTOCOL_VERSION_MIN}, {PROTOCOL_VERSION}] are spoken here, "
+            text = f"this server supports versions [{PROTOCOL_VERSION_MIN}, {PROTOCOL_VERSION}], "
             return self._refuse(RejectReason.VERSION, f"{text}not [{version_min}, {version}]")
         hello = decode_hello(payload)
         self.remote = hello
@@ -379,7 +379,7 @@ class PeerEngine:
             return False
         if frame_type not in self._sendable:
             if frame_type not in _BORN_TYPES:
-                raise ValueError(f"{frame_type.name} frames are the engine's own")
+                raise ValueError(f"only the engine sends {frame_type.name} frames")
             return False
         length = 0
         for buffer in buffers:
@@ -388,7 +388,7 @@ class PeerEngine:
         limits = self._limits
         if length > limits.frame_bytes_max:
             raise ValueError(
-                f"frame of {length} bytes, at most {limits.frame_bytes_max} may be sent"
+                f"frame of {length} bytes, but at most {limits.frame_bytes_max} may be sent"
             )
         if length > self._remote_bytes_max:
             return False

@@ -168,7 +168,7 @@ class FrameReader:
         if flags == PIECE and length < PIECE_BYTES_MIN:
             raise MalformedFrame("frame piece too small", 0)
         if flags == LAST_PIECE and not self._pieces:
-            raise MalformedFrame("frame piece without the others", 5)
+            raise MalformedFrame("frame piece without the other pieces", 5)
         self._pieces_type = frame_type
         self._pieces_bytes += length
         if self._pieces_bytes > self.frame_bytes_max:

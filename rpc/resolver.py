@@ -78,7 +78,7 @@ class Resolver:
         name, port = address
         host = self._host(name)
         if host is None:
-            self._post(partial(on_answer, "too many names are being looked up"))
+            self._post(partial(on_answer, "too many lookups of names are in progress"))
             return
         if host.found:
             self._post(partial(on_answer, host.at_port(port)))
@@ -106,7 +106,7 @@ class Resolver:
         host = self._hosts.get(name)
         if host is None or host.found:
             return ""
-        return host.failure or "the name is still being looked up"
+        return host.failure or "the lookup of the name is still in progress"
 
     def _host(self, name: str) -> _Host | None:
         """Return the host and mark it as most recently used. None if there is no room for it."""
@@ -170,9 +170,9 @@ def resolve(address: Address) -> Answer:
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:  # it cannot be a name at all: a label of 64 letters
-        return f"not a host's name: {error}"
+        return f"not a valid host name: {error}"
     if not found:
-        return "no address"
+        return "the name has no address"
     return [_candidate(info) for info in found]
 
 

@@ -88,17 +88,19 @@ def read_revocations(path: Path, ca: Path, now: datetime.datetime) -> Revocation
         raise TlsFailed(f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB")
     found = _LIST.findall(data)
     if not found:
-        raise TlsFailed(f"{path}: no list of revoked certificates in it (PEM, X509 CRL)")
+        raise TlsFailed(f"{path}: has no revocation list (PEM, X509 CRL)")
     try:
         lists = [x509.load_pem_x509_crl(one) for one in found]
         revocations = Revocations(lists)
     except ValueError:
-        raise TlsFailed(f"{path}: a list in it cannot be read") from None
+        raise TlsFailed(f"{path}: has an invalid revocation list") from None
     for one in lists:
         if not _is_signed(one, ca):
-            raise TlsFailed(f"{path}: a list in it is not signed by its authority in {ca}")
+            raise TlsFailed(
+                f"{path}: has a revocation list that is not signed by its authority in {ca}"
+            )
     if revocations.ends <= now:
-        raise TlsFailed(f"{path}: the list of revoked certificates ended {revocations.ends:%F %R}Z")
+        raise TlsFailed(f"{path}: the revocation list expired at {revocations.ends:%F %R}Z")
     return revocations
 
 
@@ -114,7 +116,7 @@ def _is_signed(one: x509.CertificateRevocationList, ca: Path) -> bool:
     try:
         known = x509.load_pem_x509_certificates(ca.read_bytes())
     except (OSError, ValueError):
-        raise TlsFailed(f"{ca}: no certificate in it") from None
+        raise TlsFailed(f"{ca}: has no valid certificate") from None
     keys = [found.public_key() for found in known if found.subject == one.issuer]
     try:
         return not keys or any(one.is_signature_valid(key) for key in keys)  # type: ignore[arg-type]
@@ -131,13 +133,13 @@ def attach(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        what = "it cannot be read" if isinstance(error, ssl.SSLError) else error
+        what = "cannot be parsed" if isinstance(error, ssl.SSLError) else error
         raise TlsFailed(f"{path}: {what}") from None
     after = context.cert_store_stats()
     if after["x509"] != before["x509"]:
-        raise TlsFailed(f"{path}: a certificate in it, where only lists of revoked ones belong")
+        raise TlsFailed(f"{path}: has a certificate; expected only revocation lists")
     if after["crl"] == before["crl"]:
-        raise TlsFailed(f"{path}: no list of revoked certificates in it (PEM, X509 CRL)")
+        raise TlsFailed(f"{path}: has no revocation list (PEM, X509 CRL)")
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 
 

@@ -190,7 +190,7 @@ class TlsContext:
         if not self._server_side:
             return _client_context(options)
         if options.own is None:
-            raise TlsFailed("a port needs a certificate")
+            raise TlsFailed("a listener with TLS requires a certificate")
         context = _server_context(options, options.own)
         by_name: dict[str, ssl.SSLContext] = {}
         for pair in options.others:
@@ -227,7 +227,7 @@ def _base(protocol: int, options: TlsOptions) -> ssl.SSLContext:
         try:
             context.set_ciphers(options.ciphers)
         except ssl.SSLError as error:
-            raise TlsFailed(f"no such ciphers: {options.ciphers}") from error
+            raise TlsFailed(f"unknown ciphers: {options.ciphers}") from error
     return context
 
 
@@ -237,7 +237,7 @@ def _server_context(options: TlsOptions, pair: KeyPair) -> ssl.SSLContext:
     _load_pair(context, pair)
     if options.client_auth is not ClientAuth.NONE:
         if options.ca is None:
-            raise TlsFailed("certificates of clients are asked for, and no CA is named")
+            raise TlsFailed("client certificates require a CA (tls.ca)")
         _load_ca(context, options.ca, options.crl)
         required = options.client_auth is ClientAuth.REQUIRED
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -250,7 +250,7 @@ def _client_context(options: TlsOptions) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if options.ca is None:
-        raise TlsFailed("no CA is named")
+        raise TlsFailed("links with TLS require a CA (tls.ca)")
     _load_ca(context, options.ca, options.crl)
     if options.own is not None:
         _load_pair(context, options.own)
@@ -262,7 +262,7 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
         # OpenSSL would ask for a pass phrase at the terminal.
         context.load_cert_chain(pair.certificate, pair.key, password=lambda: "")
     except ssl.SSLError as error:
-        what = (error.reason or "it cannot be read").lower().replace("_", " ")
+        what = (error.reason or "cannot be parsed").lower().replace("_", " ")
         raise TlsFailed(f"{pair.certificate} with {pair.key}: {what}") from None
     except (OSError, ValueError) as error:
         raise TlsFailed(f"{pair.certificate} with {pair.key}: {_words(error)}") from None
@@ -272,7 +272,7 @@ def _load_ca(context: ssl.SSLContext, path: Path, crl: Path | None) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        what = _words(error) if not isinstance(error, ssl.SSLError) else "no certificate in it"
+        what = _words(error) if not isinstance(error, ssl.SSLError) else "has no valid certificate"
         raise TlsFailed(f"{path}: {what}") from None
     if crl is not None:
         attach(context, crl)

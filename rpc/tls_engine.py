@@ -59,7 +59,7 @@ class TlsEngine:
         if not self.is_open:
             self._arrived += len(data)
             if self._arrived > HANDSHAKE_BYTES_MAX:
-                raise TlsFailed("the handshake is too long")
+                raise TlsFailed("the handshake exceeds its maximum size")
         self._incoming.write(data)
 
     def handshake(self) -> bool:

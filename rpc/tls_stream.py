@@ -227,7 +227,7 @@ class TlsStream(OwnedStream):
         data = self._security.staging[:received]
         if self._is_busy:
             if len(self._held_back) + received > HANDSHAKE_BYTES_MAX:
-                self._refuse("the handshake is too long")
+                self._refuse("the handshake exceeds its maximum size")
             else:
                 self._held_back += data
             return
@@ -289,7 +289,7 @@ class TlsStream(OwnedStream):
                 alternative_names(certificate, "URI"), self._security.cluster
             )
             if not self.identity:
-                self._refuse("TLS: the certificate is not that of a server of this set")
+                self._refuse("TLS: the certificate is not one of a server of this set")
                 return
             self._security.proved.add(self)
             if self.drop_if_revoked():

@@ -112,9 +112,10 @@ class DataMissing(StorageError):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"{path} is missing: {why}. Nothing was changed. Is a disk not mounted, was something "
-            "moved? Put it back and start again. If it is gone for good, empty the whole data "
-            "directory: a server of a replica set is then replaced from the others"
+            f"{path} is missing: {why}. Nothing was changed. If a disk is not mounted or a "
+            "file was moved, restore it and start again. If the file is lost for good, empty "
+            "the whole data directory: a server of a replica set then gets its data from the "
+            "other servers"
         )
         self.path = path
         self.why = why
@@ -125,10 +126,10 @@ class ForeignFile(StorageError):
 
     def __init__(self, path: str, owner: DirectoryId) -> None:
         super().__init__(
-            f"{path} is of another data directory, {owner.hex()}. Nothing was changed. Was it "
-            "copied here by mistake, perhaps over a file of this one? Put that back, move this one "
-            "away, and start again. If what it took the place of is gone for good, empty the whole "
-            "data directory: a server of a replica set is then replaced from the others"
+            f"{path} belongs to another data directory, {owner.hex()}. Nothing was changed. If "
+            "it was copied here by mistake, move it away, restore the file that it replaced, "
+            "and start again. If that file is lost for good, empty the whole data directory: "
+            "a server of a replica set then gets its data from the other servers"
         )
         self.path = path
         self.owner = owner
@@ -140,8 +141,9 @@ class UnknownFormat(StorageError):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"{path} was written by a later version: {why}. Nothing was changed. Start that "
-            "version again, or a later one. To go back to this one, replace the server: empty the "
-            "whole data directory, and a server of a replica set gets everything from the others"
+            "version or a later one. To return to this version, replace the server: empty the "
+            "whole data directory, and a server of a replica set gets its data from the other "
+            "servers"
         )
         self.path = path
         self.why = why
@@ -152,10 +154,11 @@ class ForeignDirectory(StorageError):
 
     def __init__(self, directory: str, *, server_id: ServerId, owner: ServerId) -> None:
         super().__init__(
-            f"{directory} is the data directory of server {owner}, and this is server {server_id}. "
-            "Nothing was changed. Was the wrong volume mounted, or the directory copied? Give each "
-            "server its own directory. A server of a replica set that has lost its own starts with "
-            "an empty one and is replaced from the others"
+            f"{directory} is the data directory of server {owner}, but this is server "
+            f"{server_id}. Nothing was changed. Check whether the wrong volume was mounted or "
+            "the directory was copied. Each server needs a directory of its own. A server of "
+            "a replica set that has lost its directory starts with an empty one and gets its "
+            "data from the other servers"
         )
         self.directory = directory
         self.server_id = server_id
@@ -166,7 +169,7 @@ class DirectoryInUse(StorageError):
     """Another process holds the lock on the data directory."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"another process holds {path}; each server has a directory of its own")
+        super().__init__(f"another process uses {path}; each server needs a directory of its own")
 
 
 class EntryLike(Protocol):

@@ -536,7 +536,9 @@ class MemoryStore:
         assert first_index <= state.hard.commit + 1, (first_index, state.hard.commit)
         if first_index <= state.first_index:
             return
-        assert not state.installed, "what follows an installed state is needed until it is covered"
+        assert not state.installed, (
+            "entries above an installed state are kept until a checkpoint covers them"
+        )
         state.trim(first_index)
         self._stage(state.log_id, lambda durable: durable.trim(first_index))
 

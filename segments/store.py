@@ -435,7 +435,9 @@ class DiskStore:
         assert first_index <= log.hard.commit + 1, (first_index, log.hard.commit)
         if first_index <= log.first:
             return
-        assert log.install is None, "what follows an installed state is needed until it is covered"
+        assert log.install is None, (
+            "entries above an installed state are kept until a checkpoint covers them"
+        )
         batch = self._queue.batch
         if self._may_clear and log.trims_all_files(first_index):
             self._clear(log, first_index)
@@ -710,7 +712,7 @@ class DiskStore:
 
     # --- lifecycle ----------------------------------------------------------------------------
     def close(self, done: Callable[[], None]) -> None:
-        assert self._life is not Life.CLOSING, "closed twice"
+        assert self._life is not Life.CLOSING, "a store is closed once"
         if self._life is Life.OPEN:
             self._life = Life.CLOSING
         self._closed = done

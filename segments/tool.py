@@ -95,7 +95,7 @@ class DamagedRange:
     position: int | None
 
     def __str__(self) -> str:
-        what = "missing" if self.position is None else f"damaged, at {self.position}"
+        what = "missing" if self.position is None else f"damaged at position {self.position}"
         return f"entries [{self.first}, {self.end}) are {what}"
 
 
@@ -340,15 +340,15 @@ def _verify_one(directory: Directory) -> list[LogReport]:
                     report.entries_read += 1
                     _check_idx(directory, known, found, report)
         except (CorruptRecord, FileNotFoundError) as error:
-            report.problems.append(f"behind {report.entries_read} entries: {error}")
+            report.problems.append(f"after {report.entries_read} entries: {error}")
         if what := directory.misses_end(known):
             report.problems.append(
-                f"{what}: nothing tells where the last flushed entry ends, the replica is lost"
+                f"{what}: the end of the last flushed entry is unknown, so the replica is lost"
             )
         for lost in directory.lost_ahead(known):
             report.problems.append(
-                f"{lost}, and not known to be committed: the replica is lost, unless a checkpoint "
-                "has applied them"
+                f"{lost}, and their commit is not recorded: the replica is lost, unless a "
+                "checkpoint has applied them"
             )
         if report.lost:
             report.problems.append("the journal lost records of this log")
@@ -363,10 +363,10 @@ def _check_idx(
     try:
         idx = directory.files(known).idx(entry.index)
     except IndexDamaged as damage:
-        report.problems.append(f"{damage} (rebuilt when it is read)")
+        report.problems.append(f"{damage} (will be rebuilt by the next read)")
         return
     if (idx.base_offset, idx.term) != (entry.base_offset, entry.term):
-        report.problems.append(f"index of entry {entry.index} names another entry")
+        report.problems.append(f"the index record of entry {entry.index} belongs to another entry")
 
 
 def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference | None:

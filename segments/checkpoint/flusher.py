@@ -326,7 +326,7 @@ class _Writer:
             return NO_TIMESTAMP  # the next read there rebuilds the index
 
     def finish(self) -> None:
-        assert self._file is not None, "a plan without entries"
+        assert self._file is not None, "a plan has at least one entry"
         self._index.flush()
         if self._has_zeros:
             self._mend()
@@ -362,7 +362,7 @@ class _Writer:
         file, size = self._file, sum(map(len, views))
         if not size:
             return
-        assert file is not None, "no segment is open"
+        assert file is not None, "a segment is open"
         self._has_frames = True
         position = self.result.cursor.position - size
         self._grow(file, position, size)
@@ -389,7 +389,7 @@ class _Writer:
         Rewrites the header if it was hit, and makes the Idx durable, because zeroed frames cannot
         be walked over.
         """
-        assert self._file is not None, "no segment is open"
+        assert self._file is not None, "a segment is open"
         files = self.plan.files
         try:
             decode_segment_header(read_whole(self._file, SEGMENT_HEADER_BYTES, 0), files.log_id)
@@ -427,7 +427,7 @@ class _Writer:
             self._file = files.fs.open(path, create=True)
             failpoint.hit("flush.created")
             self._begin(info, SEGMENT_HEADER_BYTES)
-        assert self._file is not None, "no segment is open"
+        assert self._file is not None, "a segment is open"
         write_over(self._file, encode_segment_header(info, files.log_id, files.group_id), 0)
         self._behind = SEGMENT_HEADER_BYTES
         self._has_frames = self._new_names = True
@@ -435,7 +435,7 @@ class _Writer:
     def _seal(self) -> None:
         """Finish the segment; nothing follows in it."""
         cursor = self.result.cursor
-        assert self._file is not None, "no segment is open"
+        assert self._file is not None, "a segment is open"
         cut_off(self._file, cursor.position)
         if self._has_zeros:
             self._mend()

@@ -178,7 +178,7 @@ class Compactor:
         All entries up to `compaction.upto` are in sealed segments, durably noted. Small segments
         are joined up to `segment_bytes`.
         """
-        assert self.may_begin(log), "one at a time"
+        assert self.may_begin(log), "only one compaction runs at a time"
         run = _Run(log, compaction, cleaner, pace, done)
         self._to_join.pop(log.id, None)
         self._to_join[log.id] = _Run(

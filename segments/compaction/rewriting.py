@@ -147,7 +147,7 @@ class Rewriting:
         """Return the entry with its remaining data; the same object if it loses nothing."""
         if entry.index > self._compaction.upto or not entry.records or not len(entry.data):
             return entry
-        assert self._cleaner is not None, "who has none compacts nothing"
+        assert self._cleaner is not None, "only a log with a policy is compacted"
         left = self._cleaner.clean(entry, markers_upto=self._compaction.markers_upto)
         if left is None:
             return entry
@@ -208,7 +208,7 @@ class Rewriting:
         Raises CorruptRecord if that cannot be read: the log's entries are in the old file, and none
         of them is damaged.
         """
-        assert self._walk is not None, "no file is walked over"
+        assert self._walk is not None, "a scan has a file"
         files, read, is_end = self._files, 0, True
         writer = IndexWriter(files)
         try:

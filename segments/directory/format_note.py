@@ -45,7 +45,10 @@ def read_form(fs: FileSystem, directory: str) -> int:
     if not numbers:
         raise CorruptRecord("format", 0)
     if numbers[0] > FORM:
-        raise UnknownFormat(path, f"it asks for form {numbers[0]}, and this version knows {FORM}")
+        raise UnknownFormat(
+            path,
+            (f"it requires format {numbers[0]}, but this version supports formats up to {FORM}"),
+        )
     return numbers[0]
 
 

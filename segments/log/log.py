@@ -499,7 +499,7 @@ class DiskLog:
         if sum([len(entry.data) for entry in entries]) < bytes_min:
             return None
         limits = self.limits or limits
-        assert limits is not None, "no limits for a segment"
+        assert limits is not None, "the log has limits of a segment"
         longest = max([len(entry.data) for entry in entries])
         if SEGMENT_HEADER_BYTES + FRAME_BYTES + longest > limits.bytes:
             return None  # larger than any space that will be allocated
@@ -973,7 +973,7 @@ class DiskLog:
         place = bisect_right(known, old[0].first_index, key=_first_index) - 1
         if place < 0 or known[place : place + len(old)] != tuple(old):
             return False
-        assert place + len(old) < len(known), "the newest is left alone"
+        assert place + len(old) < len(known), "the newest segment is never removed alone"
         assert end <= self.flushed_index + 1, (end, self.flushed_index)
         assert new.sealed is not None, new.number
         self.segments = (*known[:place], new, *known[place + len(old) :])

@@ -281,10 +281,10 @@ class Reader:
             if isinstance(result, EntriesDamaged | FileNotFoundError) and (
                 is_gone or log.deleted or log.generation != before[0]
             ):
-                done(Compacted("the segment was deleted meanwhile"))
+                done(Compacted("the segment was deleted during the read"))
             elif isinstance(result, OSError) and is_disk_full(result):
                 # A retry may find space.
-                done(CorruptRecord("index, which there is no room to rebuild", 0))
+                done(CorruptRecord("index without disk space to rebuild it", 0))
             elif isinstance(result, OSError) and is_passing(result):
                 self.refusals += 1
                 self._refused(result)

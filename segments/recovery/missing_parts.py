@@ -36,11 +36,11 @@ def find_identity(fs: FileSystem, directory: str, *, may_be_new: bool) -> Identi
         return identity
     for name in ("journal", "logs"):
         if not fs.is_directory(f"{directory}/{name}"):
-            raise DataMissing(f"{directory}/{name}", "this directory has held logs")
+            raise DataMissing(f"{directory}/{name}", "the directory has had logs")
     if not fs.has_meta(f"{directory}/meta") and not fs.has_meta(f"{directory}/meta.new"):
-        raise DataMissing(f"{directory}/meta", "the applied state lies there")
+        raise DataMissing(f"{directory}/meta", "it has the applied state")
     if not any(journal_sequence(name) is not None for name in fs.list(f"{directory}/journal")):
-        raise DataMissing(f"{directory}/journal/*.journal", "no journal file is there")
+        raise DataMissing(f"{directory}/journal/*.journal", "the directory has no journal file")
     return identity
 
 
@@ -50,7 +50,7 @@ def _check_new(fs: FileSystem, directory: str, *, may_be_new: bool) -> None:
     names = [name for name in there if name not in FIRST and not says_nothing(name)]
     if names:
         found = ", ".join(names[:_NAMES_MAX]) + (", …" if len(names) > _NAMES_MAX else "")
-        raise DataMissing(f"{directory}/identity", f"the directory is not empty, it has {found}")
+        raise DataMissing(f"{directory}/identity", f"the directory is not empty; it has {found}")
     if not may_be_new:
         raise DataMissing(
             f"{directory}/identity", "the directory is empty, and storage.accept_empty is false"
@@ -64,7 +64,7 @@ def check_logs(fs: FileSystem, directory: str, replay: Replay) -> None:
         if not (log.is_void or log.lost) and f"{log_id:08x}" not in there:
             raise DataMissing(
                 f"{directory}/logs/{log_id:08x}",
-                f"entries up to {log.flushed_index} of that log lie there",
+                f"it has entries up to {log.flushed_index} of the log",
             )
 
 

@@ -226,9 +226,7 @@ class _Replayer:
         newest = self._newest
         if not chain:
             if self._logs and not any(self._was_written(file) for file in found):
-                self._miss(
-                    f"{self._directory}/*.journal", "no journal file that was written to is there"
-                )
+                self._miss(f"{self._directory}/*.journal", "no journal file has a block")
             self._sort(found, chain)
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
@@ -288,7 +286,7 @@ class _Replayer:
             if not (log.lost or log.suspect or log.misses_places or log.is_whole):
                 self._miss(
                     file_path(self._directory, previous),
-                    f"entries of log {log.log_id:08x} lie there, or in one before it",
+                    f"it, or a file before it, has entries of log {log.log_id:08x}",
                 )
 
     def _miss(self, path: str, why: str) -> None:
@@ -617,7 +615,7 @@ class _Replayer:
         path = file_path(self._directory, sequence)
         self._check_owner(path, block.directory)
         for kind in sorted(set(block.table[8::RECORD_BYTES]) - KINDS):
-            raise UnknownFormat(path, f"it has a record of kind {kind}")
+            raise UnknownFormat(path, f"it has a record of the unknown kind {kind}")
         result = self.result
         result.blocks += 1
         at = BLOCK_HEADER_BYTES + len(block.table)

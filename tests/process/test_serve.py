@@ -286,6 +286,6 @@ def test_part_of_the_data_directory_that_is_missing_is_named(tmp_path):
         assert code == 1
         assert "event=data_missing" in words
         assert f"path={part}" in words
-        assert "Put it back and start again" in words
+        assert "restore it and start again" in words
         aside.rename(part)
     live()

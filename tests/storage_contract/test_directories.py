@@ -99,7 +99,7 @@ def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
         if without_lock:
             (tmp_path / "data" / "lock").unlink()
             del before[tmp_path / "data" / "lock"]
-        with pytest.raises(ForeignDirectory, match=r"of server 3, and this is server 2"):
+        with pytest.raises(ForeignDirectory, match=r"of server 3, but this is server 2"):
             engine.start()
         assert before == {
             path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()

@@ -1,4 +1,4 @@
-"""Journal files of another data directory, copied here by mistake, are never used."""
+"""Journal files belongs to another data directory, copied here by mistake, are never used."""
 
 import shutil
 from pathlib import Path
@@ -65,7 +65,7 @@ def two(tmp_path, writer):
 def is_refused(two, path):
     before = two.contents()
     for _ in range(2):
-        with pytest.raises(ForeignFile, match="of another data directory") as raised:
+        with pytest.raises(ForeignFile, match="belongs to another data directory") as raised:
             two.ours.start()
         assert raised.value.path == str(path)
         assert two.contents() == before

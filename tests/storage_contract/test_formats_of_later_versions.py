@@ -44,7 +44,9 @@ def test_later_form_is_refused(engine, tmp_path):
     engine.close()
     write_form(RealFileSystem(), engine.directory, FORM + 1)
     before = tree(tmp_path / "data")
-    with pytest.raises(UnknownFormat, match=f"form {FORM + 1}, and this version knows {FORM}"):
+    with pytest.raises(
+        UnknownFormat, match=f"format {FORM + 1}, but this version supports formats up to {FORM}"
+    ):
         engine.start()
     assert tree(tmp_path / "data") == before
     with pytest.raises(UnknownFormat):
@@ -81,7 +83,7 @@ def test_record_of_an_unknown_kind_is_refused(engine, tmp_path):
     engine.submit()
     engine.close()
     before = tree(tmp_path / "data")
-    with pytest.raises(UnknownFormat, match=f"record of kind {later}"):
+    with pytest.raises(UnknownFormat, match=f"record of the unknown kind {later}"):
         engine.start()
     assert tree(tmp_path / "data") == before
     with pytest.raises(UnknownFormat):

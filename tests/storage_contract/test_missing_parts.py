@@ -120,10 +120,10 @@ def contents(harness):
 
 
 ROWS = {
-    "identity": "identity is missing: the directory is not empty, it has",
+    "identity": "identity is missing: the directory is not empty; it has",
     "journal": "journal is missing",
     "logs": "logs is missing",
-    "logs/00000001": "logs/00000001 is missing: entries up to",
+    "logs/00000001": "logs/00000001 is missing: it has entries up to",
     "meta": "meta is missing",
 }
 
@@ -141,7 +141,7 @@ def test_part_that_is_missing_stops_the_start_and_changes_nothing(lived, name):
         with pytest.raises(DataMissing, match=ROWS[name]) as raised:
             lived.start()
         assert raised.value.path.endswith(f"data/{name}")
-        assert "Put it back" in str(raised.value)
+        assert "restore it" in str(raised.value)
         assert pairs(lived) == before
     place.give_back()
     lived.start()

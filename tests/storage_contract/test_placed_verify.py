@@ -240,7 +240,7 @@ def test_damaged_payload_that_is_not_committed(sim, behind, at):
     index = last - behind
     sim.crash()
     (said,) = problems(sim)
-    assert said.startswith(f"entries [{index}, {index + 1}) are damaged, at {position}")
+    assert said.startswith(f"entries [{index}, {index + 1}) are damaged at position {position}")
     assert agree(sim) == (LOST, last)
 
 
@@ -251,7 +251,7 @@ def test_command_says_that_the_replica_is_lost(engine, capfd):
     flip(engine, path, position + 60)
     assert agree(engine) == (LOST, last)
     (problem,) = json.loads(capfd.readouterr().out)["logs"][0]["problems"]
-    assert problem.startswith(f"entries [{last}, {last + 1}) are damaged, at {position}")
+    assert problem.startswith(f"entries [{last}, {last + 1}) are damaged at position {position}")
     assert "the replica is lost" in problem
 
 
@@ -353,7 +353,7 @@ def test_damaged_entry_whose_idx_is_gone(sim):
     sim.store._fs.unlink(log.files.index_path(place(index, 16)[0]))
     sim.crash()
     (said,) = problems(sim)
-    assert said.startswith(f"entries [{index}, {index + 1}) are damaged, at {idx.position}")
+    assert said.startswith(f"entries [{index}, {index + 1}) are damaged at position {idx.position}")
 
 
 def test_other_commands_beside_a_damaged_payload(engine):

@@ -136,7 +136,7 @@ def test_second_process_in_a_copy_is_refused_and_the_first_one_is_not(
     assert {(RejectReason.SECOND_PROCESS, True)} == {
         (reason, by_peer)
         for _, reason, text, by_peer in clone.rejected
-        if "runs already, at " in text
+        if "is already running, at " in text
     }
 
 

@@ -146,7 +146,7 @@ def test_leader_whose_log_is_another_one_is_not_acknowledged(message: Message, i
     """
     node = follower()
     node.step(MsgCommit(1, 2, 3, 4))
-    with pytest.raises(Diverged, match=f"entries from {index} to 4 are here") as raised:
+    with pytest.raises(Diverged, match=f"entries {index} to 4 conflict") as raised:
         node.step(message)
     assert raised.value.first == index
     assert (node.last_index, node.commit) == (4, 4)

@@ -119,7 +119,7 @@ def test_transport_name_that_takes_longer_than_an_attempt_is_linked_to(names: Na
             two.set_peer(1, ("one.test", one.port))
             await until(lambda: failures(one) > 3 and failures(two) > 3)
             assert names.lookups == {"one.test": 1, "two.test": 1}
-            cause = "the name is still being looked up"
+            cause = "the lookup of the name is still in progress"
             assert troubles == [(2, ("two.test", two.port), cause)]
             names.let_go(1)
             await until(lambda: is_up(one) and is_up(two))
@@ -251,7 +251,7 @@ def test_names_that_cannot_be_looked_up_are_answered() -> None:
     for name in ("a" * 64 + ".test", "two..test"):
         answer = resolve((name, 1))
         assert isinstance(answer, str)
-        assert answer.startswith("not a host's name")
+        assert answer.startswith("not a valid host name")
 
 
 def test_resolver_bounds_hosts_under_way_and_forgets_idle_ones(names: Names) -> None:
@@ -271,7 +271,7 @@ def test_resolver_bounds_hosts_under_way_and_forgets_idle_ones(names: Names) -> 
             ask(name)
         ask("more.test")
         await until(lambda: bool(answers))
-        assert answers == {"more.test": "too many names are being looked up"}
+        assert answers == {"more.test": "too many lookups of names are in progress"}
         assert sum(names.lookups.values()) <= HOSTS_MAX
         names.let_go(1)
         await until(lambda: len(answers) == HOSTS_MAX + 1)

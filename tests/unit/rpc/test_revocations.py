@@ -89,11 +89,11 @@ def test_list_that_cannot_be_used_is_refused_with_its_reason(
     good, current = lists.file.read_bytes(), context.current
     certificate = (authority("theirs").directory / "ca.pem").read_bytes()
     for data, problem in (
-        (b"", "no list"),
-        (certificate, "no list"),
-        (good + certificate, "a certificate in it"),
-        (good.replace(b"M", b"N"), "cannot be read"),
-        (lists.raw(ends=NOW - DAY), "ended"),
+        (b"", "no revocation list"),
+        (certificate, "no revocation list"),
+        (good + certificate, "has a certificate"),
+        (good.replace(b"M", b"N"), "invalid revocation list"),
+        (lists.raw(ends=NOW - DAY), "expired at"),
         (lists.raw(ends=NOW + DAY, key=ec.generate_private_key(ec.SECP256R1())), "not signed"),
         (None, "No such file"),
         (b"x" * 2_000, "larger than"),
@@ -195,7 +195,7 @@ def test_client_that_is_revoked_during_its_handshake_is_refused(lists: Lists) ->
     scenario(steps)
 
 
-@pytest.mark.parametrize("what", ["ended", "other authority"])
+@pytest.mark.parametrize("what", ["expired at", "other authority"])
 def test_everybody_is_refused_whose_authority_has_no_list(
     lists: Lists, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +203,7 @@ def test_everybody_is_refused_whose_authority_has_no_list(
 
     The list has expired, or there is none. It is logged.
     """
-    if what == "ended":
+    if what == "expired at":
         lists.file.write_bytes(lists.raw(ends=NOW - DAY))
         monkeypatch.setattr(revocations.Revocations, "ends", NOW + DAY)
     else:
@@ -224,7 +224,7 @@ def test_everybody_is_refused_whose_authority_has_no_list(
 
     scenario(steps)
     (told,) = [vars(record)["fields"]["reason"] for record in caplog.records]
-    assert ("CRL has expired" if what == "ended" else "unable to get certificate CRL") in told
+    assert ("CRL has expired" if what == "expired at" else "unable to get certificate CRL") in told
 
 
 def test_peer_that_is_revoked_is_out_and_others_are_linked(lists: Lists) -> None:

@@ -108,8 +108,8 @@ def test_verify_names_the_longest_committed_copy_and_not_the_majority(bench, tmp
     ("lost", "says"),
     [
         ("logs/00000001/0000000001.log", r"entries \[1, \d+\) are missing"),
-        ("logs/00000001/0000000003.log", r"entries \[\d+, \d+\) are damaged, at \d+"),
-        ("logs/00000001/0000000005.log", r"entries \[\d+, 101\) are damaged, at \d+"),
+        ("logs/00000001/0000000003.log", r"entries \[\d+, \d+\) are damaged at position \d+"),
+        ("logs/00000001/0000000005.log", r"entries \[\d+, 101\) are damaged at position \d+"),
         ("logs", r"entries \[1, 101\) are missing"),
     ],
 )

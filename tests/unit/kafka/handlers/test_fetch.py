@@ -646,7 +646,7 @@ def test_read_of_what_is_gone_meanwhile_says_out_of_range_only_when_it_is(
     fill(stream, 3)
     fill(stream, 3)
     stream.on_disk_below = 6
-    stream.cold_error = Compacted("the segment was deleted meanwhile")
+    stream.cold_error = Compacted("the segment was deleted during the read")
     if rack:
         stream.is_leader = stream.serving = False
         world.host.may_follow = True
