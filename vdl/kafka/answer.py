@@ -74,7 +74,7 @@ class Later:
         prevented it. The connection sends its answers in order."""
         if self.cancelled:
             return
-        assert not self.done, "an answer was given twice"
+        assert not self.done, "the answer was given twice"
         self.response = response
         self.done = True
         self.on_cancel = self.answer_early = None
@@ -138,7 +138,7 @@ class Later:
     def when_done(self, notify: Callable[[Later], None]) -> None:
         """Call `notify` at `complete`. For the front end. Use: only while not done."""
         assert not self.done, "ask `done` first"
-        assert self._notify is None, "one connection waits for one answer"
+        assert self._notify is None, "a Later belongs to one connection"
         self._notify = notify
 
 

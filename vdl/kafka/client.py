@@ -30,8 +30,8 @@ RESPONSE_BYTES_MAX = 100 << 20
 _LENGTH = Struct(">i")
 _CLOSED = "closed the connection"
 _OTHERS = {
-    0x1503: "speaks TLS: set security.protocol to SSL or SASL_SSL",  # an alert
-    0x4854: "speaks HTTP: this is no port for Kafka clients",
+    0x1503: "speaks TLS; set security.protocol to SSL or SASL_SSL",  # an alert
+    0x4854: "speaks HTTP; use a port for Kafka clients",
 }
 """First two bytes that other protocols send in place of a length."""
 
@@ -139,7 +139,7 @@ class KafkaClient:
         """Send one message of a login and return the server's."""
         answer = self.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
         if answer.error_code:
-            raise Unreachable(self._address, answer.error_message or "refused the login")
+            raise Unreachable(self._address, answer.error_message or "rejected the login")
         found: bytes = answer.auth_bytes
         return found
 
@@ -206,7 +206,8 @@ class KafkaClient:
     def _misunderstood(self, problem: str) -> Unreachable:
         """Return the error for a connection that failed at its first bytes, with a likely cause."""
         hint = (
-            f"is its listener one for {self._settings.protocol.value}, and has it descriptors left?"
+            f"check that its listener speaks {self._settings.protocol.value}, and that the "
+            "server has file descriptors left"
         )
         return Unreachable(self._address, f"{problem}; {hint}")
 
@@ -218,7 +219,7 @@ class KafkaClient:
     def _receive(self) -> memoryview:
         length = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))[0]
         if not 4 <= length <= RESPONSE_BYTES_MAX:
-            other = _OTHERS.get(length >> 16, f"answers with a frame of {length} bytes")
+            other = _OTHERS.get(length >> 16, f"sent a response with the invalid length {length}")
             raise Unreachable(self._address, other)
         return memoryview(self._receive_exactly(length))
 

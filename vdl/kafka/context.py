@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def _before_the_front_end(step: Callable[[], None]) -> None:
-    raise AssertionError(f"{step} deferred before there is a front end")
+    raise AssertionError(f"{step} deferred before the front end exists")
 
 
 @dataclass(slots=True)

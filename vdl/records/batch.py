@@ -163,25 +163,29 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
     """
     size = 0 if records is None else len(records)
     if records is None or size <= _MAGIC_AT:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "no complete record batch")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "incomplete record batch")
     length: int = _LENGTH.unpack_from(records, _LENGTH_AT)[0]
     magic = records[_MAGIC_AT]
     if length < _OLD_OVERHEAD_BYTES or magic > MAGIC:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length or magic")
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "invalid batch length or magic")
     if magic < MAGIC:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version of Produce"
+        )
     end = LENGTH_FROM + length
     if end > size:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "the record batch is cut off")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the record batch is truncated")
     if end < HEADER_BYTES:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length")
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "invalid batch length")
     header = BatchHeader(*_HEADER.unpack_from(records, 0))
     if crc32c(records[CRC_FROM:end]) != header.crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the record batch does not match its CRC")
     if end < size:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "more than one record batch")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "there is more than one record batch")
     if size > bytes_max:
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record batch is larger than allowed")
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE, "the record batch is larger than max.message.bytes"
+        )
     _check_fields(header, produce_version)
     return header
 
@@ -205,9 +209,11 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
     # A cheap check that keeps the work for the records in proportion to the received bytes.
     record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
     if header.count * RECORD_BYTES_MIN > (INFLATED_BYTES_MAX if codec else record_bytes):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, "the header has more records than the batch can hold"
+        )
     if attributes & LOG_APPEND_TIME_FLAG:
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set")
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "producers must not set LogAppendTime")
 
 
 def patch_position(batch: memoryview, *, base_offset: int, leader_epoch: int) -> None:
@@ -453,7 +459,7 @@ def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytea
     Offsets are reassigned, dense from `base_offset`.
     """
     if not records:
-        raise ValueError("a record batch holds at least one record")
+        raise ValueError("a record batch has at least one record")
     base_timestamp = records[0].timestamp
     payload = bytearray()
     for delta, record in enumerate(records):

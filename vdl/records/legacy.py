@@ -186,13 +186,13 @@ def take(records: memoryview, scratch: memoryview, *, bytes_max: int) -> Taken:
     taken = Taken()
     for message in _messages(records):
         if message.size > bytes_max:
-            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "a message is larger than allowed")
-        if message.is_log_append_time:
             raise KafkaError(
-                ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set"
+                ErrorCode.MESSAGE_TOO_LARGE, "a message is larger than max.message.bytes"
             )
+        if message.is_log_append_time:
+            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "producers must not set LogAppendTime")
         if taken.codec or (message.codec and taken.count):
-            raise _invalid("a compressed message is not alone in its set")
+            raise _invalid("a compressed message must be the only one in its set")
         if message.codec:
             _unwrap(message, scratch, taken)
         else:
@@ -224,9 +224,9 @@ def _unwrap(wrapper: _Message, scratch: memoryview, taken: Taken) -> None:
     size = decompress_into(taken.codec, data, scratch)
     for message in _messages(scratch[:size]):
         if message.codec:
-            raise _invalid("a compressed message holds another one")
+            raise _invalid("a compressed message contains another compressed message")
         if message.magic != wrapper.magic:
-            raise _invalid("a compressed message holds one of another magic")
+            raise _invalid("a compressed message contains a message of another magic")
         taken.add(message)
 
 
@@ -234,26 +234,26 @@ def _messages(view: memoryview) -> Iterator[_Message]:
     """Yield the messages of a set, at least one. Raise KafkaError if the set is invalid."""
     position, size = 0, len(view)
     if not size:
-        raise _invalid("no complete message")
+        raise _invalid("the message set is empty")
     while position < size:
         left = size - position
         if left <= _MAGIC_AT:
-            raise _invalid("a message is cut off")
+            raise _invalid("a message is truncated")
         magic = view[position + _MAGIC_AT]
         _, body_bytes, crc = _OVERHEAD.unpack_from(view, position)
         if not 0 <= magic <= MAGIC_MAX:
-            raise _corrupt("impossible magic")
+            raise _corrupt("invalid magic")
         if body_bytes < _SIZE_MIN[magic]:
-            raise _corrupt("impossible message size")
+            raise _corrupt("invalid message size")
         if body_bytes > left - _LOG_OVERHEAD_BYTES:
-            raise _invalid("a message is cut off")
+            raise _invalid("a message is truncated")
         end = position + _LOG_OVERHEAD_BYTES + body_bytes
         if crc32(view[position + _MAGIC_AT : end]) != crc:
             raise _corrupt("a message does not match its CRC")
         key, key_end = _field(view, position + _KEY_AT[magic], end)
         value, value_end = _field(view, key_end, end)
         if value_end != end:
-            raise _invalid("a message is longer than what is in it")
+            raise _invalid("a message is longer than its fields")
         attributes = view[position + _ATTRIBUTES_AT]
         timestamp = NO_TIMESTAMP
         if magic:
@@ -274,10 +274,10 @@ def _field(view: memoryview, position: int, end: int) -> tuple[memoryview | None
     """Return a key or value, and its end. Raise KafkaError if it is invalid."""
     start = position + _LENGTH.size
     if start > end:
-        raise _invalid("a message is shorter than what is in it")
+        raise _invalid("a message is shorter than its fields")
     (length,) = _LENGTH.unpack_from(view, position)
     if not -1 <= length <= end - start:
-        raise _invalid("a field goes beyond its message")
+        raise _invalid("a field exceeds its message")
     if length < 0:
         return None, start
     return view[start : start + length], start + length

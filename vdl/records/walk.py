@@ -65,18 +65,18 @@ class Fault(IntEnum):
 
 
 FAULT_TEXTS: dict[int, str] = {
-    Fault.CUT_OFF: "it ends in the middle",
-    Fault.VARINT: "a number is too long for its type",
-    Fault.MISSING: "there are fewer records than the batch says",
-    Fault.RECORD_LENGTH: "its length goes beyond the batch",
-    Fault.OFFSET_DELTA: "its offset delta is not its place in the batch",
-    Fault.TIMESTAMP: "its timestamp does not fit 64 bits",
-    Fault.FIELD_LENGTH: "a field goes beyond the record",
-    Fault.HEADER_COUNT: "it cannot hold so many headers",
-    Fault.HEADER_NAME: "a header's name is missing or not UTF-8",
-    Fault.UNREAD_BYTES: "it is longer than what is in it",
+    Fault.CUT_OFF: "the record is truncated",
+    Fault.VARINT: "a variable-length number is too long for its type",
+    Fault.MISSING: "there are fewer records than in the batch header",
+    Fault.RECORD_LENGTH: "its length exceeds the batch",
+    Fault.OFFSET_DELTA: "its offset delta is not its position in the batch",
+    Fault.TIMESTAMP: "its timestamp does not fit in 64 bits",
+    Fault.FIELD_LENGTH: "a field exceeds the record",
+    Fault.HEADER_COUNT: "its number of headers exceeds its length",
+    Fault.HEADER_NAME: "the name of a header is missing or not UTF-8",
+    Fault.UNREAD_BYTES: "it is longer than its fields",
     Fault.TRAILING_BYTES: "bytes follow the last record",
-    Fault.ATTRIBUTES: "the highest bit of its attributes is set",
+    Fault.ATTRIBUTES: "the highest bit of its attributes must not be set",
 }
 
 WITHOUT_KEY = 0

@@ -189,7 +189,7 @@ class Acls:
         """Return the bindings that a filter selects, in order of their stored keys."""
         found: Iterable[AclBinding] = self._keys
         if not is_scan(wanted):
-            assert wanted.name is not None, "a scan otherwise"
+            assert wanted.name is not None, "a filter without a name is a scan"
             pattern = wanted.resource_type, wanted.pattern_type, wanted.name
             found = [one for some in self._index.get(pattern, {}).values() for one in some]
         return sorted((one for one in found if _selects(wanted, one)), key=self._keys.__getitem__)

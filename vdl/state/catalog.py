@@ -391,11 +391,12 @@ class Catalog:
         server_id, new = command.server_id, command.directory_id
         if self.directory_of(server_id) != command.old_directory_id:
             return Replacement(
-                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory by now"
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
             )
         if new in self.retired or any(s.directory_id == new for s in self.servers.values()):
             return Replacement(
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION, "the new directory has been in use before"
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                "the new directory was already used by a server",
             )
         system = range(1 + self.coordinator_groups)
         held = [g for g in (*system, *self.groups) if self.replica_number(g, server_id)]
@@ -414,7 +415,7 @@ class Catalog:
         server_id = command.server_id
         if self.directory_of(server_id) != command.directory_id:
             return Replacement(
-                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory by now"
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
             )
         # A command that is sent again finds its replicas already replaced, and nothing is left to
         # do.
@@ -430,7 +431,8 @@ class Catalog:
         """Allocate the next numbers for the server's replicas of these groups; all or none."""
         if any(self.replica_number(g, server_id) >= REPLICA_NUMBER_MAX for g in group_ids):
             return Replacement(
-                ErrorCode.POLICY_VIOLATION, f"server {server_id} has been replaced too often"
+                ErrorCode.POLICY_VIOLATION,
+                f"server {server_id} has reached the maximum number of replacements",
             )
         self.renumbered += 1
         for group_id in group_ids:
@@ -481,7 +483,7 @@ class Catalog:
     ) -> tuple[ErrorCode, str]:
         topic = self.topics.get(change.topic)
         if topic is None or not 0 <= change.partition < len(topic.partitions):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such partition"
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition does not exist"
         group_id = topic.partitions[change.partition]
         info, move = self.groups[group_id], self.move(group_id)
         servers, cancels = change.replicas, False
@@ -494,19 +496,20 @@ class Catalog:
         elif len(servers) != len(info.replicas) and not command.may_change_count:
             return (
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"the partition has {len(info.replicas)} replicas, {len(servers)} are asked for",
+                f"the partition has {len(info.replicas)} replicas, but {len(servers)} were "
+                "requested",
             )
         replicas, moved = reassigned(info.replicas, move, servers, cancels=cancels)
         if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
-            return ErrorCode.POLICY_VIOLATION, "the partition was moved to a server too often"
+            return ErrorCode.POLICY_VIOLATION, "the partition was moved to this server too often"
         there = {replica.server_id for replica in self.listed(group_id)}
         more = [server for server in servers if server not in there]
         for server in more:
             if held[server] >= command.replicas_per_server_max > 0:
                 return (
                     ErrorCode.POLICY_VIOLATION,
-                    f"server {server} has {held[server]} replicas of partitions, which is as many "
-                    "as it may have (cluster.replicas_per_server)",
+                    f"server {server} already has {held[server]} partition replicas, the "
+                    "maximum (cluster.replicas_per_server)",
                 )
         held.update(more)
         if replicas != info.replicas:
@@ -522,9 +525,9 @@ class Catalog:
         if not servers:
             return "a partition needs at least one replica"
         if len(set(servers)) != len(servers):
-            return "a partition's replicas need servers that are all different"
+            return "the replicas of a partition must be on different servers"
         unknown = [server for server in servers if server not in self.servers]
-        return f"no server {unknown[0]}" if unknown else ""
+        return f"server {unknown[0]} is not registered" if unknown else ""
 
     def _finish_reassignments(self, command: commands.FinishReassignments) -> ReassignmentsAltered:
         answer = ReassignmentsAltered([])
@@ -586,8 +589,8 @@ class Catalog:
             if wanted_in_all <= room:
                 return ""
             return (
-                f"{wanted_in_all} replicas are asked for, and there is room for {room}: a server "
-                f"may have {replicas_max} at most"
+                f"{wanted_in_all} replicas were requested, but there is room for {room}: a "
+                f"server may have at most {replicas_max}"
             )
         placements = new.assignments
         if placements is None:
@@ -647,11 +650,12 @@ class Catalog:
         if not 0 < factor <= len(self.servers):
             return refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {factor}, but {len(self.servers)} servers are registered",
+                f"replication factor {factor} is not possible: {len(self.servers)} servers are "
+                "registered",
             )
         if configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
             return refused(
-                ErrorCode.INVALID_CONFIG, f"the settings take more than {CONFIGS_BYTES_MAX} bytes"
+                ErrorCode.INVALID_CONFIG, f"the settings are larger than {CONFIGS_BYTES_MAX} bytes"
             )
         return CreatedTopic(
             new.name,
@@ -666,9 +670,12 @@ class Catalog:
         assignments = new.assignments
         assert assignments is not None, new.name
         if new.partitions != -1 or new.replication_factor != -1:
-            return ErrorCode.INVALID_REQUEST, "both assignments and counts were given"
+            return (
+                ErrorCode.INVALID_REQUEST,
+                "assignments exclude a number of partitions and a replication factor",
+            )
         if not assignments:
-            return ErrorCode.INVALID_PARTITIONS, "the assignment names no partition"
+            return ErrorCode.INVALID_PARTITIONS, "the assignment has no partition"
         for replicas in assignments:
             if complaint := self._assignment_complaint(replicas, len(assignments[0])):
                 return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
@@ -677,11 +684,11 @@ class Catalog:
     def _assignment_complaint(self, replicas: list[ServerId], replication_factor: int) -> str:
         """Return what is wrong with the servers of one partition; empty if nothing is."""
         if not replicas or len(set(replicas)) != len(replicas):
-            return "each partition needs servers that are all different"
+            return "the replicas of a partition must be on different servers"
         if len(replicas) != replication_factor:
             return "all partitions must have the same number of replicas"
         unknown = [server for server in replicas if server not in self.servers]
-        return f"no server {unknown[0]}" if unknown else ""
+        return f"server {unknown[0]} is not registered" if unknown else ""
 
     def _create(
         self,
@@ -750,7 +757,9 @@ class Catalog:
 
         topic = self.topics.get(new.topic)
         if topic is None:
-            return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{new.topic}'")
+            return refused(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic '{new.topic}' does not exist"
+            )
         if self.is_reassigning(topic):
             return refused(
                 ErrorCode.REASSIGNMENT_IN_PROGRESS, f"partitions of '{new.topic}' are being moved"
@@ -759,8 +768,8 @@ class Catalog:
         if not present < new.count <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic '{new.topic}' has {present} partitions: the new number must be larger, "
-                f"and {PARTITIONS_PER_TOPIC_MAX} at most",
+                f"topic '{new.topic}' has {present} partitions; expected a larger number, at "
+                f"most {PARTITIONS_PER_TOPIC_MAX}",
             )
         # As in Kafka, the first partition decides the replication factor of the new ones.
         factor = len(self.groups[topic.partitions[0]].replicas)
@@ -773,7 +782,8 @@ class Catalog:
         elif factor > len(self.servers):
             return refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {factor}, but {len(self.servers)} servers are registered",
+                f"replication factor {factor} is not possible: {len(self.servers)} servers are "
+                "registered",
             )
         else:
             placements = self._place(
@@ -798,12 +808,12 @@ class Catalog:
     ) -> str:
         """Return what is wrong with the servers of the new partitions; empty if nothing is."""
         if len(assignments) != added:
-            return f"{added} partitions are added, and {len(assignments)} are assigned"
+            return f"{added} partitions would be added, but {len(assignments)} have an assignment"
         for replicas in assignments:
             if complaint := self._assignment_complaint(replicas, replication_factor):
                 return complaint
             if alive and alive.isdisjoint(replicas):
-                return "none of a partition's servers can be reached"
+                return "no server of an assigned partition is reachable"
         return ""
 
     def _change_topic(self, topic: TopicInfo, **fields: Any) -> None:

@@ -78,7 +78,10 @@ class Features:
         for feature, level in sorted(self.levels.items()):
             low, high, _ = supported.get(feature, (0, 0, 0))
             if not low <= level <= high:
-                return f"level {level} of {feature} is finalised, which the server does not know"
+                return (
+                    f"the cluster uses level {level} of {feature}, which the server does not "
+                    "support"
+                )
         return ""
 
     def begin(self, servers: Iterable[Levels]) -> list[str]:

@@ -98,7 +98,7 @@ def overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) ->
         held = load.replicas[server]
         if held + more > replicas_max:
             return (
-                f"server {server} would have {held + more} replicas of partitions, and may "
-                f"have {replicas_max} at most (cluster.replicas_per_server)"
+                f"server {server} would have {held + more} partition replicas, but the maximum "
+                f"is {replicas_max} (cluster.replicas_per_server)"
             )
     return ""

@@ -73,7 +73,7 @@ def entity_complaint(parts: list[tuple[str, str | None]]) -> str:
         if name == "":
             return f"Empty {kind} not supported"
         if name is not None and len(name) > NAME_CHARS_MAX:
-            return f"a name has {NAME_CHARS_MAX} characters at most"
+            return f"a name has at most {NAME_CHARS_MAX} characters"
         if kind == IP and name is not None and not _is_address(name):
             return f"{name} is not a valid IP"
     if len(set(kinds)) < len(kinds):

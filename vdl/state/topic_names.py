@@ -44,7 +44,7 @@ def topic_name_complaint(name: str) -> str:
     if len(name) > TOPIC_NAME_CHARS_MAX:
         return f"a topic name has at most {TOPIC_NAME_CHARS_MAX} characters"
     if not _TOPIC_NAME_CHARS.issuperset(name):
-        return "a topic name may hold letters, digits, '.', '_' and '-' only"
+        return "a topic name may have only letters, digits, '.', '_' and '-'"
     return ""
 
 

@@ -86,11 +86,11 @@ def test_client_says_how_long_it_waited_and_takes_no_late_answer_for_another(
 @pytest.mark.parametrize(
     ("sends", "protocol", "words"),
     [
-        (b"", "PLAINTEXT", "closed the connection; is its listener one for PLAINTEXT, and"),
-        (b"\x15\x03\x03\x00\x02\x02\x32", "PLAINTEXT", "speaks TLS: set security.protocol to SSL"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "PLAINTEXT", "speaks HTTP: this is no port for Kafka"),
-        (b"", "SSL", "is its listener one for SSL, and"),
-        (b"\x00\x00\x00\x0a", "SSL", "is its listener one for SSL, and"),
+        (b"", "PLAINTEXT", "closed the connection; check that its listener speaks PLAINTEXT, and"),
+        (b"\x15\x03\x03\x00\x02\x02\x32", "PLAINTEXT", "speaks TLS; set security.protocol to SSL"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "PLAINTEXT", "speaks HTTP; use a port for Kafka"),
+        (b"", "SSL", "check that its listener speaks SSL, and"),
+        (b"\x00\x00\x00\x0a", "SSL", "check that its listener speaks SSL, and"),
     ],
 )
 def test_client_at_the_port_of_something_else_says_so(

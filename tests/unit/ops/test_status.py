@@ -127,4 +127,4 @@ def test_status_with_a_file_that_is_no_clients_properties_is_refused(tmp_path, c
     file = tmp_path / "vdl.toml"
     file.write_text("# a server\n[server]\nid = 1\n")
     assert run_app(["status", "--bootstrap", "127.0.0.1:1", "--config", str(file)]) == 2
-    assert "'[server]' is no name=value of a client's properties" in capsys.readouterr().err
+    assert "'[server]' is not a client property of the form name=value" in capsys.readouterr().err

@@ -514,8 +514,8 @@ def test_no_server_gets_more_replicas_than_it_may_have_while_others_have_few(
     )
     (refused,) = catalog.apply(command, 0, 9).topics
     assert refused.error is ErrorCode.POLICY_VIOLATION
-    assert "server 2 would have 11 replicas" in refused.message
-    assert "10 at most" in refused.message
+    assert "server 2 would have 11 partition replicas" in refused.message
+    assert "the maximum is 10" in refused.message
 
 
 def test_a_command_of_an_older_version_is_decided_as_it_was(catalog: Catalog) -> None:

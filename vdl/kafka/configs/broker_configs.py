@@ -40,7 +40,7 @@ from vdl.logstream.membership.move_limits import FOLLOWER_RATE, LEADER_RATE, UNT
 from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
-UNKNOWN = f"{NO_EFFECT_PREFIX}Kafka keeps it for its plug-ins, and there are none."
+UNKNOWN = f"{NO_EFFECT_PREFIX}reserved for Kafka's plug-ins, which do not exist here."
 ALL_SERVERS = ""
 """Name of the resource that all servers inherit from."""
 
@@ -59,7 +59,7 @@ class Source(IntEnum):
 
 
 READ_ONLY = tuple(
-    TopicConfig(name, kind, "", "Read from the server's file, at its start.", option=option)
+    TopicConfig(name, kind, "", "Read from the file of the server when it starts.", option=option)
     for name, kind, option in (
         ("auto.create.topics.enable", ConfigType.BOOLEAN, "auto_create_topics"),
         ("connections.max.idle.ms", ConfigType.LONG, "connection_idle_ms"),
@@ -106,7 +106,7 @@ _OWN = (
         "group.consumer.assignment.interval.ms",
         ConfigType.INT,
         "",
-        "How long the targets of a consumer group stand at least, unless the group says so itself.",
+        "Minimum time between two assignments of a consumer group, unless the group overrides it.",
         low=0,
         high=15_000,
         option="group_consumer_assignment_interval_ms",
@@ -115,7 +115,7 @@ _OWN = (
         "log.cleaner.io.max.bytes.per.second",
         ConfigType.DOUBLE,
         "",
-        "How fast compacted logs are read and written at most.",
+        "Maximum rate of reads and writes of compaction.",
         low=1,
         high=int(sys.float_info.max),
         option="cleaner_bytes_per_second",
@@ -124,7 +124,7 @@ _OWN = (
         "max.connections",
         ConfigType.INT,
         "",
-        "How many clients may be connected to a server. Those that are stay.",
+        "Maximum number of client connections of a server. A lower value closes no connection.",
         low=0,
         option="connections_max",
     ),
@@ -132,7 +132,7 @@ _OWN = (
         "max.connections.per.ip",
         ConfigType.INT,
         "",
-        "The same, from one address.",
+        "Maximum number of client connections from one address.",
         low=0,
         option="connections_per_ip_max",
     ),
@@ -140,7 +140,7 @@ _OWN = (
         PER_IP_OVERRIDES,
         ConfigType.STRING,
         "",
-        "The same, from single addresses: address:number,...",
+        "Maximum number of client connections from given addresses: address:number,...",
         option="connections_of_ips_max",
     ),
 )
@@ -150,7 +150,7 @@ WITHOUT_EFFECT = tuple(
         name,
         ConfigType.INT,
         default,
-        f"{NO_EFFECT_PREFIX}one loop does it, and threads as it needs them.",
+        f"{NO_EFFECT_PREFIX}a server has one event loop, and starts threads as needed.",
         low=low,
         standing=Standing.NO_EFFECT,
     )
@@ -170,7 +170,7 @@ KERBEROS = (
         "sasl.kerberos.min.time.before.relogin",
         ConfigType.LONG,
         "60000",
-        f"{NO_EFFECT_PREFIX}there is no login by Kerberos.",
+        f"{NO_EFFECT_PREFIX}Kerberos is not supported.",
         low=0,
         standing=Standing.NO_EFFECT,
     ),
@@ -182,23 +182,23 @@ REPLICATION_THROTTLES = (
         LEADER_RATE,
         ConfigType.LONG,
         str(UNTHROTTLED),
-        "Bytes a second that a server sends to replicas which reassignments add, as the leader of"
-        " those in leader.replication.throttled.replicas.",
+        "Maximum bytes a second that a server, as leader of partitions in "
+        "leader.replication.throttled.replicas, sends to replicas that a reassignment adds.",
         low=0,
     ),
     TopicConfig(
         FOLLOWER_RATE,
         ConfigType.LONG,
         str(UNTHROTTLED),
-        "Bytes a second that a server is sent for replicas which reassignments add there, of those"
-        " in follower.replication.throttled.replicas.",
+        "Maximum bytes a second that a server receives for replicas that a reassignment adds "
+        "to it, of partitions in follower.replication.throttled.replicas.",
         low=0,
     ),
     TopicConfig(
         "replica.alter.log.dirs.io.max.bytes.per.second",
         ConfigType.LONG,
         str(UNTHROTTLED),
-        f"{NO_EFFECT_PREFIX}a server has one directory.",
+        f"{NO_EFFECT_PREFIX}a server has one data directory.",
         low=0,
         standing=Standing.NO_EFFECT,
     ),

@@ -16,7 +16,7 @@ from vdl.kafka.configs.topic_configs import ConfigType, InvalidConfig, Standing,
 
 _HEARTBEAT = "heartbeat.interval.ms"
 _SESSION = "session.timeout.ms"
-_NO_STREAMS = "There are no groups of streams (KIP-1071)."
+_NO_STREAMS = "Streams groups (KIP-1071) are not supported."
 
 
 def _whole(name: str, default: int, low: int, high: int, documentation: str) -> TopicConfig:
@@ -29,15 +29,15 @@ def _of_each_kind(kind: str) -> tuple[TopicConfig, ...]:
     return (
         _whole(
             f"{kind}.assignment.interval.ms", 1_000, 0, 15_000,
-            "How far apart two computations of an assignment are at least.",
+            "Minimum time between two assignments of the group.",
         ),
         _whole(
             f"{kind}.{_HEARTBEAT}", 5_000, 5_000, 15_000,
-            "How often a member is to send a heartbeat.",
+            "Time between two heartbeats of a member.",
         ),
         _whole(
             f"{kind}.{_SESSION}", 45_000, 45_000, 60_000,
-            "A member that was silent for so long is expelled.",
+            "Time without a heartbeat after which a member is removed.",
         ),
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ KNOWN = (
         "share.auto.offset.reset",
         ConfigType.STRING,
         "latest",
-        "Where a share group begins in a partition that is new to it.",
+        "Initial offset of a share group in a partition without one.",
         pattern=re.compile(
             r"latest|earliest|by_duration:P(?=[0-9T])(?:[0-9]{1,9}D)?(?:T(?=[0-9])(?:[0-9]{1,9}H)?"
             r"(?:[0-9]{1,9}M)?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?S)?)?",
@@ -57,28 +57,31 @@ KNOWN = (
         ),
     ),
     _whole(
-        "share.delivery.count.limit", 5, 2, 10, "How often a record is delivered to a share group."
+        "share.delivery.count.limit", 5, 2, 10, (
+            "Maximum number of deliveries of a record to a share group."
+        )
     ),
     TopicConfig(
         "share.isolation.level",
         ConfigType.STRING,
         "read_uncommitted",
-        "Whether a share group is given records of open and aborted transactions.",
+        "Isolation level of a share group: records of open and aborted transactions are "
+        "delivered or not.",
         allowed=("read_committed", "read_uncommitted"),
     ),
     _whole(
         "share.partition.max.record.locks", 2_000, 100, 10_000,
-        "How many records of a partition may be at a share group's members.",
+        "Maximum number of acquired records of a partition in a share group.",
     ),
     _whole(
         "share.record.lock.duration.ms", 30_000, 15_000, 60_000,
-        "How long a member of a share group has for a record.",
+        "Time for which a member of a share group may hold a record.",
     ),
     TopicConfig(
         "share.renew.acknowledge.enable",
         ConfigType.BOOLEAN,
         "true",
-        "Whether a member of a share group may ask for more time for a record.",
+        "True if a member of a share group may extend this time for a record.",
     ),
     *(
         replace(config, standing=Standing.REFUSED, documentation=_NO_STREAMS)

@@ -25,7 +25,7 @@ def ip_limits(text: str) -> Mapping[str, int]:
     for part in filter(str.strip, text.split(",")):
         match = _PART.fullmatch(part)
         if match is None or not _is_address(match[1]):
-            raise ValueError(f'"address:number,...", but {part.strip()!r:.80} is not such')
+            raise ValueError(f'"address:number,...", not {part.strip()!r:.80}')
         found[canonical_host(match[1])] = int(match[2])
     return found
 

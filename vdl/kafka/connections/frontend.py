@@ -147,7 +147,7 @@ class Frontend:
         crowds = self._crowds_of(listener)
         for crowd, most in crowds:
             if (silent := crowd.gives_way(network, most)) is not None:
-                silent.abort("crowded: too many connections, most of them of its address")
+                silent.abort("crowded: too many connections, most of them from its address")
         answers = self.context.answers.account()
         info = ConnectionInfo(
             self._next_id, listener, host, peer[1], answers, principal, counts_as=network
@@ -165,7 +165,7 @@ class Frontend:
         if mechanisms:
             displaced = self.unproved.add(session, host)
             if displaced is not None:
-                displaced.abort("displaced: too many logins are under way")
+                displaced.abort("displaced: too many logins are in progress")
         if self._sweep_timer is None:
             self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
         return session
@@ -209,9 +209,9 @@ class Frontend:
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.is_overdue(now_ns):
-                session.abort("overdue: the login was not done in time")
+                session.abort("overdue: the login was not completed in time")
             elif session.is_slow(now_ns, deadline_ns):
-                session.abort("slow: a request did not get on")
+                session.abort("slow: a request did not arrive in time")
             elif session.is_stalled(now_ns, deadline_ns):
                 self._stalled.append(session)
             elif session.connection.last_active_ns <= idle_before and not session.busy:
@@ -234,7 +234,7 @@ class Frontend:
         while self._stalled:
             session = self._stalled.popleft()
             if not session.closed and session.is_stalled(now_ns, deadline_ns):
-                session.abort("stalled: holds memory that others wait for, and does not get on")
+                session.abort("stalled: made no progress while others waited for its memory")
                 break
         if self._stalled:
             self._cut_timer = self.context.clock.call_later(_CUT_NS, self._cut)

@@ -300,7 +300,7 @@ class Listener:
             named = self._rules.principal_of(certificate)
             if named is None:
                 assert self.tls is not None
-                self.tls.refuse(peer, "no rule for the certificate's subject")
+                self.tls.refuse(peer, "no rule matches the subject of the certificate")
                 return None
             principal = named
         return self._frontend.accept(

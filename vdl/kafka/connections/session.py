@@ -341,7 +341,10 @@ class Session:
             if login.state is LoginState.DONE:
                 self.end(f"expired: {api.name} after the end of its session")
             else:
-                self.end(f"unproved: {api.name} in state {login.state.value}")
+                self.end(
+                    f"unproved: {api.name} before the end of the login, in state "
+                    f"{login.state.value}"
+                )
             return
         ctx = RequestContext(
             turn.context,
@@ -551,7 +554,7 @@ class Session:
         if self.info.login is not None and api.key in LOGIN_APIS:
             self._login_went_on()
         if answer is Reply.CLOSE:
-            self.end(f"{api.name} failed, and its protocol has no answer to say so")
+            self.end(f"{api.name} failed, and its response has no error code")
         return True
 
     def _goes_on(self, exchange: Exchange, wide: WideRequest, answer: Any) -> bool:

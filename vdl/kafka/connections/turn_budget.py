@@ -431,8 +431,8 @@ class StartBudget:
     def _count(self, now_ns: int) -> None:
         """Charge the served connection and its principal for the time until now."""
         starter, asker = self._served, self._served_asker
-        assert starter is not None, "nobody is served"
-        assert asker is not None, "it is served as somebody's"
+        assert starter is not None, "no connection is served"
+        assert asker is not None, "the principal is set while a connection is served"
         used_ns = now_ns - self._served_from_ns
         self._served_from_ns = now_ns
         asker.line.charge(starter, used_ns)

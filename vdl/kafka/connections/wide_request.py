@@ -344,7 +344,7 @@ class WideRequest:
 
     def next_part(self) -> Any:
         """Return the next part; there must be one."""
-        assert self._next is not None, "it is done"
+        assert self._next is not None, "the request is complete"
         self._place, part = self._next
         self._next = next(self._parts, None)
         return part

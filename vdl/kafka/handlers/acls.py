@@ -44,7 +44,7 @@ BINDINGS_PER_COMMAND = 1_000
 SCANS_PER_COMMAND = 4
 """Filters of one command that scan all bindings: about 10 ms each if there are many."""
 _DISABLED = "No Authorizer is configured."
-_TOO_MANY = "the bindings take as much room as they may"
+_TOO_MANY = "the ACL bindings of the cluster have reached their maximum size; remove some first"
 
 
 def handle_describe_acls(
@@ -129,7 +129,10 @@ def _complaint_about_host(binding: AclBinding) -> str:
     try:
         ip_address(binding.host)
     except ValueError:
-        return "the host of what is denied is one address or *: networks and names are not compared"
+        return (
+            "the host of a DENY binding must be one address or *; names and networks would "
+            "match no client"
+        )
     return ""
 
 

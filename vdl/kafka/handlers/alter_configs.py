@@ -259,7 +259,7 @@ def _answers(
         response.responses.append(result)
         if times[asked.resource_type, asked.resource_name] > 1:
             result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = "the resource is named more than once"
+            result.error_message = "the resource is listed more than once"
         else:
             yield asked, result
 
@@ -277,7 +277,7 @@ def _judge(
         if kind is None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"resource type {resource_type} has no settings here that can be changed",
+                f"resource type {resource_type} has no settings that can be changed",
             )
         _check_name(ctx, resource_type, name)
         change = read(kind)
@@ -330,13 +330,13 @@ def _check_level(
     """Validate one level. `names` are those named before; add this one. Raises KafkaError."""
     name, level, operation = config.name, config.value, config.config_operation
     if name in names:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is listed more than once")
     names.add(name)
     if level is None and operation != Operation.DELETE:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"null value for {name}")
     if operation not in (Operation.SET, Operation.DELETE):
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"operation {operation} is not for levels of loggers"
+            ErrorCode.INVALID_REQUEST, f"operation {operation} is not supported for logger levels"
         )
     if name not in known:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
@@ -347,7 +347,8 @@ def _check_level(
             )
     elif level not in KAFKA_LEVELS:
         raise KafkaError(
-            ErrorCode.INVALID_CONFIG, f"{level} is no level: {', '.join(KAFKA_LEVELS)}"
+            ErrorCode.INVALID_CONFIG,
+            f"{level} is not a log level; expected one of {', '.join(KAFKA_LEVELS)}",
         )
 
 
@@ -380,7 +381,7 @@ def _check_scope(asked: Asked) -> None:
     if any(config.name == MIN_IN_SYNC_REPLICAS and _sets(config) for config in asked.configs):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            "Broker-level min.insync.replicas cannot be altered: it is a setting of all servers.",
+            "Broker-level min.insync.replicas cannot be altered; set the default for all brokers.",
         )
 
 
@@ -410,7 +411,7 @@ def _incremental(
     for config in asked.configs:
         name, value = config.name, config.value
         if name in values or name in unset or name in lists:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is listed more than once")
         if config.config_operation == Operation.DELETE:
             if not kind.unsets_unknown:
                 kind.setting(name)
@@ -423,7 +424,9 @@ def _incremental(
             values[name] = value
             continue
         if config.config_operation not in (Operation.APPEND, Operation.SUBTRACT):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation {config.config_operation}")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"operation {config.config_operation} is not supported"
+            )
         if known.type is not ConfigType.LIST:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
         if known.is_open_list:
@@ -459,15 +462,17 @@ def _refuse(one: _Change, error: ErrorCode) -> None:
     result.error_code = error
     match error:
         case ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            result.error_message = f"no topic '{result.resource_name}'"
+            result.error_message = f"topic '{result.resource_name}' does not exist"
         case ErrorCode.POLICY_VIOLATION:
-            result.error_message = "the settings of all resources take as much as they may"
+            result.error_message = (
+                "the settings of all resources have reached their maximum size; remove some first"
+            )
         case _:
             names = ", ".join(part.name for part in one.change.lists)
             result.error_message = (
-                f"{names} would have a value that is not supported here"
+                f"the resulting value of {names} is not supported"
                 if names
-                else "the settings of the resource would take more than they may"
+                else "the settings of the resource would exceed their maximum size"
             )
 
 

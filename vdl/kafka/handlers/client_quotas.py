@@ -114,7 +114,7 @@ def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None]
         elif component.match_type == _ANY and component.match is None:
             any_of.add(kind)
         else:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the match does not go with its type")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the match does not fit the match type")
     kinds = exact.keys() | any_of
     if IP in kinds and len(kinds) > 1:
         raise KafkaError(
@@ -137,7 +137,7 @@ def handle_alter_client_quotas(
         parts.response.entries.append(result)
         try:
             if times[_entity(entry)] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity is named more than once")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity is listed more than once")
             wanted.append((_change(entry), result))
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
@@ -199,7 +199,10 @@ def _decided(
             for error, result in zip(outcome.result.errors, results, strict=True):
                 result.error_code = error
                 if error is ErrorCode.POLICY_VIOLATION:
-                    result.error_message = "the quotas take as much room as they may"
+                    result.error_message = (
+                        "the quotas of the cluster have reached their maximum size; remove "
+                        "some first"
+                    )
         else:
             for result in results:
                 result.error_code, result.error_message = undecided(outcome)

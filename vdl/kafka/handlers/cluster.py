@@ -64,7 +64,7 @@ def handle_describe_cluster(
         response.error_code = (
             ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         )
-        response.error_message = "only brokers can be described here"
+        response.error_message = "only brokers can be described"
         return response
     response.controller_id = view.controller_id()
     if request.include_cluster_authorized_operations:
@@ -120,7 +120,7 @@ def _description(ctx: RequestContext, quorum: Quorum | None) -> DescribeQuorumRe
     )
     if quorum is None:
         partition.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        partition.error_message = "nobody is known to lead the catalog now"
+        partition.error_message = "the leader of the catalog is currently unknown; retry"
         return response
     partition.leader_id = quorum.leader
     partition.leader_epoch = quorum.term
@@ -164,5 +164,8 @@ def handle_unregister_broker(
         )
     return UnregisterBrokerResponse(
         error_code=ErrorCode.INVALID_REQUEST,
-        error_message=f"server {server_id} holds the catalog and coordinators, and cannot leave",
+        error_message=(
+            f"server {server_id} has replicas of the catalog and the coordinators, and cannot "
+            "be removed"
+        ),
     )

@@ -85,8 +85,8 @@ def check_large_batches(
         and not ctx.server.host.takes_large_batches()
     ):
         raise InvalidConfig(
-            f"{MAX_MESSAGE_BYTES} beyond {LARGE_BATCH_BYTES} can be set once all servers are linked"
-            " and have a version that takes such batches"
+            f"{MAX_MESSAGE_BYTES} above {LARGE_BATCH_BYTES} requires that all servers are "
+            "connected and have a version that supports such batches"
         )
 
 
@@ -158,7 +158,7 @@ def _entries(ctx: RequestContext, resource: DescribeConfigsResource) -> list[tup
     if describe is None:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"resource type {resource.resource_type} has no settings here",
+            f"resource type {resource.resource_type} has no settings",
         )
     return list(describe(ctx, resource.resource_name))
 
@@ -169,7 +169,7 @@ def _topic_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]
         complaint = topic_name_complaint(name)
         if complaint:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{name}'")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic '{name}' does not exist")
     for config in KNOWN:
         below = inherited(ctx, config)
         synonyms = []
@@ -188,7 +188,8 @@ def check_server_name(ctx: RequestContext, name: str) -> None:
     own = ctx.server.host.server_id
     if name != str(own):
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"this is server {own}; ask server {name} for its settings"
+            ErrorCode.INVALID_REQUEST,
+            f"this is server {own}; send the request for server {name} to that server",
         )
 
 
@@ -206,7 +207,7 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
     own = {setting: Layer(Source.STATIC_BROKER, name) for setting in ("broker.id", "node.id")}
     for setting, layer in {**own, **ctx.server.file_settings, **_of_the_cluster(ctx)}.items():
         if setting not in KNOWN_OF_SERVERS:
-            yield _own_entry(setting, layer), "Read from the server's file, or the same everywhere."
+            yield _own_entry(setting, layer), "Read from the file of the server, or fixed."
     for config in KNOWN_OF_SERVERS.values():
         found = layers(config, ctx.server.file_config, host.catalog.resources, host.server_id)
         entry = _entry(config, found[0], [_synonym(config.name, layer) for layer in found])
@@ -246,7 +247,7 @@ def _logger_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
     loggers = ctx.server.loggers
     for logger, level in loggers.levels().items() if loggers is not None else ():
         entry = Entry(name=logger, value=level, config_source=Source.BROKER_LOGGER)
-        yield entry, "The least serious level that is logged."
+        yield entry, "Lowest level of messages that this logger writes."
 
 
 def _group_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:

@@ -80,7 +80,7 @@ def handle_consumer_group_heartbeat(
     ):
         return heartbeat_wire.ConsumerGroupHeartbeatResponse(
             error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-            error_message="Too many regular expressions wait to be checked.",
+            error_message="Too many regular expressions are waiting to be checked; retry later.",
         )
     return later
 
@@ -154,7 +154,7 @@ def _check(ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRe
     if not ctx.server.host.catalog.features.levels.get(GROUP_VERSION):
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
-            "The consumer group protocol is not enabled: finalise group.version.",
+            "The consumer group protocol is not enabled; finalize group.version first.",
         )
     epoch = request.member_epoch
     draws_id = ctx.api_version >= _CLIENT_DRAWS_ID_FROM or epoch > 0 or epoch == LEAVING_EPOCH

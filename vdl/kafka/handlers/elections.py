@@ -118,17 +118,19 @@ def _begin(
     topic = host.catalog.topics.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
         result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        result.error_message = f"no partition {index} of a topic '{name}'"
+        result.error_message = f"partition {index} of topic '{name}' does not exist"
         return NO_LEADER[0], None
     group_id = topic.partitions[index]
     leader, _term = host.leader_of(group_id)
     preferred = host.catalog.groups[group_id].replicas[0].server_id
     if leader == preferred or (kind is ElectionType.UNCLEAN and leader >= 0):
         result.error_code = ErrorCode.ELECTION_NOT_NEEDED
-        result.error_message = f"server {leader} leads"
+        result.error_message = f"server {leader} is already the leader"
     elif kind is ElectionType.UNCLEAN:
         result.error_code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-        result.error_message = "unclean elections would lose acknowledged records"
+        result.error_message = (
+            "unclean elections are not supported: they would lose acknowledged records"
+        )
     elif leader < 0 or preferred not in host.in_sync_of(group_id):
         _refuse(result, preferred)
     else:
@@ -138,7 +140,9 @@ def _begin(
 
 def _refuse(result: PartitionResult, preferred: ServerId) -> None:
     result.error_code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-    result.error_message = f"server {preferred} cannot take over now"
+    result.error_message = (
+        f"server {preferred} cannot take over: it is not in sync, or does not serve clients"
+    )
 
 
 def _ask_leaders(
@@ -174,7 +178,9 @@ def _ask_leaders(
         for one in waiting:
             if not leads(one):
                 one.result.error_code = ErrorCode.REQUEST_TIMED_OUT
-                one.result.error_message = f"server {one.preferred} has not been seen to lead yet"
+                one.result.error_message = (
+                    f"server {one.preferred} has not become the leader in time"
+                )
         later.complete(response)
 
     for leader, awaited in sorted(by_leader.items()):

@@ -34,7 +34,7 @@ def handle_update_features(
     if len(set(names)) < len(names):
         return UpdateFeaturesResponse(
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="a feature is named more than once",
+            error_message="a feature is listed more than once",
         )
     later = Later()
 

@@ -49,7 +49,7 @@ GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
 TRANSACTION_KEY = 1
 """FindCoordinator's key type for transactional ids."""
-NO_TRANSACTIONS = "not all servers of the cluster know transactions yet"
+NO_TRANSACTIONS = "not all servers of the cluster support transactions yet; retry when they do"
 
 SHARE_PROTOCOL = "share"
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
@@ -111,7 +111,7 @@ def _find(
         return
     if key_type not in (GROUP_KEY, TRANSACTION_KEY):
         found.error_code = ErrorCode.INVALID_REQUEST
-        found.error_message = f"no coordinators of key type {key_type} here"
+        found.error_message = f"coordinators of key type {key_type} are not supported"
         return
     host = ctx.server.host
     number = host.coordinator_group(key)
@@ -122,7 +122,7 @@ def _find(
         address = endpoint(ctx, server_id) if current else None
         if address is None:
             found.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            found.error_message = "the coordinator is not known at the moment"
+            found.error_message = "the coordinator is currently unknown; retry"
         else:
             found.node_id = server_id
             found.host, found.port = address

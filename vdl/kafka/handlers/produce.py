@@ -138,7 +138,9 @@ class _Produce:
         stream = host.stream(group_id)
         if stream is None or not stream.is_leader:
             if group_id <= host.coordinator_count:
-                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic")
+                raise KafkaError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, "producers cannot write to an internal topic"
+                )
             self.refuse_as_follower(group_id, answer)
             return
         try:
@@ -205,7 +207,8 @@ class _Produce:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a transaction has a producer")
         if transactional_id is None:
             raise KafkaError(
-                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id is given"
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                "a batch of a transaction requires a transactional id in the request",
             )
         return verification(
             self.ctx.server.host,
@@ -407,7 +410,7 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
                 # Otherwise one request could submit any number of small batches for checking at
                 # once.
                 answer.error_code = ErrorCode.INVALID_REQUEST
-                answer.error_message = "a request has one batch a partition"
+                answer.error_message = "a request may have only one batch for each partition"
             else:
                 seen.add((topic.name, data.index))
                 try:

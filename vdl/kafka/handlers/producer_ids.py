@@ -211,12 +211,15 @@ def _active_producers(
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
     topic = find_topic(ctx, name)
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{name}'")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic '{name}' does not exist")
     stream = ctx.server.stream(partition_group(topic, index), topic.name)
     if stream is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     if told >= _PRODUCERS_PER_ANSWER_MAX:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, "ask for fewer partitions at a time")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            "the response would be too large; request fewer partitions at once",
+        )
     return iter(stream.producers())
 
 

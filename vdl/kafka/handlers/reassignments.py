@@ -65,7 +65,7 @@ def handle_alter_partition_reassignments(
             results.partitions.append(result)
             if is_wrong:
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                result.error_message = "no such partition"
+                result.error_message = "the partition does not exist"
                 continue
             replicas = asked.replicas
             servers = None if replicas is None else [ServerId(n) for n in replicas]

@@ -197,7 +197,7 @@ def _problem_of(name: str, mechanism: int) -> Problem | None:
     if not name:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
     if len(name) > _USER_CHARS_MAX or _UNSEEN.search(name):
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username is too long, or cannot be written"
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username is too long, or has invalid characters"
     if mechanism not in MECHANISMS:
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
     return None
@@ -205,9 +205,15 @@ def _problem_of(name: str, mechanism: int) -> Problem | None:
 
 def _problem_with(one: ScramCredentialUpsertion) -> Problem | None:
     if one.iterations < ITERATIONS_MIN:
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
+        return (
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"Too few iterations; expected at least {ITERATIONS_MIN}",
+        )
     if one.iterations > ITERATIONS_MAX:
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations"
+        return (
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"Too many iterations; expected at most {ITERATIONS_MAX}",
+        )
     if not one.salt or len(one.salt) > _SALT_BYTES_MAX:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "The salt is empty or too long"
     if not one.salted_password or len(one.salted_password) > _SALT_BYTES_MAX:

@@ -156,7 +156,9 @@ def _check(ctx: RequestContext, request: PushTelemetryRequest) -> Asked:
         server.client_metrics.refused_compression(instance_id)
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "unknown compression type")
     if len(request.metrics) > server.config.telemetry_max_bytes:
-        raise KafkaError(ErrorCode.TELEMETRY_TOO_LARGE, "more than telemetry.max.bytes")
+        raise KafkaError(
+            ErrorCode.TELEMETRY_TOO_LARGE, "the metrics are larger than telemetry.max.bytes"
+        )
     return asked
 
 
@@ -171,6 +173,9 @@ def _check_connection(ctx: RequestContext, interval_ms: int, *, is_terminating: 
         and ctx.received_ns - connection.pushed_ns < interval_ms * MS
     )
     if too_soon and (connection.has_pushed_last or not is_terminating):
-        raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the connection pushed too soon")
+        raise KafkaError(
+            ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+            "the connection pushed before its push interval had passed",
+        )
     connection.pushed_ns = ctx.received_ns
     connection.has_pushed_last |= is_terminating

@@ -135,7 +135,8 @@ def _assignments(topic: CreatableTopic) -> list[list[ServerId]] | None:
     }
     if sorted(by_index) != list(range(len(topic.assignments))):
         raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be 0, 1, 2 and so on, once each"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "partitions must be numbered 0, 1, 2 and so on, each once",
         )
     return [by_index[index] for index in range(len(by_index))]
 
@@ -199,10 +200,13 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
 def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
     """Return code and message for a catalog command that was not applied here in time."""
     if outcome.kind is OutcomeKind.NOT_APPENDED:
-        return ErrorCode.NOT_CONTROLLER, "no catalog leader took the request; nothing was changed"
+        return (
+            ErrorCode.NOT_CONTROLLER,
+            "the catalog has no leader that accepts the request; nothing was changed",
+        )
     if outcome.kind is OutcomeKind.TOO_LARGE:
-        return ErrorCode.INVALID_REQUEST, "the request is larger than one command may be"
-    return ErrorCode.REQUEST_TIMED_OUT, "it is not known whether the request took effect"
+        return ErrorCode.INVALID_REQUEST, "the request is too large for one command; split it"
+    return ErrorCode.REQUEST_TIMED_OUT, "the outcome is unknown: the request may have taken effect"
 
 
 def handle_create_partitions(
@@ -315,17 +319,17 @@ def handle_delete_topics(
         response.responses.append(result)
         if times[name, topic_id] > 1:
             result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = "the topic is named more than once"
+            result.error_message = "the topic is listed more than once"
         elif (name is None) == (topic_id == NO_TOPIC_ID):
             result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = "either a name or an id is needed"
+            result.error_message = "either a name or an id is required"
         elif name in both_ways:
             result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = "the topic is named by its id as well"
+            result.error_message = "the topic is listed by name and by id"
             result.topic_id = both_ways[name]
         elif is_internal(ctx, topic_id if name is None else name):
             result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
-            result.error_message = "an internal topic"
+            result.error_message = "an internal topic cannot be deleted"
         elif name is None:
             by_id.append(result)
         else:
@@ -390,4 +394,4 @@ def _fill_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
         result.name = deleted.name
         result.topic_id = deleted.topic_id
     else:
-        result.error_message = "there is no such topic"
+        result.error_message = "the topic does not exist"

@@ -553,7 +553,7 @@ def handle_describe_transactions(
             _describe(ctx, target, known)
         parts.arrived()
 
-    repeats = ctx.repeats("transactional id")
+    repeats = ctx.repeats("the transactional id must not be empty")
     for name in request.transactional_ids:
         target = describe_wire.TransactionState(transactional_id=name)
         parts.response.transaction_states.append(target)

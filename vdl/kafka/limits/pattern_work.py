@@ -255,7 +255,7 @@ class PatternWork:
             spent_ns = now_ns
             if asked.spent_ns > CPU_NS_MAX and len(asked.found) < len(asked.questions):
                 pattern = asked.questions[len(asked.found)][0]
-                self._answer(asked, TooSlow(pattern, "too many steps to match"))
+                self._answer(asked, TooSlow(pattern, "matching takes too many steps"))
         return spent_ns
 
     def _do_some(self, asked: Asked, left: int) -> int:

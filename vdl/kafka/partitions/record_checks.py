@@ -139,7 +139,7 @@ Bounds = tuple[int, int, bool]
 True if a key is required. A plain tuple, because one is made for each batch."""
 
 
-_NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
+_NOT_DECOMPRESSED = "the records cannot be decompressed, or are too large after decompression"
 _NO_ROOM = object()
 """Outcome of a batch that is corrupt, or that decompresses to more than the buffer holds."""
 
@@ -573,7 +573,8 @@ def _recompressed(
     if len(made) > codec.bytes_max:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"the record batch has {len(made)} bytes as the topic compresses it, more than allowed",
+            f"the record batch has {len(made)} bytes after compression by the topic's codec, "
+            "which is more than allowed",
         )
     return Recompressed(max_timestamp, made, read_header(made))
 

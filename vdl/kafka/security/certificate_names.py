@@ -102,10 +102,12 @@ def _parse(text: str) -> Sequence[_Rule | None]:
             # In Java \d, \s and \w are ASCII.
             pattern = re.compile(match[2], re.ASCII)
         except re.error as error:
-            raise ValueError(f"a regular expression, but {match[2]!r:.80}: {error}") from None
+            raise ValueError(
+                f"a valid regular expression, but {match[2]!r:.80} is not: {error}"
+            ) from None
         groups = [int(token[2]) for token in _TOKEN.finditer(match[3]) if token[2]]
         if any(group > pattern.groups for group in groups):
-            raise ValueError(f"groups that {match[2]!r:.80} has")
+            raise ValueError(f"only groups that exist in {match[2]!r:.80}")
         rules.append(_Rule(pattern, _TOKEN.sub(_in_python, match[3]), match[4]))
     return rules or [None]
 

@@ -140,7 +140,7 @@ def read_client_settings(path: Path) -> ClientSettings:
         if not separator:
             # If it were ignored, another kind of file would be read as one without encryption.
             raise ClientSettingsError(
-                path, f"{line.strip()[:40]!r} is no name=value of a client's properties"
+                path, f"{line.strip()[:40]!r} is not a client property of the form name=value"
             )
         properties[name.strip()] = value.strip()
     for name in properties:
@@ -148,7 +148,7 @@ def read_client_settings(path: Path) -> ClientSettings:
         # clients with more features than these programs.
         if name.startswith(SECURING) and name not in KNOWN | OF_JAVA_CLIENTS:
             raise ClientSettingsError(
-                path, f"{name}: unknown; known are {', '.join(sorted(KNOWN))}"
+                path, f"{name}: unknown property; expected one of {', '.join(sorted(KNOWN))}"
             )
     return parse_client_settings(properties, path, path.resolve().parent)
 
@@ -170,7 +170,9 @@ def parse_client_settings(
         raise ClientSettingsError(source, f"security.protocol: expected {' or '.join(protocols)}")
     checks = get("ssl.endpoint.identification.algorithm").lower() or "https"
     if checks not in ("https", "none"):
-        raise ClientSettingsError(source, "ssl.endpoint.identification.algorithm: https or none")
+        raise ClientSettingsError(
+            source, "ssl.endpoint.identification.algorithm: expected https or none"
+        )
     mechanism = get("sasl.mechanism") or get("sasl.mechanisms") or SCRAM_SHA_512
     settings = ClientSettings(
         SecurityProtocol(protocol),
@@ -185,7 +187,9 @@ def parse_client_settings(
     )
     if settings.protocol.has_login:
         if mechanism not in _MECHANISMS:
-            raise ClientSettingsError(source, f"sasl.mechanism: one of {', '.join(_MECHANISMS)}")
+            raise ClientSettingsError(
+                source, f"sasl.mechanism: expected one of {', '.join(_MECHANISMS)}"
+            )
         if not settings.user:
             raise ClientSettingsError(source, "sasl.username: required")
     return settings

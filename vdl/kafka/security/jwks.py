@@ -38,7 +38,7 @@ def fetch_keys(options: OauthOptions) -> bytes:
     if url.scheme == "file":
         return _read(Path(urllib.parse.unquote(url.path)))
     if url.scheme != "https" or not url.hostname:
-        raise KeysUnavailable("neither https:// nor file://")
+        raise KeysUnavailable("has neither https:// nor file://")
     try:
         context = ssl.create_default_context(cafile=options.ca or None)
         target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
@@ -105,14 +105,14 @@ def _dialed(host: str, port: int, end: float) -> socket.socket:
             failed = error
         else:
             return dialed
-    raise failed or OSError("no address")
+    raise failed or OSError("the host has no address")
 
 
 def _left(end: float) -> float:
     """Return the seconds left. Raises OSError if there are none."""
     left = end - time.monotonic()
     if left <= 0:
-        raise OSError(f"took longer than {SECONDS_MAX:g} s")
+        raise OSError(f"no response within {SECONDS_MAX:g} s")
     return left
 
 
@@ -126,5 +126,5 @@ def _read(path: Path) -> bytes:
 
 def _bounded(found: bytes) -> bytes:
     if len(found) > BYTES_MAX:
-        raise KeysUnavailable("too large")
+        raise KeysUnavailable(f"larger than {BYTES_MAX} bytes")
     return found

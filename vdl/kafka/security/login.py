@@ -165,10 +165,10 @@ class Login:
         if self.state is LoginState.DONE and not self.ends_ns:
             return ErrorCode.ILLEGAL_SASL_STATE
         if name not in self.mechanisms:
-            self._fail(f"mechanism not offered: {name!r:.40}")
+            self._fail(f"the listener does not offer the mechanism {name!r:.40}")
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
         if self.was_done and name != self.mechanism_name:
-            self._fail("another mechanism than that of the session")
+            self._fail("a session cannot change its mechanism")
             return ErrorCode.ILLEGAL_SASL_STATE
         self.mechanism_name = name
         self._mechanism = self._make(name)
@@ -192,7 +192,7 @@ class Login:
             )
             return
         if len(token) > self._token_bytes_max:
-            done(self._refused(Refused("a token that is too long")))
+            done(self._refused(Refused("the token is too long")))
             return
         mechanism.step(token, lambda step: done(self._stepped(step)))
 
@@ -201,7 +201,7 @@ class Login:
         self.user = self._mechanism.user
         if self.is_locked(self.user):
             # Refuse in any case, so that the answer reveals nothing about the credential.
-            answer = self._refused(Refused("too many failures before", is_credential=True))
+            answer = self._refused(Refused("too many failed logins", is_credential=True))
             answer.is_locked = True
             return answer
         if isinstance(step, Challenge):
@@ -216,7 +216,7 @@ class Login:
             # connections.
             return self._refused(Refused("the credential was removed", is_credential=True))
         if self.was_done and step.principal != self.principal:
-            return self._refused(Refused("another principal than that of the session"))
+            return self._refused(Refused("a session cannot change its principal"))
         lifetime_ms = self._session_ms_max
         if step.expires_ms >= 0:
             left_ms = step.expires_ms - self._now_ms()

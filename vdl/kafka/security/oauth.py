@@ -99,12 +99,12 @@ class Validator:
             found = json.loads(document)["keys"]
             assert isinstance(found, list)
         except Exception as error:  # noqa: BLE001 - any failure of a parser on a foreign document
-            raise KeysRefused(f"no set of keys: {type(error).__name__}") from None
+            raise KeysRefused(f"not a set of keys: {type(error).__name__}") from None
         if len(found) > KEYS_MAX:
             raise KeysRefused(f"more than {KEYS_MAX} keys")
         public = [key for one in found if (key := _usable(one)) is not None]
         if not public:
-            raise KeysRefused("no key for signatures in it")
+            raise KeysRefused("no usable signature key")
         self.left_out = len(found) - len(public)
         self._keys = jwk.KeySet(public)
 
@@ -113,26 +113,26 @@ class Validator:
         claims = self._claims(token)
         options = self.options
         if claims.get("iss") != options.issuer:
-            raise TokenRefused("issued by somebody else")
+            raise TokenRefused("has another issuer")
         audience = claims.get("aud")
         named = audience if isinstance(audience, list) else [audience]
         if not any(one in options.audiences for one in named if isinstance(one, str)):
-            raise TokenRefused("for somebody else")
+            raise TokenRefused("has another audience")
         skew_ms = options.clock_skew_s * 1_000
         expires_ms = _time_ms(claims, "exp")
         if expires_ms is None:
-            raise TokenRefused("without an end")
+            raise TokenRefused("has no expiry time")
         if expires_ms + skew_ms <= now_ms:
             raise TokenRefused("expired")
         for name in ("nbf", "iat"):
             begins_ms = _time_ms(claims, name)
             if begins_ms is not None and begins_ms - skew_ms > now_ms:
-                raise TokenRefused("not valid yet")
+                raise TokenRefused("is not valid yet")
         user = claims.get(options.subject_claim)
         if not isinstance(user, str) or not 0 < len(user) <= _NAME_CHARS_MAX:
-            raise TokenRefused("without a user")
+            raise TokenRefused("has no user")
         if not is_name(user):
-            raise TokenRefused("with a control character in the user's name")
+            raise TokenRefused("has a control character in the name of its user")
         return Bearer(user, expires_ms + skew_ms)
 
     def _claims(self, token: str) -> dict[str, Any]:
@@ -140,18 +140,18 @@ class Validator:
         from joserfc.errors import InvalidKeyIdError, JoseError
 
         if self._keys is None or not self.options.is_complete:
-            raise TokenRefused("there are no keys to check it with")
+            raise TokenRefused("cannot be checked: the keys are not loaded")
         if len(token) > TOKEN_BYTES_MAX or token.count(".") != 2:
-            raise TokenRefused("not a signed token")
+            raise TokenRefused("is not a signed token")
         try:
             return dict(jwt.decode(token, self._keys, algorithms=list(ALGORITHMS)).claims)
         except InvalidKeyIdError:
             self.unknown_keys += 1
-            raise TokenRefused("signed with a key that is not in the set") from None
+            raise TokenRefused("is signed with an unknown key") from None
         except JoseError as error:
-            raise TokenRefused(f"not good: {type(error).__name__}") from None
+            raise TokenRefused(f"is invalid: {type(error).__name__}") from None
         except Exception as error:  # noqa: BLE001 - any failure of a parser on a client's bytes
-            raise TokenRefused(f"not read: {type(error).__name__}") from None
+            raise TokenRefused(f"cannot be parsed: {type(error).__name__}") from None
 
 
 def _usable(one: Any) -> Any:
@@ -190,7 +190,7 @@ def _time_ms(claims: dict[str, Any], name: str) -> int | None:
         or not isinstance(value, int | float)
         or not (0 <= value <= _SECONDS_MAX)
     ):
-        raise TokenRefused(f"{name} is no time")
+        raise TokenRefused(f"has no valid time in {name}")
     return int(value * 1_000)
 
 
@@ -231,7 +231,7 @@ class OauthLogin:
             elif isinstance(result, BaseException):
                 done(Refused(f"failed in the server: {type(result).__name__}"))
             elif authzid not in ("", result.user):
-                self._refuse("to act for somebody else is not supported", done)
+                self._refuse("acting for another user is not supported", done)
             else:
                 done(Accepted(Principal(result.user), expires_ms=result.expires_ms))
 

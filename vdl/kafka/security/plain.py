@@ -48,10 +48,10 @@ class PlainLogin:
             return
         self.user = name
         if not name or not password:
-            done(Refused("no user or no password", is_credential=True))
+            done(Refused("the user or the password is empty", is_credential=True))
             return
         if authzid not in ("", name):
-            done(Refused("to act for somebody else is not supported"))
+            done(Refused("acting for another user is not supported"))
             return
         if self._is_locked(name):
             done(Refused("locked", is_credential=True))

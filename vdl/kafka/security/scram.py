@@ -197,7 +197,7 @@ class ScramLogin:
         first = parse_client_first(token)
         self.user = first.name
         if first.authzid not in ("", first.name):
-            return Refused("to act for somebody else is not supported")
+            return Refused("acting for another user is not supported")
         found = self._lookup(self._mechanism, first)
         self._found = found
         # Computed for known users, too, so that both cases take as long.
@@ -227,9 +227,9 @@ class ScramLogin:
         is_same = hmac.compare_digest(stored_key, verifier.stored_key)
         # Compared after the proof, so that all refusals take as long.
         if not hmac.compare_digest(match["nonce"].encode(), self._nonce.encode()):
-            return Refused("the nonce is not that of this login")
+            return Refused("wrong nonce")
         if _decoded(match["binding"]) != first.gs2.encode():
-            return Refused("the binding is not that of the first message")
+            return Refused("wrong channel binding")
         found = self._found
         if not is_same or found is None:
             return Refused("wrong user or password", is_credential=True)

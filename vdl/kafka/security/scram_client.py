@@ -46,10 +46,12 @@ class ScramConversation:
         text = server_first.decode("utf-8", "replace")
         match = _SERVER_FIRST.fullmatch(text)
         if match is None or not match[1].startswith(self._nonce) or match[1] == self._nonce:
-            raise ScramRefused("the server's answer is no SCRAM message for this login")
+            raise ScramRefused("the server sent an invalid SCRAM message")
         iterations = int(match[3])
         if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-            raise ScramRefused(f"the server asks for {iterations} iterations")
+            raise ScramRefused(
+                f"the server requires {iterations} iterations, which is out of range"
+            )
         self._salted = salted_password(
             self._mechanism, self._password, _decoded(match[2]), iterations
         )
@@ -69,11 +71,11 @@ class ScramConversation:
         text = server_final.decode("utf-8", "replace")
         proof = _decoded(text.removeprefix("v=").partition(",")[0])
         if not text.startswith("v=") or not hmac.compare_digest(proof, expected):
-            raise ScramRefused("the server does not know the password")
+            raise ScramRefused("the server has not proved that it knows the password")
 
 
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ScramRefused("the server's answer is not base64") from None
+        raise ScramRefused("the server sent invalid base64") from None

@@ -161,7 +161,7 @@ class SharePartition:
         if first > self.end_offset:
             # No leader writes such a gap. Its state is unknown, so its records are delivered.
             self._put(self.end_offset, first - 1, Held(RecordState.AVAILABLE, 0))
-        assert state is not RecordState.ACQUIRED, "a claim ends all locks"
+        assert state is not RecordState.ACQUIRED, "an acquisition removes all locks"
         if state is RecordState.DONE:
             self._put(first, last, _DONE)
         else:
@@ -413,7 +413,7 @@ class SharePartition:
 
 
 _TYPES = frozenset(AcknowledgeType)
-assert (_DONE.state, _DONE.count) == DONE, "both sides mean the same"
+assert (_DONE.state, _DONE.count) == DONE, "both sides have the same meaning"
 
 
 def _by_type(batch: Acknowledgement) -> list[tuple[int, int, int]]:

@@ -206,7 +206,10 @@ class ClientMetrics:
         known = self._clients[instance_id]
         too_soon = now_ns - known.got_ns < known.asked.interval_ms * MS
         if too_soon and not known.may_ask:
-            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "asked again too soon")
+            raise KafkaError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                ("the client requested its subscription again before the push interval had passed"),
+            )
         known.may_ask = False
         known.got_ns = now_ns
         return known.asked
@@ -225,13 +228,20 @@ class ClientMetrics:
         """
         known = self._clients[instance_id]
         if known.is_terminating:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "it has pushed its last metrics before")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "the client has already sent its terminating push"
+            )
         too_soon = now_ns - known.pushed_ns < known.asked.interval_ms * MS
         if too_soon and not is_terminating:
-            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "pushed again too soon")
+            raise KafkaError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                "the client pushed before its push interval had passed",
+            )
         if subscription_id != known.asked.subscription_id:
             known.may_ask = True
-            raise KafkaError(ErrorCode.UNKNOWN_SUBSCRIPTION_ID, "the subscription has changed")
+            raise KafkaError(
+                ErrorCode.UNKNOWN_SUBSCRIPTION_ID, "the subscription has changed; request it again"
+            )
         known.is_terminating = is_terminating
         known.pushed_ns = now_ns
         return known.asked
@@ -308,9 +318,9 @@ def read_match(part: str) -> tuple[str, str]:
     selector, equals, pattern = part.partition("=")
     selector, pattern = selector.strip(), pattern.strip()
     if not equals or not pattern:
-        raise BadPattern(part, "no selector and no pattern")
+        raise BadPattern(part, "expected selector=pattern")
     if selector not in SELECTORS:
-        raise BadPattern(part, "an unknown selector")
+        raise BadPattern(part, "unknown selector")
     return selector, pattern
 
 

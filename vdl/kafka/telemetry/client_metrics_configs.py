@@ -23,7 +23,7 @@ KNOWN = (
         INTERVAL_MS,
         ConfigType.INT,
         str(DEFAULT_INTERVAL_MS),
-        "How often clients push the metrics of the subscription.",
+        "Time between two pushes of a client.",
         low=100,
         high=3_600_000,
     ),
@@ -31,14 +31,14 @@ KNOWN = (
         MATCH,
         ConfigType.LIST,
         "",
-        "Which clients: a list of selector=regular expression, all of which must match the whole "
-        "of what the client says; none: all clients.",
+        "Clients of the subscription: a list of selector=regular expression, all of which "
+        "must match. Empty: all clients.",
     ),
     TopicConfig(
         METRICS,
         ConfigType.LIST,
         "",
-        "Which metrics: a list of prefixes of their names, * for all.",
+        "Metrics of the subscription: a list of prefixes of names. *: all metrics.",
     ),
 )
 

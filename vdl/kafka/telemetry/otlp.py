@@ -71,7 +71,7 @@ def read_points(data: memoryview) -> list[Point]:
     except _Enough:
         return points
     except (StructError, IndexError) as error:
-        raise BadMetrics("a field that is cut off", len(data)) from error
+        raise BadMetrics("a truncated field", len(data)) from error
     return points
 
 
@@ -166,9 +166,9 @@ class _Reader:
             elif kind in (_FIXED64, _FIXED32):
                 size = 8 if kind == _FIXED64 else 4
             else:
-                raise BadMetrics("a kind of field that does not exist", position)
+                raise BadMetrics("an unknown wire type", position)
             if size > end - position:
-                raise BadMetrics("a field that is cut off", position)
+                raise BadMetrics("a truncated field", position)
             yield number, data[position : position + size]
             position += size
 
@@ -185,4 +185,4 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise BadMetrics("a number without its end", position)
+    raise BadMetrics("an unterminated number", position)

@@ -195,7 +195,7 @@ class ModernGroups:
         refusal = self._refusal(group, more)
         if refusal is not ErrorCode.NONE:
             full = "coordinator" if refusal is COORDINATOR_IS_FULL else "group"
-            return Heard(refusal, f"The {full} has no room for the member.")
+            return Heard(refusal, f"The {full} has no room for another member.")
         subscribes_anew = (
             before is None or before.topics != member.topics or before.pattern != member.pattern
         )

@@ -290,7 +290,7 @@ def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
         answer = world.client().ask(api_key, 1, request)
         assert [(result.error_code, result.error_message) for result in answer.responses][:2] == [
             (ErrorCode.NONE, None),
-            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no topic 'nope'"),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topic 'nope' does not exist"),
         ]
         assert answer.responses[2].error_code == ErrorCode.INVALID_CONFIG
         assert configs(world) == {"retention.ms": "5" if validate_only else "7"}

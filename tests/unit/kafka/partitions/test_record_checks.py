@@ -209,7 +209,7 @@ def test_batch_that_becomes_more_than_the_room_is_judged_as_any_other(codec: Com
     broken = verdict_of_large(large(codec, spoil=20))
     assert isinstance(broken, KafkaError)
     assert (broken.code, broken.message) == (
-        ErrorCode.INVALID_RECORD, "record 20: its offset delta is not its place in the batch",
+        ErrorCode.INVALID_RECORD, "record 20: its offset delta is not its position in the batch",
     )  # fmt: skip
     keyless = verdict_of_large(large(codec, key=None), (0, 2_000, True))
     assert isinstance(keyless, RecordsRefused)

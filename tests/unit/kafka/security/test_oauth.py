@@ -264,7 +264,7 @@ def weak() -> Any:
 def test_key_that_is_good_for_no_signature_is_left_out(make: Any) -> None:
     """A set of such keys alone is refused. Beside a valid key they are ignored (RFC 7517 §5)."""
     one, found = make(), Validator(OPTIONS)
-    with pytest.raises(KeysRefused, match="no key"):
+    with pytest.raises(KeysRefused, match="no usable signature key"):
         found.take_keys(set_of(one))
     good = jwk.ECKey.generate_key("P-384", {"kid": "good"})
     found.take_keys(set_of(one, changed(good)))
@@ -556,7 +556,7 @@ def test_issuer_that_goes_on_without_end_is_left_when_the_time_is_over(
 ) -> None:
     """One timeout covers the whole download; each single read would be in time."""
     monkeypatch.setattr(jwks, "SECONDS_MAX", 0.4)
-    with pytest.raises(KeysUnavailable, match=r"took longer|too large|got more than"):
+    with pytest.raises(KeysUnavailable, match=r"no response within|larger than|got more than"):
         fetch_keys(options_of(f"{issuer}/without-end/{how}"))
 
 
