@@ -150,7 +150,7 @@ def committed_offsets(evidence: Evidence) -> Iterator[Anomaly]:
             if not register.allows(op, mark.offset):
                 known = mark.offset in register.by_offset
                 name = "commit-regress" if known else "lost-commit"
-                detail = f"{op.group} read {mark.offset}, a later commit had returned"
+                detail = f"{op.group} read {mark.offset}, but a later commit had returned"
                 yield Anomaly(name, mark.key, detail, [op.i])
 
 
@@ -178,7 +178,7 @@ def skipped_by_commit(evidence: Evidence) -> Iterator[Anomaly]:
         end = bisect_left(key.offsets, committed)
         for offset in key.offsets[start:end]:
             if offset not in seen:
-                detail = f"{group} committed {committed}, {offset} was never delivered"
+                detail = f"{group} committed {committed}, but {offset} was never delivered"
                 yield Anomaly("skip-commit", name, detail, [op.i])
 
 

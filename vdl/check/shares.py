@@ -46,7 +46,9 @@ def over_limit(evidence: Evidence) -> Iterator[Anomaly]:
         for one in op.shares:
             if one.count > op.limit:
                 detail = f"{one.first} to {one.last} delivered for the {one.count}th time"
-                yield Anomaly("share-limit", one.key, f"{detail}, {op.limit} are allowed", [op.i])
+                yield Anomaly(
+                    "share-limit", one.key, (f"{detail}, but only {op.limit} are allowed"), [op.i]
+                )
 
 
 def counted_twice(evidence: Evidence) -> Iterator[Anomaly]:
@@ -97,7 +99,7 @@ def lost(evidence: Evidence) -> Iterator[Anomaly]:
             for offset in sorted(evidence.keys[mark.key].final):
                 place = (op.group, mark.key, offset)
                 if first <= offset < mark.offset and place not in given:
-                    detail = f"{offset} is done with, and was never delivered to {op.group}"
+                    detail = f"{offset} is complete, but was never delivered to {op.group}"
                     yield Anomaly("share-lost", mark.key, detail, [op.i])
 
 

@@ -55,7 +55,7 @@ def dirty_reads(evidence: Evidence) -> Iterator[Anomaly]:
             if op.iso != READ_COMMITTED or writer is None or writer.f != "txn":
                 continue
             if writer.end < 0 or op.t1 < writer.end:
-                detail = f"value {record.value} at {record.offset} was read, and not yet committed"
+                detail = f"value {record.value} at {record.offset} was read before its commit"
                 yield Anomaly("dirty-read", name, detail, [writer.i, op.i])
 
 
@@ -70,7 +70,7 @@ def torn_transactions(evidence: Evidence) -> Iterator[Anomaly]:
             continue
         missing = [send for send in op.sends if send.value not in seen[send.key]]
         if missing and len(missing) < len(op.sends):
-            detail = f"value {missing[0].value} is not there, others of its transaction are"
+            detail = f"value {missing[0].value} is missing, but others of its transaction exist"
             yield Anomaly("torn-transaction", missing[0].key, detail, [op.i])
 
 

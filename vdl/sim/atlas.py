@@ -41,7 +41,7 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
         return "too few servers"
     newest = _newest(machines)
     if newest is None:
-        return "nobody knows the catalog"
+        return "no server knows the catalog"
     groups = [*range(1 + newest.coordinator_count), *sorted(newest.catalog.groups)]
     for group_id in groups:
         reason = _why_not(group_id, newest, watch)
@@ -80,7 +80,7 @@ def _why_not(group_id: GroupId, newest: Host, watch: RaftWatch) -> str:
     if group_id not in newest.catalog.moves and len(membership.incoming) < seen.most_voters:
         return "a voter is missing"
     if membership.incoming != frozenset(replica_ids(newest.catalog.replicas(group_id))):
-        return "its membership is to change"
+        return "a voter does not know that its group changes"
     if not watch.members_known(group_id):
         return "a voter does not know its members"
     return ""

@@ -103,7 +103,7 @@ class HandshakeEngine:
     def received(self, data: Buffer) -> None:
         self._arrived += data
         if not self.is_open and len(self._arrived) > HANDSHAKE_BYTES_MAX:
-            raise TlsFailed("the handshake is too long")
+            raise TlsFailed("the handshake exceeds its maximum size")
 
     def handshake(self) -> bool:
         """See `TlsEngine.handshake`."""

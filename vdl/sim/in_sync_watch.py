@@ -97,8 +97,10 @@ class InSyncWatch:
                         wrong[place] = self._wrong.get(place, 0) + 1
                         if wrong[place] >= LOOKS_MIN and group_id not in self._told:
                             self._told.add(group_id)
-                            what = f"group {group_id}: server {host.server_id} tells that {server}"
-                            self._violate("not-in-sync", f"{what} is, which lacks entry {settled}")
+                            what = f"group {group_id}: server {host.server_id} reports {server}"
+                            self._violate(
+                                "not-in-sync", (f"{what} as in sync, which lacks entry {settled}")
+                            )
         self._wrong = wrong
 
     def _settled(self, group_id: GroupId, now_ns: int) -> Index:

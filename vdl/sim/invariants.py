@@ -146,7 +146,9 @@ class Watch:
         """Check that acknowledged values are durable. `on_all`: the client requested acks=all."""
         group_id = self.raft.partitions.get((tp.topic, tp.partition))
         if group_id is None:
-            self.violate("not-durable", f"{tp}: acknowledged, and nobody ever held a replica of it")
+            self.violate(
+                "not-durable", (f"{tp}: acknowledged, but no server ever had a replica of it")
+            )
             return
         seen = self.raft.group(group_id)
         halves = (seen.membership.incoming, seen.membership.outgoing)
@@ -163,7 +165,7 @@ class Watch:
                         self.violate("not-durable", what)
             copies = sum(value in on_disk for on_disk in disks[0])
             if max(copies, were_safe) < asked:
-                what = f"{tp}: value {value} on {copies} disks, {asked} were asked for"
+                what = f"{tp}: value {value} on {copies} disks, expected {asked}"
                 self.violate("too-few-copies", what)
 
     def _held(self, group_id: GroupId, replica: NodeId) -> set[int]:
@@ -236,7 +238,7 @@ class Watch:
             for host in hosts:
                 if set(host.in_sync_of(group_id)) != servers:
                     told = host.in_sync_of(group_id)
-                    return f"group {group_id}: server {host.server_id} tells {told} in sync"
+                    return f"group {group_id}: server {host.server_id} reports {told} in sync"
         return ""
 
     def remembered(self) -> str:

@@ -150,14 +150,16 @@ class ReplicaWatch:
         past = seen.past_of(self.node.id)
         if raft.term < past.term:
             self._watch.broken(
-                seen, "term-lost", f"{self._name()}: told {past.term}, came back in {raft.term}"
+                seen, "term-lost", f"{self._name()}: reported {past.term}, returned in {raft.term}"
             )
         self._read_recovered(raft)
         self._commit = raft.log.committed
         if self._commit > seen.cluster.last_committed:
             self._watch.broken(
-                seen, "commit", f"{self._name()} begins with {self._commit} committed, which nobody"
-                f" has beyond {seen.cluster.last_committed}",
+                seen, "commit", (
+                    f"{self._name()} begins with {self._commit} committed, above the last "
+                    f"committed entry {seen.cluster.last_committed}"
+                ),
             )  # fmt: skip
         if recovered is not None:
             seen.cluster.restarted(self.node, recovered)
@@ -224,13 +226,17 @@ class ReplicaWatch:
         committed = self.seen.cluster.committed_term(index)
         if committed not in {0, term}:
             self._watch.broken(
-                self.seen, "log-start", f"{self._name()} begins behind entry {index}, term {term},"
-                f" what was committed there is of term {committed}",
+                self.seen, "log-start", (
+                    f"{self._name()} begins after entry {index}, term {term}, but the entry "
+                    f"committed there has term {committed}"
+                ),
             )  # fmt: skip
         if chain is None:
             self._watch.broken(
-                self.seen, "log-start", f"{self._name()} begins behind entry {index}, term {term},"
-                " which nobody had",
+                self.seen, "log-start", (
+                    f"{self._name()} begins after entry {index}, term {term}, which no replica "
+                    "had"
+                ),
             )  # fmt: skip
         self._base = index
         self._terms = [term]
@@ -252,8 +258,10 @@ class ReplicaWatch:
         if same < top:
             if same == log.last_index:
                 self._watch.broken(
-                    seen, "log-cut", f"{self._name()} cut off what follows {same}, and nothing took"
-                    " its place",
+                    seen, "log-cut", (
+                        f"{self._name()} truncated the entries after {same} without a "
+                        "replacement"
+                    ),
                 )  # fmt: skip
             self._replaced(same)
         for entry in entries[same + 1 - offset :]:
@@ -261,8 +269,10 @@ class ReplicaWatch:
             known = seen.chains.setdefault((entry.index, entry.term), chain)
             if known != chain:
                 self._watch.broken(
-                    seen, "log-matching", f"{self._name()}: entry {entry.index}, term {entry.term},"
-                    " or one before it is another one elsewhere",
+                    seen, "log-matching", (
+                        f"{self._name()}: entry {entry.index}, term {entry.term}, or an "
+                        "earlier one, differs on another replica"
+                    ),
                 )  # fmt: skip
             self._terms.append(entry.term)
             self._chains.append(chain)
@@ -307,7 +317,7 @@ class ReplicaWatch:
         term = log.term(log.stable)
         if not self._watch.is_durable(seen.group_id, self.node.id, log.stable, term):
             self._is_unstable = True
-            what = f"{self._name()} takes {log.stable}, term {term}, for durable"
+            what = f"{self._name()} treats {log.stable}, term {term}, as durable"
             self._watch.told("stable-not-durable", what)
 
     def _check_installed(self, raft: Raft, index: Index, reflects: Index) -> None:
@@ -320,16 +330,20 @@ class ReplicaWatch:
         self._installing = None
         if self.group.reflects < reflects:
             self._watch.broken(
-                self.seen, "reflects-forgotten", f"{self._name()} has a state as of {reflects},"
-                f" and goes on as if it were {self.group.reflects}",
+                self.seen, "reflects-forgotten", (
+                    f"{self._name()} has a state as of {reflects}, but continues as of "
+                    f"{self.group.reflects}"
+                ),
             )  # fmt: skip
 
     def _replaced(self, same: Index) -> None:
         """Cut the watched log after `same`."""
         if same < self._commit:
             self._watch.broken(
-                self.seen, "truncated-commit", f"{self._name()} cut off what follows {same}, with"
-                f" {self._commit} committed",
+                self.seen, "truncated-commit", (
+                    f"{self._name()} truncated the entries after {same}, with {self._commit} "
+                    "committed"
+                ),
             )  # fmt: skip
         kept = same + 1 - self._base
         del self._terms[kept:], self._chains[kept:]
@@ -363,8 +377,10 @@ class ReplicaWatch:
                 )  # fmt: skip
         elif commit > seen.cluster.last_committed:
             self._watch.broken(
-                seen, "commit", f"{self._name()} takes {commit} for committed, nobody did beyond"
-                f" {seen.cluster.last_committed}",
+                seen, "commit", (
+                    f"{self._name()} treats {commit} as committed, above the last committed "
+                    f"entry {seen.cluster.last_committed}"
+                ),
             )  # fmt: skip
 
     def _too_few(self, members: Membership, index: Index, term: Term) -> str:
@@ -385,8 +401,10 @@ class ReplicaWatch:
         known = seen.members.setdefault(index, raft.membership)
         if known != raft.membership:
             self._watch.broken(
-                seen, "members-differ", f"{self._name()} has applied {index} entries and has the"
-                f" members {raft.membership}, another one {known}",
+                seen, "members-differ", (
+                    f"{self._name()} has applied {index} entries and has the members "
+                    f"{raft.membership}, another replica {known}"
+                ),
             )  # fmt: skip
 
     def _is_needed(self, raft: Raft) -> bool:
@@ -438,8 +456,11 @@ class WatchedReads(ReadRounds):
         def checked(confirmed: bool) -> None:
             if confirmed and self._group.applied < committed:
                 self._watch.broken(
-                    self._seen, "stale-read-index", f"group {self._seen.group_id}: a read confirmed"
-                    f" at {self._group.applied}, {committed} was committed before it was asked",
+                    self._seen, "stale-read-index", (
+                        f"group {self._seen.group_id}: a read was confirmed at "
+                        f"{self._group.applied}, but {committed} was committed before its "
+                        "request"
+                    ),
                 )  # fmt: skip
             done(confirmed)
 
@@ -464,8 +485,10 @@ def watch_answers(watch: RaftWatch, groups: GroupCoordinator) -> None:
         def checked(error: ErrorCode, machine: Coordinator | None) -> None:
             if error is ErrorCode.NONE and group.applied < committed:
                 watch.broken(
-                    seen, "stale-answer", f"group {seen.group_id}: what is committed there is told"
-                    f" as of {group.applied}, {committed} was committed before it was asked",
+                    seen, "stale-answer", (
+                        f"group {seen.group_id}: committed state was reported as of "
+                        f"{group.applied}, but {committed} was committed before the request"
+                    ),
                 )  # fmt: skip
             done(error, machine)
 
@@ -516,8 +539,10 @@ class LifeWatch:
             if group.node.is_leader or group.node.commit > commit:
                 del self._old[group_id]
                 self._watch.told(
-                    "old-copy", f"{self.life.machine.name}: a replica of group {group_id} takes"
-                    " part from an older copy of its disk, of which all others know",
+                    "old-copy", (
+                        f"{self.life.machine.name}: a replica of group {group_id} runs on an "
+                        "older copy of its disk, which all others have recorded"
+                    ),
                 )  # fmt: skip
 
     def event_over(self) -> None:
@@ -688,7 +713,7 @@ class RaftWatch:
             self._directories[server_id] = directory_id  # an older copy gets a new directory id
         if self._directories.setdefault(server_id, directory_id) != directory_id:
             # It would be taken for a wiped one, and all its replicas be replaced silently.
-            self._violate("directory-lost", f"{life.machine.name} has made itself a new directory")
+            self._violate("directory-lost", f"{life.machine.name} has created a new directory")
             self._directories[server_id] = directory_id
         for log in life.store.logs.values():
             replica = replica_id_of(server_id, log.replica_number)
@@ -750,14 +775,18 @@ class RaftWatch:
         state = log.hard_state
         name = f"group {seen.group_id} on server {server_of(replica)}"
         if state.term < past.term:
-            self.broken(seen, "term-lost", f"{name}: told {past.term}, came back in {state.term}")
+            self.broken(
+                seen, "term-lost", (f"{name}: reported {past.term}, returned in {state.term}")
+            )
         elif past.votes.get(state.term, state.vote) != state.vote:
             voted = past.votes[state.term]
             self.broken(seen, "vote-lost", f"{name}, term {state.term}: {voted}, now {state.vote}")
         elif past.index > log.last_index:
-            self.broken(seen, "log-lost", f"{name}: told {past.index}, has {log.last_index}")
+            self.broken(seen, "log-lost", f"{name}: reported {past.index}, has {log.last_index}")
         elif past.index >= log.first_index and log.term(past.index) != past.index_term:
-            self.broken(seen, "log-lost", f"{name}: entry {past.index} is another than was told")
+            self.broken(
+                seen, "log-lost", (f"{name}: entry {past.index} differs from the reported one")
+            )
 
     # --- frames sent ----------------------------------------------------------------------------
     def frame_left(self, life: Life, payload: memoryview) -> None:
@@ -813,7 +842,7 @@ class RaftWatch:
         name = f"group {seen.group_id} on {life.machine.name}, term {term}, entry {index}"
         durable = self._durable_log(seen.group_id, message.from_)
         if durable is None:
-            self.broken(seen, "ack-not-durable", f"{name}: nothing of the log is")
+            self.broken(seen, "ack-not-durable", f"{name}: no part of the log is")
             return
         past = seen.past_of(message.from_)
         host = life.server.host

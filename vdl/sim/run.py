@@ -165,7 +165,7 @@ def _begin_worker() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     parent = multiprocessing.parent_process()
-    assert parent is not None, "only workers are told"
+    assert parent is not None, "only workers receive seeds"
 
     def watch() -> None:
         parent.join()

@@ -94,7 +94,7 @@ class WatchedNode(RawNode):
             if is_granted and is_deaf:
                 self._broken("helps-to-depose", f"a vote against {raft.lead}, which it hears")
         if is_deaf and raft.term != term:
-            self._broken("helps-to-depose", f"hears the leader of term {term}, left it")
+            self._broken("helps-to-depose", f"hears the leader of term {term}, but left it")
 
     def _step_append(self, msg: MsgApp) -> None:
         raft, log = self.raft, self.raft.log
@@ -107,8 +107,10 @@ class WatchedNode(RawNode):
                 )
         if log.committed > max(committed, min(msg.commit, matched)):
             self._broken(
-                "commit-beyond-match", f"takes {log.committed} for committed, the append matched"
-                f" {matched} and told of {msg.commit}",
+                "commit-beyond-match", (
+                    f"treats {log.committed} as committed, but the append matched {matched} "
+                    f"and had commit {msg.commit}"
+                ),
             )  # fmt: skip
         assert raft.term >= msg.term, (raft.term, msg.term)
 

@@ -282,7 +282,9 @@ class Reader:
             position = self.consumer.subscription.state(tp).position
             told = self.consumer.told.get(tp)
             if position != stand[0] or told != stand:
-                found.append(f"{self.name} is at {position} of {tp}, told {told}, which is {stand}")
+                found.append(
+                    f"{self.name} is at {position} of {tp}, reported {told}, which is {stand}"
+                )
         return ", ".join(found)
 
     def _positioned(self, tp: TopicPartition, offset: int) -> None:

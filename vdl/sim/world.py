@@ -994,7 +994,7 @@ class World:
         for tp in self.env.partitions if self._readers else ():
             stream = self._stream(tp.partition)
             if stream is None:
-                return f"nobody serves {tp}"
+                return f"no server serves {tp}"
             stands[tp] = stream.high_watermark, stream.log_start_offset
         return ", ".join(filter(None, (reader.behind(stands) for reader in self._readers)))
 
