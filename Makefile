@@ -1,46 +1,46 @@
-# Everything a contributor runs. Each target does its own set-up; nothing is installed by hand.
+# Commands for contributors. Each target does its own set-up.
 #
 #   make up             three servers on 127.0.0.1:9092-9094, until ^C; NODES=3, PORT=9092, DATA=data
-#   make down           stop the servers whose data is in DATA
-#   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" for some
+#   make down           stop the servers with data in DATA
+#   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" selects stages
 #   make newcomer       make test in a fresh clone with an empty home and no caches; STAGES="check"
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8] [KIND=power]
-#   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
-#                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
-#   make bad-night      some thirty faults on real servers, what they say of each, and the runbook's cure;
-#                       ONLY=one_dead,bridge, RECORD=1 to put the table into deploy/runbook.md
-#   make hostile        10,000 silent connections on each port of a secured set, and forty clients
-#                       who want to stop the others, beside its users
-#   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
+#   make chaos          real servers and disks under faults, more than an hour; CUTS=200, FLIPS=300, SYNCS=20,
+#                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 select one kind
+#   make bad-night      some thirty faults on real servers: their reports, and the cure of the runbook;
+#                       ONLY=one_dead,bridge, RECORD=1 writes the table to deploy/runbook.md
+#   make hostile        10,000 silent connections on each port of a secured set, and forty hostile clients
+#                       beside its users
+#   make eos            long runs of exactly-once: Kafka Streams, Connect and Flink with kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
-#   make examples       properties, tried with examples that no run has had before; TIMES=10
-#   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
+#   make examples       tests of properties with new random examples; TIMES=10
+#   make mutants        planted bugs: the simulator must find each; ONLY=name, RECORD=1
 #   make planted        bugs of public vulnerabilities: a unit test must catch each; ONLY=name
 #   make fuzz           a million damaged handshakes, certificates and login tokens; COUNT=, SEED=
-#   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
-#                       TOP=40 for where they are, RECORD=1
-#   make price          what one request of each API costs at worst, into docs/request-costs.md;
-#                       ONLY=Fetch for its rows alone
-#   make conformance    the Raft core against recorded transcripts: DIR is a clone of etcd-io/raft
-#   make suites         other projects' tests of a Kafka cluster, from the folder SUITES; ONLY=librdkafka
-#   make differential   the same requests to Kafka and to VDL: their answers must be the same
-#   make bench          throughput and latency of a replica set on this machine; PEER=kafka beside
-#                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
-#   make bench-limit    produce beside the least code that moves the same bytes to the same disks
-#   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
-#   make cdc            100,000 changes of a MariaDB by Debezium, through kill -9 of leaders, to two tables
-#   make violence       jobs on Spark killed and suspended, each row once in the end; KILLS=10,
+#   make cost           calls, system calls and bytes for each record, counted in the simulator; ONLY=single,
+#                       TOP=40 lists the functions, RECORD=1
+#   make price          worst cost of a request of each API, written to docs/request-costs.md;
+#                       ONLY=Fetch for one API
+#   make conformance    the Raft core against transcripts of etcd-io/raft; DIR is a clone of it
+#   make suites         tests of other projects for a Kafka cluster, from the folder SUITES; ONLY=librdkafka
+#   make differential   equal requests to Kafka and VDL must get equal responses
+#   make bench          throughput and latency of a replica set on this machine; PEER=kafka compares
+#                       with Kafka; BENCH_ARGS=idle and others: docs/performance.md
+#   make bench-limit    produce compared with minimal code that moves the same bytes to the same disks
+#   make test-pipeline  tests of vdl/pipeline; tests with Spark need Java 17
+#   make cdc            100,000 changes of a MariaDB by Debezium to two tables, with kill -9 of leaders
+#   make violence       Spark jobs killed and suspended: each row is written once; KILLS=10,
 #                       SINKS=iceberg,delta-s3, LEADERS=2, ZOMBIES=2, SOURCE=vdl, SEED=1, and
-#                       SPECULATE=1: on a cluster, whose executors are frozen, too
-#   make pipeline-env   what a cluster needs of the pipeline besides Spark, in one file
+#                       SPECULATE=1: on a cluster with frozen executors
+#   make pipeline-env   one file with the parts of the pipeline that a cluster needs besides Spark
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
-#   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
-#   make setup          only the set-up, into .venv; setup-spark the pipeline's, into .venv-spark
-#   make lock           what the image installs, with hashes: deploy/*.lock
-#   make sbom           what is in the image, as CycloneDX: build/sbom.json
+#   make pipeline-demo  336,776 flights through topics and Spark to tables and a chart
+#   make setup          set-up in .venv; setup-spark: set-up of the pipeline in .venv-spark
+#   make lock           packages of the image with their hashes, in deploy/*.lock
+#   make sbom           contents of the image as CycloneDX, in build/sbom.json
 #   make clean          remove builds, caches and both; never data
 
 SHELL := /bin/bash
@@ -60,7 +60,7 @@ NODES ?= 3
 PORT ?= 9092
 SEEDS ?= 100
 FIRST ?= 1
-# Of fresh seeds, after the ones named.
+# Minutes of new seeds after the given ones.
 MINUTES ?= 0
 DIR ?=
 STAGES ?=
@@ -72,7 +72,7 @@ CI_STAGES ?=
 BENCH_ARGS ?=
 export PEER ?=
 export PEER_COMMAND ?=
-# Quiet: the warning that an editable installation is one is no news here.
+# Quiet: pip warns of editable installations, which are intended here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
@@ -91,7 +91,7 @@ $(BIN)/python:
 	     $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	  then echo "setup: $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); fi; \
 	done; \
-	echo "setup: needs Python 3.11 or newer with its venv module (Debian: python3-venv)" >&2; exit 1
+	echo "setup: Python 3.11 or newer with the venv module is required (Debian: python3-venv)" >&2; exit 1
 
 $(RUNTIME): pyproject.toml vdl/records/_walk.c | $(BIN)/python
 	@echo "setup: dependencies"
@@ -103,8 +103,8 @@ $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 	@$(PIP) '.[dev]'
 	@touch $(RUNTIME) $@
 
-# About 840 MB, which nothing but `vdl/pipeline` needs: in an environment of its own, so that no other
-# test comes to lean on it. Written back before a server starts, whose first sync would wait for all of it.
+# About 840 MB, needed only by `vdl/pipeline`: in an environment of its own, so that no other test
+# depends on it. Written back before a server starts, whose first sync would wait for all of it.
 $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@echo "setup: Spark, in $(SPARK_VENV)"
 	@$(BIN)/python -m venv $(SPARK_VENV)
@@ -116,7 +116,7 @@ setup: $(DEV)
 
 setup-spark: $(SPARK)
 
-# What the tests of a folder drive, built and fetched into .cache, so that no test has to.
+# Programs that the tests of a folder run, fetched and built into .cache.
 setup-clients setup-codec setup-ecosystem: $(DEV)
 	@exec $(BIN)/python -m tests.programs $(@:setup-%=%)
 
@@ -136,8 +136,8 @@ down: $(RUNTIME)
 test: $(DEV)
 	@exec $(BIN)/python .ci/stages.py $(CI_STAGES) $(STAGES)
 
-# With what a newcomer has: committed files, nothing installed, no variable but PATH. Go's caches are
-# read-only until they are not.
+# As for a newcomer: committed files, no installed package, no variable except PATH. Go's caches are
+# read-only, so they are made writable before removal.
 newcomer:
 	@folder=$$(mktemp --directory); \
 	trap "chmod --recursive u+w $$folder; rm --recursive --force $$folder" EXIT; \
@@ -151,8 +151,8 @@ conformance: $(DEV)
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES) $(if $(KIND),--kind $(KIND))
 
-# CUTS, FLIPS, SYNCS, FAILOVERS, BRIDGES, CHURN and LISTS choose a test each and say how much of it; without any
-# of them everything runs in its full form, more than an hour. SEED draws the same again.
+# CUTS, FLIPS, SYNCS, FAILOVERS, BRIDGES, CHURN and LISTS select one test each and its length; without
+# them all tests run in full, for more than an hour. SEED repeats the random choices.
 CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
   $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
   $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py) \
@@ -170,8 +170,8 @@ hostile: $(DEV)
 	@exec env SILENT=10000 HOSTILE_SECONDS=300 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
 	  tests/chaos/test_silent_ports.py tests/chaos/test_hostile_clients.py
 
-# The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
-# pipeline's are left out where Spark's libraries are missing (`make setup-spark`).
+# Tests of properties, TIMES times. A failure is printed with the command that repeats it. Tests of the
+# pipeline are skipped if Spark's libraries are missing (`make setup-spark`).
 EXAMPLES := -m pytest -q -m hypothesis --hypothesis-profile=fresh
 
 examples: $(DEV)
@@ -205,15 +205,15 @@ cost: $(DEV)
 	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \
 	  $(if $(RECORD),--record)
 
-# SUITES, SUITE_CACHE, SUITE_LIMIT and the like reach them as variables.
+# SUITES, SUITE_CACHE, SUITE_LIMIT and others are passed as variables.
 suites: $(DEV)
 	@exec $(BIN)/python -m tests.suites.run $(ONLY)
 
-# KAFKA_PEER is the folder whose pom.xml names Kafka's jars, KAFKA_LIB one that has them already.
+# KAFKA_PEER is the folder whose pom.xml lists Kafka's jars, KAFKA_LIB a folder that has them.
 differential: $(DEV)
 	@exec $(BIN)/python -m pytest -q tests/differential
 
-# PEER=NAME, and PEER_COMMAND if its program is not where it is looked for, reach it as variables.
+# PEER=NAME, and PEER_COMMAND for a program in another place, are passed as variables.
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.bench $(BENCH_ARGS)
 
@@ -229,13 +229,13 @@ cdc: $(SPARK)
 	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(SPARK_BIN)/python -m pytest -q -s \
 	  -o faulthandler_timeout=0 tests/ecosystem/test_debezium.py tests/pipeline/test_debezium.py
 
-# About a core for some minutes a sink, and S3 is a server of the tests.
+# Uses about one core for some minutes for each sink. S3 is a server of the tests.
 violence: $(SPARK)
 	@exec $(SPARK_BIN)/python -m tests.pipeline.violence --source $(or $(SOURCE),vdl) \
 	  --sinks $(or $(SINKS),iceberg) --kills $(or $(KILLS),10) --leaders $(or $(LEADERS),2) \
 	  --zombies $(or $(ZOMBIES),2) --seed $(or $(SEED),1) $(if $(SPECULATE),--speculate)
 
-# For nodes with the same Python at the same place, and the same system. Spark is the cluster's.
+# For nodes with the same Python in the same place and the same system. The cluster has Spark.
 PACKED := dist/vdl-pipeline
 
 pipeline-env: $(BIN)/python
@@ -269,7 +269,7 @@ gen: $(DEV)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
 	  rpc/proto/admin.proto
 
-# In environments of their own: these tools are nobody's dependency. `lock` asks the package index.
+# In separate environments: no package depends on these tools. `lock` uses the package index.
 LOCK_OPTIONS := --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 
 lock: $(BIN)/python

@@ -1,8 +1,7 @@
 #!/bin/bash
-# What a container of the pipeline runs. `executor`: what Spark starts on Kubernetes, which says all
-# there is to know in the environment. `driver …`: what `spark-submit --deploy-mode cluster` starts.
-# Everything else: `vdl pipeline` with these arguments, as a driver, by spark-submit with SUBMIT_CONF,
-# a setting a line.
+# Entry point of a container of the pipeline. `executor`: started by Spark on Kubernetes, configured by the
+# environment. `driver …`: started by `spark-submit --deploy-mode cluster`. Otherwise: `vdl pipeline` with
+# these arguments, as a driver, by spark-submit with SUBMIT_CONF, one setting a line.
 set -euo pipefail
 
 case "${1:-}" in
