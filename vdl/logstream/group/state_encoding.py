@@ -239,7 +239,7 @@ class AppliedState:
 
     def load(self, pieces: Iterator[Items], loaded: Callable[[], None]) -> StateLoading:
         """Replace the state in pieces, the owner's too; `loaded` is called at the end."""
-        assert self.large is not None, "a small image is written at once"
+        assert self.large is not None, "a small image has no pieces"
         self.replaced([])
 
         def end() -> None:
