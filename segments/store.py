@@ -57,6 +57,7 @@ from segments.directory.log_registry import LogRegistry
 from segments.directory.peers_note import PeersNote
 from segments.format.block import TRIM
 from segments.format.names import log_directory
+from segments.histogram import Histogram
 from segments.io import failpoint
 from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_above
 from segments.io.jobs import Jobs
@@ -752,6 +753,11 @@ class DiskStore:
         self._registry.is_closed = self._scrubber.is_stopped = True
         self._journal.stop()
         self._reader.stop()
+
+    @property
+    def journal_writes(self) -> Histogram:
+        """Times of durable journal writes, until the loop handles their completion."""
+        return self._journal.stats.writes
 
     def stats(self) -> dict[str, float]:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay

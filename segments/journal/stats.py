@@ -5,7 +5,9 @@ Does not depend on the contents of blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from segments.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -22,3 +24,5 @@ class WriteStats:
     """Payload bytes written to segments."""
     write_ns_total: int = 0
     write_ns_max: int = 0
+    writes: Histogram = field(default_factory=Histogram)
+    """Times of the same writes. Their sum is `write_ns_total`."""

@@ -467,6 +467,7 @@ class Journal:
         queue, stats, batch = self.queue, self.stats, write.done_batch
         elapsed = self._now_ns() - self._started_ns
         stats.write_ns_total += elapsed
+        stats.writes.observe(elapsed)
         stats.write_ns_max = max(stats.write_ns_max, elapsed)
         self._become(WriterState.IDLE)
         self._under_way_bytes = 0

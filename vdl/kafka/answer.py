@@ -58,10 +58,15 @@ class Later:
     connection may start until `release` is called.
     """
 
-    __slots__ = ("_notify", "answer_early", "cancelled", "done", "holding", "on_cancel", "response")
+    __slots__ = (
+        "_notify", "answer_early", "cancelled", "done", "holding", "known_ns", "on_cancel",
+        "response",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.response: Any = None
+        self.known_ns = 0
+        """Time of the turn in which the connection learned the answer; 0 before."""
         self.done = False
         self.cancelled = False
         self.holding = False

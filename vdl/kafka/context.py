@@ -25,6 +25,7 @@ from vdl.kafka.limits.decoding import Decoding
 from vdl.kafka.limits.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.limits.repeats import REPEATS_MAX, Repeats
+from vdl.kafka.partitions.delivery_lag import DeliveryLag
 from vdl.kafka.partitions.down_conversion import DownConversion
 from vdl.kafka.partitions.fetch_sessions import FetchSessions
 from vdl.kafka.partitions.log_sizes import LogSizes
@@ -82,9 +83,9 @@ class Context:
     """Requests that wait for leaders now: see `vdl.kafka.handlers.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
-    shared: dict[Hashable, tuple[int, Encoded]] = field(default_factory=dict)
-    """Answers that several requests of this turn may share, with the bytes of records in each;
-    emptied after each turn."""
+    shared: dict[Hashable, tuple[int, int, Encoded]] = field(default_factory=dict)
+    """Answers that several requests of this turn may share, with the bytes of records in each and
+    the offsets that they cover; emptied after each turn."""
     compute: Compute = at_once
     """Runs long computations off the loop."""
     read_throttle: ReadThrottle = field(init=False)
@@ -101,6 +102,7 @@ class Context:
     push_reader: PushReader = field(init=False)
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     share_partitions: LivePartitions = field(init=False)
+    delivery_lag: DeliveryLag = field(default_factory=DeliveryLag)
     file_config: KafkaOptions = field(init=False)
     """Settings of the server's file; `config` includes changes at run time."""
     resources_revision: int = -1

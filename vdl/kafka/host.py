@@ -15,6 +15,7 @@ from ids import GroupId, Offset, ServerId, Term
 from segments.api import Slices, StorageError
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
+from vdl.logstream.group.measures import TopicTraffic
 
 if TYPE_CHECKING:
     from rpc.queries import Quorum
@@ -101,6 +102,8 @@ class Wait(Protocol):
 
 class LogStream(Protocol):
     """One partition's replica on this server."""
+
+    traffic: TopicTraffic
 
     @property
     def group_id(self) -> GroupId: ...

@@ -91,6 +91,7 @@ class Host:
         self.store = state.store
         self.options = state.options
         self.stats = state.stats
+        self.measures = state.measures
         self.catalog = state.catalog
         self.time = state.time
         self.loop_time = state.loop_time
@@ -697,6 +698,7 @@ class Host:
             next_producer_id=lambda: self.catalog.next_producer_id,
             alive=self._alive,
             large_room=self.state.large_room,
+            measures=self.state.measures,
         )
         self._opener.open(log, placement, stream)
 

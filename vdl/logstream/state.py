@@ -26,6 +26,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.measures import Measures
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.replica_ids import SERVER_SHIFT
 from vdl.logstream.group.state_group import StateGroup
@@ -53,7 +54,7 @@ class HostState:
     __slots__ = (
         "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "dissenting",
         "front", "full", "gaps", "groups", "in_sync", "large_room", "log", "loop_time", "lost",
-        "options", "outbox", "record", "request_numbers", "rng", "server_id", "silent",
+        "measures", "options", "outbox", "record", "request_numbers", "rng", "server_id", "silent",
         "state_groups", "stats", "store", "streams", "system_groups", "time", "transport",
         "unheard",
     )  # fmt: skip
@@ -88,6 +89,7 @@ class HostState:
         a restart. Invariant: no number is used twice, for any kind of request, nor by another
         process of this server."""
         self.stats = HostStats()
+        self.measures = Measures(clock.now_ns, self.stats.replication)
         self.large_room = LargeRoom(store, self.stats)
         self.front: Front = NoFront()
         """Clients and topic settings. Set once, when the host starts."""

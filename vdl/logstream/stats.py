@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from segments.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -22,3 +24,6 @@ class HostStats:
     """Time of the last one, on the server's clock; 0: none."""
     elections: int = 0
     early_messages: int = 0
+    replication: Histogram = field(default_factory=Histogram)
+    """Time from the append of a batch to the log of its leader here until it is committed. Of the
+    batches of a partition that wait at once, one is measured."""

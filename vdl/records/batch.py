@@ -230,6 +230,12 @@ def patch_log_append_time(batch: memoryview, timestamp_ms: int) -> None:
     seal(batch)
 
 
+def max_timestamp_of(batch: Buffer) -> int:
+    """Return the header's maximum timestamp of a batch of at least a header; -1: it has none."""
+    (timestamp_ms,) = _MAX_TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)
+    return int(timestamp_ms)
+
+
 def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
     """Correct the header's maximum timestamp and update the CRC."""
     _MAX_TIMESTAMP.pack_into(batch, _MAX_TIMESTAMP_AT, timestamp_ms)

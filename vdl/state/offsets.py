@@ -115,6 +115,10 @@ class Offsets:
         """Return the offset that the group committed last."""
         return self._by_group.get(group_id, {}).get((topic, partition))
 
+    def groups(self) -> list[str]:
+        """Return the groups that have offsets."""
+        return [group_id for group_id, found in self._by_group.items() if found]
+
     def of(self, group_id: str) -> dict[tuple[str, int], CommittedOffset]:
         """Return a group's offsets by (topic, partition). The caller must not change them."""
         return self._by_group.get(group_id, {})

@@ -31,6 +31,7 @@ from vdl.kafka.wire.header import (
     encode_request_header,
     response_header_is_flexible,
 )
+from vdl.logstream.group.measures import TopicTraffic
 from vdl.logstream.group.offset_for_time import (
     NO_RECORD,
     TimedOffset,
@@ -123,6 +124,7 @@ class FakeStream:
         """First offset of the oldest open transaction."""
         self.aborted_ranges: list[AbortedRange] = []
         self.aborted_age = 0
+        self.traffic = TopicTraffic()
         self.duplicate_timestamp: int | None = None
         """If set, every batch is reported as a duplicate of one with this timestamp."""
 

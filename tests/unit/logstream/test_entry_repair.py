@@ -231,7 +231,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
         outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0, alive={},
-        large_room=make_state().large_room,
+        large_room=make_state().large_room, measures=make_state().measures,
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
@@ -360,7 +360,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
         topic="aged", partition=0, state=PartitionState(), options=HostOptions(),
         outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
         gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0, alive={},
-        large_room=make_state().large_room,
+        large_room=make_state().large_room, measures=make_state().measures,
     )  # fmt: skip
     owner.state.log_start_offset = log_start_offset
     replica, wire, store = Replica(applied=9, owner=owner), Wire(), Trimming()

@@ -75,6 +75,7 @@ class Exchange:
     __slots__ = (
         "answer",
         "api",
+        "arrived_ns",
         "bytes",
         "correlation_id",
         "counted",
@@ -87,6 +88,7 @@ class Exchange:
         "used_ns",
         "version",
         "wide",
+        "worked_ns",
     )
 
     def __init__(self, api: Api, request: Request, started_ns: int) -> None:
@@ -95,7 +97,10 @@ class Exchange:
         self.correlation_id = request.correlation_id
         self.bytes = self.counted = request.bytes
         """`counted` includes what a Produce takes for its partitions, if they are many."""
+        self.arrived_ns = request.arrived_ns
         self.started_ns = started_ns
+        self.worked_ns = 0
+        """Time at which the handler returned without the answer; 0 if it returned with it."""
         self.answer: Any = None
         """A response, Encoded, Reply, an exception, a step in turn, or a Later that becomes one of
         them."""

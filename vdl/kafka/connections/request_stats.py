@@ -6,18 +6,39 @@ Does not depend on connections or on the meaning of requests.
 from __future__ import annotations
 
 import traceback
+from bisect import bisect_left
 from typing import Any
 
+from segments.histogram import DURATION_BOUNDS_NS, Histogram
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.api import API, Api
 from vdl.log import Log
 
+_BOUNDS = DURATION_BOUNDS_NS
+_LEAST = _BOUNDS[0]
+
 
 class ApiStats:
-    """Counters of one API since the start. `errors` counts handlers that raised."""
+    """Counters of one API since the start. `errors` counts handlers that raised.
 
-    __slots__ = ("bytes_in", "bytes_out", "errors", "requests", "total_ns")
+    The latency of each request is observed once for each phase:
+
+    phase    from                                      to
+    queue    it has arrived                            it is started
+    work     it is started                             its handler returns, or its last part's
+    wait     its handler returns without the answer    the answer is known
+    send     the answer is known                       it is queued for the socket
+    total    it has arrived                            its answer is queued for the socket
+
+    An answer that waits for earlier ones of its connection, for memory, or for a client that does
+    not read, is in the phase `send`.
+    """
+
+    __slots__ = (
+        "bytes_in", "bytes_out", "errors", "queue", "requests", "send", "total", "total_ns",
+        "wait", "work",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.requests = 0
@@ -25,6 +46,39 @@ class ApiStats:
         self.bytes_in = 0
         self.bytes_out = 0
         self.total_ns = 0
+        self.queue = Histogram()
+        self.work = Histogram()
+        self.wait = Histogram()
+        self.send = Histogram()
+        self.total = Histogram()
+
+    def answered(
+        self, arrived_ns: int, started_ns: int, worked_ns: int, known_ns: int, now_ns: int
+    ) -> None:
+        """Observe the phases of one request.
+
+        `worked_ns`: 0 if the answer was known when the handler returned. One call for all phases,
+        and none for a phase in the first bucket: this runs for each request.
+        """
+        if not worked_ns:
+            worked_ns = known_ns = now_ns
+        elif known_ns < worked_ns:
+            known_ns = worked_ns  # an answer of this turn, which began earlier
+        of, ns = self.queue, started_ns - arrived_ns
+        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
+        of.sum_ns += ns
+        of, ns = self.work, worked_ns - started_ns
+        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
+        of.sum_ns += ns
+        of, ns = self.wait, known_ns - worked_ns
+        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
+        of.sum_ns += ns
+        of, ns = self.send, now_ns - known_ns
+        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
+        of.sum_ns += ns
+        of, ns = self.total, now_ns - arrived_ns
+        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
+        of.sum_ns += ns
 
 
 class RequestStats:

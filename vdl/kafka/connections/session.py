@@ -288,10 +288,12 @@ class Session:
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, later: Later | None = None) -> None:
         """Schedule `proceed` at the end of the turn, for instance because `later` is known."""
-        del later
+        turn = self._turn
         if not self._marked and not self.closed:
             self._marked = True
-            self._turn.mark(self.proceed)
+            turn.mark(self.proceed)
+        if later is not None:
+            later.known_ns = turn.known_ns
 
     def proceed(self) -> None:
         """Send known answers, start the requests that may start, and decide on reading. Never
@@ -463,7 +465,9 @@ class Session:
             exchange.request = message
             answer = error
         exchange.answer = answer
+        exchange.worked_ns = 0
         if type(answer) is Later and not answer.done:
+            exchange.worked_ns = context.clock.now_ns()
             answer.when_done(self.mark)
             if self.admission.decoded:
                 self.admission.hasten()
@@ -513,7 +517,9 @@ class Session:
         has to wait for its turn or for memory."""
         exchange = self._started[0]
         answer = exchange.answer
+        known_ns = 0
         if type(answer) is Later:
+            known_ns = answer.known_ns
             answer = answer.response
         admission, wide = self.admission, exchange.wide
         if type(answer) is _InTurn:
@@ -551,6 +557,9 @@ class Session:
         stats.bytes_in += exchange.bytes
         stats.bytes_out += size
         stats.total_ns += now_ns - exchange.started_ns
+        stats.answered(
+            exchange.arrived_ns, exchange.started_ns, exchange.worked_ns, known_ns, now_ns
+        )
         if self.info.login is not None and api.key in LOGIN_APIS:
             self._login_went_on()
         if answer is Reply.CLOSE:

@@ -31,6 +31,7 @@ class Turn:
         "_marked",
         "_retries",
         "context",
+        "known_ns",
         "large_requests",
         "receive_budget",
         "send_budget",
@@ -43,6 +44,8 @@ class Turn:
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
         self.start_budget = StartBudget(context.clock)
+        self.known_ns = 0
+        """Time at which the first answer of the last turn became known. Use: `ApiStats`."""
         self.large_requests: dict[object, Callable[[], None]] = {}
         """Requests with a counted decoded form, oldest first, and steps that answer them early."""
         self.waiting_to_start: dict[object, None] = {}
@@ -70,7 +73,9 @@ class Turn:
 
     def _schedule(self) -> None:
         self._flush_scheduled = True
-        self.context.clock.call_soon(self.flush)
+        clock = self.context.clock
+        self.known_ns = clock.now_ns()
+        clock.call_soon(self.flush)
 
     def flush(self) -> None:
         """End a turn: run deferred steps, then let each marked session send its answers.

@@ -44,6 +44,7 @@ from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.group_kinds import COORDINATOR_IS_FULL, SYNC_IS_FULL
 from vdl.state.modern.groups import HeartbeatAnswer
+from vdl.state.offsets import Offsets
 
 
 class CoordinatorHost(Protocol):
@@ -149,6 +150,10 @@ class GroupCoordinator:
                 (machine.room_used for machine in machines), default=0.0
             ),
         }
+
+    def offsets_here(self) -> dict[GroupId, Offsets]:
+        """Return the committed offsets of the coordinators that are led and loaded here."""
+        return {number: led.machine.offsets for number, led in self._led.items()}
 
     def all_here(self) -> list[LedCoordinator | ErrorCode]:
         """Return every coordinator group this server leads, in order; 14 for one that loads."""

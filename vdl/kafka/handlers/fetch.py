@@ -94,7 +94,7 @@ _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Session epochs of requests that name all their partitions: to begin a session, or without one."""
 
 
-Shared = tuple[int, Encoded]
+Shared = tuple[int, int, Encoded]
 """(bytes of records in an answer, the answer)."""
 
 
@@ -180,6 +180,7 @@ class _Poll:
         "is_committed",
         "later",
         "opens_session",
+        "records",
         "request",
         "session",
         "share_key",
@@ -196,6 +197,8 @@ class _Poll:
     ) -> None:
         """`session` is that of an incremental request, already updated by it."""
         self.ctx = ctx
+        self.records = 0
+        """Offsets that the answer for the last partition with records covers."""
         self.state = _State.RUNNING
         self.session = session
         """Its partitions and their subscriptions outlive the poll. Also set once the poll opens a
@@ -332,11 +335,15 @@ class _Poll:
     def _take_shared(self, shared: Shared) -> bool:
         """Answer with the bytes of another request of this turn, if there is room for them."""
         answers = self.ctx.connection.answers
-        size, encoded = shared
+        size, records, encoded = shared
         if size > answers.limit():
             return False
         if size > UNCOUNTED_BYTES:
             answers.reserve(size)
+        stream = self.targets[0].stream
+        if stream is not None:
+            stream.traffic.bytes_out += size
+            stream.traffic.records_out += records
         self.finish(encoded)
         return True
 
@@ -530,6 +537,8 @@ class _Poll:
                 target.answer = self._error_answer(target)
                 continue
             found = target.found
+            if found is not None and found.bytes:
+                self._count(stream, found, target.asked.fetch_offset)
             target.answer = PartitionData(
                 target.asked.partition,
                 ErrorCode.NONE,
@@ -543,6 +552,18 @@ class _Poll:
                 target.preferred,
                 found.buffers if found is not None and found.bytes else b"",
             )
+
+    def _count(self, stream: LogStream, found: Slices, offset: int) -> None:
+        """Count the records of an answer, read from `offset` on."""
+        traffic, ctx = stream.traffic, self.ctx
+        traffic.bytes_out += found.bytes
+        if found.end_offset <= offset:
+            return  # converted for an old consumer
+        self.records = found.end_offset - offset
+        traffic.records_out += self.records
+        lag = ctx.server.delivery_lag
+        if ctx.received_ns >= lag.due_ns:
+            lag.sample(found.buffers[0], ctx.server.host.agreed_ms(), ctx.received_ns)
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
         """Return batches from memory; None while they are read from disk, or after an error."""
@@ -838,7 +859,7 @@ class _Poll:
             is_flushing = self.woken and ctx.api_version > LAST_FETCH_VERSION
             if not shared and not is_flushing:
                 self.ctx.server.defer(shared.clear)  # even if no other step is deferred
-            shared[self.share_key] = size, encoded
+            shared[self.share_key] = size, self.records, encoded
             self.finish(encoded)
         else:
             self.finish(response)

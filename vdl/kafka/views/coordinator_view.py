@@ -40,6 +40,7 @@ from vdl.kafka.host import Compute
 from vdl.kafka.views.change_order import ChangeOrder, Place
 from vdl.logstream.group.appends import Appended, Verify
 from vdl.logstream.group.long_polls import Wait
+from vdl.logstream.group.measures import TopicTraffic
 from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
@@ -113,6 +114,7 @@ class CoordinatorView(Generic[Place, Item]):
     ) -> None:
         """`gaps`: the server's."""
         self.group_id = group_id
+        self.traffic = TopicTraffic()
         self._content = content
         self._group = state_group
         self._clock = clock

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from ids import Index, ServerId
+from ids import NO_INDEX, Index, ServerId
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
 from rpc.hello import VERSION_OF_LARGE_FRAMES, VERSION_OF_LATE_FIRST_NUMBERS, Hello
@@ -24,6 +24,7 @@ from vdl.logstream.group.appends import NO_BATCH, Append, Appended
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
 from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_start import LogStart
+from vdl.logstream.group.measures import Measures, TopicTraffic
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import end_all, take_late
 from vdl.logstream.group.spoken_version import speaks_less
@@ -48,8 +49,9 @@ class Appending:
     """
 
     __slots__ = (
-        "_alive", "_in_sync", "_large_room", "_log_start", "_options", "_outbox", "_overlay",
-        "_state", "_stream", "_transactions", "held", "uncopied", "waiters",
+        "_alive", "_in_sync", "_large_room", "_log_start", "_measured", "_measured_ns",
+        "_measures", "_options", "_outbox", "_overlay", "_state", "_stream", "_traffic",
+        "_transactions", "held", "uncopied", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +67,8 @@ class Appending:
         in_sync: InSyncReplicas,
         alive: Mapping[ServerId, Hello],
         large_room: LargeRoom,
+        measures: Measures,
+        traffic: TopicTraffic,
     ) -> None:
         """Create the appends of a stream.
 
@@ -80,6 +84,12 @@ class Appending:
         self._in_sync = in_sync
         self._alive = alive
         self._large_room = large_room
+        self._measures = measures
+        self._traffic = traffic
+        self._measured = NO_INDEX
+        """Index of the entry whose replication is measured, appended at `_measured_ns`; NO_INDEX:
+        none. Invariant: this leader appended it, in its present term."""
+        self._measured_ns = 0
         self.held: deque[Append] = deque()
         """Batches that are not appended yet, in order of arrival. Invariant: none of them is in the
         log; always the same deque, which `LogStream.held` also refers to."""
@@ -217,6 +227,11 @@ class Appending:
         append.index, append.term, append.base_offset = entry.index, entry.term, entry.base_offset
         append.copies = copies
         self.waiters.append(append)
+        traffic = self._traffic
+        traffic.bytes_in += size
+        traffic.records_in += header.count
+        if not self._measured:
+            self._measured, self._measured_ns = entry.index, self._measures.now_ns()
         if not group.dirty:
             self._outbox.mark_dirty(group)
         return True
@@ -300,6 +315,11 @@ class Appending:
         log, node = group.log, group.node
         log_start = self._stream.log_start_offset
         leads_in = node.term if node.is_leader else 0
+        if self._measured and self._measured <= commit:
+            if leads_in:
+                measures = self._measures
+                measures.replication.observe(measures.now_ns() - self._measured_ns)
+            self._measured = NO_INDEX
         while waiters and waiters[0].index <= commit:
             waiter = waiters.popleft()
             # A leader deposed in this turn may see its entry overwritten by one of a later term
@@ -354,6 +374,7 @@ class Appending:
         self.held.clear()
         self.waiters.clear()
         self.uncopied = []
+        self._measured = NO_INDEX
         self._stream.group.awaits_copies = False
         return held, waiters
 

@@ -212,6 +212,9 @@ class InSyncReplicas:
         """Incarnation of the last linked process of each server."""
         self.changed: set[GroupId] = set()
         """Groups led here whose list may have changed since this was last cleared."""
+        self.expansions = 0
+        """Replicas that joined a list, also after its leader began alone; `shrinks` likewise."""
+        self.shrinks = 0
 
     def __getitem__(self, group_id: GroupId) -> InSync:
         return self._led[group_id]
@@ -275,7 +278,7 @@ class InSyncReplicas:
     def _has_changed(
         self, one: InSync, now_ns: int, is_heard: Callable[[Group, NodeId], bool]
     ) -> bool:
-        group = one.group
+        group, before = one.group, one.replicas
         has_changed = (
             self._led.get(group.group_id) is one
             and group.node.is_leader
@@ -284,6 +287,8 @@ class InSyncReplicas:
         )
         if has_changed:
             self.changed.add(group.group_id)
+            self.expansions += len(one.replicas - before)
+            self.shrinks += len(before - one.replicas)
         return has_changed
 
     def server_linked(self, server_id: ServerId, incarnation: int) -> list[Group]:
@@ -299,5 +304,6 @@ class InSyncReplicas:
     def server_gone(self, server_id: ServerId) -> list[Group]:
         """Note that a server's process is gone. Return the groups whose list changed."""
         found = [one.group for one in list(self._led.values()) if one.server_gone(server_id)]
+        self.shrinks += len(found)
         self.changed.update(group.group_id for group in found)
         return found

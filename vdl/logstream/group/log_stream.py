@@ -35,6 +35,7 @@ from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_start import LogStart
 from vdl.logstream.group.long_polls import LongPolls
 from vdl.logstream.group.lookups import Lookups
+from vdl.logstream.group.measures import Measures
 from vdl.logstream.group.offset_for_time import (
     TimedOffset,
 )
@@ -86,6 +87,7 @@ class LogStream:
         "polls",
         "state",
         "topic",
+        "traffic",
         "transactions",
         "wait_for",
     )
@@ -112,12 +114,13 @@ class LogStream:
         next_producer_id: Callable[[], int] = int,
         alive: Mapping[ServerId, Hello],
         large_room: LargeRoom,
+        measures: Measures,
     ) -> None:
         """Create the stream of a replica.
 
-        `in_sync`, `gaps` and `large_room` are the server's. `agreed_ms` returns the time.
-        `next_producer_id` returns the least id that is not assigned yet. `alive`: the other servers
-        linked now.
+        `in_sync`, `gaps`, `large_room` and `measures` are the server's. `agreed_ms` returns the
+        time. `next_producer_id` returns the least id that is not assigned yet. `alive`: the other
+        servers linked now.
         """
         self.topic = topic
         self.partition = partition
@@ -141,6 +144,7 @@ class LogStream:
             agreed_ms=agreed_ms,
         )
         self.log_start = LogStart(self, outbox)
+        self.traffic = measures.traffic_of(topic)
         self.appending = Appending(
             self,
             state=state,
@@ -152,6 +156,8 @@ class LogStream:
             in_sync=in_sync,
             alive=alive,
             large_room=large_room,
+            measures=measures,
+            traffic=self.traffic,
         )
         self.transactions.append_verified = self.appending.append_verified
         self.held = self.appending.held

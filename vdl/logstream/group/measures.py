@@ -1,0 +1,41 @@
+"""What a server measures on the path of a record: traffic by topic, and times of replication.
+
+Log streams increment plain numbers here; the metrics read them.
+
+Does not depend on how they are shown, or on how many topics are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from segments.histogram import Histogram
+
+
+@dataclass(slots=True)
+class TopicTraffic:
+    """Traffic of one topic through this server since its start. Bytes are as clients compress."""
+
+    bytes_in: int = 0
+    """Bytes of batches appended to logs that this server leads; `records_in` likewise."""
+    records_in: int = 0
+    bytes_out: int = 0
+    """Bytes of batches in answers to consumers; `records_out`: the offsets that they cover."""
+    records_out: int = 0
+
+
+class Measures:
+    """Measurements that all log streams of a server share."""
+
+    __slots__ = ("now_ns", "replication", "traffic")
+
+    def __init__(self, now_ns: Callable[[], int], replication: Histogram) -> None:
+        """`now_ns`: the monotonic clock. `replication`: see `HostStats`."""
+        self.now_ns = now_ns
+        self.replication = replication
+        self.traffic: dict[str, TopicTraffic] = {}
+        """By topic, also of topics that are deleted: the metrics forget those."""
+
+    def traffic_of(self, topic: str) -> TopicTraffic:
+        return self.traffic.setdefault(topic, TopicTraffic())
