@@ -102,6 +102,16 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """Bounds on names of clients in the metrics."""
+
+    topics_max: int = 50
+    """Topics with a series of their own: the busiest. The others are one series together."""
+    groups_max: int = 100
+    """Rows of lag by consumer group and topic: those with most records behind."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Complete configuration of one server. `source` names the file in messages."""
 
@@ -129,6 +139,7 @@ class Config:
     host: HostOptions = field(default_factory=HostOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
     tls: TlsFiles = field(default_factory=TlsFiles)
     oauth: OauthOptions = field(default_factory=OauthOptions)
     first_users: Path | None = None
@@ -204,6 +215,8 @@ KEYS: dict[str, Key] = {
     "admin.listen": Key("admin.listen", address_or_off),
     "admin.advertise": Key("admin.advertise", parse_address),
     "http.listen": Key("http", address_or_off),
+    "metrics.topics_max": Key("metrics.topics_max", integer(0, 1_000)),
+    "metrics.groups_max": Key("metrics.groups_max", integer(0, 1_000)),
     # --- Kafka's settings, by Kafka's names and in Kafka's units
     "kafka.auto.create.topics.enable": Key("kafka.auto_create_topics", boolean),
     "kafka.num.partitions": Key("kafka.num_partitions", integer(1, 10_000)),
@@ -411,7 +424,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit")
+_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit", "metrics")
 _SHOWN_MAX = 100
 """Maximum number of characters of a wrong value that a message repeats."""
 

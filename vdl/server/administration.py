@@ -26,12 +26,11 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
 from vdl.server.diagnosis import (
-    is_being_moved,
-    is_being_replaced,
     problems_of_copies,
     problems_of_links,
     problems_of_server,
 )
+from vdl.server.partition_counts import is_being_moved, is_being_replaced
 from vdl.server.problem import NO_LEADER
 from vdl.server.server import Server
 
@@ -60,7 +59,7 @@ class Administration:
         host = server.host
         problems = [*problems_of_server(server), *problems_of_links(server)]
         if host is not None:
-            problems += problems_of_copies(server, host)
+            problems += problems_of_copies(server, server.partition_counts())
         yield ServerStatus(
             server_id=server.config.server_id,
             cluster_id=host.cluster_id if host is not None else "",

@@ -11,9 +11,8 @@ from typing import Final
 from ids import ServerId
 from vdl.clock import MS
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
-from vdl.logstream.group.group import Group
-from vdl.logstream.host import Host
 from vdl.logstream.peers.changes import lacks_quorum, waiting
+from vdl.server.partition_counts import PartitionCounts
 from vdl.server.problem import Problem, counted
 from vdl.server.server import Server, ServerState
 
@@ -23,12 +22,12 @@ CONTRADICTION_NS: Final = 600_000 * MS
 """Time for which a contradiction counts: the peer may be silent, and still faulty."""
 
 
-def problems_of(server: Server) -> list[Problem]:
-    """Return all problems, those of the server first. Counts partitions without naming them."""
-    host = server.host
+def problems_of(server: Server, counts: PartitionCounts | None = None) -> list[Problem]:
+    """Return all problems, those of the server first. Counts partitions without naming them.
+
+    `counts`: a recent count; None: they are counted now."""
     found = [*problems_of_server(server), *problems_of_links(server)]
-    if host is not None:
-        found += _problems_of_partitions(server, host)
+    found += problems_of_partitions(server, server.partition_counts() if counts is None else counts)
     if lacks_authorizer(server.config):
         found.append(Problem("no_authorizer", NO_AUTHORIZER))
     return found
@@ -94,23 +93,20 @@ def _both(server: Server, other: ServerId) -> str:
     return f"{lower} and {higher}"
 
 
-def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
-    groups = host.groups.values()
+def problems_of_partitions(server: Server, counts: PartitionCounts) -> Iterator[Problem]:
+    """Yield the problems of the partitions with a replica here, as counted."""
     for kind, count in (
-        ("no_leader", sum(host.leader_of(group_id)[0] < 0 for group_id in host.groups)),
-        ("replica_replaced", sum(map(is_being_replaced, groups))),
-        ("replica_moved", sum(map(is_being_moved, groups))),
+        ("no_leader", counts.leaderless),
+        ("replica_replaced", counts.replaced),
+        ("replica_moved", counts.moved),
     ):
         if count:
-            yield Problem(
-                kind, f"{count} of {len(host.groups)} groups with a replica on this server"
-            )
-    yield from problems_of_copies(server, host)
+            yield Problem(kind, f"{count} of {counts.groups} groups with a replica on this server")
+    yield from problems_of_copies(server, counts)
 
 
-def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
+def problems_of_copies(server: Server, counts: PartitionCounts) -> Iterator[Problem]:
     """Yield the problems of partitions led here that have too few replicas in sync."""
-    counts = server.in_sync_counts(host)
     for kind, count in (
         ("under_replicated", counts.under_replicated),
         ("under_min_isr", counts.under_min),
@@ -118,13 +114,3 @@ def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
         if count:
             led = f"led by server {server.config.server_id}"
             yield Problem(kind, f"{counted(count, 'partition')} {led}")
-
-
-def is_being_moved(group: Group) -> bool:
-    """Return True if a group that is led here gets other replicas on request."""
-    return group.serving and bool(group.to_finish)
-
-
-def is_being_replaced(group: Group) -> bool:
-    """Return True if a group that is led here gets a replica in place of a lost one."""
-    return group.serving and not group.to_finish and not group.is_settled

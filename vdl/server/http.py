@@ -8,7 +8,8 @@ state. The port listens on loopback unless configured otherwise, because it has 
 On loopback a request must name an address or `localhost` as its host: a web page may have a name of
 its own resolve to 127.0.0.1 (DNS rebinding), and would read the answers.
 
-Routes are plain functions that return at once.
+Routes are functions that return at once: a response, or an iterator that makes one in parts. The
+parts of a long page share the turns of the loop with the server's other work.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,15 +52,49 @@ class Response:
     body: bytes
 
 
-Route = Callable[[], Response]
+Route = Callable[[], Response | Iterator[Response | None]]
+"""An iterator yields None after each part of the work, and the response at last."""
+
+SLICE_SECONDS = 0.004
+"""Time of one turn of the loop for one page."""
 
 
 def answer(
     request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
 ) -> bytes:
-    """Return the response to a request head (all up to the empty line). `is_local`: True at a port
-    for this machine only."""
-    method, response = _respond(request_head, routes, log, is_local=is_local)
+    """Return the whole response to a request head, made in one go. See `answer_in_parts`."""
+    *_, whole = answer_in_parts(request_head, routes, log, is_local=is_local)
+    return whole
+
+
+def answer_in_parts(
+    request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
+) -> Iterator[bytes]:
+    """Yield b"" after each part of the work for a request head (all up to the empty line), and the
+    response at last. `is_local`: True at a port for this machine only."""
+    method, route, response = _find(request_head, routes, is_local=is_local)
+    if route is not None:
+        try:
+            made = route()
+            if isinstance(made, Response):
+                response = made
+            else:
+                for part in made:
+                    if part is None:
+                        yield b""
+                    else:
+                        response = part
+        except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
+            log.error(
+                "operations_route_failed",
+                route=request_head.decode("latin-1").split(" ")[1],
+                traceback=traceback.format_exc(),
+            )
+            response = _text(500, "failed; see the server's log")
+    yield _encoded(method, response)
+
+
+def _encoded(method: str, response: Response) -> bytes:
     head = (
         f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
         f"Content-Type: {response.content_type}\r\n"
@@ -69,26 +105,23 @@ def answer(
     return head if method == "HEAD" else head + response.body
 
 
-def _respond(
-    request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool
-) -> tuple[str, Response]:
+def _find(
+    request_head: bytes, routes: Mapping[str, Route], *, is_local: bool
+) -> tuple[str, Route | None, Response]:
+    """Return the method, and the route or, if there is none, the response."""
     first, *headers = request_head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return "", _text(400, "not an HTTP request")
+        return "", None, _text(400, "not an HTTP request")
     method, target, _ = words
     if is_local and not all(map(is_of_this_machine, _hosts(headers))):
-        return method, _text(421, "use localhost or an address of this machine as host")
+        return method, None, _text(421, "use localhost or an address of this machine as host")
     route = routes.get(target.partition("?")[0])
     if route is None:
-        return method, _text(404, "not found; there is " + " and ".join(routes))
+        return method, None, _text(404, "not found; there is " + " and ".join(routes))
     if method not in {"GET", "HEAD"}:
-        return method, _text(405, "expected GET or HEAD")
-    try:
-        return method, route()
-    except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
-        log.error("operations_route_failed", route=target, traceback=traceback.format_exc())
-        return method, _text(500, "internal error; see the log of the server")
+        return method, None, _text(405, "expected GET or HEAD")
+    return method, route, _text(500, "the route has no response")
 
 
 def _hosts(headers: Iterable[str]) -> Iterator[str]:
@@ -196,8 +229,8 @@ class HttpServer:
                 displaced.abort()
             connection.begin()
 
-    def _answer(self, request_head: bytes) -> bytes:
-        return answer(request_head, self._routes, self._log, is_local=self._is_local)
+    def _answer(self, request_head: bytes) -> Iterator[bytes]:
+        return answer_in_parts(request_head, self._routes, self._log, is_local=self._is_local)
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         """Report the error and retry later, as asyncio's own servers do."""
@@ -215,7 +248,7 @@ class _Connection:
     def __init__(
         self,
         accepted: socket.socket,
-        answer: Callable[[bytes], bytes],
+        answer: Callable[[bytes], Iterator[bytes]],
         peers: Newcomers[_Connection],
         on_closed: Callable[[], None],
     ) -> None:
@@ -226,6 +259,8 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._head = bytearray()
         self._unsent = memoryview(b"")
+        self._parts: Iterator[bytes] = iter(())
+        self._is_closed = False
 
     def begin(self) -> None:
         """Read, and answer if the request is complete."""
@@ -244,10 +279,24 @@ class _Connection:
         end = self._head.find(b"\r\n\r\n")
         if data and end >= 0:
             self._loop.remove_reader(self._socket)
-            self._unsent = memoryview(self._answer(bytes(self._head[:end])))
-            self._send()
+            self._parts = self._answer(bytes(self._head[:end]))
+            self._make()
         elif not data or len(self._head) > REQUEST_BYTES_MAX:
             self.abort()
+
+    def _make(self) -> None:
+        """Make the response, as far as there is time in this turn, and send it once it is whole."""
+        if self._is_closed:
+            return
+        end_s = time.monotonic() + SLICE_SECONDS
+        for made in self._parts:
+            if made:
+                self._unsent = memoryview(made)
+                self._send()
+                return
+            if time.monotonic() >= end_s:
+                self._loop.call_soon(self._make)
+                return
 
     def _send(self) -> None:
         try:
@@ -263,6 +312,7 @@ class _Connection:
 
     def abort(self) -> None:
         """Close the connection, even if data is unsent."""
+        self._is_closed = True
         self._deadline.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)

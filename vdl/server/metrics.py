@@ -1,11 +1,7 @@
 """Routes `/metrics`, `/health` and `/ready`: counters kept elsewhere, read at each request.
 
-Hot paths only increment plain integers; nothing here runs between two scrapes. A `Source` is a
-function that returns the present numbers of one layer; at a scrape its numbers become Prometheus
-samples named `vdl_<source>_<key>`. A key that ends in `_total` is a counter, any other a gauge.
-The Prometheus library is loaded at the first scrape, so a server without scrapes does not load it.
-
-The meaning of the numbers is in `HELP`.
+Hot paths only increment plain integers; nothing here runs between two scrapes. `exposition.py`
+makes a page of them. The meaning of the numbers is in `HELP`.
 """
 
 from __future__ import annotations
@@ -17,38 +13,13 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Final, Protocol
 
 from rpc.streams import LinkStatus
+from segments.histogram import Histogram
+from vdl.server.exposition import Distribution, Exposition, Number, Sample, Source
 from vdl.server.http import Response, Route
 from vdl.server.problem import CLUSTER_KINDS, SERVER_KINDS, Problem
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.metrics_core import Metric
-
-
-Number = int | float
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One number with labels, for items of which there are many: an API, a peer, a partition."""
-
-    key: str
-    labels: tuple[tuple[str, str], ...]
-    value: Number
-
-
-Numbers = Mapping[str, Number] | Iterable[Sample]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One layer's numbers: `read` is called on the loop, at a scrape, and returns at once."""
-
-    name: str
-    read: Callable[[], Numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +31,10 @@ class Health:
 
 
 HELP: dict[str, str] = {
-    "vdl_process_cpu_seconds_total": "CPU time used by this process, user and system.",
-    "vdl_process_resident_bytes": "Resident memory of this process.",
-    "vdl_process_open_descriptors": "File descriptors open in this process.",
-    "vdl_process_start_time_seconds": "Start time of this process in seconds since 1970.",
+    "process_cpu_seconds_total": "CPU time used by this process, user and system.",
+    "process_resident_memory_bytes": "Resident memory of this process.",
+    "process_open_fds": "File descriptors open in this process.",
+    "process_start_time_seconds": "Start time of this process in seconds since 1970.",
     "vdl_process_gc_collections_total": "Garbage collections of all generations.",
     "vdl_server_problem": (
         "1 while a problem of this kind exists. The kinds are those of /health and `vdl status`."
@@ -73,6 +44,14 @@ HELP: dict[str, str] = {
     "vdl_server_clock_ahead_seconds": (
         "Time by which the wall clock is ahead of the time agreed by a majority of the servers."
     ),
+    "vdl_server_leaderless": (
+        "Raft groups with a replica here of which no leader is known: partitions, coordinators, the"
+        " catalog."
+    ),
+    "vdl_server_isr_shrinks_total": (
+        "Replicas that left the in-sync replicas of a partition led here."
+    ),
+    "vdl_server_isr_expands_total": "Replicas that joined them.",
     "vdl_server_under_replicated_partitions": (
         "Partitions led by this server with fewer replicas in sync than assigned."
     ),
@@ -154,12 +133,12 @@ HELP: dict[str, str] = {
     "vdl_server_request_memory_bytes": (
         "Bytes of requests that are being received or are unanswered."
     ),
-    "vdl_server_request_memory_bytes_max": "Limit of vdl_server_request_memory_bytes.",
+    "vdl_server_request_memory_max_bytes": "Limit of vdl_server_request_memory_bytes.",
     "vdl_server_request_memory_waits_total": (
         "Times that reading from a connection paused because request memory was full."
     ),
     "vdl_server_answer_memory_bytes": "Bytes of responses that are being built or are unsent.",
-    "vdl_server_answer_memory_bytes_max": "Limit of vdl_server_answer_memory_bytes.",
+    "vdl_server_answer_memory_max_bytes": "Limit of vdl_server_answer_memory_bytes.",
     "vdl_server_answer_memory_waits_total": (
         "Times that a response was delayed because response memory was full."
     ),
@@ -250,8 +229,13 @@ HELP: dict[str, str] = {
     "vdl_store_cache_misses_total": "Reads served from disk instead of the tail cache.",
     "vdl_store_journal_blocks_total": "Durable writes to the journal.",
     "vdl_store_journal_bytes_total": "Bytes written to the journal.",
-    "vdl_store_journal_write_ns_total": "Total time of durable journal writes, in nanoseconds.",
-    "vdl_store_journal_write_ns_max": "Time of the slowest durable journal write, in nanoseconds.",
+    "vdl_store_journal_write_seconds": "Durable journal writes (fsync), until they are handled.",
+    "vdl_store_journal_write_max_seconds": "The slowest durable journal write.",
+    "vdl_store_disk_free_bytes": (
+        "Bytes that this server may still use of the file system of its data directory, as "
+        "measured at the last scrape."
+    ),
+    "vdl_store_disk_size_bytes": "Size of that file system.",
     "vdl_store_disk_full": "1 while the disk is full and appends are refused.",
     "vdl_store_recovered_torn_bytes": "Bytes of a torn journal tail removed by the last start.",
     "vdl_store_recovered_damaged_blocks": "Damaged journal blocks found by the last start.",
@@ -269,6 +253,40 @@ HELP: dict[str, str] = {
     "vdl_kafka_request_seconds_total": (
         "Total time from request to response, waits included, by API."
     ),
+    "vdl_request_seconds": (
+        "Latency of requests by API and phase: queue (arrived until started), work (until the "
+        "handler returns), replication or wait (until the answer is known; wait for Fetch and "
+        "others that wait for records or members), send (until it is given to the socket), "
+        "total."
+    ),
+    "vdl_replication_seconds": (
+        "Time from the append of a batch by its leader here until it is committed. Sampled: "
+        "one batch at a time for each partition."
+    ),
+    "vdl_end_to_end_lag_seconds": (
+        "Age of records by their timestamps when a consumer is given them. Sampled: at most "
+        "50 answers per second."
+    ),
+    "vdl_topic_bytes_in_total": (
+        "Bytes of batches appended by leaders here, by topic: the busiest ones by name, the "
+        "rest as other."
+    ),
+    "vdl_topic_records_in_total": "Records in these batches.",
+    "vdl_topic_bytes_out_total": "Bytes of batches given to consumers here, by topic.",
+    "vdl_topic_records_out_total": "Offsets that these batches cover.",
+    "vdl_group_lag_records": (
+        "Records that a consumer group has not committed, by topic. Only from the leader of "
+        "the group's coordinator; the rows with most records behind."
+    ),
+    "vdl_group_lag_seconds": (
+        "Age of the first record that the group has not committed, of the partitions with "
+        "most records behind."
+    ),
+    "vdl_group_lag_rows_left_out": "Rows that are not shown, because they are many.",
+    "vdl_group_lag_partitions_elsewhere": (
+        "Partitions whose lag is not known, because this server has no replica of them."
+    ),
+    "vdl_build_info": "1, labelled with the version of VDL, of Python, and of what checks records.",
     "vdl_client_telemetry_clients": "Clients with a telemetry subscription.",
     "vdl_client_telemetry_pushes_total": "Accepted pushes of client metrics.",
     "vdl_client_telemetry_pushes_refused_total": (
@@ -293,12 +311,18 @@ HELP: dict[str, str] = {
 
 STORE_COUNTERS = frozenset(
     {
-        "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
+        "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints",
+        "compaction_freed_bytes", "compaction_read_bytes", "compaction_segments_joined",
+        "compaction_segments_rewritten", "flushed_bytes",
         "journal_blocks", "journal_bytes", "meta_salvaged", "payload_bytes", "read_ahead_hits",
         "reads_refused", "scrub_errors", "scrub_parts_damaged", "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip
 """Keys of a store's statistics that are counters."""
+
+
+WAITING_APIS: Final = frozenset({"Fetch", "JoinGroup", "ShareFetch", "SyncGroup"})
+"""APIs that wait for records or for other members; others wait for replicas, if at all."""
 
 
 class PushedNumbers(Protocol):
@@ -325,11 +349,19 @@ class ApiCounters(Protocol):
     bytes_in: int
     bytes_out: int
     total_ns: int
+    queue: Histogram
+    work: Histogram
+    wait: Histogram
+    send: Histogram
+    total: Histogram
 
 
 def store_numbers(stats: Mapping[str, Number]) -> dict[str, Number]:
-    """Return a store's numbers, with counters named as Prometheus requires."""
-    return {f"{key}_total" if key in STORE_COUNTERS else key: stats[key] for key in stats}
+    """Return a store's numbers, with counters and units named as Prometheus has them."""
+    numbers = {f"{key}_total" if key in STORE_COUNTERS else key: stats[key] for key in stats}
+    if "journal_write_ns_max" in numbers:
+        numbers["journal_write_max_seconds"] = numbers.pop("journal_write_ns_max") / 1e9
+    return numbers
 
 
 def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
@@ -343,6 +375,28 @@ def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
         yield Sample("request_bytes_total", labels, counters.bytes_in)
         yield Sample("response_bytes_total", labels, counters.bytes_out)
         yield Sample("request_seconds_total", labels, counters.total_ns / 1e9)
+
+
+def latency_distributions(apis: Mapping[str, ApiCounters]) -> Iterator[Distribution]:
+    """Yield the latencies of every API that was used, by phase."""
+    for name, counters in apis.items():
+        if counters.requests:
+            between = "wait" if name in WAITING_APIS else "replication"
+            for phase, of in (
+                ("queue", counters.queue),
+                ("work", counters.work),
+                (between, counters.wait),
+                ("send", counters.send),
+                ("total", counters.total),
+            ):
+                yield Distribution("seconds", (("api", name), ("phase", phase)), of)
+
+
+def build_samples(version: str, python: str, *, is_native: bool) -> Iterator[Sample]:
+    """Yield the version of this build as labels."""
+    checks = "c" if is_native else "python"
+    labels = (("version", version), ("python", python), ("record_checks", checks))
+    yield Sample("info", labels, 1)
 
 
 def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
@@ -403,61 +457,20 @@ def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
 
 def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
     """Return the routes of the operations port."""
-    exposition = Exposition((Source("process", process_numbers), *sources))
+    exposition = Exposition(
+        (
+            Source("process", process_numbers, prefix=""),
+            Source("process", collector_numbers),
+            *sources,
+        ),
+        HELP,
+    )
     return {
-        "/metrics": exposition.respond,
+        "/metrics": exposition.page,
         # A server that answers is healthy even if it has problems: a restart would take longer.
         "/health": lambda: _respond_health(200, health()),
         "/ready": lambda: _respond_health(200 if (now := health()).is_ready else 503, now),
     }
-
-
-class Exposition:
-    """Converts the sources' numbers to Prometheus text."""
-
-    def __init__(self, sources: Iterable[Source]) -> None:
-        self._sources = tuple(sources)
-        self._registry: CollectorRegistry | None = None
-
-    def respond(self) -> Response:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return Response(200, CONTENT_TYPE_LATEST, generate_latest(self._collectors()))
-
-    def _collectors(self) -> CollectorRegistry:
-        if self._registry is None:
-            from prometheus_client import CollectorRegistry
-
-            self._registry = CollectorRegistry(auto_describe=False)
-            self._registry.register(self)
-        return self._registry
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield every source's present numbers. Called by the Prometheus library."""
-        for source in self._sources:
-            yield from _families(source.name, source.read())
-
-
-def _families(source: str, numbers: Numbers) -> Iterable[Metric]:
-    """Group the samples of one source by key, in the order of their first appearance."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    samples = (
-        [Sample(key, (), value) for key, value in numbers.items()]
-        if isinstance(numbers, Mapping)
-        else numbers
-    )
-    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-    for sample in samples:
-        family = families.get(sample.key)
-        if family is None:
-            name = f"vdl_{source}_{sample.key}"
-            make = CounterMetricFamily if sample.key.endswith("_total") else GaugeMetricFamily
-            help_text = HELP.get(name, sample.key.replace("_", " "))
-            family = make(name, help_text, labels=[label for label, _ in sample.labels])
-            families[sample.key] = family
-        family.add_metric([value for _, value in sample.labels], sample.value)
-    return families.values()
 
 
 def process_numbers() -> dict[str, Number]:
@@ -465,11 +478,15 @@ def process_numbers() -> dict[str, Number]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "cpu_seconds_total": usage.ru_utime + usage.ru_stime,
-        "resident_bytes": _resident_bytes(),
-        "open_descriptors": _open_descriptors(),
+        "resident_memory_bytes": _resident_bytes(),
+        "open_fds": _open_descriptors(),
         "start_time_seconds": _STARTED_SECONDS,
-        "gc_collections_total": sum(generation["collections"] for generation in gc.get_stats()),
     }
+
+
+def collector_numbers() -> dict[str, Number]:
+    """Return the work of Python's collector of cycles."""
+    return {"gc_collections_total": sum(found["collections"] for found in gc.get_stats())}
 
 
 _STARTED_SECONDS = round(time.time(), 3)

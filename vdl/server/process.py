@@ -35,7 +35,7 @@ from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.tls_context import LinkEncryption
 from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
-from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError, Store
+from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
@@ -56,17 +56,7 @@ from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, TurnLoop
 from vdl.server.machine import Machine
-from vdl.server.metrics import (
-    Health,
-    Source,
-    api_samples,
-    client_samples,
-    operations_routes,
-    peer_samples,
-    problem_samples,
-    store_numbers,
-    tls_samples,
-)
+from vdl.server.metrics import Health, operations_routes
 from vdl.server.offline_users import take_added_users
 from vdl.server.problem import NOT_WRONG
 from vdl.server.recovery_progress import RecoveryProgress
@@ -74,6 +64,7 @@ from vdl.server.secret_files import readable_by_others
 from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
 from vdl.server.side_thread import SideThread
+from vdl.server.sources import ServerSources
 from vdl.server.token_keys import TokenKeys
 
 if TYPE_CHECKING:
@@ -417,38 +408,17 @@ class Process:
         except OSError as error:
             self._cannot_listen(ADMIN_LISTENER, admin.listen.port, error)
 
-    async def _open_operations(self, server: Server, store: Store) -> None:
+    async def _open_operations(self, server: Server, store: DiskStore) -> None:
         http = self._config.http
         if http is None:
             return
-        sources = (
-            Source("store", lambda: store_numbers(store.stats())),
-            Source("server", server.numbers),
-            Source("server", lambda: problem_samples(problems_of(server))),
-            # No truth test: objects without connections or handshakes have length 0.
-            Source(
-                "kafka",
-                lambda: (
-                    () if server.frontend is None else api_samples(server.frontend.stats.by_api)
-                ),
-            ),
-            Source(
-                "client",
-                lambda: (
-                    ()
-                    if server.frontend is None
-                    else client_samples(
-                        server.frontend.context.client_metrics, server.clock.now_ns()
-                    )
-                ),
-            ),
-            Source("peer", lambda: peer_samples(server.links.links())),
-            Source(
-                "tls",
-                lambda: tls_samples(one.tls for one in self._listeners if one.tls is not None),
-            ),
+        sources = ServerSources(
+            server,
+            store,
+            self._config.metrics,
+            lambda: (one.tls for one in self._listeners if one.tls is not None),
         )
-        routes = operations_routes(sources, lambda: _health(server))
+        routes = operations_routes(sources.all(), lambda: _health(server))
         self._http = HttpServer(routes, self._log)
         await self._http.start(http.host, http.port)
 

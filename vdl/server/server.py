@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -35,7 +34,6 @@ from segments.api import ForeignDirectory, Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
 from vdl.errors import ErrorCode
-from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
@@ -67,6 +65,7 @@ from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.server.file_settings import file_settings
 from vdl.server.front import ClientFront
+from vdl.server.partition_counts import PartitionCounts
 from vdl.server.peer_addresses import PeerAddresses
 from vdl.state.commands import AlterScramCredentials, RegisterServer, ScramUpsert
 from vdl.state.features import SUPPORTED
@@ -94,16 +93,6 @@ class ServerState(Enum):
     SERVING = "serving"
     STOPPING = "stopping"
     STOPPED = "stopped"
-
-
-@dataclass(slots=True)
-class InSyncCounts:
-    """Numbers of partitions led here: with fewer replicas in sync than they have; with fewer than
-    `min.insync.replicas`; with exactly that many."""
-
-    under_replicated: int = 0
-    under_min: int = 0
-    at_min: int = 0
 
 
 class Server:
@@ -619,32 +608,18 @@ class Server:
             "elections_waiting": host.campaigns.waiting if host else 0,
         }
 
-    def in_sync_counts(self, host: Host) -> InSyncCounts:
-        """Count the partitions led here by how many of their replicas are in sync."""
-        counts = InSyncCounts()
-        if self.frontend is None:
-            return counts
-        catalog, default = host.catalog, self.frontend.context.config.min_insync_replicas
-        for group_id, info in catalog.groups.items():
-            in_sync = host.in_sync.get(group_id)
-            if in_sync is None:
-                continue
-            count = len(in_sync.replicas)
-            topic = catalog.topics[info.topic]
-            wanted = int(topic.configs.get(MIN_IN_SYNC_REPLICAS, default))
-            wanted = min(wanted, len(info.replicas))
-            counts.under_replicated += count < len(info.replicas)
-            counts.under_min += count < wanted
-            counts.at_min += count == wanted
+    def partition_counts(self) -> PartitionCounts:
+        """Count the groups with a replica here, in one go. See `counting_partitions`."""
+        counts = PartitionCounts()
+        for _ in self.counting_partitions(counts):
+            pass
         return counts
 
-    def _replication_numbers(self, host: Host) -> dict[str, float]:
-        counts = self.in_sync_counts(host)
-        return {
-            "under_replicated_partitions": counts.under_replicated,
-            "under_min_isr_partitions": counts.under_min,
-            "at_min_isr_partitions": counts.at_min,
-        }
+    def counting_partitions(self, counts: PartitionCounts) -> Iterator[None]:
+        """Yield after each step of a count of the groups with a replica here."""
+        if self.host is not None and self.frontend is not None:
+            default = self.frontend.context.config.min_insync_replicas
+            yield from counts.counting(self.host, default)
 
     def _permission_numbers(self, context: Context) -> dict[str, float]:
         authorizer, audit, quotas = context.authorizer, context.audit, context.quotas
@@ -679,10 +654,7 @@ class Server:
             return {}
         stats = host.stats
         return {
-            "groups": len(host.groups),
-            "leading": sum(group.node.is_leader for group in host.groups.values()),
             "clock_ahead_seconds": host.time.ahead_ms / 1_000,
-            **self._replication_numbers(host),
             "turns_total": stats.turns,
             "raft_frames_sent_total": stats.frames_out,
             "raft_messages_sent_total": stats.messages_out,
@@ -694,6 +666,8 @@ class Server:
             "elections_waiting": host.campaigns.waiting,
             "elections_under_way": host.campaigns.under_way,
             "elections_dropped_total": host.campaigns.dropped,
+            "isr_shrinks_total": host.in_sync.shrinks,
+            "isr_expands_total": host.in_sync.expansions,
             "overloaded": int(host.overload.is_overloaded),
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
@@ -717,10 +691,10 @@ class Server:
             "aborted_transactions_listed": host.aborted_listed,
             "topics_refused_total": frontend.context.topics_refused,
             "request_memory_bytes": frontend.context.requests.used,
-            "request_memory_bytes_max": frontend.context.requests.limit,
+            "request_memory_max_bytes": frontend.context.requests.limit,
             "request_memory_waits_total": frontend.context.requests.waits,
             "answer_memory_bytes": frontend.context.answers.used,
-            "answer_memory_bytes_max": frontend.context.answers.limit,
+            "answer_memory_max_bytes": frontend.context.answers.limit,
             "answer_memory_waits_total": frontend.context.answers.waits,
             "cold_read_bytes_per_second": frontend.context.read_throttle.pace.rate,
             "acknowledgement_usual_seconds": frontend.context.read_throttle.pace.usual_ns / 1e9,

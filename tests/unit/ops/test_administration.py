@@ -9,7 +9,8 @@ from rpc.admin import Role
 from rpc.streams import LinkStatus
 from vdl.logstream.state import HostState
 from vdl.server.administration import GROUPS_PER_PART, Administration
-from vdl.server.server import InSyncCounts, ServerState
+from vdl.server.partition_counts import PartitionCounts
+from vdl.server.server import ServerState
 
 GROUPS = 3_000
 FIRST_PARTITION = 9
@@ -81,7 +82,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         lacks_descriptors=bool,
         refused_links=dict,
         peer_addresses=SimpleNamespace(differences={}),
-        in_sync_counts=lambda _: InSyncCounts(under_min=under_min),
+        partition_counts=lambda: PartitionCounts(under_min=under_min),
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
     )
