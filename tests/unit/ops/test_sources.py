@@ -5,16 +5,19 @@ The servers are simulated, so that their numbers are the same in each run.
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cost.cluster import TOPIC
 from tests.cost.workloads import Load, Workload
+from tests.unit.ops.prometheus_files import PROMTOOL, metrics_used
 from vdl.clock import MS
 from vdl.config.settings import MetricsOptions
 from vdl.kafka.wire import offset_commit
 from vdl.server.metrics import Health, operations_routes
-from vdl.server.renamed_metrics import RENAMED
+from vdl.server.renamed_metrics import RENAMED, REPLACED
 from vdl.server.sources import ServerSources
 from vdl.sim.client import Failure
 
@@ -187,3 +190,27 @@ def test_each_new_name_is_on_a_page_with_its_old_one(pages):
 
 def test_build_is_named(pages):
     assert all('vdl_build_info{python="3.' in text for text in pages.texts)
+
+
+def test_each_metric_of_rules_and_dashboards_is_on_a_live_page(pages):
+    """A name that no server has would make an alert that never fires."""
+    names = {key[0] for one in pages.samples for key in one}
+    missing = {name: place for name, place in metrics_used().items() if name not in names}
+    assert not missing
+
+
+def test_rules_and_dashboards_use_no_old_name():
+    old = {one.name for one in RENAMED.values()} | REPLACED.keys()
+    assert not old & metrics_used().keys()
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on the path")
+def test_names_and_units_are_as_prometheus_wants_them(pages):
+    """Its linter objects to old names only."""
+    done = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=pages.texts[0], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    old = {one.name for one in RENAMED.values()} | REPLACED.keys()
+    objections = [line for line in done.stderr.splitlines() if line.split(" ")[0] not in old]
+    assert not objections
