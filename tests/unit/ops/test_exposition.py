@@ -144,6 +144,37 @@ def test_http_long_page_lets_other_work_run_between_its_parts(monkeypatch):
     assert len(set(seen)) == 5
 
 
+def test_http_page_that_takes_long_is_made_in_one_go_at_last(monkeypatch):
+    """An overloaded server is late in every turn, and still has to be scraped."""
+    monkeypatch.setattr(http, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(http, "WHOLE_AFTER_SECONDS", 0.0)
+    seen = []
+
+    async def run():
+        turns = 0
+
+        def page():
+            for _ in range(5):
+                seen.append(turns)
+                yield None
+            yield Response(200, "text/plain", b"hello")
+
+        server = HttpServer({"/x": page}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /x HTTP/1.1\r\n\r\n")
+        received = asyncio.ensure_future(reader.read())
+        while not received.done():
+            turns += 1
+            await asyncio.sleep(0)
+        writer.close()
+        server.close()
+        return received.result()
+
+    assert asyncio.run(run()).endswith(b"hello")
+    assert len(set(seen)) == 1
+
+
 def test_http_page_whose_reader_is_gone_is_not_made_further(monkeypatch):
     monkeypatch.setattr(http, "SLICE_SECONDS", 0.0)
     made = []

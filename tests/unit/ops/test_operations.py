@@ -135,8 +135,8 @@ def test_metrics_of_a_store_have_counters_named_as_such():
 def test_metrics_process_numbers_are_always_there():
     """CPU and memory of the process are in every scrape."""
     body = get(routes_with())[2]
-    assert "vdl_process_cpu_seconds_total" in body
-    assert "vdl_process_resident_bytes" in body
+    assert "\nprocess_cpu_seconds_total " in body
+    assert "\nprocess_resident_memory_bytes " in body
 
 
 def test_metrics_library_is_not_loaded_before_a_scrape():
