@@ -21,10 +21,10 @@ from vdl.server.renamed_metrics import RENAMED, REPLACED
 from vdl.server.sources import ServerSources
 from vdl.sim.client import Failure
 
-REQUESTS, PARTITIONS, COMMITTED = 40, 2, 13
+REQUESTS, COMMITTED = 40, 13
 LOAD = Workload(
     name="metrics",
-    about="one record a request to two partitions, the first read by a consumer",
+    about="one record a request to one partition, read by a consumer",
     unit="record",
     units=REQUESTS,
     partitions=1,
