@@ -1,7 +1,7 @@
 """Histogram of durations: counts by bucket, incremented where the event happens.
 
 An observation is one bisection, an addition to a list of integers and one to the sum; it allocates
-nothing. Buckets are not cumulative here; whoever shows them adds them up.
+nothing. Buckets are not cumulative here; the page of metrics adds them up.
 
 Does not depend on what is measured, or on how it is shown.
 """

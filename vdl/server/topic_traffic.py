@@ -29,7 +29,7 @@ _Counts = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class _Seen:
-    """What was counted of a topic up to the last page."""
+    """Counts of a topic up to the last page."""
 
     counts: _Counts = (0, 0, 0, 0)
     weight: float = 0.0
@@ -70,7 +70,7 @@ class BusiestTopics:
                 seen.counts = counts
             seen.weight = seen.weight * _FADE + came
             if topic not in existing:
-                # What it still writes is counted nowhere: its replicas are being removed.
+                # Its further traffic is counted nowhere: its replicas are being removed.
                 for forget in (self.traffic, self._seen, self._named):
                     forget.pop(topic, None)
 

@@ -1,4 +1,4 @@
-"""What a server measures on the path of a record: traffic by topic, and times of replication.
+"""Measurements on the path of a record: traffic by topic, and times of replication.
 
 Log streams increment plain numbers here; the metrics read them.
 
