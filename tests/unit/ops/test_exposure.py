@@ -13,6 +13,7 @@ from vdl.commands.serve import serve
 from vdl.config.exposure import ALL, BY_LISTS, exposure, lacks_authorizer
 from vdl.config.settings import Config, parse_config
 from vdl.server.diagnosis import problems_of
+from vdl.server.partition_counts import PartitionCounts
 from vdl.server.problem import NOT_WRONG
 from vdl.server.server import ServerState
 
@@ -61,6 +62,7 @@ def test_status_and_health_tell_of_it_and_are_well(more: str, kinds: list[str]) 
         lacks_descriptors=bool,
         refused_links=dict,
         peer_addresses=SimpleNamespace(differences={}),
+        partition_counts=PartitionCounts,
     )
     found = problems_of(server)  # type: ignore[arg-type]
     assert [problem.kind for problem in found] == kinds
