@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalogBaseTable
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import IdentityTransform
 from sqlalchemy import event
@@ -325,6 +326,34 @@ def test_vacuum_removes_what_is_old_and_of_no_snapshot(
     again = sink(tmp_path)
     again.commit(batch(again, "b", at(12, 0), at(14, 0)), COLUMNS)
     assert numbers(tmp_path) == list(range(14))
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "hdfs://host{}", "file://host{}"])
+def test_vacuum_removes_no_file_that_a_snapshot_needs_in_another_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Where it is not certain what a location names, vacuum removes nothing and says so."""
+    table = grown(tmp_path, 2)
+    kept = stage(table, f"job-{NAME}", "5-0", 4, 6)
+    orphan = stage(table, f"job-{NAME}", "9-0", 6, 8)
+    other = loaded(tmp_path)
+    with other.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        metadata = transaction.table_metadata
+        file = parquet_file_to_data_file(other.io, metadata, f"file://{kept.path}")
+        file[1] = form.format(kept.path)  # the place of `file_path` in a manifest
+        append.append_data_file(file)
+    for path in (tmp_path / "t").rglob("*"):
+        os.utime(path, (time.time(), time.time() - 25 * 3600))
+    later = time.time() + 48 * 3600
+    monkeypatch.setattr(iceberg_table.time, "time", lambda: later)
+    if "host" in form:
+        with pytest.raises(PipelineError, match=r"no file was removed: .*host"):
+            sink(tmp_path).vacuum(24)
+        assert Path(orphan.path).exists()
+    else:
+        assert sink(tmp_path).vacuum(24).removed
+        assert not Path(orphan.path).exists()
+    assert Path(kept.path).exists()
 
 
 def test_catalog_that_is_locked_does_not_stop_a_job(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,9 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return settings
 
 
-def table_of(kind: str, store: dict[str, str], folder: Path) -> Any:
+def table_of(kind: str, store: dict[str, str], folder: Path, url: str = URL) -> Any:
     catalog = local_catalog(str(folder / "t")) if kind == "iceberg" else {}
-    return open_place(Place(kind, URL, store, catalog, "default.t"), "job")
+    return open_place(Place(kind, url, store, catalog, "default.t"), "job")
 
 
 def staged(table: TableSink, store: dict[str, str], run: str, first: int, end: int) -> Any:
@@ -145,6 +146,37 @@ def test_table_in_a_store_is_compacted(tmp_path: Path, store: dict[str, str], ki
     again = table_of(kind, store, tmp_path)
     assert again.open(TOPICS) == at(9, 0)
     assert len(again.files()) == 2
+    assert rows_of(again, store) == list(range(9))
+
+
+@pytest.mark.parametrize(("made", "later"), [("s3", "s3a"), ("s3a", "s3"), ("s3", "S3")])
+@KINDS
+def test_vacuum_keeps_live_files_when_the_job_names_the_store_otherwise(
+    tmp_path: Path,
+    store: dict[str, str],
+    kind: str,
+    made: str,
+    later: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`s3://` and `s3a://` are one place. What nothing names is removed all the same."""
+    from vdl.pipeline import iceberg_table
+
+    for n, scheme in enumerate((made, made, later, later)):
+        table = table_of(kind, store, tmp_path, URL.replace("s3", scheme, 1))
+        table.open(TOPICS)
+        commit(table, store, RUNS[n], at(2 * n, 0), at(2 * n + 2, 0))
+    orphan = staged(table, store, RUNS[5], 8, 9).path
+    now = time.time() + 15 * 24 * 3600
+    monkeypatch.setattr(iceberg_table.time, "time", lambda: now)
+    removed = table.vacuum(168).removed
+    again = table_of(kind, store, tmp_path, URL.replace("s3", later, 1))
+    assert again.open(TOPICS) == at(8, 0)
+    assert rows_of(again, store) == list(range(8))
+    if kind == "iceberg":
+        assert removed
+        assert storage_of(URL, store).size(orphan) is None
+    commit(again, store, RUNS[6], at(8, 0), at(9, 0))
     assert rows_of(again, store) == list(range(9))
 
 

@@ -79,7 +79,13 @@ from vdl.pipeline.rollback import (
     Version,
     is_put_back,
 )
-from vdl.pipeline.storage import iceberg_options, is_url, storage_of
+from vdl.pipeline.storage import (
+    NamedFiles,
+    PlaceUnclear,
+    iceberg_options,
+    is_url,
+    storage_of,
+)
 from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, by_whom, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
 from vdl.pipeline.tasks import Tasks, here
@@ -703,15 +709,19 @@ class IcebergSink(Rewinding):
     def _remove_unnamed(self, table: Table, edge: float) -> int:
         """Remove files below the table that no snapshot needs and that are older than `edge`.
 
-        Return their number.
+        Return their number. Raises PipelineError, and removes none, if it is not certain which
+        files the snapshots need.
         """
         root = local_path(table.location())
-        wanted = {local_path(path) for path in _reachable(table)}
         data, metadata = (self._storage.entries(f"{root}/{n}") for n in ("data", "metadata"))
         found = [one.path for one in data if self._writer_of(one.path) == self._job]
         found += [one.path for one in metadata if one.path.endswith(".avro")]
         old = {one.path for one in (*data, *metadata) if one.modified < edge}
-        gone = [path for path in found if path in old and path not in wanted]
+        try:
+            needed = NamedFiles(_reachable(table))
+            gone = [path for path in found if path in old and not needed.has(path)]
+        except PlaceUnclear as error:
+            raise PipelineError(f"{self.path}: no file was removed: {error}") from error
         for path in gone:
             self._storage.remove(path)
         return len(gone)

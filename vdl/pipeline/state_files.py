@@ -103,7 +103,11 @@ class StateFiles:
 
     def others(self, path: str) -> list[str]:
         """Return all other files; call before the commit, and remove them after it."""
-        return [one.path for one in self._storage.entries(self._folder) if one.path != path]
+        # By name: a store may list a path in another form than it was written under.
+        known = Path(path).name
+        return [
+            one.path for one in self._storage.entries(self._folder) if Path(one.path).name != known
+        ]
 
     def remove(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from vdl.pipeline.client_secrets import PLACE, looked_up
 from vdl.pipeline.errors import PipelineError
@@ -29,6 +29,8 @@ TOKEN_BYTES = 16
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 S3 = frozenset({"s3", "s3a"})
 SCHEMES = S3 | {"gs"}
+S3_OF_OTHERS = S3 | {"s3n"}
+"""Schemes of one store: writers differ in the one that they use."""
 ENVIRONMENT = {
     "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -65,6 +67,78 @@ def scheme_of(path: str) -> str:
 
 def is_url(path: str) -> bool:
     return bool(scheme_of(path))
+
+
+class PlaceUnclear(PipelineError):
+    """It is not certain which file a location names."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(f"{location}: it is not certain which file this names")
+        self.location = location
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Which file a location names, so that two locations of one file are equal.
+
+    `scheme`: "file", "s3" or "gs"; `authority`: a bucket, "" for files.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+
+
+def place_of(location: str) -> FilePlace:
+    """Return which file a location names: a path, or a URL in any writer's form.
+
+    Repeated slashes count as one, and links of a file system are followed. Raises PlaceUnclear for
+    what other writers may understand in another way: a relative path, `..`, another host's file, a
+    scheme that is not known here.
+    """
+    scheme, _, rest = ("file", "", location) if location[:1] == "/" else location.partition(":")
+    scheme = scheme.lower()
+    authority = ""
+    if rest.startswith("//") and location[:1] != "/":
+        authority, slash, rest = rest[2:].partition("/")
+        rest = slash + rest
+    parts = [part for part in rest.split("/") if part not in {"", "."}]
+    is_store = scheme in S3_OF_OTHERS | SCHEMES
+    is_known = bool(authority) if is_store else not authority and scheme == "file"
+    if not is_known or rest[:1] != "/" or not parts or ".." in parts:
+        raise PlaceUnclear(location)
+    path = f"/{'/'.join(parts)}"
+    if not is_store:
+        return FilePlace(scheme, "", os.path.realpath(path))
+    return FilePlace("s3" if scheme in S3_OF_OTHERS else scheme, authority, path)
+
+
+class NamedFiles:
+    """Files that a table names, to find out which others nothing names.
+
+    Raises PlaceUnclear if it is not certain which file one of the locations names.
+    """
+
+    def __init__(self, locations: Iterable[str]) -> None:
+        self._places = {place_of(location) for location in locations}
+        # Java writes some locations in the form of a URI, in which "%20" is a space.
+        self._places |= {
+            replace(place, path=unquote(place.path)) for place in self._places if "%" in place.path
+        }
+        self._by_path = {place.path: place for place in self._places}
+
+    def has(self, location: str) -> bool:
+        """Return True if the table names the file.
+
+        Raises PlaceUnclear if it names one of the same path in another bucket or store, which may
+        be another name of the same place.
+        """
+        place = place_of(location)
+        if place in self._places:
+            return True
+        if place.path in self._by_path:
+            raise PlaceUnclear(location)
+        return False
 
 
 def problems_of(settings: Mapping[str, str]) -> list[str]:
@@ -147,7 +221,7 @@ class Storage(Protocol):
         """Return the size of a file; None if it does not exist."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return all files below a folder; none if the folder does not exist."""
+        """Return all files below a folder, in its scheme; none if the folder does not exist."""
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -244,7 +318,6 @@ class ObjectStore:
         if self._scheme not in SCHEMES:
             raise PipelineError(f"{path}: {self._scheme}:// is not supported")
         self._settings = settings
-        self._prefix = f"{urlsplit(path).scheme}://"
         self._known: Any = None
 
     def arrow(self, path: str) -> tuple[Any, str]:
@@ -307,9 +380,10 @@ class ObjectStore:
         from pyarrow.fs import FileSelector, FileType
 
         filesystem, inside = self.arrow(folder)
+        prefix = folder.partition("://")[0]
         selected = FileSelector(inside, recursive=True, allow_not_found=True)
         return [
-            Entry(f"{self._prefix}{told.path}", int(told.size), told.mtime.timestamp())
+            Entry(f"{prefix}://{told.path}", int(told.size), told.mtime.timestamp())
             for told in filesystem.get_file_info(selected)
             if told.type == FileType.File
         ]
