@@ -20,9 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.typedef import Record
 
 from tests.pipeline.live_rows import data_files, live_of
 from tests.pipeline.test_upserts import COLUMNS, Change, Run, rows_of
@@ -31,7 +33,7 @@ from vdl.pipeline.compaction import Compacted
 from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.iceberg_files import local_path
 from vdl.pipeline.iceberg_snapshot import OTHERS, RowDelta, deletes_file
-from vdl.pipeline.iceberg_table import IcebergSink, once
+from vdl.pipeline.iceberg_table import IcebergSink, _named, once
 from vdl.pipeline.iceberg_upsert import MODE
 from vdl.pipeline.storage import Folders
 from vdl.pipeline.table import DELETE, ROW
@@ -433,6 +435,53 @@ def test_deleted_rows_of_several_data_files_are_refused(tmp_path: Path) -> None:
         run.table.compact(TARGET)  # type: ignore[attr-defined]
     with pytest.raises(PipelineError, match=OTHERS):
         run.table.files()
+
+
+def equality_deletes(run: Run, keys: Sequence[int]) -> None:
+    """Delete rows as Flink does: by a file of keys, which applies to all older files."""
+    table = loaded(run)
+    path = f"{local_path(table.location())}/data/others-{len(keys)}-{keys[0]}.parquet"
+    pq.write_table(pa.table({"id": pa.array(keys, pa.int64())}), path)
+    bounds = [{1: n.to_bytes(8, "little")} for n in (min(keys), max(keys))]
+    file = IcebergFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(keys),
+        file_size_in_bytes=Path(path).stat().st_size,
+        value_counts={1: len(keys)},
+        null_value_counts={1: 0},
+        lower_bounds=bounds[0],
+        upper_bounds=bounds[1],
+        equality_ids=[1],
+    )
+    file.spec_id = table.spec().spec_id
+    transaction = once(table)
+    with RowDelta(transaction, table) as delta:
+        delta.append_data_file(file)
+    transaction.commit_transaction()
+
+
+@pytest.mark.parametrize("changes", [1, 30])
+def test_keys_that_others_have_deleted_do_not_come_back(tmp_path: Path, changes: int) -> None:
+    """A file that is rewritten is newer than the keys, which would no longer apply to it.
+
+    The batch has none of the deleted keys, so a search by its keys does not find them.
+    """
+    run, _ = grown(tmp_path)
+    before = data_files(run.table)
+    equality_deletes(run, [90, 95])
+    run = Run(tmp_path, "iceberg")
+    with pytest.raises(PipelineError, match=OTHERS):
+        run.apply([(ROW, n, "new") for n in range(changes)])
+    with pytest.raises(PipelineError, match=OTHERS):
+        run.table.compact(TARGET)  # type: ignore[attr-defined]
+    assert data_files_of_all_kinds(run) == before | {"others-2-90.parquet"}
+
+
+def data_files_of_all_kinds(run: Run) -> set[str]:
+    return {Path(path).name for path in _named(loaded(run))}
 
 
 def test_files_of_a_table_with_deleted_rows_are_not_its_rows(tmp_path: Path) -> None:

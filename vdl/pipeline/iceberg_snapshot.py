@@ -13,7 +13,7 @@ Must not know: Spark, Kafka, how a job's offsets are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,18 +63,25 @@ class LiveFile:
 def live_files(table: Table) -> list[LiveFile]:
     """Return the data files of the current snapshot, in the order they came. Raises PipelineError
     where rows were deleted in another way than `deleted_rows` has it."""
-    snapshot = table.current_snapshot()
-    data: list[tuple[int, DataFile]] = []
-    deletes: list[DataFile] = []
-    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            if entry.data_file.content == DataFileContent.DATA:
-                data.append((entry.sequence_number or 0, entry.data_file))
-            else:
-                deletes.append(entry.data_file)
-    of = by_data_file(table, deletes)
+    data = [
+        (entry.sequence_number or 0, entry.data_file)
+        for entry in _entries(table, ManifestContent.DATA)
+    ]
+    of = by_data_file(table, deletes_of(table))
     data.sort(key=lambda one: (one[0], one[1].file_path))
     return [LiveFile(file, of.get(file.file_path)) for _, file in data]
+
+
+def deletes_of(table: Table) -> list[DataFile]:
+    """Return all files of deleted rows of the current snapshot, of any kind."""
+    return [entry.data_file for entry in _entries(table, ManifestContent.DELETES)]
+
+
+def _entries(table: Table, content: ManifestContent) -> Iterator[ManifestEntry]:
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == content:
+            yield from manifest.fetch_manifest_entry(table.io, discard_deleted=True)
 
 
 def by_data_file(table: Table, deletes: Iterable[DataFile]) -> dict[str, DataFile]:

@@ -38,9 +38,15 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table
 
 from vdl.pipeline.deleted_rows import live_batches, read_positions, write_positions
-from vdl.pipeline.errors import CommitConflict, PipelineError
+from vdl.pipeline.errors import CommitConflict
 from vdl.pipeline.iceberg_files import local_path
-from vdl.pipeline.iceberg_snapshot import LiveFile, by_data_file, deletes_file, live_files
+from vdl.pipeline.iceberg_snapshot import (
+    LiveFile,
+    by_data_file,
+    deletes_file,
+    deletes_of,
+    live_files,
+)
 from vdl.pipeline.storage import TOKEN_BYTES, storage_of
 from vdl.pipeline.table import Commit
 from vdl.pipeline.tasks import Tasks, groups
@@ -325,15 +331,14 @@ def _target(live: LiveFile, fields: int) -> Target:
 def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
     """Return the data files that may have rows of this kind.
 
-    Raises PipelineError if rows of them were deleted in another way than that of `deleted_rows`.
+    Raises PipelineError if rows of the table were deleted in another way than that of
+    `deleted_rows`.
     """
-    try:
-        tasks = list(table.scan(row_filter=wanted).plan_files())
-    except ValueError as error:
-        # PyIceberg's error for equality deletes.
-        raise PipelineError(f"{table.location()}: {error}") from error
+    # A scan leaves out keys that others have deleted and the batch does not have. A file that is
+    # rewritten would have their rows again, as such a file of keys applies to older files only.
+    by_data_file(table, deletes_of(table))
     found = []
-    for task in tasks:
+    for task in table.scan(row_filter=wanted).plan_files():
         deletes = by_data_file(table, task.delete_files)
         found.append(LiveFile(task.file, deletes.get(task.file.file_path)))
     return found
