@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from vdl.pipeline.iceberg_files import local_path
 from vdl.pipeline.iceberg_snapshot import OTHERS, RowDelta, deletes_file
 from vdl.pipeline.iceberg_table import IcebergSink, _named, once
 from vdl.pipeline.iceberg_upsert import MODE
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.storage import Folders
-from vdl.pipeline.table import DELETE, ROW
+from vdl.pipeline.table import DELETE, ROW, Commit
 from vdl.pipeline.tasks import Item, Result, groups
-from vdl.pipeline.upsert import parts_of
+from vdl.pipeline.upsert import STAGED, parts_of
 
 TARGET = 1 << 20
 READ_SECONDS = 120
@@ -194,10 +196,7 @@ def test_batch_of_several_partitions_is_reduced_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part leaves its own rows alone: keys of different partitions are different ones."""
-    from dataclasses import replace
-
     from vdl.pipeline import upsert
-    from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 
     monkeypatch.setattr(upsert, "PART_ROWS", 5)
     run = Run(tmp_path, "iceberg")
@@ -220,6 +219,47 @@ def test_batch_of_several_partitions_is_reduced_in_parts(
     run.table.commit(batch, COLUMNS)
     assert rows_of(run.table) == {n: f"{2 * n + 1}" for n in range(12)}
     assert len(data_files(run.table)) == 3
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+@pytest.mark.parametrize("last", [ROW, DELETE])
+def test_key_of_two_partitions_is_one_row_in_a_batch_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool, last: str
+) -> None:
+    """As in a batch that one task reduces: the record of the highest partition is the last."""
+    from vdl.pipeline import upsert
+
+    if is_large:
+        monkeypatch.setattr(upsert, "PART_ROWS", 5)
+    run = Run(tmp_path, "iceberg")
+    run.apply([(ROW, 3, "old"), (ROW, 99, "old")])
+    # Key 3 has its last records in the partitions 0 and 2.
+    changes: list[Change] = [(ROW, 3, "zero"), (ROW, 4, "four"), *[(ROW, 5, "five")] * 5]
+    changes += [(ROW, 6, "six"), *[(ROW, 7, "seven")] * 5, (last, 3, "two")]
+    partitions = [0] * 7 + [1] * 6 + [2]
+    batch = spread_over(run.staged(changes), partitions)
+    merge = run.table._merge(batch)  # type: ignore[attr-defined]
+    assert len(parts_of(batch, merge._part)) == (3 if is_large else 1)
+    before = {path.name for path in (tmp_path / "t" / "data").iterdir()}
+    run.table.commit(batch, COLUMNS)
+    wanted = {4: "four", 5: "five", 6: "six", 7: "seven", 99: "old"}
+    assert rows_of(run.table) == (wanted | {3: "two"} if last == ROW else wanted)
+    left = {path.name for path in (tmp_path / "t" / "data").iterdir()} - before
+    live = {Path(one.file_path).name for of in live_of(run.table) for one in of.files}
+    assert left <= live
+    assert list((tmp_path / "t" / STAGED / "job").iterdir()) == []
+
+
+def spread_over(batch: Commit, partitions: Sequence[int]) -> Commit:
+    """Return a staged batch of one file whose records are of these partitions of the source."""
+    (file,) = batch.files
+    rows = pq.read_table(file.path)
+    at = rows.schema.get_field_index("_partition")
+    pq.write_table(rows.set_column(at, "_partition", pa.array(partitions, pa.int32())), file.path)
+    counts = {one: list(partitions).count(one) for one in sorted(set(partitions))}
+    spans = tuple(OffsetRange("t", one, 0, count) for one, count in counts.items())
+    end = Positions({"t": TopicPositions("id", dict.fromkeys(counts, 100))})
+    return replace(batch, files=(replace(file, spans=spans),), end=end)
 
 
 def test_task_that_runs_twice_is_committed_once(tmp_path: Path) -> None:

@@ -52,13 +52,16 @@ from vdl.pipeline.table import Commit
 from vdl.pipeline.tasks import Tasks, groups
 from vdl.pipeline.upsert import (
     GONE,
+    KeyFiles,
     KeyRange,
     Part,
     Reduced,
     RowFiles,
     check_truncation,
+    have_common_keys,
     parts_of,
     reduce_part,
+    whole_of,
 )
 
 MODE, MERGE_ON_READ = "write.merge.mode", "merge-on-read"
@@ -235,15 +238,34 @@ class Merge:
         self._part = part
         self._tasks = tasks
         self._storage = storage_of(part.prefix, part.storage)
-        self._reduced = tasks(reduce_part, parts_of(commit, part))
         self._written: list[str] = []
         """Paths written by the last search."""
-        if any(one.is_gone for one in self._reduced):
-            raise CommitConflict(part.keys_folder, GONE)
+        self._reduced = self._reduce(parts_of(commit, part))
+        if self._have_common_keys():
+            for path in [path for one in self._reduced for path in (one.keys, *one.paths) if path]:
+                self._storage.remove(path)
+            self._reduced = self._reduce([whole_of(commit, part)])
         truncations = [one.truncation for one in self._reduced if one.truncation is not None]
         for place in truncations[:1]:
             check_truncation(commit, place)
         self._truncates = bool(truncations)
+
+    def _reduce(self, parts: Sequence[Part]) -> list[Reduced]:
+        found = self._tasks(reduce_part, parts)
+        if any(one.is_gone for one in found):
+            raise CommitConflict(self._part.keys_folder, GONE)
+        return found
+
+    def _have_common_keys(self) -> bool:
+        """Return True if a key is in two parts: each has a row of it."""
+        paths = tuple(one.keys for one in self._reduced if one.keys)
+        if len(paths) < 2:
+            return False
+        files = KeyFiles(paths, self._part.key, self._part.storage)
+        (found,) = self._tasks(have_common_keys, [files])
+        if found is None:
+            raise CommitConflict(self._part.keys_folder, GONE)
+        return found
 
     @property
     def nulls(self) -> list[str]:

@@ -5,10 +5,11 @@ column OP has the effect: a row of its key (ROW), the deletion of that row (DELE
 of all rows before it (TRUNCATE). The effect of the last record of each key is then merged into the
 table in one commit, with the batch's offsets.
 
-Records are ordered by offset, so all records of a key must be in one partition, where Kafka's
-producers put them. The partitions of the source therefore divide a batch into parts without common
-keys, and `reduce_part` reduces one part to the last record of each key. It is a task; it holds its
-part in memory, and `source.max_rows` and `source.max_bytes` bound the batch.
+Records are ordered by offset, so all records of a key should be in one partition, where Kafka's
+producers put them. The partitions of the source then divide a batch into parts without common keys,
+and `reduce_part` reduces one part to the last record of each key. It is a task; it holds its part
+in memory, and `source.max_rows` and `source.max_bytes` bound the batch. If parts do have a key in
+common, as after partitions were added to a topic, the batch is reduced as one part.
 
 Does not depend on Spark, on Kafka, or on table formats.
 """
@@ -198,6 +199,11 @@ class Reduced:
     nulls: tuple[str, ...] = ()
     is_gone: bool = False
 
+    @property
+    def paths(self) -> list[str]:
+        """Files of rows."""
+        return [path for path, _ in self.new]
+
 
 def parts_of(commit: Commit, part: Part) -> list[Part]:
     """Divide a batch into parts of about PART_ROWS, by partitions of the source.
@@ -219,6 +225,32 @@ def parts_of(commit: Commit, part: Part) -> list[Part]:
         )
         parts.append(replace(part, files=files, partitions=tuple(partitions)))
     return parts
+
+
+def whole_of(commit: Commit, part: Part) -> Part:
+    """Return a batch as one part. `part` has the common fields."""
+    partitions = {span.partition for file in commit.files for span in file.spans}
+    files = tuple(file.path for file in commit.files)
+    return replace(part, files=files, partitions=tuple(sorted(partitions)))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFiles:
+    """Files with the keys of parts, each once in a file."""
+
+    paths: tuple[str, ...]
+    key: tuple[str, ...]
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+
+def have_common_keys(files: KeyFiles) -> bool | None:
+    """Return True if two files have a key in common; None if one was removed. A task."""
+    try:
+        tables = [_read(path, storage_of(path, files.storage)) for path in files.paths]
+    except FileNotFoundError:
+        return None
+    keys = pa.concat_tables(tables)
+    return bool(keys.group_by(list(files.key)).aggregate([]).num_rows < keys.num_rows)
 
 
 def reduce_part(part: Part) -> Reduced:
