@@ -454,6 +454,52 @@ def test_rows_that_others_have_deleted_stay_deleted(tmp_path: Path) -> None:
     assert rows_of(run.table) == model
 
 
+def deletes_of_others(
+    run: Run, positions: Sequence[int], *, file_format: FileFormat = FileFormat.PARQUET
+) -> None:
+    """Delete rows of the only data file, by a file of positions as they are given."""
+    table = loaded(run)
+    (live,) = live_of(run.table)
+    path = f"{local_path(table.location())}/data/others.parquet"
+    rows = np.array(positions, dtype=np.int64)
+    size = deleted_rows.write_positions(path, live.data.file_path, rows, Folders())
+    file = deletes_file(f"file://{path}", len(positions), size, live.data)
+    file[2] = file_format  # its place in a manifest
+    transaction = once(table)
+    with RowDelta(transaction, table) as delta:
+        delta.append_data_file(file)
+    transaction.commit_transaction()
+
+
+def test_positions_that_others_have_written_twice_count_once(tmp_path: Path) -> None:
+    """Two more deleted rows are as many as there were, if those are counted with repetitions."""
+    run, model = grown(tmp_path)
+    deletes_of_others(run, [2, 4, 4, 2])
+    del model[2], model[4]
+    assert rows_of(run.table) == model
+    run = Run(tmp_path, "iceberg")
+    change(run, model, [(ROW, 6, "new"), (ROW, 8, "new")])
+    change(run, model, [(ROW, 7, "new"), (ROW, 4, "back")])
+    assert deleted(run)[0] == 5
+
+
+def test_compaction_counts_repeated_positions_of_others_once(tmp_path: Path) -> None:
+    run, model = grown(tmp_path)
+    deletes_of_others(run, [*range(9), *range(9)])
+    for n in range(9):
+        del model[n]
+    assert run.table.compact(2) == Compacted(before=1, after=1)  # type: ignore[attr-defined]
+    assert rows_of(run.table) == model
+    assert deleted(run) == [0]
+
+
+def test_deleted_rows_in_another_format_than_parquet_are_refused(tmp_path: Path) -> None:
+    run, _ = grown(tmp_path)
+    deletes_of_others(run, [2], file_format=FileFormat.AVRO)
+    with pytest.raises(PipelineError, match=OTHERS):
+        Run(tmp_path, "iceberg").apply([(ROW, 5, "new")])
+
+
 def test_deleted_rows_of_several_data_files_are_refused(tmp_path: Path) -> None:
     """As other writers may have them: what is of which file only the file itself says."""
     run, _ = grown(tmp_path)

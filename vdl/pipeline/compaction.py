@@ -148,14 +148,22 @@ def _rows(sources: Sequence[Source], schema: pa.Schema, storage: Storage) -> Ite
     rows = size = 0
     for one in sources:
         deleted = read_positions(one.deletes, storage)
+        left = 0
         for batch in live_batches(one.path, deleted, BATCH_ROWS, storage):
+            left += batch.num_rows
             waiting.append(_in_columns(pa.Table.from_batches([batch]), schema))
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= 128 * 1024 or size >= 64 << 20:
                 yield pa.concat_tables(waiting)
                 waiting, rows, size = [], 0, 0
+        assert left + len(deleted) == _count(one.path, storage), (one, left, len(deleted))
     if rows:
         yield pa.concat_tables(waiting)
+
+
+def _count(path: str, storage: Storage) -> int:
+    with storage.open(path) as file:
+        return int(pq.read_metadata(file).num_rows)
 
 
 def _in_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:

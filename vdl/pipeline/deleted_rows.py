@@ -57,12 +57,15 @@ def write_positions(path: str, location: str, positions: Any, storage: Storage) 
 
 
 def read_positions(path: str, storage: Storage) -> Any:
-    """Return the positions of a file, ascending; none for a `path` of ""."""
+    """Return the positions of a file, ascending, each once; none for a `path` of "".
+
+    The format allows other writers to repeat a position.
+    """
     if not path:
         return NONE
     with storage.open(path) as file:
         found = pq.read_table(file, columns=[POSITION])[POSITION]
-    return np.sort(found.combine_chunks().to_numpy(zero_copy_only=False))
+    return np.unique(found.combine_chunks().to_numpy(zero_copy_only=False))
 
 
 def live_batches(path: str, deleted: Any, rows: int, storage: Storage) -> Iterator[Any]:

@@ -37,7 +37,8 @@ class Group:
     new: Sequence[Written] = field(default_factory=tuple)
 
     @property
-    def rows(self) -> int:
+    def rows_min(self) -> int:
+        """Rows that are not deleted, or more if another writer has repeated deleted ones."""
         return sum(int(one.data.record_count) - one.deleted for one in self.files)
 
     def rewrite(

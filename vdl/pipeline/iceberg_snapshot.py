@@ -41,7 +41,10 @@ OTHERS = "rows were deleted from it in a way that this sink does not read"
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file of a snapshot. `deletes`: the file of its deleted rows; None: it has none."""
+    """A data file of a snapshot. `deletes`: the file of its deleted rows; None: it has none.
+
+    `deleted`: their number, or more if another writer has repeated some.
+    """
 
     data: DataFile
     deletes: DataFile | None = None
@@ -90,7 +93,8 @@ def by_data_file(table: Table, deletes: Iterable[DataFile]) -> dict[str, DataFil
     found: dict[str, DataFile] = {}
     for file in deletes:
         lower, upper = ((b or {}).get(PATH_ID) for b in (file.lower_bounds, file.upper_bounds))
-        is_known = file.content == DataFileContent.POSITION_DELETES and lower == upper
+        is_read = file.file_format == FileFormat.PARQUET
+        is_known = file.content == DataFileContent.POSITION_DELETES and is_read and lower == upper
         location = (lower or b"").decode()
         if not is_known or not location or location in found:
             raise PipelineError(f"{table.location()}: {OTHERS}")
