@@ -126,6 +126,22 @@ def test_columns_of_garbage_are_refused(garbage: bytes, count: int) -> None:
     assert sum(len(v) for r in found.to_pylist() for v in r.values() if v) <= len(garbage)
 
 
+@pytest.mark.parametrize("field", [b"\x14", b"\x80"], ids=["value", "length"])
+def test_header_that_reaches_into_the_next_record_is_refused(field: bytes) -> None:
+    """Its length, or the bytes of its length, are checked against its own record's end."""
+    # Attributes, two deltas, no key, an empty value, one header: a name, and a value's length.
+    first = b"\x00\x00\x00\x01\x00\x02\x02h" + field
+    second = b"\x00\x00\x02\x01" + b"\x14" + b"x" * 10 + b"\x00"
+    records = b"".join(bytes([2 * len(one)]) + one for one in (first, second))
+    lane = open_lane(sealed([([Record(value=b"x")], Compression.NONE)])[0])
+    assert lane is not None
+    bad = dataclasses.replace(lane, records=memoryview(records), count=2)
+    found = gathered([bad], ("offset", "value")).take()
+    assert found.column("value").to_pylist() == [b"", b"x" * 10]
+    with pytest.raises(UndecodableBatch, match="truncated"):
+        gathered([bad]).take()
+
+
 def test_columns_of_a_batch_that_is_cut_off_are_refused() -> None:
     batch = sealed([([Record(value=b"x" * 50)], Compression.NONE)])[0]
     for length in (0, 30, 61, len(batch) - 1):

@@ -100,6 +100,8 @@ class Walk:
     headers_at: Ints
     headers: Ints
     """Number of headers."""
+    ends: Ints
+    """Ends of the records."""
 
 
 class Gathered:
@@ -204,7 +206,7 @@ def _walk(data: Any, buffer: bytearray, lanes: Sequence[Lane], sizes: Sequence[i
     value_length, value_at, at = _sized(data, at, ends)
     headers, at = varints(data, at)
     _check((headers >= 0) & (headers * 2 <= ends - at), "header count")
-    return Walk(offsets, times, key_at, key_length, value_at, value_length, at, headers)
+    return Walk(offsets, times, key_at, key_length, value_at, value_length, at, headers, ends)
 
 
 def _sized(data: Any, at: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
@@ -237,20 +239,21 @@ def _headers(data: memoryview, found: Walk) -> pa.Array:
     """Return the column `headers`. Headers are few, and read one by one."""
     rows: list[list[tuple[str, bytes | None]] | None] = [None] * len(found.headers)
     for n in np.flatnonzero(found.headers):
-        at = int(found.headers_at[n])
+        at, end = int(found.headers_at[n]), int(found.ends[n])
         row: list[tuple[str, bytes | None]] = []
         for _ in range(int(found.headers[n])):
-            name, at = _field(data, at)
-            value, at = _field(data, at)
+            name, at = _field(data, at, end)
+            value, at = _field(data, at, end)
             row.append(((name or b"").decode("utf-8", "replace"), value))
         rows[n] = row
     return headers_array(rows)
 
 
-def _field(data: memoryview, at: int) -> tuple[bytes | None, int]:
+def _field(data: memoryview, at: int, end: int) -> tuple[bytes | None, int]:
+    """Return a field of a record that ends at `end`, and where the field ends."""
     value, shift = 0, 0
     while True:
-        if at >= len(data) or shift >= 7 * BYTES_MAX:
+        if at >= end or shift >= 7 * BYTES_MAX:
             raise UndecodableBatch("a header is truncated")
         byte = data[at]
         value |= (byte & 0x7F) << shift
@@ -260,6 +263,6 @@ def _field(data: memoryview, at: int) -> tuple[bytes | None, int]:
     length = (value >> 1) ^ -(value & 1)
     if length < 0:
         return None, at
-    if length > len(data) - at:
+    if length > end - at:
         raise UndecodableBatch("a header is truncated")
     return bytes(data[at : at + length]), at + length
