@@ -37,7 +37,7 @@ from segments.format.meta_pages import item_at
 from segments.format.names import log_directory, segment_number, sequence_of
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
-from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo, decode_segment_header
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, decode_segment_header
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
@@ -322,25 +322,6 @@ def read_segment(
             yield gathered.take()
     if gathered:
         yield gathered.take()
-
-
-def _header(files: LogFiles, one: SealedSegment) -> SegmentInfo:
-    """Return the segment's header without reading the log's other segments.
-
-    There may be thousands of them. A segment with a damaged header is derived from them. Raises
-    StorageError, OSError.
-    """
-    with Path(files.segment_path(one.number)).open("rb") as file:
-        head = file.read(SEGMENT_HEADER_BYTES)
-    try:
-        return decode_segment_header(head, one.log_id)
-    except CorruptRecord:
-        # a bad header does not matter to a reader
-        infos, _ = files.segments(flushed_index=NO_INDEX)
-        for info in infos:
-            if info.number == one.number:
-                return info
-        raise
 
 
 FAILURES = (StorageError, OSError)
