@@ -280,12 +280,3 @@ def together(pieces: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[list[
             found.append([r])
             rows = r.count
     return found
-
-
-def next_offsets(read: Iterable[OffsetRange]) -> dict[tuple[str, int], int]:
-    """Return (topic, partition) → the largest end among ranges."""
-    found: dict[tuple[str, int], int] = {}
-    for r in read:
-        key = (r.topic, r.partition)
-        found[key] = max(found.get(key, 0), r.end)
-    return found

@@ -55,9 +55,6 @@ class Reader:
             self.problems.append(f"{section}.{key}: must be an integer")
         return int(found)
 
-    def switch(self, section: str, key: str, *, default: bool) -> bool:
-        return bool(self._take(section, key, default, bool, "true or false"))
-
     def texts(self, section: str, key: str, default: list[str] | None = None) -> list[str]:
         found = self._take(section, key, default, list, "a list of strings")
         if not all(isinstance(value, str) for value in found):
