@@ -10,7 +10,9 @@ them unreadable. An `Attempt` keeps them until the table has been checked.
 
 PyIceberg's REST client waits forever for a server that accepts a connection and stays silent; here
 it times out after TIMEOUTS_SECONDS. It is configured to load all snapshots: of a table loaded
-without unnamed snapshots, `vacuum` would remove files that they need.
+without unnamed snapshots, `vacuum` would remove files that they need. Scans are planned here from
+the manifests, even if a server offers to do it: its plan leaves out rows deleted by keys that a
+batch does not have, and a commit reads and writes manifests anyway.
 
 Does not depend on Spark, Kafka, or how commits are made.
 """
@@ -25,7 +27,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pyiceberg.catalog import AVAILABLE_CATALOGS, Catalog, CatalogType, load_catalog
-from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE, RestCatalog
+from pyiceberg.catalog.rest import (
+    SCAN_PLANNING_MODE,
+    SNAPSHOT_LOADING_MODE,
+    RestCatalog,
+    ScanPlanningMode,
+)
 from pyiceberg.exceptions import (
     CommitStateUnknownException,
     NoSuchTableError,
@@ -95,12 +102,16 @@ def _loaded(name: str, settings: Mapping[str, str]) -> Catalog:
 
 
 class BoundedRestCatalog(RestCatalog):
-    """REST catalog with timeouts, which loads all snapshots whatever the server prefers."""
+    """REST catalog with timeouts, which loads all snapshots and plans scans by itself.
+
+    Whatever the server prefers.
+    """
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
-        # A server's settings override those given to PyIceberg, so this is set afterwards.
+        # A server's settings override those given to PyIceberg, so these are set afterwards.
         self.properties[SNAPSHOT_LOADING_MODE] = "all"
+        self.properties[SCAN_PLANNING_MODE] = ScanPlanningMode.CLIENT.value
 
     def _config_headers(self, session: Any) -> None:
         # Called for each new session before it is used, also for a token.
