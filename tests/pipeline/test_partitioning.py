@@ -27,8 +27,8 @@ from vdl.pipeline.compaction import BYTES_TARGET
 from vdl.pipeline.delta_rules import DeltaRefused
 from vdl.pipeline.errors import JobInvalid, PipelineError
 from vdl.pipeline.files import ROWS, WriteSpec, write_batches
+from vdl.pipeline.iceberg_entries import as_stored
 from vdl.pipeline.iceberg_rules import IcebergRefused
-from vdl.pipeline.iceberg_table import _as_stored as as_stored
 from vdl.pipeline.job import load_job
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.partitioning import (

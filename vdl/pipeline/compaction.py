@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline.deleted_rows import live_batches, read_positions
 from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.file_columns import Column, in_columns, repeated, schema_in
 from vdl.pipeline.storage import TOKEN_BYTES, Storage, storage_of
 from vdl.pipeline.table import sync_folder
 
@@ -83,12 +84,16 @@ class Rewrite:
     """Input of one rewriting task.
 
     It writes files of about `bytes_target` into `folder`, whose names begin with `prefix`.
+    `columns`: of an Iceberg table; without them, columns keep the names that they have in files.
+    `shared`: columns with one value in all rows, which a file need not have.
     """
 
     sources: tuple[Source, ...]
     folder: str
     prefix: str
     bytes_target: int
+    columns: tuple[Column, ...] = ()
+    shared: tuple[tuple[str, Any], ...] = ()
     storage: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,14 +122,14 @@ def rewrite(task: Rewrite) -> list[Written]:
     The columns are those of all files, in the widest of their types.
     """
     storage = storage_of(task.folder, task.storage)
-    schema = pa.unify_schemas(
-        [pq.read_schema(storage.open(one.path)).remove_metadata() for one in task.sources],
-        promote_options="permissive",
-    )
+    schemas = [pq.read_schema(storage.open(one.path)).remove_metadata() for one in task.sources]
+    if task.columns:
+        schemas = [schema_in(one, task.columns) for one in schemas]
+    schema = pa.unify_schemas(schemas, promote_options="permissive")
     # Another attempt of this task writes other files.
     token = secrets.token_hex(TOKEN_BYTES)
     found: list[Written] = []
-    rows = _rows(task.sources, schema, storage)
+    rows = _rows(task, schema, storage)
     batch = next(rows, None)
     while batch is not None:
         path = f"{task.folder}/{task.prefix}-{token}-{len(found):04d}.parquet"
@@ -142,16 +147,18 @@ def rewrite(task: Rewrite) -> list[Written]:
     return found
 
 
-def _rows(sources: Sequence[Source], schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
+def _rows(task: Rewrite, schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
     """Yield tables large enough for a row group and bounded in memory."""
     waiting: list[Any] = []
     rows = size = 0
-    for one in sources:
+    for one in task.sources:
         deleted = read_positions(one.deletes, storage)
         left = 0
         for batch in live_batches(one.path, deleted, BATCH_ROWS, storage):
             left += batch.num_rows
-            waiting.append(_in_columns(pa.Table.from_batches([batch]), schema))
+            if task.columns:
+                batch = in_columns(batch, task.columns)
+            waiting.append(_in_schema(pa.Table.from_batches([batch]), schema, dict(task.shared)))
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= 128 * 1024 or size >= 64 << 20:
                 yield pa.concat_tables(waiting)
@@ -166,13 +173,15 @@ def _count(path: str, storage: Storage) -> int:
         return int(pq.read_metadata(file).num_rows)
 
 
-def _in_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table[field.name].cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
+def _in_schema(table: pa.Table, schema: pa.Schema, shared: Mapping[str, Any]) -> pa.Table:
+    columns = []
+    for column in schema:
+        if column.name in table.column_names:
+            columns.append(table[column.name].cast(column.type))
+        elif shared.get(column.name) is not None:
+            columns.append(repeated(shared[column.name], column.type, table.num_rows))
+        else:
+            columns.append(pa.nulls(table.num_rows, column.type))
     return pa.table(columns, schema=schema)
 
 

@@ -19,8 +19,9 @@ from typing import Any
 from pyiceberg.table import Table
 
 from vdl.pipeline.compaction import Rewrite, Source, Written, bins
+from vdl.pipeline.file_columns import Column
 from vdl.pipeline.iceberg_files import local_path
-from vdl.pipeline.iceberg_snapshot import LiveFile, live_files
+from vdl.pipeline.iceberg_snapshot import LiveFile, live_files, shared_by_rows
 
 DELETED_SHARE_MAX = 0.05
 GROUPS_MAX = 16
@@ -29,11 +30,11 @@ GROUPS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files of one partition that are written again together. `partition`: its values; `new`: what
-    was made of them."""
+    """Files of one partition that are written again together. `new`: what was made of them;
+    `shared`: columns with one value, which the files need not have."""
 
     files: Sequence[LiveFile]
-    partition: tuple[Any, ...]
+    shared: tuple[tuple[str, Any], ...] = ()
     new: Sequence[Written] = field(default_factory=tuple)
 
     @property
@@ -42,27 +43,36 @@ class Group:
         return sum(int(one.data.record_count) - one.deleted for one in self.files)
 
     def rewrite(
-        self, folder: str, prefix: str, bytes_target: int, storage: Mapping[str, str]
+        self,
+        folder: str,
+        prefix: str,
+        bytes_target: int,
+        columns: tuple[Column, ...],
+        storage: Mapping[str, str],
     ) -> Rewrite:
         sources = [
             Source(*(local_path(file.file_path) for file in one.files)) for one in self.files
         ]
-        return Rewrite(tuple(sources), folder, prefix, bytes_target, storage)
+        return Rewrite(tuple(sources), folder, prefix, bytes_target, columns, self.shared, storage)
 
 
-def plan(live: Sequence[LiveFile], fields: int, bytes_target: int) -> list[Group]:
-    """Return what is to be written again; `fields`: that the table is partitioned by."""
+def plan(table: Table, live: Sequence[LiveFile], bytes_target: int) -> list[Group]:
+    """Return which of a table's live files are to be written again.
+
+    A table may have had several partition specs. A file is in a partition of one of them.
+    """
     by_partition: dict[tuple[Any, ...], list[LiveFile]] = {}
     for one in live:
-        key = tuple(one.data.partition[n] for n in range(fields))
-        by_partition.setdefault(key, []).append(one)
+        values = (one.data.partition[n] for n in range(len(one.data.partition)))
+        by_partition.setdefault((one.data.spec_id, *values), []).append(one)
     found = []
-    for key, files in by_partition.items():
+    for files in by_partition.values():
+        shared = shared_by_rows(table, files[0].data)
         together = bins([(one, _live_bytes(one)) for one in files], bytes_target)
-        found += [Group(group, key) for group in together]
+        found += [Group(group, shared) for group in together]
         planned = {one.name for group in together for one in group}
         found += [
-            Group([one], key)
+            Group([one], shared)
             for one in files
             if one.name not in planned
             and one.deleted > DELETED_SHARE_MAX * int(one.data.record_count)

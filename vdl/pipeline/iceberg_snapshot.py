@@ -31,6 +31,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _MergeAppendFiles
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from vdl.pipeline.deleted_rows import PATH_ID
@@ -72,7 +73,17 @@ def live_files(table: Table) -> list[LiveFile]:
     ]
     of = by_data_file(table, deletes_of(table))
     data.sort(key=lambda one: (one[0], one[1].file_path))
-    return [LiveFile(file, of.get(file.file_path)) for _, file in data]
+    return [live_file(table, file, of) for _, file in data]
+
+
+def live_file(table: Table, data: DataFile, deletes: Mapping[str, DataFile]) -> LiveFile:
+    """Return a data file with the file of its deleted rows, if it is among `deletes`.
+
+    Raises PipelineError if another writer has written it in a format that is not read here.
+    """
+    if data.file_format != FileFormat.PARQUET:
+        raise PipelineError(f"{table.location()}: {data.file_path} is not a Parquet file")
+    return LiveFile(data, deletes.get(data.file_path))
 
 
 def deletes_of(table: Table) -> list[DataFile]:
@@ -100,6 +111,20 @@ def by_data_file(table: Table, deletes: Iterable[DataFile]) -> dict[str, DataFil
             raise PipelineError(f"{table.location()}: {OTHERS}")
         found[location] = file
     return found
+
+
+def shared_by_rows(table: Table, file: DataFile) -> tuple[tuple[str, Any], ...]:
+    """Return (column, value) where all rows of a file have the value, by its partition.
+
+    The file itself need not have such a column. The spec may be an older one of the table.
+    """
+    spec, schema = table.specs()[file.spec_id], table.schema()
+    names = [schema.find_column_name(one.source_id) for one in spec.fields]
+    return tuple(
+        (name, file.partition[n])
+        for n, (one, name) in enumerate(zip(spec.fields, names, strict=True))
+        if name is not None and isinstance(one.transform, IdentityTransform)
+    )
 
 
 def deletes_file(path: str, rows: int, size: int, of: DataFile) -> DataFile:
@@ -142,14 +167,13 @@ class RowDelta(_MergeAppendFiles):
         return self._process_manifests([*added, *replaced, *kept])
 
     def _added(self) -> dict[tuple[ManifestContent, int], list[ManifestEntry]]:
-        """Return what is added by kind and partition spec: new rows have the table's, deleted rows
-        that of their data file."""
+        """Return what is added by kind and partition spec: new rows have the table's, rows written
+        again that of their former file, and deleted rows that of their data file."""
         found: dict[tuple[ManifestContent, int], list[ManifestEntry]] = {}
-        spec_id = self._transaction.table_metadata.spec().spec_id
         for file in self._added_data_files:
-            kind = (ManifestContent.DATA, spec_id)
-            if file.content != DataFileContent.DATA:
-                kind = (ManifestContent.DELETES, file.spec_id)
+            is_data = file.content == DataFileContent.DATA
+            content = ManifestContent.DATA if is_data else ManifestContent.DELETES
+            kind = (content, file.spec_id)
             entry = ManifestEntry.from_args(
                 status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
             )

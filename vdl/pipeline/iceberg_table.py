@@ -26,7 +26,6 @@ Does not depend on Spark or on Kafka.
 
 from __future__ import annotations
 
-import datetime
 import json
 import secrets
 import time
@@ -44,17 +43,13 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
-from pyiceberg.manifest import DATA_FILE_TYPE
-from pyiceberg.manifest import DataFile as IcebergFile
-from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.typedef import Record
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.compaction import Compacted, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
+from vdl.pipeline.file_columns import columns_of_table
 from vdl.pipeline.iceberg_catalog import (
     UNCLEAR,
     WAITS_SECONDS,
@@ -66,11 +61,11 @@ from vdl.pipeline.iceberg_catalog import (
     text_of,
 )
 from vdl.pipeline.iceberg_compaction import GROUPS_MAX, Group, plan, still_there
+from vdl.pipeline.iceberg_entries import file_of_same_rows, new_file
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
 from vdl.pipeline.iceberg_snapshot import RowDelta, live_files
 from vdl.pipeline.iceberg_upsert import MERGE_ON_READ, MODE, Merge
-from vdl.pipeline.partitioning import TRUNCATE
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.rollback import (
     GONE,
@@ -110,9 +105,6 @@ UPSERT_PROPERTIES = {MODE: MERGE_ON_READ, "write.delete.granularity": "file"}
 
 The second is for other writers: a file of deleted rows is to be for one data file.
 """
-EPOCH = datetime.date(1970, 1, 1)
-PARTITION = next(n for n, field in enumerate(DATA_FILE_TYPE[2].fields) if field.name == "partition")
-"""Place of the partition among a manifest's fields of a file."""
 NAMES = TableProperties.DEFAULT_NAME_MAPPING
 
 
@@ -432,45 +424,16 @@ class IcebergSink(Rewinding):
                 for old in merged.old:
                     delta.delete_data_file(old)
                 for path, partition in merged.new:
-                    delta.append_data_file(self._data_file(table, transaction, path, partition))
+                    delta.append_data_file(new_file(table, transaction, path, partition))
+                for path, of in merged.rest:
+                    delta.append_data_file(file_of_same_rows(table, transaction, path, of))
                 for deletes in merged.deletes:
                     delta.append_data_file(deletes)
             return Attempt(transaction)
         with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
             for file in commit.files:
-                append.append_data_file(
-                    self._data_file(table, transaction, file.path, file.partition)
-                )
+                append.append_data_file(new_file(table, transaction, file.path, file.partition))
         return Attempt(transaction)
-
-    def _data_file(
-        self, table: Table, transaction: Transaction, path: str, partition: Sequence[Any]
-    ) -> IcebergFile:
-        """Return the entry of a file, with its partition.
-
-        Raises SinkInconsistent if the file's own statistics contradict its partition. Statistics
-        show only transforms that preserve order, so not a bucket, and they truncate long strings,
-        so not every prefix; in these cases the partition given by the file's writer is used.
-        """
-        location = path if is_url(path) else f"file://{path}"
-        metadata = transaction.table_metadata
-        spec, wanted = metadata.spec(), [_as_stored(value) for value in partition]
-        shown = [n for n, field in enumerate(spec.fields) if field.transform.preserves_order]
-        of_these = PartitionSpec(*(spec.fields[n] for n in shown), spec_id=spec.spec_id)
-        metadata = metadata.model_copy(update={"partition_specs": [of_these]})
-        found = parquet_file_to_data_file(table.io, metadata, location)
-        known = list(wanted)
-        for place, n in enumerate(shown):
-            value = found.partition[place]
-            if value is not None or self._fields[n].transform != TRUNCATE:
-                known[n] = value
-        if known != wanted:
-            raise SinkInconsistent(
-                f"{path}: its partition is {list(partition)}, its statistics say {known}: a value "
-                "may be too long for them"
-            )
-        found[PARTITION] = Record(*wanted)
-        return found
 
     def _change(self, table: Table, arrow_schema: Any) -> Change:
         """Return the change that rows make to the columns. Raises SinkInconsistent."""
@@ -625,7 +588,7 @@ class IcebergSink(Rewinding):
             what = "other jobs write to this table, too: a compaction would mix their rows"
             raise PipelineError(f"{self.path}: {what}")
         done = Compacted()
-        groups = plan(live, len(self._fields), bytes_target)
+        groups = plan(table, live, bytes_target)
         for start in range(0, len(groups), GROUPS_MAX):
             done += self._compact_groups(table, groups[start : start + GROUPS_MAX], bytes_target)
         return done
@@ -637,8 +600,9 @@ class IcebergSink(Rewinding):
         # Named like files of a run's tasks: the rows are this job's.
         prefix = f"{self._job}-{secrets.token_hex(6)}-0-compacted"
         folder, storage = f"{self._root}/data", self._place.storage
+        columns = columns_of_table(table)
         found = self._tasks(
-            rewrite, [one.rewrite(folder, prefix, bytes_target, storage) for one in groups]
+            rewrite, [one.rewrite(folder, prefix, bytes_target, columns, storage) for one in groups]
         )
         groups = [replace(group, new=new) for group, new in zip(groups, found, strict=True)]
         for group in groups:
@@ -674,7 +638,8 @@ class IcebergSink(Rewinding):
         for old in (file for one in group.files for file in one.files):
             delta.delete_data_file(old)
         for new in group.new:
-            delta.append_data_file(self._data_file(table, transaction, new.path, group.partition))
+            file = file_of_same_rows(table, transaction, new.path, group.files[0].data)
+            delta.append_data_file(file)
 
     def vacuum(self, retain_hours: int) -> Compacted:
         """Drop old snapshots, then files that no snapshot needs.
@@ -773,13 +738,6 @@ def _facts(commit: Commit, sequence: int) -> dict[str, str]:
     for name, where in offsets_told(commit).items():
         told[f"vdl.{name}"] = json.dumps(where, separators=(",", ":"))
     return told
-
-
-def _as_stored(value: Any) -> Any:
-    """Return a partition value as Iceberg stores it: dates are days since 1970."""
-    if isinstance(value, datetime.date):
-        return (value - EPOCH).days
-    return value
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:

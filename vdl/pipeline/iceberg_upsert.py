@@ -37,15 +37,18 @@ from pyiceberg.expressions import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table
 
-from vdl.pipeline.deleted_rows import live_batches, read_positions, write_positions
+from vdl.pipeline.deleted_rows import NONE, live_batches, read_positions, write_positions
 from vdl.pipeline.errors import CommitConflict
+from vdl.pipeline.file_columns import Column, columns_of_table, in_columns, names_in, repeated
 from vdl.pipeline.iceberg_files import local_path
 from vdl.pipeline.iceberg_snapshot import (
     LiveFile,
     by_data_file,
     deletes_file,
     deletes_of,
+    live_file,
     live_files,
+    shared_by_rows,
 )
 from vdl.pipeline.storage import TOKEN_BYTES, storage_of
 from vdl.pipeline.table import Commit
@@ -84,26 +87,27 @@ class Target:
     """Data file to be searched.
 
     `location`: name in manifests; `deletes`: file of its deleted rows, "" if it has none;
-    `partition`: its partition values.
+    `partition`: name and value of key columns that all its rows share.
     """
 
     location: str
     rows: int
     deletes: str = ""
-    partition: tuple[Any, ...] = ()
+    partition: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """Input of one search task.
 
-    `keys`: files of the batch's keys; `prefix`: prefix of the names of written files; `share_max`:
-    as DELETED_SHARE_MAX.
+    `keys`: files of the batch's keys; `columns`: of the table; `prefix`: prefix of the names of
+    written files; `share_max`: as DELETED_SHARE_MAX.
     """
 
     targets: tuple[Target, ...]
     keys: tuple[str, ...]
     key: tuple[str, ...]
+    columns: tuple[Column, ...]
     prefix: str
     share_max: float
     storage: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +132,14 @@ class Changed:
 
     location: str = ""
     deletes: Deletes | None = None
-    rest: tuple[str, tuple[Any, ...]] | None = None
+    rest: str = ""
 
 
 def search(task: Search) -> list[Changed]:
     """Find the rows of some files that a batch replaces; write their deletes or replacements."""
     storage = storage_of(task.prefix, task.storage)
     try:
-        keys = Keys([_read(path, storage) for path in task.keys], task.key)
+        keys = Keys([_read(path, storage) for path in task.keys], task.key, task.columns)
     except FileNotFoundError:
         return [Changed()]
     # Another task of the batch, or another attempt of this one, writes other files.
@@ -143,7 +147,7 @@ def search(task: Search) -> list[Changed]:
         return [
             changed
             for target in task.targets
-            if (changed := _changed(target, keys, task.share_max, files, storage)) is not None
+            if (changed := _changed(target, keys, task, files, storage)) is not None
         ]
 
 
@@ -153,20 +157,20 @@ def _read(path: str, storage: Any) -> Any:
 
 
 def _changed(
-    target: Target, keys: Keys, share_max: float, files: RowFiles, storage: Any
+    target: Target, keys: Keys, task: Search, files: RowFiles, storage: Any
 ) -> Changed | None:
     path = local_path(target.location)
     known = read_positions(local_path(target.deletes), storage)
-    deleted = np.union1d(known, keys.positions_in(path, storage))
+    deleted = np.union1d(known, keys.positions_in(path, target.partition, storage))
     if len(deleted) == len(known):
         return None
     assert len(deleted) <= target.rows, (target, len(deleted))
     if len(deleted) == target.rows:
         return Changed(target.location)
-    if len(deleted) > share_max * target.rows:
-        left = in_groups(live_batches(path, deleted, BATCH_ROWS, storage))
-        files.write(left, target.partition)
-        return Changed(target.location, rest=files.written[-1])
+    if len(deleted) > task.share_max * target.rows:
+        left = live_batches(path, deleted, BATCH_ROWS, storage)
+        rows = in_groups(in_columns(batch, task.columns) for batch in left)
+        return Changed(target.location, rest=files.write(rows))
     path = files.next_path()
     size = write_positions(path, target.location, deleted, storage)
     return Changed(target.location, deletes=Deletes(path, len(deleted), size))
@@ -189,19 +193,36 @@ def in_groups(batches: Iterator[Any]) -> Iterator[Any]:
 class Keys:
     """Keys of a batch."""
 
-    def __init__(self, tables: Sequence[Any], key: Sequence[str]) -> None:
+    def __init__(
+        self, tables: Sequence[Any], key: Sequence[str], columns: Sequence[Column]
+    ) -> None:
+        """`columns`: of the table."""
         self._key = list(key)
+        self._columns = [column for column in columns if column.name in key]
         self._keys = pa.concat_tables(tables).combine_chunks()
         self._values = {name: pc.unique(self._keys[name]) for name in self._key}
 
-    def positions_in(self, path: str, storage: Any) -> Any:
-        """Return the positions of rows of a data file that have one of the keys, ascending."""
-        found, place = [], 0
-        with storage.open(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(SEARCH_ROWS, columns=self._key):
-                found.append(self._rows_of(pa.Table.from_batches([batch])) + place)
+    def positions_in(self, path: str, partition: Sequence[tuple[str, Any]], storage: Any) -> Any:
+        """Return the positions of rows of a data file that have one of the keys, ascending.
+
+        `partition`: values of columns that the file itself need not have.
+        """
+        found, place = [NONE], 0
+        with storage.open(path) as opened:
+            file = pq.ParquetFile(opened)
+            names = names_in(file.schema_arrow, self._columns)
+            shared = {name: value for name, value in partition if name not in names}
+            # A row without a value in a key column has no key.
+            if any(shared.get(name) is None for name in self._key if name not in names):
+                return NONE
+            for batch in file.iter_batches(SEARCH_ROWS, columns=list(names.values())):
+                columns = {name: batch.column(of_file) for name, of_file in names.items()}
+                for name, value in shared.items():
+                    kind = self._keys.schema.field(name).type
+                    columns[name] = repeated(value, kind, batch.num_rows)
+                found.append(self._rows_of(pa.table(columns)) + place)
                 place += batch.num_rows
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        return np.concatenate(found)
 
     def _rows_of(self, table: Any) -> Any:
         table = table.select(self._key).cast(self._keys.schema)
@@ -222,11 +243,13 @@ class Keys:
 class Merged:
     """Files that a commit removes and adds, of data and of deleted rows.
 
-    `new`: (path, value of each partition).
+    `new`: (path, value of each partition); `rest`: (path, file whose remaining rows it has, and
+    whose partition).
     """
 
     old: list[IcebergFile] = field(default_factory=list)
     new: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    rest: list[tuple[str, IcebergFile]] = field(default_factory=list)
     deletes: list[IcebergFile] = field(default_factory=list)
 
 
@@ -292,21 +315,24 @@ class Merge:
         return merged
 
     def _search(self, table: Table, keyed: Sequence[Reduced], merged: Merged) -> None:
+        if not set(self._part.key) <= {field.name for field in table.schema().fields}:
+            return  # The commit adds the column, so no row has a value there.
         files = {live.data.file_path: live for live in _planned(table, _wanted(keyed))}
         is_merging = (
             table.metadata.format_version >= DELETES_FORMAT_MIN
             and table.properties.get(MODE) == MERGE_ON_READ
         )
-        fields = len(self._part.fields)
         targets = [
-            (_target(live, fields), int(live.data.file_size_in_bytes))
+            (_target(live, table, self._part.key), int(live.data.file_size_in_bytes))
             for _, live in sorted(files.items())
         ]
+        columns = columns_of_table(table)
         searches = [
             Search(
                 tuple(of_task),
                 tuple(one.keys for one in keyed),
                 self._part.key,
+                columns,
                 self._part.prefix,
                 DELETED_SHARE_MAX if is_merging else 0.0,
                 self._part.storage,
@@ -325,9 +351,9 @@ class Merge:
                 self._written.append(new.path)
                 continue
             merged.old += live.files
-            if changed.rest is not None:
-                merged.new.append(changed.rest)
-                self._written.append(changed.rest[0])
+            if changed.rest:
+                merged.rest.append((changed.rest, live.data))
+                self._written.append(changed.rest)
         assert len(set(self._written)) == len(self._written), "two tasks wrote one file"
 
     def leave(self) -> None:
@@ -341,13 +367,10 @@ class Merge:
         self._written.clear()
 
 
-def _target(live: LiveFile, fields: int) -> Target:
-    return Target(
-        live.data.file_path,
-        int(live.data.record_count),
-        "" if live.deletes is None else live.deletes.file_path,
-        tuple(live.data.partition[n] for n in range(fields)),
-    )
+def _target(live: LiveFile, table: Table, key: Sequence[str]) -> Target:
+    shared = [(name, value) for name, value in shared_by_rows(table, live.data) if name in key]
+    deletes = "" if live.deletes is None else live.deletes.file_path
+    return Target(live.data.file_path, int(live.data.record_count), deletes, tuple(shared))
 
 
 def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
@@ -362,7 +385,7 @@ def _planned(table: Table, wanted: BooleanExpression) -> list[LiveFile]:
     found = []
     for task in table.scan(row_filter=wanted).plan_files():
         deletes = by_data_file(table, task.delete_files)
-        found.append(LiveFile(task.file, deletes.get(task.file.file_path)))
+        found.append(live_file(table, task.file, deletes))
     return found
 
 
