@@ -345,22 +345,18 @@ def test_parquet_files_of_tries_that_failed_are_not_shown(tmp_path: Path) -> Non
     assert seen(tmp_path / "t") == list(range(5))
 
 
-def test_parquet_table_of_an_older_release_keeps_its_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readers find all its files in one way; a missing rename is finished."""
-    table = ParquetSink(str(tmp_path / "t"), "job")
+def test_parquet_table_of_another_layout_is_refused(tmp_path: Path) -> None:
+    """As one of an early build, or of a later one: nothing is written, and nothing shown twice."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
-    monkeypatch.setattr(table, "_version", 1)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
-    (first,) = (tmp_path / "t").glob("*.parquet")
-    data = json.loads((tmp_path / "t/_vdl/commits/000000001.json").read_text())
-    first.rename(tmp_path / "t" / data["files"][0]["staged"])
-    again = open_table("parquet", str(tmp_path / "t"), "job")
-    again.open(TOPICS)
-    again.commit(batch(again, "b", at(5, 0), at(9, 0)), COLUMNS)
-    assert len(list((tmp_path / "t").glob("*.parquet"))) == 2
-    assert rows_of(again) == list(range(9))
+    commit = tmp_path / "t/_vdl/commits/000000001.json"
+    data = json.loads(commit.read_text())
+    for version in (1, 3):
+        commit.write_text(json.dumps({**data, "version": version}))
+        with pytest.raises(SinkInconsistent, match=f"has version {version} of the layout, not 2"):
+            open_table("parquet", str(tmp_path / "t"), "job").open(TOPICS)
+    assert seen(tmp_path / "t") == list(range(5))
 
 
 def test_parquet_table_refuses_columns_named_as_its_folders(tmp_path: Path) -> None:
@@ -529,39 +525,6 @@ def clean(folder: Path) -> None:
         file.unlink()
 
 
-def of_earlier_release(
-    patch: pytest.MonkeyPatch, *, has_account: bool = False, topic_id: str = "id"
-) -> None:
-    """Commit as an earlier release did, which kept all its state in transactions."""
-    from deltalake import transaction
-    from deltalake.transaction import CommitProperties, Transaction
-
-    from vdl.pipeline import delta_table
-    from vdl.pipeline.state_files import JobState, StateFiles
-
-    written: list[JobState] = []
-
-    def properties(*, app_transactions: list[Any], **more: Any) -> Any:
-        (state,) = written
-        written.clear()
-        told = [("", state.sequence)]
-        told += [(f"/{t}/{topic_id}/{p}", offset + 1) for t, p, offset in state.end.partitions()]
-        if has_account:
-            kept = state.account
-            assert kept is not None
-            told += [("/counted", state.sequence), ("/rows", kept.rows + 1)]
-            told += [("/dead", kept.dead + 1), ("/late", kept.late + 1)]
-            told += [(f"/begin/{t}/{topic_id}/{p}", n + 1) for t, p, n in kept.begin.partitions()]
-        made = [Transaction(f"vdl/job{name}", version, 0) for name, version in told]
-        assert len(app_transactions) == 2
-        return CommitProperties(app_transactions=made, **more)
-
-    assert transaction.CommitProperties is CommitProperties
-    patch.setattr(delta_table, "CommitProperties", properties)
-    patch.setattr(StateFiles, "write", lambda _, mark, state: written.append(state) or str(mark))
-    patch.setattr(StateFiles, "others", lambda _, name: [])
-
-
 def grow(folder: Path, first: int, end: int) -> TableSink:
     """Make commits of a row each."""
     table = open_table("delta", str(folder), "job")
@@ -582,20 +545,6 @@ def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
     clean(tmp_path / "t")
     assert reopened(tmp_path / "t") == (at(6, 0), Account(at(2, 0), 4))
     grow(tmp_path / "t", 6, 8)
-    assert reopened(tmp_path / "t") == (at(8, 0), Account(at(2, 0), 6))
-
-
-def test_delta_account_of_transactions_is_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are all that is left of an earlier release's commits; the next commit needs none."""
-    with monkeypatch.context() as older:
-        of_earlier_release(older, has_account=True)
-        grow(tmp_path / "t", 2, 6)
-    clean(tmp_path / "t")
-    assert reopened(tmp_path / "t") == (at(6, 0), Account(at(2, 0), 4))
-    grow(tmp_path / "t", 6, 8)
-    clean(tmp_path / "t")
     assert reopened(tmp_path / "t") == (at(8, 0), Account(at(2, 0), 6))
 
 
@@ -660,29 +609,25 @@ def test_delta_table_without_the_file_of_its_state_is_refused(tmp_path: Path) ->
         open_table("delta", str(tmp_path / "t"), "job").open(TOPICS)
 
 
-def test_delta_account_of_an_older_release_is_added_up_while_all_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [0, 1])
+def test_delta_table_whose_last_commit_names_no_state_is_refused(
+    tmp_path: Path, before: int
 ) -> None:
-    """Once the first commit is gone, the account is unknown, and a part is not taken for the whole.
+    """As one of an early build, which kept the offsets in transactions."""
+    from deltalake import DeltaTable, write_deltalake
+    from deltalake.transaction import CommitProperties, Transaction
 
-    Also if an older release has written in between.
-    """
     folder = tmp_path / "t"
-    with monkeypatch.context() as older:
-        of_earlier_release(older)
-        grow(folder, 0, 3)
-        assert reopened(folder)[1] == Account(at(0, 0), 3)
-    grow(folder, 3, 5)
-    clean(folder)
-    assert reopened(folder)[1] == Account(at(0, 0), 5)
-    with monkeypatch.context() as older:
-        of_earlier_release(older)
-        grow(folder, 5, 7)
-        assert reopened(folder)[1] == Account(at(0, 0), 7)
-        clean(folder)
-    assert reopened(folder) == (at(7, 0), None)
-    grow(folder, 7, 8)
-    assert reopened(folder) == (at(8, 0), None)
+    if before:
+        grow(folder, 0, before)
+    else:
+        write_deltalake(folder, pa.Table.from_pylist([], COLUMNS))
+    told = [Transaction("vdl/job", before + 1, 0), Transaction("vdl/job/t/id/0", 2, 0)]
+    properties = CommitProperties(app_transactions=told)
+    DeltaTable(folder).create_write_transaction([], "append", COLUMNS, commit_properties=properties)
+    reason = "that of batch 1" if before else "none"
+    with pytest.raises(SinkInconsistent, match=f"its state is {reason}: an earlier build"):
+        open_table("delta", str(folder), "job").open(TOPICS)
 
 
 def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
@@ -712,9 +657,10 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
     assert run_app(["pipeline", "status", str(file)]) == 0
     (line, *_) = capsys.readouterr().out.splitlines()
     assert line == "job: 4 commits, 4 rows, 0 dead letters, 5 records behind"
-    with monkeypatch.context() as older:
-        of_earlier_release(older)
-        grow(tmp_path / "t", 4, 5)
+    # As after a rewind to a commit whose facts are gone.
+    table: Any = grow(tmp_path / "t", 4, 4)
+    table._account = None
+    table.commit(batch(table, "run-4", at(4, 0), at(5, 0), 4), COLUMNS)
     clean(tmp_path / "t")
     assert run_app(["pipeline", "status", "--json", str(file)]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -9,7 +9,6 @@ Does not depend on Spark, Kafka, or table formats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -52,20 +51,11 @@ def account_of(table: TableSink) -> Account | None:
     """Return the account of an open table up to its `sequence`; None if it is not known."""
     if isinstance(table, KeepsAccount):
         return table.account()
-    return added_up(table.notes(), end=table.sequence)
-
-
-def added_up(
-    notes: Sequence[CommitNote], *, end: int, known: Account | None = None, counted: int = 0
-) -> Account | None:
-    """Return `known`, which covers the first `counted` commits, plus those up to number `end`.
-
-    Return None if one of them is missing among `notes` (oldest first).
-    """
-    found = known or Account()
-    behind = [note for note in notes if counted < note.sequence <= end]
-    if [note.sequence for note in behind] != list(range(counted + 1, end + 1)):
+    # Another run may have committed since the table was opened.
+    notes = [note for note in table.notes() if note.sequence <= table.sequence]
+    if [note.sequence for note in notes] != list(range(1, table.sequence + 1)):
         return None
-    for note in behind:
+    found = Account()
+    for note in notes:
         found = found.plus(note)
     return found

@@ -9,10 +9,6 @@ deletions) may commit in between without harm. A job with windows has one more t
 `(vdl/job/windows, mark)`: that mark names a file with the state of its open windows
 (`window_files`). VACUUM ignores such files, because their folder's name begins with an underscore.
 
-Earlier releases had a transaction for each partition, `(vdl/job/topic/topic id/partition, next
-offset)`, and others for the account, which made commits of thousands of partitions large and their
-opening slow. They are read if there is no state (`_known_before`), and no longer written.
-
 VACUUM removes files that no commit names, as for any writer.
 
 Does not depend on Spark or on Kafka.
@@ -38,7 +34,7 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
-from vdl.pipeline.account import Account, added_up
+from vdl.pipeline.account import Account
 from vdl.pipeline.compaction import Compacted
 from vdl.pipeline.delta_rules import check_not_null, check_partitions, check_rules
 from vdl.pipeline.delta_upsert import (
@@ -81,8 +77,6 @@ HISTORY_MAX = 100_000
 FACTS = "vdl"
 """Key of a batch's facts in a commit's metadata."""
 STATE, WINDOWS = "state", "windows"
-COUNTED, ROWS, DEAD, LATE, BEGIN = "counted", "rows", "dead", "late", "begin"
-"""Names of the account's transactions in earlier releases."""
 PROPERTIES = {"delta.logRetentionDuration": "interval 1 hours"}
 """Properties of a table that is created here.
 
@@ -135,7 +129,7 @@ class DeltaSink(Rewinding):
         self._load_remembered()
         if not self._sequence:
             return self._positions
-        known = self._known(topics)
+        known = self._known()
         found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
         check_same_topics(known, Positions(found))
         mark = self._version(self._app(WINDOWS))
@@ -209,78 +203,21 @@ class DeltaSink(Rewinding):
             return self._load()
         return table
 
-    def _known(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+    def _known(self) -> Positions:
         """Return the job's positions, and load its account. Raises SinkInconsistent."""
         mark = self._version(self._app(STATE))
         state = self._state_files.read(mark) if mark else None
         if state is None or state.sequence != self._sequence:
-            return self._known_before(topics, state)
+            what = "none" if state is None else f"that of batch {state.sequence}"
+            raise SinkInconsistent(
+                f"{self.path}: the job {self._job} has committed {self._sequence} batches, and its "
+                f"state is {what}: an earlier build has written it; begin a new table"
+            )
         self._account = state.account
         return state.end
 
-    def _known_before(
-        self, topics: Mapping[str, tuple[str, int]], state: JobState | None
-    ) -> Positions:
-        """Return the positions if the last commit is of an earlier release.
-
-        They come from the commit's facts, or from transactions. `state`: of an older commit. Raises
-        SinkInconsistent.
-        """
-        facts = self._last_facts()
-        told = facts is not None and "end" in facts
-        known = Positions.from_json(facts["end"]) if facts and told else self._from_ids(topics)
-        if not known:
-            raise SinkInconsistent(
-                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but "
-                "of other topics than those that exist now"
-            )
-        self._account = self._account_before(known, state)
-        return known
-
-    def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        """Return positions from the transactions alone, for the existing topics."""
-        found: dict[str, TopicPositions] = {}
-        for topic, (topic_id, count) in topics.items():
-            offsets = {
-                partition: version - 1
-                for partition in range(count)
-                if (version := self._version(self._app(topic, topic_id, partition)))
-            }
-            if offsets:
-                found[topic] = TopicPositions(topic_id, offsets)
-        return Positions(found)
-
     def account(self) -> Account | None:
         return self._account
-
-    def _account_before(self, positions: Positions, state: JobState | None) -> Account | None:
-        """Return the account of a table whose last commit is of an earlier release."""
-        counted = self._version(self._app(COUNTED))
-        kept = self._kept_account(positions) if counted else None
-        if state is not None and state.sequence > counted:
-            counted, kept = state.sequence, state.account
-        if counted == self._sequence:
-            return kept
-        # The last commits are of a release without an account.
-        if counted and kept is None:
-            return None
-        return added_up(self.notes(), end=self._sequence, known=kept, counted=counted)
-
-    def _kept_account(self, positions: Positions) -> Account | None:
-        """Return the account in transactions, whose versions are one higher; 0 means unknown."""
-        rows, dead, late = (self._version(self._app(name)) for name in (ROWS, DEAD, LATE))
-        if not rows:
-            return None
-        begin: dict[str, TopicPositions] = {}
-        for topic, known in positions.topics.items():
-            offsets = {
-                partition: version - 1
-                for partition in known.offsets
-                if (version := self._version(self._app(BEGIN, topic, known.topic_id, partition)))
-            }
-            if offsets:
-                begin[topic] = TopicPositions(known.topic_id, offsets)
-        return Account(Positions(begin), rows - 1, dead - 1, late - 1)
 
     def _app(self, *parts: object) -> str:
         return "/".join(["vdl", self._job, *map(str, parts)])

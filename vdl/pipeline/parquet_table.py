@@ -27,10 +27,6 @@ the table finishes that step. A reader that has listed the old files and not ope
 them gone, and has to start over; none sees a row twice or misses one. Commits of a job are in later
 parts, so it may run meanwhile.
 
-Tables created by an earlier release keep their layout, so that all files of a table are found in
-one way. There files are in `<path>` and are renamed one by one: a reader may see a part of the last
-batch, until the next run.
-
 Requires a file system with atomic rename and hard links that all executors share.
 
 Does not depend on Spark or Kafka.
@@ -67,8 +63,8 @@ from vdl.pipeline.table import (
 from vdl.pipeline.table_columns import change_of, grown, problem_of
 from vdl.pipeline.window_files import WindowFiles
 
-FLAT, FOLDERS = 1, 2
-"""Format versions: files in the table's own folder, or each commit in a folder of its own."""
+VERSION = 2
+"""Version of this layout. Version 1 was that of early builds."""
 
 
 class ParquetSink:
@@ -82,7 +78,6 @@ class ParquetSink:
         self._sequence = 0
         self._positions = Positions()
         self._schema = ""
-        self._version = FOLDERS
         self._has_committed = False
         self._window_files = WindowFiles(self._root, job)
         self._windows: WindowState | None = None
@@ -112,7 +107,6 @@ class ParquetSink:
             if last["job"] != self._job:
                 raise SinkInconsistent(f"{self.path} belongs to the job {last['job']}")
             self._sequence = numbers[-1]
-            self._version = int(last["version"])
             self._positions = Positions.from_json(last["end"])
             self._schema = str(last["schema"])
             found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
@@ -138,10 +132,8 @@ class ParquetSink:
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
         taken = {PART, COMMIT} & set(arrow_schema.names)
-        if taken and self._version == FOLDERS:
-            raise SinkInconsistent(
-                f"{self.path}: {', '.join(sorted(taken))} is a reserved folder name"
-            )
+        if taken:
+            raise SinkInconsistent(f"{self.path}: {', '.join(sorted(taken))} is a name of folders")
         change = change_of(self._schema, commit.schema)
         if change.breaking:
             raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
@@ -156,7 +148,7 @@ class ParquetSink:
         known = self._schema or commit.schema
         columns = grown(known, change_of(known, commit.schema))
         data = {
-            "version": self._version,
+            "version": VERSION,
             "sequence": sequence,
             "job": commit.job,
             **commit.runner(),
@@ -198,11 +190,10 @@ class ParquetSink:
         """
         names = [file_name(sequence, number, file.spans) for number, file in enumerate(files)]
         staged = [Path(file.path) for file in files]
-        folder = ""
+        folder = commit_folder(sequence)
         try:
-            if self._version == FOLDERS and files:
+            if files:
                 # Files of failed task attempts remain in the staging folder.
-                folder = commit_folder(sequence)
                 ready = Path(self.staging(run)) / f"{COMMIT}={sequence:09d}"
                 ready.mkdir(exist_ok=True)
                 for path, name in zip(staged, names, strict=True):
@@ -263,18 +254,17 @@ class ParquetSink:
 
     def _publish(self, data: Mapping[str, Any]) -> None:
         """Show the files of a commit, as far as that has not been done."""
-        moves = {self._root / file["staged"]: self._root / file["name"] for file in data["files"]}
-        if data["version"] == FOLDERS:
-            moves = {staged.parent: target.parent for staged, target in moves.items()}
-            for part in {target.parent for target in moves.values()}:
-                part.mkdir(exist_ok=True)
-        for staged, target in moves.items():
-            try:
-                staged.rename(target)
-            except FileNotFoundError:
-                if not target.exists():
-                    raise SinkInconsistent(f"{target} of a commit is missing") from None
-            sync_folder(target.parent)
+        if not data["files"]:
+            return
+        one = data["files"][0]
+        staged, target = (self._root / one["staged"]).parent, (self._root / one["name"]).parent
+        target.parent.mkdir(exist_ok=True)
+        try:
+            staged.rename(target)
+        except FileNotFoundError:
+            if not target.exists():
+                raise SinkInconsistent(f"{target} of a commit is missing") from None
+        sync_folder(target.parent)
         sync_folder(self._root)
 
     def last_run(self) -> str:
@@ -310,10 +300,6 @@ class ParquetSink:
         return [str(self._root / name) for name in names]
 
     def compact(self, bytes_target: int) -> Compacted:
-        if self._version != FOLDERS:
-            raise PipelineError(
-                f"{self.path}: was written by an older release and cannot be compacted"
-            )
         done = Compacted()
         compacted = self._compacted()
         for part in range(1, part_of(self._sequence + 1)):
@@ -407,6 +393,7 @@ class ParquetSink:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise SinkInconsistent(f"{path} cannot be read: {error}") from error
-        if data.get("version") not in {FLAT, FOLDERS}:
-            raise SinkInconsistent(f"{path} has version {data.get('version')}")
+        if data.get("version") != VERSION:
+            what = f"has version {data.get('version')} of the layout, not {VERSION}"
+            raise SinkInconsistent(f"{path} {what}: begin a new table")
         return data
