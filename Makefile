@@ -83,7 +83,7 @@ help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
 # --- set-up -------------------------------------------------------------------------------------
-# `make up` needs only what a server needs; the tests add the clients and tools of the `dev` extra.
+# `make up` needs what a server needs, and the client of commands where there is one built. The tests add the clients and tools of the `dev` extra.
 
 $(BIN)/python:
 	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
@@ -95,7 +95,8 @@ $(BIN)/python:
 
 $(RUNTIME): pyproject.toml vdl/records/_walk.c | $(BIN)/python
 	@echo "setup: dependencies"
-	@$(PIP) .
+	@$(PIP) '.[cli]' --only-binary confluent-kafka 2>/dev/null || { $(PIP) . && \
+	  echo "setup: no confluent-kafka for this machine: commands such as vdl topic are left out"; }
 	@touch $@
 
 $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "quota": ("vdl.commands.quota", "quota", "Manage client quotas."),
     "token": ("vdl.commands.token", "token", "Manage delegation tokens."),
     "user": ("vdl.commands.user", "user", "Manage users and their passwords."),
+    "profile": ("vdl.commands.profile", "profile", "Named clusters, and the current one."),
     "sim": ("vdl.commands.sim", "sim", "Simulate whole clusters on virtual time from a seed."),
     "log": ("vdl.commands.log", "log", "Inspect data directories offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Check a recorded history for anomalies."),

@@ -124,8 +124,11 @@ def _load(what: Path, load: object, *arguments: object) -> None:
         raise ClientSettingsError(what, words or type(error).__name__) from None
 
 
-def read_client_settings(path: Path) -> ClientSettings:
-    """Read a file. Raises ClientSettingsError."""
+def read_properties(path: Path) -> dict[str, str]:
+    """Return all name=value lines of a file, without a look at the names.
+
+    Raises ClientSettingsError.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -143,14 +146,25 @@ def read_client_settings(path: Path) -> ClientSettings:
                 path, f"{line.strip()[:40]!r} is not a client property of the form name=value"
             )
         properties[name.strip()] = value.strip()
+    return properties
+
+
+def read_client_settings(path: Path) -> ClientSettings:
+    """Read a file. Raises ClientSettingsError."""
+    properties = read_properties(path)
+    check_names(properties, path)
+    return parse_client_settings(properties, path, path.resolve().parent)
+
+
+def check_names(properties: Mapping[str, str], source: object) -> None:
+    """Raise ClientSettingsError for a security property that is not known."""
     for name in properties:
         # A misspelt property would leave the connection less secure than intended. Others belong to
         # clients with more features than these programs.
         if name.startswith(SECURING) and name not in KNOWN | OF_JAVA_CLIENTS:
             raise ClientSettingsError(
-                path, f"{name}: unknown property; expected one of {', '.join(sorted(KNOWN))}"
+                source, f"{name}: unknown property; expected one of {', '.join(sorted(KNOWN))}"
             )
-    return parse_client_settings(properties, path, path.resolve().parent)
 
 
 def parse_client_settings(
