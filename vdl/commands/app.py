@@ -25,6 +25,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "token": ("vdl.commands.token", "token", "Manage delegation tokens."),
     "user": ("vdl.commands.user", "user", "Manage users and their passwords."),
     "profile": ("vdl.commands.profile", "profile", "Named clusters, and the current one."),
+    "topic": ("vdl.commands.topic", "topic", "Manage topics and their records."),
+    "group": ("vdl.commands.group", "group", "Show groups and their lag; reset their offsets."),
+    "config": (
+        "vdl.commands.config",
+        "config",
+        "Show and change settings of topics, brokers and groups.",
+    ),
     "sim": ("vdl.commands.sim", "sim", "Simulate whole clusters on virtual time from a seed."),
     "log": ("vdl.commands.log", "log", "Inspect data directories offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Check a recorded history for anomalies."),

@@ -24,10 +24,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    OffsetSpec,
-)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from vdl.pipeline.errors import PipelineError, TopicMissing
 from vdl.pipeline.options import At, AtTime, Earliest, Latest, ReadOptions, Where

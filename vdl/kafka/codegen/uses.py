@@ -11,6 +11,7 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "AlterClientQuotas": (),
     "AlterPartitionReassignments": (),
     "AlterUserScramCredentials": (),
+    "AlterShareGroupOffsets": (),
     "ApiVersions": (3,),
     "ConsumerGroupHeartbeat": (),
     "CreateAcls": (),
@@ -24,6 +25,8 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "DescribeCluster": (),
     "DescribeConfigs": (),
     "DescribeDelegationToken": (),
+    "DescribeLogDirs": (2, 4),
+    "DescribeShareGroupOffsets": (0,),
     "DescribeUserScramCredentials": (),
     "EndTxn": (1, 4),
     "ExpireDelegationToken": (),
@@ -34,6 +37,7 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "InitProducerId": (1, 4, 5),
     "JoinGroup": (5,),
     "LeaveGroup": (2,),
+    "ListGroups": (),
     "ListOffsets": (5,),
     "Metadata": (8, 12),
     "OffsetCommit": (7, 9),
@@ -44,13 +48,14 @@ OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
     "SaslHandshake": (),
     "ShareAcknowledge": (),
     "ShareFetch": (),
+    "ShareGroupDescribe": (),
     "ShareGroupHeartbeat": (),
     "SyncGroup": (3,),
     "TxnOffsetCommit": (4,),
 }
 """API that VDL uses as a client → versions it needs beside the newest one: those of the simulator's
-old clients, those that name topics instead of giving their ids, and the last Metadata with topic
-ids that Kafka 2.8 to 3.9 offers."""
+old clients, those that name topics instead of giving their ids, and those of Kafka 2.8 to 4.1 that
+commands for any cluster need."""
 
 INLINED = frozenset(
     {

@@ -15,6 +15,7 @@ from vdl.kafka.wire.runtime import (
     put_compact_string,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
 )
 
@@ -23,11 +24,14 @@ NAME = "AlterShareGroupOffsets"
 MIN_VERSION = 0
 MAX_VERSION = 0
 FLEXIBLE_FROM = 0
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (0,)
 
+_read_u = Struct(">16s").unpack_from
+_read_ih = Struct(">ih").unpack_from
 _read_iqB = Struct(">iqB").unpack_from
 _pack_u = Struct(">16s").pack
 _pack_ih = Struct(">ih").pack
+_pack_iqx = Struct(">iqx").pack
 
 
 @dataclass(slots=True)
@@ -116,6 +120,74 @@ def _decode_request_v0(view: memoryview, budget: int) -> AlterShareGroupOffsetsR
     return AlterShareGroupOffsetsRequest(group_id0, topics0)
 
 
+def _encode_request_v0(message: AlterShareGroupOffsetsRequest) -> list[Buffer]:
+    out = bytearray()
+    out += put_compact_string(message.group_id)
+    topics0 = message.topics
+    out += put_compact_count(len(topics0))
+    for alter_share_group_offsets_request_topic1 in topics0:
+        out += put_compact_string(alter_share_group_offsets_request_topic1.topic_name)
+        partitions1 = alter_share_group_offsets_request_topic1.partitions
+        out += put_compact_count(len(partitions1))
+        for alter_share_group_offsets_request_partition2 in partitions1:
+            out += _pack_iqx(
+                alter_share_group_offsets_request_partition2.partition_index,
+                alter_share_group_offsets_request_partition2.start_offset,
+            )
+        out.append(0)
+    out.append(0)
+    return [out]
+
+
+def _decode_response_v0(view: memoryview, budget: int) -> AlterShareGroupOffsetsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    error_message0, pos, budget = take_compact_nullable_string(
+        view, pos, size, budget, "ErrorMessage"
+    )
+    n, pos, budget = take_compact_count(view, pos, size, budget, 19, "Responses")
+    responses0 = []
+    for _ in range(n):
+        topic_name1, pos, budget = take_compact_string(view, pos, size, budget, "TopicName")
+        topic_id1 = _read_u(view, pos)[0]
+        pos += 16
+        n, pos, budget = take_compact_count(view, pos, size, budget, 8, "Partitions")
+        partitions1 = []
+        for _ in range(n):
+            partition_index2, error_code2 = _read_ih(view, pos)
+            pos += 6
+            error_message2, pos, budget = take_compact_nullable_string(
+                view, pos, size, budget, "ErrorMessage"
+            )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            partitions1.append(
+                AlterShareGroupOffsetsResponsePartition(
+                    partition_index2, error_code2, error_message2
+                ),
+            )
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        responses0.append(AlterShareGroupOffsetsResponseTopic(topic_name1, topic_id1, partitions1))
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return AlterShareGroupOffsetsResponse(
+        throttle_time_ms0, error_code0, error_message0, responses0
+    )
+
+
 def _encode_response_v0(message: AlterShareGroupOffsetsResponse) -> list[Buffer]:
     out = bytearray()
     out += _pack_ih(message.throttle_time_ms, message.error_code)
@@ -144,6 +216,14 @@ def _encode_response_v0(message: AlterShareGroupOffsetsResponse) -> list[Buffer]
 decode_request = decoder(
     "AlterShareGroupOffsetsRequest",
     (0, 0, _decode_request_v0),
+)
+encode_request = encoder(
+    "AlterShareGroupOffsetsRequest",
+    (0, 0, _encode_request_v0),
+)
+decode_response = decoder(
+    "AlterShareGroupOffsetsResponse",
+    (0, 0, _decode_response_v0),
 )
 encode_response = encoder(
     "AlterShareGroupOffsetsResponse",

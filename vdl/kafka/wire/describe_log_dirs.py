@@ -20,6 +20,7 @@ from vdl.kafka.wire.runtime import (
     take_compact_string,
     take_count,
     take_string,
+    write_uvarint,
 )
 
 API_KEY = 35
@@ -27,9 +28,14 @@ NAME = "DescribeLogDirs"
 MIN_VERSION = 0
 MAX_VERSION = 5
 FLEXIBLE_FROM = 2
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (2, 4, 5)
 
+_read_h = Struct(">h").unpack_from
 _read_i = Struct(">i").unpack_from
+_read_ih = Struct(">ih").unpack_from
+_read_iqqtB = Struct(">iqq?B").unpack_from
+_read_qqtB = Struct(">qq?B").unpack_from
+_read_qqB = Struct(">qqB").unpack_from
 _pack_h = Struct(">h").pack
 _pack_i = Struct(">i").pack
 _pack_ih = Struct(">ih").pack
@@ -153,6 +159,189 @@ def _decode_request_v2(view: memoryview, budget: int) -> DescribeLogDirsRequest:
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
     return DescribeLogDirsRequest(topics0)
+
+
+def _encode_request_v2(message: DescribeLogDirsRequest) -> list[Buffer]:
+    out = bytearray()
+    topics0 = message.topics
+    n = -1 if topics0 is None else len(topics0)
+    if n < 127:
+        out.append(n + 1)
+    else:
+        out += write_uvarint(n + 1)
+    if topics0:
+        for describable_log_dir_topic1 in topics0:
+            out += put_compact_string(describable_log_dir_topic1.topic)
+            partitions1 = describable_log_dir_topic1.partitions
+            out += put_compact_count(len(partitions1))
+            out += b"".join(map(_pack_i, partitions1))
+            out.append(0)
+    out.append(0)
+    return [out]
+
+
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeLogDirsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0 = _read_i(view, pos)[0]
+    pos += 4
+    n, pos, budget = take_compact_count(view, pos, size, budget, 5, "Results")
+    results0 = []
+    for _ in range(n):
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        log_dir1, pos, budget = take_compact_string(view, pos, size, budget, "LogDir")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 3, "Topics")
+        topics1 = []
+        for _ in range(n):
+            name2, pos, budget = take_compact_string(view, pos, size, budget, "Name")
+            n, pos, budget = take_compact_count(view, pos, size, budget, 22, "Partitions")
+            partitions2 = []
+            for _ in range(n):
+                (
+                    partition_index3, partition_size3, offset_lag3, is_future_key3, n
+                ) = _read_iqqtB(view, pos)
+                pos += 22
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                partitions2.append(
+                    DescribeLogDirsPartition(
+                        partition_index3, partition_size3, offset_lag3, is_future_key3
+                    ),
+                )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            topics1.append(DescribeLogDirsTopic(name2, partitions2))
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        results0.append(DescribeLogDirsResult(error_code1, log_dir1, topics1, -1, -1, False))
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeLogDirsResponse(throttle_time_ms0, 0, results0)
+
+
+def _decode_response_v4(view: memoryview, budget: int) -> DescribeLogDirsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    n, pos, budget = take_compact_count(view, pos, size, budget, 21, "Results")
+    results0 = []
+    for _ in range(n):
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        log_dir1, pos, budget = take_compact_string(view, pos, size, budget, "LogDir")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 3, "Topics")
+        topics1 = []
+        for _ in range(n):
+            name2, pos, budget = take_compact_string(view, pos, size, budget, "Name")
+            n, pos, budget = take_compact_count(view, pos, size, budget, 22, "Partitions")
+            partitions2 = []
+            for _ in range(n):
+                (
+                    partition_index3, partition_size3, offset_lag3, is_future_key3, n
+                ) = _read_iqqtB(view, pos)
+                pos += 22
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                partitions2.append(
+                    DescribeLogDirsPartition(
+                        partition_index3, partition_size3, offset_lag3, is_future_key3
+                    ),
+                )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            topics1.append(DescribeLogDirsTopic(name2, partitions2))
+        total_bytes1, usable_bytes1, n = _read_qqB(view, pos)
+        pos += 17
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        results0.append(
+            DescribeLogDirsResult(
+                error_code1, log_dir1, topics1, total_bytes1, usable_bytes1, False
+            ),
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeLogDirsResponse(throttle_time_ms0, error_code0, results0)
+
+
+def _decode_response_v5(view: memoryview, budget: int) -> DescribeLogDirsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    n, pos, budget = take_compact_count(view, pos, size, budget, 22, "Results")
+    results0 = []
+    for _ in range(n):
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        log_dir1, pos, budget = take_compact_string(view, pos, size, budget, "LogDir")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 3, "Topics")
+        topics1 = []
+        for _ in range(n):
+            name2, pos, budget = take_compact_string(view, pos, size, budget, "Name")
+            n, pos, budget = take_compact_count(view, pos, size, budget, 22, "Partitions")
+            partitions2 = []
+            for _ in range(n):
+                (
+                    partition_index3, partition_size3, offset_lag3, is_future_key3, n
+                ) = _read_iqqtB(view, pos)
+                pos += 22
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                partitions2.append(
+                    DescribeLogDirsPartition(
+                        partition_index3, partition_size3, offset_lag3, is_future_key3
+                    ),
+                )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            topics1.append(DescribeLogDirsTopic(name2, partitions2))
+        total_bytes1, usable_bytes1, is_cordoned1, n = _read_qqtB(view, pos)
+        pos += 18
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        results0.append(
+            DescribeLogDirsResult(
+                error_code1, log_dir1, topics1, total_bytes1, usable_bytes1, is_cordoned1
+            ),
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeLogDirsResponse(throttle_time_ms0, error_code0, results0)
 
 
 def _encode_response_v0(message: DescribeLogDirsResponse) -> list[Buffer]:
@@ -297,6 +486,17 @@ decode_request = decoder(
     "DescribeLogDirsRequest",
     (0, 1, _decode_request_v0),
     (2, 5, _decode_request_v2),
+)
+encode_request = encoder(
+    "DescribeLogDirsRequest",
+    (2, 2, _encode_request_v2),
+    (4, 5, _encode_request_v2),
+)
+decode_response = decoder(
+    "DescribeLogDirsResponse",
+    (2, 2, _decode_response_v2),
+    (4, 4, _decode_response_v4),
+    (5, 5, _decode_response_v5),
 )
 encode_response = encoder(
     "DescribeLogDirsResponse",

@@ -17,7 +17,9 @@ from vdl.kafka.wire.runtime import (
     read_uvarint,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
+    write_uvarint,
 )
 
 API_KEY = 90
@@ -25,8 +27,13 @@ NAME = "DescribeShareGroupOffsets"
 MIN_VERSION = 0
 MAX_VERSION = 1
 FLEXIBLE_FROM = 0
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (0, 1)
 
+_read_u = Struct(">16s").unpack_from
+_read_h = Struct(">h").unpack_from
+_read_i = Struct(">i").unpack_from
+_read_iqih = Struct(">iqih").unpack_from
+_read_iqiqh = Struct(">iqiqh").unpack_from
 _pack_u = Struct(">16s").pack
 _pack_h = Struct(">h").pack
 _pack_i = Struct(">i").pack
@@ -148,6 +155,170 @@ def _decode_request_v0(view: memoryview, budget: int) -> DescribeShareGroupOffse
     return DescribeShareGroupOffsetsRequest(groups0)
 
 
+def _encode_request_v0(message: DescribeShareGroupOffsetsRequest) -> list[Buffer]:
+    out = bytearray()
+    groups0 = message.groups
+    out += put_compact_count(len(groups0))
+    for describe_share_group_offsets_request_group1 in groups0:
+        out += put_compact_string(describe_share_group_offsets_request_group1.group_id)
+        topics1 = describe_share_group_offsets_request_group1.topics
+        n = -1 if topics1 is None else len(topics1)
+        if n < 127:
+            out.append(n + 1)
+        else:
+            out += write_uvarint(n + 1)
+        if topics1:
+            for describe_share_group_offsets_request_topic2 in topics1:
+                out += put_compact_string(describe_share_group_offsets_request_topic2.topic_name)
+                partitions2 = describe_share_group_offsets_request_topic2.partitions
+                out += put_compact_count(len(partitions2))
+                out += b"".join(map(_pack_i, partitions2))
+                out.append(0)
+        out.append(0)
+    out.append(0)
+    return [out]
+
+
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeShareGroupOffsetsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0 = _read_i(view, pos)[0]
+    pos += 4
+    n, pos, budget = take_compact_count(view, pos, size, budget, 6, "Groups")
+    groups0 = []
+    for _ in range(n):
+        group_id1, pos, budget = take_compact_string(view, pos, size, budget, "GroupId")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 19, "Topics")
+        topics1 = []
+        for _ in range(n):
+            topic_name2, pos, budget = take_compact_string(view, pos, size, budget, "TopicName")
+            topic_id2 = _read_u(view, pos)[0]
+            pos += 16
+            n, pos, budget = take_compact_count(view, pos, size, budget, 20, "Partitions")
+            partitions2 = []
+            for _ in range(n):
+                partition_index3, start_offset3, leader_epoch3, error_code3 = _read_iqih(view, pos)
+                pos += 18
+                error_message3, pos, budget = take_compact_nullable_string(
+                    view, pos, size, budget, "ErrorMessage"
+                )
+                n = view[pos]
+                pos += 1
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                partitions2.append(
+                    DescribeShareGroupOffsetsResponsePartition(
+                        partition_index3,
+                        start_offset3,
+                        leader_epoch3,
+                        -1,
+                        error_code3,
+                        error_message3,
+                    ),
+                )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            topics1.append(
+                DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
+            )
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        error_message1, pos, budget = take_compact_nullable_string(
+            view, pos, size, budget, "ErrorMessage"
+        )
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        groups0.append(
+            DescribeShareGroupOffsetsResponseGroup(group_id1, topics1, error_code1, error_message1)
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeShareGroupOffsetsResponse(throttle_time_ms0, groups0)
+
+
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeShareGroupOffsetsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0 = _read_i(view, pos)[0]
+    pos += 4
+    n, pos, budget = take_compact_count(view, pos, size, budget, 6, "Groups")
+    groups0 = []
+    for _ in range(n):
+        group_id1, pos, budget = take_compact_string(view, pos, size, budget, "GroupId")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 19, "Topics")
+        topics1 = []
+        for _ in range(n):
+            topic_name2, pos, budget = take_compact_string(view, pos, size, budget, "TopicName")
+            topic_id2 = _read_u(view, pos)[0]
+            pos += 16
+            n, pos, budget = take_compact_count(view, pos, size, budget, 28, "Partitions")
+            partitions2 = []
+            for _ in range(n):
+                (
+                    partition_index3, start_offset3, leader_epoch3, lag3, error_code3
+                ) = _read_iqiqh(view, pos)
+                pos += 26
+                error_message3, pos, budget = take_compact_nullable_string(
+                    view, pos, size, budget, "ErrorMessage"
+                )
+                n = view[pos]
+                pos += 1
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                partitions2.append(
+                    DescribeShareGroupOffsetsResponsePartition(
+                        partition_index3,
+                        start_offset3,
+                        leader_epoch3,
+                        lag3,
+                        error_code3,
+                        error_message3,
+                    ),
+                )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            topics1.append(
+                DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
+            )
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        error_message1, pos, budget = take_compact_nullable_string(
+            view, pos, size, budget, "ErrorMessage"
+        )
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        groups0.append(
+            DescribeShareGroupOffsetsResponseGroup(group_id1, topics1, error_code1, error_message1)
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeShareGroupOffsetsResponse(throttle_time_ms0, groups0)
+
+
 def _encode_response_v0(message: DescribeShareGroupOffsetsResponse) -> list[Buffer]:
     out = bytearray()
     groups0 = message.groups
@@ -222,6 +393,15 @@ def _encode_response_v1(message: DescribeShareGroupOffsetsResponse) -> list[Buff
 decode_request = decoder(
     "DescribeShareGroupOffsetsRequest",
     (0, 1, _decode_request_v0),
+)
+encode_request = encoder(
+    "DescribeShareGroupOffsetsRequest",
+    (0, 1, _encode_request_v0),
+)
+decode_response = decoder(
+    "DescribeShareGroupOffsetsResponse",
+    (0, 0, _decode_response_v0),
+    (1, 1, _decode_response_v1),
 )
 encode_response = encoder(
     "DescribeShareGroupOffsetsResponse",

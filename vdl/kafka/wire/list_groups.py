@@ -6,6 +6,7 @@ from struct import Struct
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    TooManyElements,
     decoder,
     encoder,
     put_compact_count,
@@ -22,8 +23,9 @@ NAME = "ListGroups"
 MIN_VERSION = 0
 MAX_VERSION = 5
 FLEXIBLE_FROM = 3
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (5,)
 
+_read_ih = Struct(">ih").unpack_from
 _pack_h = Struct(">h").pack
 _pack_ih = Struct(">ih").pack
 
@@ -110,6 +112,46 @@ def _decode_request_v5(view: memoryview, budget: int) -> ListGroupsRequest:
     return ListGroupsRequest(states_filter0, types_filter0)
 
 
+def _encode_request_v5(message: ListGroupsRequest) -> list[Buffer]:
+    out = bytearray()
+    states_filter0 = message.states_filter
+    out += put_compact_count(len(states_filter0))
+    for string1 in states_filter0:
+        out += put_compact_string(string1)
+    types_filter0 = message.types_filter
+    out += put_compact_count(len(types_filter0))
+    for string1 in types_filter0:
+        out += put_compact_string(string1)
+    out.append(0)
+    return [out]
+
+
+def _decode_response_v5(view: memoryview, budget: int) -> ListGroupsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    n, pos, budget = take_compact_count(view, pos, size, budget, 5, "Groups")
+    groups0 = []
+    for _ in range(n):
+        group_id1, pos, budget = take_compact_string(view, pos, size, budget, "GroupId")
+        protocol_type1, pos, budget = take_compact_string(view, pos, size, budget, "ProtocolType")
+        group_state1, pos, budget = take_compact_string(view, pos, size, budget, "GroupState")
+        group_type1, pos, budget = take_compact_string(view, pos, size, budget, "GroupType")
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        groups0.append(ListedGroup(group_id1, protocol_type1, group_state1, group_type1))
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return ListGroupsResponse(throttle_time_ms0, error_code0, groups0)
+
+
 def _encode_response_v0(message: ListGroupsResponse) -> list[Buffer]:
     out = bytearray()
     groups0 = message.groups
@@ -180,6 +222,14 @@ decode_request = decoder(
     (3, 3, _decode_request_v3),
     (4, 4, _decode_request_v4),
     (5, 5, _decode_request_v5),
+)
+encode_request = encoder(
+    "ListGroupsRequest",
+    (5, 5, _encode_request_v5),
+)
+decode_response = decoder(
+    "ListGroupsResponse",
+    (5, 5, _decode_response_v5),
 )
 encode_response = encoder(
     "ListGroupsResponse",
