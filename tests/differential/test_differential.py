@@ -8,17 +8,14 @@ unlisted differences are written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import pytest
 
-from tests.chaos.harness.replica_set import ReplicaSet
-from tests.differential.compare import Known, differences, load_known, unlisted
-from tests.differential.kafka_cluster import KafkaCluster, why_not
+from tests.differential.compare import differences, unlisted
+from tests.differential.conftest import Pair
 from tests.differential.scenarios import (
     access,
     cluster,
@@ -31,9 +28,8 @@ from tests.differential.scenarios import (
     transactional,
     writing,
 )
-from tests.differential.side import Side, Versions, common, versions_of
+from tests.differential.side import Side
 
-SETTINGS = {"kafka.group.initial.rebalance.delay.ms": 0}
 SHOWN_MAX = 60
 
 Scenario = Callable[[Side], None]
@@ -53,54 +49,6 @@ SCENARIOS: dict[str, Scenario] = {
     )
     for scenario in module.SCENARIOS
 }
-
-
-@dataclass(slots=True)
-class Pair:
-    """Both clusters, and their common versions."""
-
-    bootstraps: dict[str, str]
-    versions: Versions
-    known: list[Known]
-    token: str
-    """Token of this run in the names that it creates: the clusters may have been used before."""
-
-    ran: set[str]
-    """Scenarios that ran to their end, with nothing omitted."""
-
-
-@pytest.fixture(scope="session")
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    if running := os.environ.get("DIFFERENTIAL"):
-        kafka_at, _, vdl_at = running.partition(";")
-        yield _pair(kafka_at, vdl_at)
-        return
-    if reason := why_not():
-        pytest.skip(reason)
-    kafka, servers = KafkaCluster(), ReplicaSet(3)
-    try:
-        servers.configure(SETTINGS)
-        with ThreadPoolExecutor() as pool:
-            starting = pool.submit(servers.up)
-            try:
-                kafka.up()
-            except CalledProcessError as error:
-                pytest.skip(f"Kafka's jars cannot be had: {error}")
-            starting.result()
-        yield _pair(kafka.bootstrap, servers.bootstrap)
-    finally:
-        kafka.close()
-        servers.close(failed="differential" if request.session.testsfailed else "")
-
-
-def _pair(kafka: str, vdl: str) -> Pair:
-    versions = common(versions_of(_first(kafka)), versions_of(_first(vdl)))
-    return Pair({"kafka": kafka, "vdl": vdl}, versions, load_known(), os.urandom(2).hex(), set())
-
-
-def _first(bootstrap: str) -> tuple[str, int]:
-    host, _, port = bootstrap.partition(",")[0].rpartition(":")
-    return host, int(port)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.commands.connection import Connection
+from vdl.commands.output import emit, json_option
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
 from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from vdl.kafka.wire.describe_acls import DescribeAclsRequest
@@ -64,6 +65,7 @@ def _what(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @acl.command()
 @_what
+@json_option
 @connection_options()
 def add(
     *,
@@ -74,8 +76,8 @@ def add(
     host: str,
     operations: tuple[str, ...],
     deny: bool,
-    bootstrap: str,
-    config: Path | None,
+    as_json: bool,
+    connection: Connection,
 ) -> None:
     """Allow or deny a principal operations on the RESOURCE with this NAME ("*" for all names)."""
     if not principal or not operations:
@@ -93,14 +95,20 @@ def add(
         for operation in operations
     ]
     answer = with_client(
-        bootstrap, config, lambda client: client.request(CREATE, CreateAclsRequest(creations))
+        connection, lambda client: client.request(CREATE, CreateAclsRequest(creations))
     )
     for result in answer.results:
         check(result.error_code, result.error_message)
+    made = [
+        _as_json(one, one.resource_type, one.resource_pattern_type, one.resource_name)
+        for one in creations
+    ]
+    emit(as_json, {"acls": made}, lambda: None)
 
 
 @acl.command()
 @_what
+@json_option
 @connection_options()
 def remove(
     *,
@@ -111,8 +119,8 @@ def remove(
     host: str,
     operations: tuple[str, ...],
     deny: bool,
-    bootstrap: str,
-    config: Path | None,
+    as_json: bool,
+    connection: Connection,
 ) -> None:
     """Remove the bindings of a NAME that match the options, and print them."""
     wanted = [
@@ -128,27 +136,36 @@ def remove(
         for operation in [_operation(one) for one in operations] or [AclOperation.ANY]
     ]
     answer = with_client(
-        bootstrap, config, lambda client: client.request(DELETE, DeleteAclsRequest(wanted))
+        connection, lambda client: client.request(DELETE, DeleteAclsRequest(wanted))
     )
     for result in answer.filter_results:
         check(result.error_code, result.error_message)
-        for one in result.matching_acls:
-            _show(one, one.resource_type, one.pattern_type, one.resource_name)
+    removed = [
+        _as_json(one, one.resource_type, one.pattern_type, one.resource_name)
+        for result in answer.filter_results
+        for one in result.matching_acls
+    ]
+    _emit(removed, as_json=as_json)
 
 
 @acl.command(name="list")
 @click.option("--principal", default=None, help="List only the bindings of this principal.")
+@json_option
 @connection_options()
-def list_acls(*, principal: str | None, bootstrap: str, config: Path | None) -> None:
+def list_acls(*, principal: str | None, as_json: bool, connection: Connection) -> None:
     """List all bindings, ordered by resource."""
     everything = DescribeAclsRequest(1, None, 1, principal, None, 1, 1)
-    answer = with_client(bootstrap, config, lambda client: client.request(DESCRIBE, everything))
+    answer = with_client(connection, lambda client: client.request(DESCRIBE, everything))
     check(answer.error_code, answer.error_message)
-    for resource in sorted(
+    resources = sorted(
         answer.resources, key=lambda one: (one.resource_type, one.resource_name, one.pattern_type)
-    ):
-        for one in sorted(resource.acls, key=lambda one: (one.principal, one.host, one.operation)):
-            _show(one, resource.resource_type, resource.pattern_type, resource.resource_name)
+    )
+    found = [
+        _as_json(one, resource.resource_type, resource.pattern_type, resource.resource_name)
+        for resource in resources
+        for one in sorted(resource.acls, key=lambda one: (one.principal, one.host, one.operation))
+    ]
+    _emit(found, as_json=as_json)
 
 
 def _name_of(resource: str, name: str) -> str:
@@ -163,10 +180,26 @@ def _operation(text: str) -> AclOperation:
     return AclOperation[text.upper().replace("-", "_")]
 
 
-def _show(one: Any, resource: int, pattern: int, name: str) -> None:
-    kind = _NAMES.get(AclResource(resource), str(resource))
-    what = f"{kind} {name}" + ("..." if pattern == AclPattern.PREFIXED else "")
-    verb = "denied" if one.permission_type == AclPermission.DENY else "allowed"
-    operation = AclOperation(one.operation).name.lower().replace("_", "-")
-    where = "" if one.host == "*" else f" from {one.host}"
-    click.echo(f"{one.principal} is {verb} {operation} on {what}{where}")
+def _as_json(one: Any, resource: int, pattern: int, name: str) -> dict[str, str]:
+    """Return the object of docs/cli.md."""
+    return {
+        "principal": one.principal,
+        "permission": "deny" if one.permission_type == AclPermission.DENY else "allow",
+        "operation": AclOperation(one.operation).name.lower().replace("_", "-"),
+        "resource": _NAMES.get(AclResource(resource), str(resource)),
+        "name": name,
+        "pattern": "prefixed" if pattern == AclPattern.PREFIXED else "literal",
+        "host": one.host,
+    }
+
+
+def _emit(found: list[dict[str, str]], *, as_json: bool) -> None:
+    lines = [_line(one) for one in found]
+    emit(as_json, {"acls": found}, lambda: click.echo("\n".join(lines), nl=bool(lines)))
+
+
+def _line(one: dict[str, str]) -> str:
+    what = f"{one['resource']} {one['name']}" + ("..." if one["pattern"] == "prefixed" else "")
+    verb = "denied" if one["permission"] == "deny" else "allowed"
+    where = "" if one["host"] == "*" else f" from {one['host']}"
+    return f"{one['principal']} is {verb} {one['operation']} on {what}{where}"

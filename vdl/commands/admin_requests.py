@@ -5,53 +5,105 @@ Does not depend on any one API.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from vdl.commands.bootstrap_option import addresses, client_settings
+from vdl.commands.bootstrap_option import addresses
+from vdl.commands.client_properties import librdkafka_properties
+from vdl.commands.connection import Connection, resolve
 from vdl.errors import ERRORS_BY_CODE, ErrorCode
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.security.client_settings import (
+    KNOWN,
+    SECURING,
+    ClientSettings,
+    ClientSettingsError,
+    check_names,
+    parse_client_settings,
+)
 
-Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def connection_options(
-    *, config_required: bool = False
-) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Return a decorator that adds `--bootstrap` and `--config`."""
+    *, login_required: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds `--profile`, `--bootstrap` and `--config`.
 
-    def add(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        function = click.option(
-            "--config", type=click.Path(path_type=Path), required=config_required, metavar="FILE",
-            help=(
-                "File with client properties for the login, such as client.properties of `vdl "
-                "up --secure`."
-            ),
-        )(function)  # fmt: skip
-        return click.option(
-            "--bootstrap", default="127.0.0.1:9092", show_default=True,
-            help="Kafka addresses of one or more servers, separated by commas.",
-        )(function)  # fmt: skip
+    The command gets `connection: Connection`. `login_required`: one with a file or a profile that
+    secures it.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--profile", metavar="NAME", help="A profile of `vdl profile`.")
+        @click.option("--bootstrap", metavar="HOST:PORT,...",
+                      help="Kafka addresses of some servers; 127.0.0.1:9092.")  # fmt: skip
+        @click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+                      help="Properties with which to log in; see `vdl up --secure`.")  # fmt: skip
+        @functools.wraps(function)
+        def command(
+            *arguments: Any,
+            profile: str | None,
+            bootstrap: str | None,
+            config: Path | None,
+            **more: Any,
+        ) -> Any:
+            found = resolve(profile=profile, bootstrap=bootstrap, config=config)
+            if login_required:
+                require_login(found)
+            return function(*arguments, connection=found, **more)
+
+        return command
 
     return add
 
 
-def with_client(
-    bootstrap: str, config: Path | None, use: Callable[[KafkaClient], Result]
-) -> Result:
+def require_login(connection: Connection) -> None:
+    """Raise click.UsageError if nothing secures the connection."""
+    if not connection.properties:
+        raise click.UsageError("expected --config, or a profile with a login")
+
+
+def own_client_settings(
+    properties: Mapping[str, str], source: object, folder: Path
+) -> ClientSettings:
+    """Return the settings of VDL's own client from librdkafka's properties.
+
+    Raises ClientSettingsError for a kind of login that it does not know.
+    """
+    securing = {name for name in properties if name.startswith(SECURING)}
+    if unknown := sorted(securing - KNOWN):
+        raise ClientSettingsError(
+            source, f"{', '.join(unknown)}: not known to VDL's own client; known are PEM files and"
+            " names with passwords",
+        )  # fmt: skip
+    return parse_client_settings(properties, source, folder)
+
+
+def _settings(where: Connection) -> ClientSettings:
+    """Return how the connection is secured. Raises click.BadParameter."""
+    try:
+        check_names(where.properties, where.source)
+        translated = librdkafka_properties(where.properties, where.source, where.folder)
+        return own_client_settings(translated, where.source, where.folder)
+    except ClientSettingsError as error:
+        raise click.BadParameter(str(error), param_hint="--config") from None
+
+
+def with_client(connection: Connection, use: Callable[[KafkaClient], Result]) -> Result:
     """Return the result of `use` with the first server that answers. Raises
     click.ClickException."""
-    settings = client_settings(config)
+    settings = _settings(connection)
     problems = []
-    for address in addresses(bootstrap):
+    for address in addresses(connection.bootstrap):
         try:
             with KafkaClient(address.host, address.port, settings=settings) as client:
                 return use(client)
-        except Unreachable as error:
+        except (Unreachable, ClientSettingsError) as error:
             problems.append(str(error))
     raise click.ClickException("; ".join(problems))
 
@@ -59,5 +111,10 @@ def with_client(
 def check(code: int, message: str | None) -> None:
     """Raise click.ClickException for a request that a server refused."""
     if code:
-        error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
-        raise click.ClickException(f"{error.name}: {message}" if message else error.name)
+        raise click.ClickException(words(code, message))
+
+
+def words(code: int, message: str | None) -> str:
+    """Return an error of the protocol as one line."""
+    error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
+    return f"{error.name}: {message}" if message else error.name

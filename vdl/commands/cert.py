@@ -19,6 +19,7 @@ from vdl.commands.certificates import (
     write_client,
     write_server,
 )
+from vdl.commands.output import emit, json_option
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -46,6 +47,7 @@ _FOLDER = click.option(
 @click.option("--days", type=click.IntRange(1, 3_650), default=CERTIFICATE_DAYS,
               show_default=True, help="Days for which the certificates are valid.")  # fmt: skip
 @click.option("--renew", is_flag=True, help="Replace existing certificates.")
+@json_option
 @click.pass_context
 def cert(
     ctx: click.Context,
@@ -57,6 +59,7 @@ def cert(
     cluster: str,
     days: int,
     renew: bool,
+    as_json: bool,
 ) -> None:
     """Make an authority and certificates for a replica set.
 
@@ -85,9 +88,14 @@ def cert(
         ]
     except CertificateError as error:
         raise click.ClickException(str(error)) from error
-    for file in made:
-        click.echo(f"{file}, {file.with_suffix('.key')}")
-    click.echo(f"signed by {out / 'ca.pem'}; keep {out / 'ca.key'} away from the servers")
+    lines = [f"{file}, {file.with_suffix('.key')}" for file in made]
+    lines.append(f"signed by {out / 'ca.pem'}; keep {out / 'ca.key'} away from the servers")
+    data = {
+        "made": [{"certificate": str(file), "key": str(file.with_suffix(".key"))} for file in made],
+        "ca": str(out / "ca.pem"),
+        "ca_key": str(out / "ca.key"),
+    }
+    emit(as_json, data, lambda: click.echo("\n".join(lines)))
 
 
 @cert.command(name="revoke")
@@ -96,9 +104,11 @@ def cert(
               help="Serial number of a certificate without a file. May be repeated.")  # fmt: skip
 @_FOLDER
 @click.option("--days", type=click.IntRange(1, CRL_DAYS), default=CRL_DAYS, show_default=True,
-              help="Days for which the list is valid. After that all connections are refused."
-              )  # fmt: skip
-def revoke_some(*, names: tuple[str, ...], serials: tuple[str, ...], out: Path, days: int) -> None:
+              help="Days for which the list is valid. After that all connections are refused.")  # fmt: skip
+@json_option
+def revoke_some(
+    *, names: tuple[str, ...], serials: tuple[str, ...], out: Path, days: int, as_json: bool
+) -> None:
     """Revoke certificates, such as "client-alice" or "server-2".
 
     Writes the revocation list of the authority, crl.pem. Copy it to all servers (`tls.crl`).
@@ -115,7 +125,8 @@ def revoke_some(*, names: tuple[str, ...], serials: tuple[str, ...], out: Path, 
         file, count = revoke(out, authority, numbers, days)
     except CertificateError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{file}: {count} revoked; copy it to all servers (tls.crl)")
+    said = f"{file}: {count} revoked; copy it to all servers (tls.crl)"
+    emit(as_json, {"list": str(file), "revoked": count}, lambda: click.echo(said))
 
 
 def _serial(text: str) -> int:

@@ -62,13 +62,14 @@ def librdkafka_properties(
             found[name] = str(folder / found[name])
     if "ssl.endpoint.identification.algorithm" in given:
         found.setdefault("ssl.endpoint.identification.algorithm", "none")
-    for translated in (
-        _login(given.get("sasl.jaas.config", ""), source),
-        _trust(given, source, folder),
-        _key(given, source, folder),
-    ):
-        for name, value in translated.items():
-            found.setdefault(name, value)
+    # A file for both kinds of clients has both names: librdkafka's own win, and Java's stores are
+    # not even opened.
+    if not {"sasl.username", "sasl.password"} & set(found):
+        found |= _login(given.get("sasl.jaas.config", ""), source)
+    if not {"ssl.ca.location", "ssl.ca.pem"} & set(found):
+        found |= _trust(given, source, folder)
+    if not {"ssl.certificate.location", "ssl.certificate.pem"} & set(found):
+        found |= _key(given, source, folder)
     return found
 
 

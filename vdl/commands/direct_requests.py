@@ -11,18 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from vdl.commands.admin_requests import own_client_settings
 from vdl.commands.cluster_options import Cluster
 from vdl.kafka.client import KafkaClient, Unreachable
-from vdl.kafka.security.client_settings import (
-    KNOWN,
-    SECURING,
-    ClientSettings,
-    ClientSettingsError,
-    parse_client_settings,
-)
+from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
 from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
 
 FIND_COORDINATOR = 10
@@ -81,13 +75,9 @@ class Direct:
 def direct(cluster: Cluster) -> Direct:
     """Return the direct requests of a cluster. Raises NotOffered for a login that VDL's own client
     does not know."""
-    properties = cluster.properties()
-    securing = {name for name in properties if name.startswith(SECURING)}
-    if unknown := securing - KNOWN:
-        raise NotOffered(f"VDL's own client knows no {', '.join(sorted(unknown))}")
     where = cluster.connection
     try:
-        settings = parse_client_settings(properties, where.source, Path.cwd())
+        settings = own_client_settings(cluster.properties(), where.source, where.folder)
     except ClientSettingsError as error:
         raise NotOffered(str(error)) from None
     brokers = cluster.metadata().brokers

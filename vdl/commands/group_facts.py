@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LIST_GROUPS, SHARE_GROUP_DESCRIBE, DESCRIBE_SHARE_GROUP_OFFSETS = 16, 77, 90
 SHARE, UNKNOWN = "share", "unknown"
+_NOT_OF_LIBRDKAFKA = (SHARE, "streams")
 EMPTY, DEAD = "Empty", "Dead"
 _GROUPS_AT_ONCE = 50
 _STATES = {
@@ -100,13 +101,12 @@ def list_groups(cluster: Cluster) -> list[GroupListing]:
     if answer.errors:
         fail("; ".join(cluster.words(error) for error in answer.errors))
     found = {one.group_id: (one.type.name.lower(), _state(one.state)) for one in answer.valid}
-    if any(UNKNOWN in pair for pair in found.values()):
-        # librdkafka has no word for share groups; a server that knows no types has classic ones.
-        found = (
-            {name: told.get(name, pair) for name, pair in found.items()}
-            if (told := _told_types(cluster))
-            else {name: (_or_classic(kind), state) for name, (kind, state) in found.items()}
-        )
+    told = _told(cluster)
+    for name, (kind, state) in found.items():
+        # A server that has no types has classic groups.
+        found[name] = told.get(name, (_or_classic(kind), state))
+    # librdkafka lists groups of consumers alone.
+    found |= {name: pair for name, pair in told.items() if pair[0] in _NOT_OF_LIBRDKAFKA}
     return [GroupListing(name, *pair) for name, pair in sorted(found.items())]
 
 
@@ -114,7 +114,7 @@ def _or_classic(kind: str) -> str:
     return "classic" if kind == UNKNOWN else kind
 
 
-def _told_types(cluster: Cluster) -> dict[str, tuple[str, str]]:
+def _told(cluster: Cluster) -> dict[str, tuple[str, str]]:
     """Return types and states in the servers' own words; nothing if they have none for types."""
     try:
         asked = direct(cluster)

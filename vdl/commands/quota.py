@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.commands.connection import Connection
+from vdl.commands.output import emit, json_option
 from vdl.kafka.wire.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
@@ -40,6 +41,7 @@ def _whose(function: Callable[..., Any]) -> Callable[..., Any]:
 @quota.command(name="set")
 @click.argument("quotas", nargs=-1, required=True, metavar="NAME=NUMBER...")
 @_whose
+@json_option
 @connection_options()
 def set_quotas(
     *,
@@ -47,8 +49,8 @@ def set_quotas(
     user: str | None,
     client_id: str | None,
     ip: str | None,
-    bootstrap: str,
-    config: Path | None,
+    as_json: bool,
+    connection: Connection,
 ) -> None:
     """Set quotas of a user, a client id or an address.
 
@@ -64,12 +66,13 @@ def set_quotas(
             separator = ""
         if not separator:
             raise click.UsageError(f"expected NAME=NUMBER, found {text!r}")
-    _alter(_entity(user, client_id, ip), changes, bootstrap, config)
+    _alter(_entity(user, client_id, ip), changes, connection, as_json=as_json)
 
 
 @quota.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_whose
+@json_option
 @connection_options()
 def remove(
     *,
@@ -77,29 +80,37 @@ def remove(
     user: str | None,
     client_id: str | None,
     ip: str | None,
-    bootstrap: str,
-    config: Path | None,
+    as_json: bool,
+    connection: Connection,
 ) -> None:
     """Remove quotas of a user, a client id or an address."""
     changes = [OpData(name, remove=True) for name in names]
-    _alter(_entity(user, client_id, ip), changes, bootstrap, config)
+    _alter(_entity(user, client_id, ip), changes, connection, as_json=as_json)
 
 
 @quota.command(name="list")
+@json_option
 @connection_options()
-def list_quotas(*, bootstrap: str, config: Path | None) -> None:
+def list_quotas(*, as_json: bool, connection: Connection) -> None:
     """List all quotas."""
     everything = DescribeClientQuotasRequest()
-    answer = with_client(bootstrap, config, lambda client: client.request(DESCRIBE, everything))
+    answer = with_client(connection, lambda client: client.request(DESCRIBE, everything))
     check(answer.error_code, answer.error_message)
-    lines = [
-        " ".join(f"{part.entity_type} {part.entity_name or _DEFAULT}" for part in entry.entity)
-        + ": "
-        + ", ".join(f"{value.key}={value.value:g}" for value in entry.values)
+    found = [
+        {
+            "entity": {part.entity_type: part.entity_name for part in entry.entity},
+            "quotas": {value.key: value.value for value in entry.values},
+        }
         for entry in answer.entries or ()
     ]
-    for line in sorted(lines):
-        click.echo(line)
+    found.sort(key=_line)
+    lines = "\n".join(map(_line, found))
+    emit(as_json, {"quotas": found}, lambda: click.echo(lines, nl=bool(lines)))
+
+
+def _line(entry: dict[str, dict[str, Any]]) -> str:
+    whose = " ".join(f"{kind} {name or _DEFAULT}" for kind, name in entry["entity"].items())
+    return f"{whose}: " + ", ".join(f"{key}={value:g}" for key, value in entry["quotas"].items())
 
 
 def _entity(user: str | None, client_id: str | None, ip: str | None) -> list[EntityData]:
@@ -115,9 +126,14 @@ def _entity(user: str | None, client_id: str | None, ip: str | None) -> list[Ent
 
 
 def _alter(
-    entity: list[EntityData], changes: list[OpData], bootstrap: str, config: Path | None
+    entity: list[EntityData], changes: list[OpData], connection: Connection, *, as_json: bool
 ) -> None:
     request = AlterClientQuotasRequest([EntryData(entity, changes)])
-    answer = with_client(bootstrap, config, lambda client: client.request(ALTER, request))
+    answer = with_client(connection, lambda client: client.request(ALTER, request))
     for entry in answer.entries:
         check(entry.error_code, entry.error_message)
+    data = {
+        "entity": {part.entity_type: part.entity_name for part in entity},
+        "quotas": {one.key: None if one.remove else one.value for one in changes},
+    }
+    emit(as_json, data, lambda: None)

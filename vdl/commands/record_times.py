@@ -97,7 +97,7 @@ def _read(
     deadline = time.monotonic() + _SECONDS
     while len(found) < len(wanted) and time.monotonic() < deadline:
         try:
-            messages = consumer.consume(PARTITIONS_AT_ONCE, timeout=0.5)
+            messages = consumer.consume(len(wanted) - len(found), timeout=0.5)
         except kafka_exception() as error:
             fail(cluster.words(error))
         answered = []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import datetime
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.commands.connection import Connection
+from vdl.commands.output import emit, json_option
 from vdl.config.values import DAY_MS, duration
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.principal import USER
@@ -60,14 +61,15 @@ def token() -> None:
               help="Principal that may renew the token. May be repeated.")  # fmt: skip
 @click.option("--max-lifetime", "lifetime_ms", callback=_period, metavar="TIME",
               help='Maximum lifetime such as "3d". By default that of the servers.')  # fmt: skip
-@connection_options(config_required=True)
+@json_option
+@connection_options(login_required=True)
 def create(
     *,
     owner: str,
     renewers: tuple[str, ...],
     lifetime_ms: int | None,
-    bootstrap: str,
-    config: Path,
+    as_json: bool,
+    connection: Connection,
 ) -> None:
     """Make a token, and print it with its secret.
 
@@ -81,29 +83,41 @@ def create(
         renewers=[CreatableRenewers(*_principal(one)) for one in renewers],
         max_lifetime_ms=_AS_CONFIGURED if lifetime_ms is None else lifetime_ms,
     )
-    made = with_client(bootstrap, config, lambda client: client.request(CREATE, request))
+    made = with_client(connection, lambda client: client.request(CREATE, request))
     check(made.error_code, None)
-    click.echo(f"id {made.token_id}")
-    click.echo(f"secret {base64.b64encode(made.hmac).decode()}")
-    click.echo(f"owner {made.principal_type}:{made.principal_name}")
-    click.echo(f"expires {_time(made.expiry_timestamp_ms)}")
-    click.echo(f"maximum lifetime ends {_time(made.max_timestamp_ms)}")
+    secret = base64.b64encode(made.hmac).decode()
+    data = {
+        "id": made.token_id,
+        "secret": secret,
+        "owner": f"{made.principal_type}:{made.principal_name}",
+        "expires_ms": made.expiry_timestamp_ms,
+        "maximum_lifetime_ends_ms": made.max_timestamp_ms,
+    }
+    lines = (
+        f"id {made.token_id}",
+        f"secret {secret}",
+        f"owner {data['owner']}",
+        f"expires {_time(made.expiry_timestamp_ms)}",
+        f"maximum lifetime ends {_time(made.max_timestamp_ms)}",
+    )
+    emit(as_json, data, lambda: click.echo("\n".join(lines)))
 
 
 @token.command()
 @click.argument("token_id")
 @click.option("--for", "period_ms", callback=_period, metavar="TIME",
               help='Time from now such as "12h". By default that of the servers.')  # fmt: skip
-@connection_options(config_required=True)
-def renew(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
+@json_option
+@connection_options(login_required=True)
+def renew(*, token_id: str, period_ms: int | None, as_json: bool, connection: Connection) -> None:
     """Extend a token. Its owner and its renewers may do this."""
     period = _AS_CONFIGURED if period_ms is None else period_ms
     _alter(
-        bootstrap,
-        config,
+        connection,
         token_id,
         RENEW,
         lambda secret: RenewDelegationTokenRequest(secret, period),
+        as_json=as_json,
     )
 
 
@@ -111,40 +125,59 @@ def renew(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path)
 @click.argument("token_id")
 @click.option("--in", "period_ms", callback=_period, metavar="TIME",
               help='Time from now such as "1h". By default it expires at once.')  # fmt: skip
-@connection_options(config_required=True)
-def expire(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
+@json_option
+@connection_options(login_required=True)
+def expire(*, token_id: str, period_ms: int | None, as_json: bool, connection: Connection) -> None:
     """Expire a token. Connections that logged in with it are closed."""
     period = _AT_ONCE if period_ms is None else period_ms
     _alter(
-        bootstrap,
-        config,
+        connection,
         token_id,
         EXPIRE,
         lambda secret: ExpireDelegationTokenRequest(secret, period),
+        as_json=as_json,
     )
 
 
 @token.command()
 @click.option("--owner", "owners", multiple=True, metavar="PRINCIPAL",
               help="List only tokens of this owner. May be repeated.")  # fmt: skip
-@connection_options(config_required=True)
-def describe(*, owners: tuple[str, ...], bootstrap: str, config: Path) -> None:
+@json_option
+@connection_options(login_required=True)
+def describe(*, owners: tuple[str, ...], as_json: bool, connection: Connection) -> None:
     """List the tokens that the user may see, without their secrets."""
     wanted = [DescribeDelegationTokenOwner(*_principal(one)) for one in owners] or None
-    found = with_client(bootstrap, config, lambda client: _described(client, wanted))
-    for one in sorted(found, key=lambda one: (one.expiry_timestamp, one.token_id)):
-        renewers = ", ".join(f"{who.principal_type}:{who.principal_name}" for who in one.renewers)
+    found = with_client(connection, lambda client: _described(client, wanted))
+    tokens = [
+        {
+            "id": one.token_id,
+            "owner": f"{one.principal_type}:{one.principal_name}",
+            "expires_ms": one.expiry_timestamp,
+            "maximum_lifetime_ends_ms": one.max_timestamp,
+            "renewers": [f"{who.principal_type}:{who.principal_name}" for who in one.renewers],
+        }
+        for one in sorted(found, key=lambda one: (one.expiry_timestamp, one.token_id))
+    ]
+    emit(as_json, {"tokens": tokens}, lambda: _show(tokens))
+
+
+def _show(tokens: list[dict[str, Any]]) -> None:
+    for one in tokens:
+        renewers = ", ".join(one["renewers"])
         click.echo(
-            (
-                f"{one.token_id}: owner {one.principal_type}:{one.principal_name}, expires "
-                f"{_time(one.expiry_timestamp)}, maximum lifetime ends {_time(one.max_timestamp)}"
-            )
+            f"{one['id']}: owner {one['owner']}, expires {_time(one['expires_ms'])},"
+            f" maximum lifetime ends {_time(one['maximum_lifetime_ends_ms'])}"
             + (f", renewers {renewers}" if renewers else "")
         )
 
 
 def _alter(
-    bootstrap: str, config: Path, token_id: str, key: int, request: Callable[[bytes], Any]
+    connection: Connection,
+    token_id: str,
+    key: int,
+    request: Callable[[bytes], Any],
+    *,
+    as_json: bool,
 ) -> None:
     """Renew or expire a token by its id. Kafka names a token by its secret, which is looked up so
     that it is no command line argument."""
@@ -155,9 +188,14 @@ def _alter(
             raise click.ClickException(f"{token_id}: no such token, or this user may not see it")
         return client.request(key, request(secrets[0]))
 
-    answer = with_client(bootstrap, config, send)
+    answer = with_client(connection, send)
     check(answer.error_code, None)
-    click.echo(f"expires {_time(answer.expiry_timestamp_ms)}")
+    ends_ms = answer.expiry_timestamp_ms
+    emit(
+        as_json,
+        {"id": token_id, "expires_ms": ends_ms},
+        lambda: click.echo(f"expires {_time(ends_ms)}"),
+    )
 
 
 def _described(client: KafkaClient, owners: list[DescribeDelegationTokenOwner] | None) -> Any:

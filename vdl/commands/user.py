@@ -6,11 +6,19 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.commands.admin_requests import (
+    check,
+    connection_options,
+    require_login,
+    with_client,
+)
 from vdl.commands.certificates import CertificateError, write_private
+from vdl.commands.connection import Connection
+from vdl.commands.output import emit, json_option
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password
@@ -44,37 +52,51 @@ def user() -> None:
     "--offline", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
     help="Data directory of a server. The user is added when that server starts next.",
 )  # fmt: skip
+@json_option
 @connection_options()
-def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None) -> None:
+def add(*, name: str, offline: Path | None, as_json: bool, connection: Connection) -> None:
     """Add a user, or change the password of one.
 
     The password is the first line of standard input. If that is a terminal, a random password is
     made and printed. If no administrator can log in any more, use --offline.
     """
-    if (config is None) is (offline is None):
+    if offline is None:
+        require_login(connection)
+    elif connection.properties:
         raise click.UsageError("expected either --config or --offline, not both")
-    if sys.stdin.isatty():
+    is_random = sys.stdin.isatty()
+    if is_random:
         password = secrets.token_urlsafe(_PASSWORD_BYTES)
-        click.echo(password)
+        if not as_json:
+            click.echo(password)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
         raise click.UsageError("the password is empty")
     if offline is not None:
         _add_offline(offline, name, password)
+        said = "The user will be added when the server starts."
+        emit(as_json, _added(name, password, is_random), lambda: click.echo(said))
         return
     upserts = []
     for mechanism, number in NUMBERS.items():
         salt = secrets.token_bytes(_SALT_BYTES)
         salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
         upserts.append(ScramCredentialUpsertion(name, number, ITERATIONS_MIN, salt, salted))
-    _alter(bootstrap, config, AlterUserScramCredentialsRequest(upsertions=upserts))
+    _alter(connection, AlterUserScramCredentialsRequest(upsertions=upserts))
+    emit(as_json, _added(name, password, is_random), lambda: None)
+
+
+def _added(name: str, password: str, is_random: bool) -> dict[str, str | None]:
+    """Return the object of docs/cli.md: with a password only if it is not known yet."""
+    return {"user": name, "password": password if is_random else None}
 
 
 @user.command()
 @click.argument("name")
-@connection_options(config_required=True)
-def remove(*, name: str, bootstrap: str, config: Path) -> None:
+@json_option
+@connection_options(login_required=True)
+def remove(*, name: str, as_json: bool, connection: Connection) -> None:
     """Remove a user. Its connections are closed."""
 
     def delete(client: KafkaClient) -> None:
@@ -88,25 +110,41 @@ def remove(*, name: str, bootstrap: str, config: Path) -> None:
         for result in client.request(ALTER, request).results:
             check(result.error_code, result.error_message)
 
-    with_client(bootstrap, config, delete)
+    with_client(connection, delete)
+    emit(as_json, {"removed": name}, lambda: None)
 
 
 @user.command(name="list")
-@connection_options(config_required=True)
-def list_users(*, bootstrap: str, config: Path) -> None:
+@json_option
+@connection_options(login_required=True)
+def list_users(*, as_json: bool, connection: Connection) -> None:
     """List users and their mechanisms."""
-
-    def show(client: KafkaClient) -> None:
-        answer = client.request(DESCRIBE, DescribeUserScramCredentialsRequest(users=None))
-        check(answer.error_code, answer.error_message)
-        for result in answer.results:
-            kinds = ", ".join(
-                f"{_NAMES.get(info.mechanism, info.mechanism)} ({info.iterations} iterations)"
+    asked = DescribeUserScramCredentialsRequest(users=None)
+    answer = with_client(connection, lambda client: client.request(DESCRIBE, asked))
+    check(answer.error_code, answer.error_message)
+    users = [
+        {
+            "user": result.user,
+            "credentials": [
+                {
+                    "mechanism": _NAMES.get(info.mechanism, str(info.mechanism)),
+                    "iterations": info.iterations,
+                }
                 for info in result.credential_infos
-            )
-            click.echo(f"{result.user}: {kinds}")
+            ],
+        }
+        for result in answer.results
+    ]
+    emit(as_json, {"users": users}, lambda: _show(users))
 
-    with_client(bootstrap, config, show)
+
+def _show(users: list[dict[str, Any]]) -> None:
+    for one in users:
+        kinds = ", ".join(
+            f"{found['mechanism']} ({found['iterations']} iterations)"
+            for found in one["credentials"]
+        )
+        click.echo(f"{one['user']}: {kinds}")
 
 
 def _add_offline(directory: Path, name: str, password: str) -> None:
@@ -125,12 +163,11 @@ def _add_offline(directory: Path, name: str, password: str) -> None:
         write_private(file, users, owner=(found.st_uid, found.st_gid))
     except (CertificateError, OSError) as error:
         raise click.ClickException(f"{file}: {error}") from error
-    click.echo("The user will be added when the server starts.")
 
 
-def _alter(bootstrap: str, config: Path | None, request: AlterUserScramCredentialsRequest) -> None:
+def _alter(connection: Connection, request: AlterUserScramCredentialsRequest) -> None:
     def send(client: KafkaClient) -> None:
         for result in client.request(ALTER, request).results:
             check(result.error_code, result.error_message)
 
-    with_client(bootstrap, config, send)
+    with_client(connection, send)

@@ -1,0 +1,151 @@
+"""What commands print: tables, times, selections; the profile command as a user runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from vdl.commands.app import COMMANDS, app, run_app
+from vdl.commands.output import Failure, fail, plain_lines, progress, table
+from vdl.commands.record_times import PARTITIONS_AT_ONCE, _rounds
+from vdl.commands.selection import consent, key_values, select
+from vdl.commands.times import parse_time_ms, show_time
+
+
+def test_plain_table_is_aligned_and_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers stand to the right, nothing is wrapped, None is a dash."""
+    table(("name", ">count"), [["a", 10], ["long", None]])
+    assert capsys.readouterr().out == "name  count\na        10\nlong      -\n"
+    assert plain_lines(("a",), []) == ["a"]
+
+
+def test_table_takes_markup_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a value in brackets is shown, and not read as a colour."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdout", shown)
+    table(("value",), [["[red]x[/red]"]])
+    assert "[red]x[/red]" in shown.getvalue()
+
+
+def test_progress_without_a_terminal_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of programs stay clean."""
+    with progress("waiting", total=2) as steps:
+        steps.advance()
+        steps.total(3)
+        steps.label("still waiting")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_failure_carries_its_exit_code() -> None:
+    """One by default."""
+    with pytest.raises(Failure) as failed:
+        fail("gone")
+    assert failed.value.exit_code == 1
+    with pytest.raises(Failure) as failed:
+        fail("gone", 3)
+    assert failed.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01T00:00:02.500Z", 2_500),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1970-01-02", 86_400_000),
+        ("@17", 17),
+    ],
+)
+def test_time_is_read_in_utc_unless_it_says_otherwise(text: str, expected: int) -> None:
+    """And it is read again from its own text."""
+    assert parse_time_ms(text) == expected
+    assert parse_time_ms(show_time(expected)) == expected
+
+
+def test_time_that_is_none_is_refused() -> None:
+    """With an example of one."""
+    for text in ("soon", "", "@", "@-1", "2026-13-01"):
+        with pytest.raises(ValueError, match="no time such as"):
+            parse_time_ms(text)
+
+
+def test_selection_is_by_name_glob_and_regex() -> None:
+    """A plain name must be there; a pattern must match something."""
+    names = ["a.1", "a.2", "b", "ab"]
+    assert select(names, ["a.*"], None, kind="topic") == ["a.1", "a.2"]
+    assert select(names, ["b", "a.?"], None, kind="topic") == ["a.1", "a.2", "b"]
+    assert select(names, [], "a.", kind="topic") == ["ab"]
+    for wanted, regex in ((["c"], None), (["c*"], None), ([], "c")):
+        with pytest.raises(Failure):
+            select(names, wanted, regex, kind="topic")
+    with pytest.raises(click.UsageError, match="--regex"):
+        select(names, [], "(", kind="topic")
+
+
+def test_consent_without_a_terminal_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the input is no yes."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    consent("Delete?", is_given=True)
+    with pytest.raises(click.UsageError, match="--yes"):
+        consent("Delete?", is_given=False)
+    with pytest.raises(click.UsageError):
+        key_values(["=x"])
+
+
+def test_rounds_read_each_partition_at_one_offset_and_not_too_many() -> None:
+    """Every offset is in one round."""
+    wanted = [(("t", number), 7) for number in range(PARTITIONS_AT_ONCE + 1)] + [(("t", 0), 9)]
+    rounds = list(_rounds(wanted))
+    assert (
+        sorted((place, offset) for one in rounds for place, offset in one.items())
+        == [*wanted[:1], wanted[-1], *wanted[1:-1]]
+    )
+    assert [len(one) for one in rounds] == [PARTITIONS_AT_ONCE, 2]
+
+
+def test_profile_command_keeps_passwords_out_of_arguments_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first profile is current; a password comes by the input and is never shown."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    create = ["profile", "create", "prod", "--bootstrap", "a:1"]
+    assert run_app([*create, "--set", "sasl.password=x"]) == 2
+    assert "no argument" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("secret\n"))
+    assert run_app([*create, "--set", "sasl.username=me", "--password-stdin"]) == 0
+    assert run_app(create) == 1
+    assert run_app(["profile", "create", "test", "--bootstrap", "b:1"]) == 0
+    assert "secret" in (tmp_path / "vdl" / "profiles.toml").read_text()
+    capsys.readouterr()
+    assert run_app(["profile", "show", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "secret" not in shown
+    assert json.loads(shown)["name"] == "prod"
+    assert run_app(["profile", "use", "test"]) == 0
+    assert run_app(["profile", "delete", "prod"]) == 0
+    assert run_app(["profile", "use", "prod"]) == 1
+    capsys.readouterr()
+    assert run_app(["profile", "list", "--json"]) == 0
+    (left,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert (left["name"], left["current"]) == ("test", True)
+
+
+def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
+    """Programs can read what a command says."""
+    with click.Context(app) as ctx:
+        for name in ("profile", "topic", "group", "config", "acl", "user", "quota", "token"):
+            assert name in COMMANDS
+            command = app.get_command(ctx, name)
+            assert isinstance(command, click.Group)
+            for leaf, sub in command.commands.items():
+                assert sub.help, f"{name} {leaf}"
+                has_json = any("--json" in one.opts for one in sub.params)
+                assert has_json or name == "profile", f"{name} {leaf}"
