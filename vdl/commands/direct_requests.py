@@ -18,6 +18,7 @@ from vdl.commands.cluster_options import Cluster
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
 from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
+from vdl.kafka.wire.runtime import EncodeError
 
 FIND_COORDINATOR = 10
 _SERVERS_AT_ONCE = 8
@@ -45,6 +46,9 @@ class Direct:
                 return client.request(api_key, message)
         except (Unreachable, ClientSettingsError) as error:
             raise NotOffered(str(error)) from None
+        except EncodeError as error:
+            # The server's newest version has no place for what is asked.
+            raise NotOffered(f"server {server} is too old: {error}") from None
 
     def at_each(
         self, servers: Iterable[int], api_key: int, message: Any
@@ -63,9 +67,9 @@ class Direct:
 
     def coordinator(self, group: str) -> int:
         """Return the server that coordinates a group."""
-        asked = FindCoordinatorRequest(key=group, coordinator_keys=[group])
+        asked = FindCoordinatorRequest(coordinator_keys=[group])
         answer = self.at(min(self.addresses), FIND_COORDINATOR, asked)
-        found = answer.coordinators[0] if answer.coordinators else answer
+        (found,) = answer.coordinators
         if found.error_code:
             raise NotOffered(f"{group}: no coordinator: {found.error_message}")
         server: int = found.node_id
