@@ -23,7 +23,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 FLIGHTS = 336_776
 TIMEOUT_SECONDS = 30.0

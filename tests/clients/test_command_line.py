@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
 
 from tests.clients.command_line import SECONDS, CommandLine
 from tests.clients.topics import Topics
+from vdl.commands.app import run_app
 
 
 @pytest.fixture
@@ -139,6 +144,27 @@ def test_config_of_each_kind_is_set_explained_and_unset(line: CommandLine, topic
         assert key not in {one["name"] for one in left}
     assert line.run("config", "set", "topic", topic, "retention.ms=soon").code == 1
     assert line.run("config", "explain", "no.such.setting").code == 1
+
+
+def test_quota_is_a_document_when_it_is_set_listed_and_removed(line: CommandLine) -> None:
+    """The default of all users has no name."""
+    of_all, quotas = {"user": None}, {"producer_byte_rate": 5_000_000_000.0}
+    made = line.json("quota", "set", "producer_byte_rate=5000000000", "--user", "*")
+    assert made == {"entity": of_all, "quotas": quotas}
+    assert {"entity": of_all, "quotas": quotas} in line.json("quota", "list")["quotas"]
+    gone = line.json("quota", "remove", "producer_byte_rate", "--user", "*")
+    assert gone["quotas"] == {"producer_byte_rate": None}
+    assert made not in line.json("quota", "list")["quotas"]
+
+
+def test_certificates_are_a_document_when_they_are_made(tmp_path: Path) -> None:
+    """The files that are named are there."""
+    out, error = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error):
+        assert run_app(["cert", "--out", str(tmp_path), "--nodes", "1", "--json"]) == 0
+    made = json.loads(out.getvalue())
+    assert all(Path(one["key"]).is_file() for one in made["made"])
+    assert Path(made["ca"]).is_file()
 
 
 def test_wrong_usage_and_missing_servers_have_their_own_exit_codes(line: CommandLine) -> None:

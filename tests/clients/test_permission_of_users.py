@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -138,6 +139,13 @@ def test_users_may_what_they_were_allowed(secured: Secured) -> None:
         "User:bob is allowed read on topic orders",
         "User:bob is allowed read on group readers",
     ]
+    (of_alice,) = json.loads(secured.vdl("acl", "list", "--principal", "User:alice", "--json"))[
+        "acls"
+    ]
+    assert of_alice == {
+        "principal": "User:alice", "permission": "allow", "operation": "write",
+        "resource": "topic", "name": TOPIC, "pattern": "literal", "host": "*",
+    }  # fmt: skip
 
 
 def test_denial_for_all_users_leaves_out_none_but_the_super_user(secured: Secured) -> None:

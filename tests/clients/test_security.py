@@ -28,6 +28,7 @@ from joserfc import jwk, jwt
 
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from tests.clients.clients import CLIENTS, Client
+from tests.clients.command_line import CommandLine
 from tests.clients.driver import Driver, Record
 from tests.wire import AnyApiClient
 from vdl.commands.certificates import (
@@ -296,6 +297,38 @@ def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> No
     assert [server["problem"] for server in status["servers"]] == ["", "", ""]
     settings = read_client_settings(secured.directory / "client.properties")
     assert settings.password not in repr(settings)
+
+
+def test_commands_for_any_cluster_log_in_with_javas_properties_and_librdkafkas(
+    secured: Secured, tmp_path: Path
+) -> None:
+    """Either half of the file is enough, also for what librdkafka cannot ask."""
+    topic = secured.topic("commands")
+    lines = (secured.directory / "client.properties").read_text().splitlines()
+    of_java = ("sasl.jaas.config", "ssl.truststore.")
+    of_librdkafka = ("sasl.username", "sasl.password", "ssl.ca.location")
+    for left_out in (of_java, of_librdkafka):
+        file = tmp_path / "client.properties"
+        file.write_text("\n".join(one for one in lines if not one.startswith(left_out)))
+        line = CommandLine(secured.bootstrap())
+        (found,) = line.json("topic", "describe", topic, "--config", str(file))["topics"]
+        assert found["partitions"][0]["bytes"] is not None
+        users = line.json("user", "list", "--config", str(file))["users"]
+        assert {"admin", "alice"} <= {one["user"] for one in users}
+        added = line.json("token", "create", "--config", str(file))
+        (token,) = line.json("token", "describe", "--config", str(file))["tokens"]
+        assert (token["id"], token["owner"]) == (added["id"], "User:admin")
+        line.json("token", "expire", added["id"], "--config", str(file))
+    nobody = line.run("topic", "list", "--config", str(wrong_password(file)))
+    assert nobody.code == 1
+    assert "authentication" in nobody.error.lower()
+
+
+def wrong_password(file: Path) -> Path:
+    """Return a copy of a file of Java's properties with another password."""
+    copy = file.with_suffix(".wrong")
+    copy.write_text(re.sub(r'password="[^"]*"', 'password="wrong"', file.read_text()))
+    return copy
 
 
 def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:

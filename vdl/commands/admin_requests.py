@@ -14,7 +14,7 @@ import click
 
 from vdl.commands.bootstrap_option import addresses
 from vdl.commands.client_properties import librdkafka_properties
-from vdl.commands.connection import Connection, resolve
+from vdl.commands.connection import Connection, complete_profile, resolve
 from vdl.errors import ERRORS_BY_CODE, ErrorCode
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import (
@@ -39,7 +39,8 @@ def connection_options(
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option("--profile", metavar="NAME", help="A profile of `vdl profile`.")
+        @click.option("--profile", metavar="NAME", shell_complete=complete_profile,
+                      help="A profile of `vdl profile`.")  # fmt: skip
         @click.option("--bootstrap", metavar="HOST:PORT,...",
                       help="Kafka addresses of some servers; 127.0.0.1:9092.")  # fmt: skip
         @click.option("--config", type=click.Path(path_type=Path), metavar="FILE",

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vdl.commands.client_properties import librdkafka_properties
-from vdl.commands.connection import BOOTSTRAP_SERVERS, Connection, resolve
+from vdl.commands.connection import (
+    BOOTSTRAP_SERVERS,
+    Connection,
+    complete_profile,
+    resolve,
+)
 from vdl.commands.output import fail
 from vdl.kafka.security.client_settings import ClientSettingsError
 
@@ -139,11 +144,9 @@ class Cluster:
 
 
 def confluent_kafka() -> Any:
-    """Return the package. Raises click.ClickException if it is not installed."""
-    try:
-        import confluent_kafka as package
-    except ModuleNotFoundError:
-        fail(_EXTRA)
+    """Return the package. Raises ModuleNotFoundError, which `cluster_options` tells in words."""
+    import confluent_kafka as package
+
     return package
 
 
@@ -168,7 +171,8 @@ def _extra(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) 
 def cluster_options(function: _Function) -> _Function:
     """Add `--profile`, `--bootstrap`, `--config` and `-X`; the command gets `cluster: Cluster`."""
 
-    @click.option("--profile", metavar="NAME", help="A profile of `vdl profile`; the current one.")
+    @click.option("--profile", metavar="NAME", shell_complete=complete_profile,
+                  help="A profile of `vdl profile`; the current one.")  # fmt: skip
     @click.option("--bootstrap", metavar="HOST:PORT,...",
                   help="Kafka addresses of some servers; 127.0.0.1:9092.")  # fmt: skip
     @click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
@@ -185,6 +189,11 @@ def cluster_options(function: _Function) -> _Function:
         **more: Any,
     ) -> Any:
         connection = resolve(profile=profile, bootstrap=bootstrap, config=config)
-        return function(*arguments, cluster=Cluster(connection, extra), **more)
+        try:
+            return function(*arguments, cluster=Cluster(connection, extra), **more)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "confluent_kafka":
+                raise
+            fail(_EXTRA)
 
     return command

@@ -74,3 +74,13 @@ def _profile(
     profiles = read_profiles(profiles_file(environment))
     name = name or profiles.current
     return (name, profiles.get(name)) if name else ("", Profile())
+
+
+def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of profiles that a shell may offer."""
+    del ctx, parameter
+    try:
+        names = read_profiles(profiles_file()).by_name
+    except ProfileError:
+        return []
+    return [name for name in sorted(names) if name.startswith(incomplete)]

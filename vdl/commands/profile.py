@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from vdl.commands.connection import complete_profile
 from vdl.commands.output import emit, fail, json_option, table
 from vdl.commands.profiles import (
     PASSWORD,
@@ -43,15 +44,6 @@ def _in_words() -> Iterator[None]:
         yield
     except ProfileError as error:
         fail(str(error))
-
-
-def _names(ctx: click.Context, argument: click.Parameter, incomplete: str) -> list[str]:
-    del ctx, argument
-    try:
-        names = read_profiles(profiles_file()).by_name
-    except ProfileError:
-        return []
-    return [name for name in sorted(names) if name.startswith(incomplete)]
 
 
 @profile.command()
@@ -146,7 +138,7 @@ def list_profiles(*, as_json: bool) -> None:
 
 
 @profile.command()
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=complete_profile)
 def use(*, name: str) -> None:
     """Make a profile the current one."""
     with _in_words():
@@ -157,7 +149,7 @@ def use(*, name: str) -> None:
 
 
 @profile.command()
-@click.argument("name", default="", shell_complete=_names)
+@click.argument("name", default="", shell_complete=complete_profile)
 @json_option
 def show(*, name: str, as_json: bool) -> None:
     """Show a profile, or the current one. Passwords are hidden."""
@@ -174,7 +166,7 @@ def show(*, name: str, as_json: bool) -> None:
 
 
 @profile.command()
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=complete_profile)
 def delete(*, name: str) -> None:
     """Delete a profile. If it is the current one, none is current."""
     with _in_words():

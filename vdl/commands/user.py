@@ -62,7 +62,7 @@ def add(*, name: str, offline: Path | None, as_json: bool, connection: Connectio
     """
     if offline is None:
         require_login(connection)
-    elif connection.properties:
+    elif connection.properties and not connection.profile:
         raise click.UsageError("expected either --config or --offline, not both")
     is_random = sys.stdin.isatty()
     if is_random:

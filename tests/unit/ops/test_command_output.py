@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -104,10 +105,11 @@ def test_rounds_read_each_partition_at_one_offset_and_not_too_many() -> None:
     """Every offset is in one round."""
     wanted = [(("t", number), 7) for number in range(PARTITIONS_AT_ONCE + 1)] + [(("t", 0), 9)]
     rounds = list(_rounds(wanted))
-    assert (
-        sorted((place, offset) for one in rounds for place, offset in one.items())
-        == [*wanted[:1], wanted[-1], *wanted[1:-1]]
-    )
+    assert sorted((place, offset) for one in rounds for place, offset in one.items()) == [
+        *wanted[:1],
+        wanted[-1],
+        *wanted[1:-1],
+    ]
     assert [len(one) for one in rounds] == [PARTITIONS_AT_ONCE, 2]
 
 
@@ -136,6 +138,18 @@ def test_profile_command_keeps_passwords_out_of_arguments_and_output(
     assert run_app(["profile", "list", "--json"]) == 0
     (left,) = json.loads(capsys.readouterr().out)["profiles"]
     assert (left["name"], left["current"]) == ("test", True)
+
+
+def test_command_without_its_client_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line; what needs no client works."""
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    for words in (["topic", "list"], ["topic", "create", "t"], ["group", "lag"]):
+        assert run_app([*words, "--bootstrap", "127.0.0.1:1"]) == 1
+        said = capsys.readouterr().err
+        assert (said.count("\n"), "pip install 'vdl-log[cli]'" in said) == (1, True)
+    assert run_app(["config", "explain", "raft.election_timeout", "--bootstrap", "a:1"]) == 0
 
 
 def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
