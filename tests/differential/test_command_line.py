@@ -64,12 +64,18 @@ def topic_story(line: CommandLine, stem: str) -> list[Any]:
 
 
 def described(line: CommandLine, topic: str) -> Any:
-    (found,) = line.json("topic", "describe", topic)["topics"]
+    """Return a topic once all replicas are in sync: a new partition of VDL has to catch up."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        (found,) = line.json("topic", "describe", topic)["topics"]
+        if all(len(one["isr"]) == len(one["replicas"]) for one in found["partitions"]):
+            break
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
     return {
         "partitions": [
             {
                 "replicas": sorted(one["replicas"]),
-                "in sync": len(one["isr"]),
                 "has a leader": one["leader"] in one["replicas"],
                 "has bytes": sorted(map(int, one["replica_bytes"])) == sorted(one["replicas"]),
                 "offsets": (one["start_offset"], one["end_offset"]),

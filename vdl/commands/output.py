@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 
-DONE, FAILED, USAGE = 0, 1, 2
+FAILED = 1
 _GAP = "  "
 """Gap between two columns of a plain table."""
 _PROGRESS_AFTER_SECONDS = 1.0
