@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command printed, and its exit code."""
+    """Output of a command, and its exit code."""
 
     code: int
     out: str

@@ -41,7 +41,7 @@ def assert_behind(found: dict[str, Any], *, lag: int, time_ms: int) -> None:
 def test_lag_of_a_plain_topic_is_the_age_of_the_next_record(
     line: CommandLine, topics: Topics
 ) -> None:
-    """Of what is committed nothing counts, and of the rest the oldest; at the end it is 0."""
+    """The oldest record that is not committed counts; at the end it is 0."""
     topic, group = topics.create("lag"), topics.unused_name("lag")
     line.write(topic, TIMES)
     line.commit(group, {(topic, 0): 2})

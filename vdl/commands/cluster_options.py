@@ -112,7 +112,7 @@ class Cluster:
         if module:
             import confluent_kafka.admin as package
         settings: dict[str, Any] = {
-            # Errors are told by the command, once, and not by the library's log.
+            # The command reports errors, once, and not the library's log.
             "log_level": 0,
             "error_cb": self._note,
             **self.properties(),

@@ -21,7 +21,7 @@ FAILED = 1
 _GAP = "  "
 """Gap between two columns of a plain table."""
 _PROGRESS_AFTER_SECONDS = 1.0
-"""What ends sooner shows no progress bar."""
+"""Work that ends sooner shows no progress bar."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

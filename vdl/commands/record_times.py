@@ -24,7 +24,7 @@ At = tuple[Where, int]
 PARTITIONS_AT_ONCE = 100
 """Partitions that are read together; one batch of each is in memory."""
 _FETCH_BYTES = 64 << 10
-"""Of a partition in one response; a larger batch comes by itself."""
+"""Bytes of a partition in one response; a larger batch comes by itself."""
 _SECONDS = 15
 """Longest wait for the partitions that are read together."""
 
@@ -116,7 +116,7 @@ def _read(
             steps.advance()
             answered.append(TopicPartition(*place))
         if answered:
-            # What was answered needs no further fetch.
+            # A partition with an answer needs no further fetch.
             consumer.pause(answered)
     # A pause outlives the assignment, and a later round may read the partition elsewhere.
     consumer.resume([TopicPartition(*place) for place in found])

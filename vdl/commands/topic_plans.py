@@ -118,7 +118,7 @@ def truncations(
             new = at_time[place]
         if start is None or end is None or new is None:
             fail(f"{place[0]}-{place[1]}: its leader does not answer")
-        # Of a time behind the last record there is no offset: all records are before it.
+        # A time behind the last record has no offset: all records are before it.
         new = end if new < 0 else min(max(new, start), end)
         plan.append(
             {

@@ -1,4 +1,4 @@
-"""What commands print: tables, times, selections; the profile command as a user runs it."""
+"""Output of commands: tables, times, selections; the profile command as a user runs it."""
 
 from __future__ import annotations
 
