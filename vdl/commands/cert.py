@@ -104,7 +104,8 @@ def cert(
               help="Serial number of a certificate without a file. May be repeated.")  # fmt: skip
 @_FOLDER
 @click.option("--days", type=click.IntRange(1, CRL_DAYS), default=CRL_DAYS, show_default=True,
-              help="Days for which the list is valid. After that all connections are refused.")  # fmt: skip
+              help="Days for which the list is valid. After that all connections are refused."
+              )  # fmt: skip
 @json_option
 def revoke_some(
     *, names: tuple[str, ...], serials: tuple[str, ...], out: Path, days: int, as_json: bool

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 
-FAILED = 1
+DONE, FAILED = 0, 1
 _GAP = "  "
 """Gap between two columns of a plain table."""
 _PROGRESS_AFTER_SECONDS = 1.0

@@ -63,6 +63,21 @@ def reader(schema: Schema) -> Callable[[bytes], str]:
     return read
 
 
+def first_message(text: str) -> Any:
+    """Return the class of the first message of a .proto file. Raises ValueError."""
+    from google.protobuf import descriptor_pool, message_factory
+
+    pool = descriptor_pool.DescriptorPool()
+    main = None
+    for file in _compiled(Schema("PROTOBUF", text, {})):
+        pool.AddSerializedFile(file.SerializeToString())
+        main = file
+    if main is None or not main.message_type:
+        raise ValueError("it has no message")
+    name = _name_of(main, (0,))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
 def message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return (indexes of the message type, start of the message). Raises ValueUnreadable."""
     count, position = _varint(data, 0)
