@@ -511,11 +511,12 @@ class Machine:
     def give_directory_of(self, other: Machine) -> bool:
         """Replace this machine's disk with a copy of another's, until `put_back`.
 
-        Return False if the other has no directory yet. No process may be using this machine's disk.
+        Return False if the other has no whole directory. No process may be using this machine's
+        disk.
         """
         assert self.life is None, f"{self.name} runs"
         copy = copy_of(other.disk)
-        if self.hidden or self.foreign or copy is None:
+        if self.hidden or self.foreign or other.hidden or copy is None:
             return False
         self.note(f"has the directory of {other.name}")
         disk = SimDisk(Random(0), self.disk.profile)

@@ -24,6 +24,7 @@ from vdl.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchFields, Record, 
 from vdl.records.compression import Compression
 from vdl.sim.client import Failure, KafkaClient, Message
 from vdl.sim.subscription import TopicPartition
+from vdl.state.producers import WINDOW_BATCHES
 
 DEFINITE = frozenset(
     (
@@ -112,6 +113,8 @@ class _Batch:
     uncertain: bool = False
     """True if the result of an attempt is unknown."""
     last_error: int = 0
+    later_delivered: int = 0
+    """Later batches that were acknowledged while this one was unfinished."""
 
 
 @dataclass(slots=True)
@@ -358,6 +361,8 @@ class Producer:
                 if batch.producer_id == self.producer_id and offset >= partition.appended_offset:
                     partition.appended_ns = batch.first_sent_ns
                     partition.appended_offset = offset
+                for earlier in partition.batches[: partition.batches.index(batch)]:
+                    earlier.later_delivered += 1
                 delivery = Delivery(Fate.DELIVERED, offset, 0, batch.attempts, node)
                 delivery.log_append_time_ms = row.log_append_time_ms
                 self._finish(partition, batch, delivery)
@@ -383,7 +388,11 @@ class Producer:
         )
         lost_order = error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not waits_for_earlier
         retriable = error in RETRIABLE or waits_for_earlier
-        if lost_order and not self._resetting:
+        # Servers remember only the last batches of a producer. If an answer of a former leader was
+        # lost, and the new one appended that many later batches, a retry is out of order, as with
+        # Kafka.
+        is_remembered = batch.later_delivered < WINDOW_BATCHES
+        if lost_order and is_remembered and not self._resetting:
             self.order_lost.append(tp)
         if self.options.idempotent and (error in _RESET or lost_order):
             if error in _RESET and not batch.uncertain:
