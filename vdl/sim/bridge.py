@@ -62,6 +62,8 @@ class Bridge:
         middle, *sides = names
         half = len(sides) // 2
         far, near = sides[:half], sides[half:]
+        self.connected = [*near, middle], [*far, middle]
+        """Names of the machines of each side, with the middle."""
         self._pairs = [*product(near, far), *product(far, near)]
         for one, other in self._pairs:
             world.network.cut(one, other)

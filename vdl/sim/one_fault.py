@@ -36,8 +36,9 @@ Does not depend on what else has happened in this world.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -210,8 +211,9 @@ def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
 def judge_bridge(world: World, rng: Random) -> None:
     """Set up a bridge, with no other fault, that deposes the server that leads most groups.
 
-    `stale_watch` checks how long it serves on. A majority can communicate all the time, and must
-    have leaders before the bridge is gone.
+    `stale_watch` checks how long it serves on. A group with a majority of its voters on one side
+    and in the middle must have a leader before the bridge is gone. While replicas move, a group may
+    have four voters, two on each side.
     """
     watch = world.watch
 
@@ -225,9 +227,19 @@ def judge_bridge(world: World, rng: Random) -> None:
         return
     world.run_for(bridge.over_ns + BRIDGED_NS)
     elections_ns = 3 * election_ns(world.options, len(watch.terms(world.machines)))
-    for when in ("while a bridge lasts", "after a bridge"):
-        if not world.wait(
-            BRIDGE_LED_NS + elections_ns, lambda: not watch.leaderless(world.machines)
-        ):
+    sides = [[one for one in world.machines if one.name in side] for side in bridge.connected]
+    for when, cores in (("while a bridge lasts", sides), ("after a bridge", [world.machines])):
+        if not world.wait(BRIDGE_LED_NS + elections_ns, partial(_are_led, world, cores)):
             watch.violate("no-leader", f"{watch.leaderless(world.machines)}, {when}")
         bridge.end(world)
+
+
+def _are_led(world: World, cores: Sequence[Sequence[Machine]]) -> bool:
+    """Return True if all groups have a leader that the machines of one of `cores` can elect."""
+    watch = world.watch
+    if not watch.leaderless(world.machines):
+        return True
+    if not all(machine.server is not None and machine.server.host for machine in world.machines):
+        return False
+    electable = {group_id for core in cores for group_id in watch.unled(core)}
+    return electable.isdisjoint(watch.unled(world.machines))
