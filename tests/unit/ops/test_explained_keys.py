@@ -46,7 +46,7 @@ def test_explained_keys_have_all_a_meaning() -> None:
 
 def test_explained_key_has_its_range_in_the_parsers_words() -> None:
     """The range is what the parser says that refuses a wrong value."""
-    assert range_of(KEYS["server.id"].parse) == "a whole number from 1 to 32767"
+    assert range_of(KEYS["server.id"].parse) == "an integer from 1 to 32767"
     assert range_of(KEYS["log.level"].parse) == '"debug" or "info" or "warning" or "error"'
     assert range_of(KEYS["kafka.fetch.max.bytes"].parse) == "a size from 1KiB to 2147483647 bytes"
     assert all(range_of(key.parse) for key in KEYS.values())

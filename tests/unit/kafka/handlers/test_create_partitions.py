@@ -147,7 +147,7 @@ def test_servers_have_no_more_replicas_than_they_may() -> None:
         ErrorCode.NONE,
         ErrorCode.POLICY_VIOLATION,
     ]
-    assert "4 at most" in (results[1].error_message or "")
+    assert "the maximum is 4" in (results[1].error_message or "")
     assert world.context.topics_refused == 1
 
 
