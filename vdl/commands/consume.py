@@ -65,9 +65,8 @@ class Wanted:
 @cluster_options
 @click.option("--from", "start", type=PointOption(), help="Where to begin; the start by default.")
 @click.option("--until", type=PointOption(), help="Where to stop (exclusive).")
-@click.option(
-    "--count", "-n", type=click.IntRange(1, COUNT_MAX), help="Stop after this number of records."
-)
+@click.option("--count", "-n", type=click.IntRange(1, COUNT_MAX), metavar="N",
+              help="Stop after N records that are printed.")  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records at the end.")
 @click.option("--partition", "-p", "partitions", type=click.IntRange(0, (1 << 31) - 1),
               multiple=True, help="Only this partition; may be repeated.")  # fmt: skip
@@ -87,7 +86,8 @@ class Wanted:
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]),
               default="read_committed", show_default=True)  # fmt: skip
 @click.option("--timeout", "stall_seconds", type=click.FloatRange(min=1), default=60.0,
-              show_default=True, help="Fail if nothing arrives for this many seconds.")  # fmt: skip
+              show_default=True, metavar="SECONDS",
+              help="Fail if nothing arrives for this long.")  # fmt: skip
 def consume(
     *,
     cluster: Cluster,

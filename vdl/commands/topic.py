@@ -238,9 +238,8 @@ def _partition_row(one: dict[str, Any]) -> list[object]:
 @_REGEX
 @click.option("--set", "values", multiple=True, metavar="KEY=VALUE", help="Set a setting.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Return it to the default.")
-@click.option(
-    "--partitions", "-p", type=click.IntRange(1), help="New total number; it can only grow."
-)
+@click.option("--partitions", "-p", type=click.IntRange(1), metavar="N",
+              help="Number of all partitions; it can only grow.")  # fmt: skip
 @_YES
 @json_option
 @cluster_options
