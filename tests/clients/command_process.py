@@ -42,6 +42,14 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
+_ALONE = """
+import signal, sys
+from vdl.cli import main
+# A shell starts a job in the background with SIGINT ignored, and it would be ignored here, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -111,7 +119,7 @@ class Running(subprocess.Popen[bytes]):
         self, arguments: tuple[str, ...], variables: Mapping[str, str], output: int
     ) -> None:
         super().__init__(
-            [sys.executable, "-m", "vdl.cli", *arguments],
+            [sys.executable, "-c", _ALONE, *arguments],
             cwd=ROOT,
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,

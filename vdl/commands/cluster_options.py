@@ -75,7 +75,7 @@ class Cluster:
 
     def producer(self, **more: Any) -> Producer:
         """Return a new producer, with more properties."""
-        producer: Producer = self._client("", "Producer", more)
+        producer: Producer = self._client("", "Producer", more, made_by=_producer_class())
         return producer
 
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
@@ -106,7 +106,9 @@ class Cluster:
             return f"{name.lstrip('_')}: {text}"
         return str(error)
 
-    def _client(self, module: str, name: str, more: dict[str, Any]) -> Any:
+    def _client(
+        self, module: str, name: str, more: dict[str, Any], *, made_by: type | None = None
+    ) -> Any:
         """Return a client of confluent-kafka. Raises click.ClickException."""
         package = confluent_kafka()
         if module:
@@ -119,7 +121,7 @@ class Cluster:
             **more,
         }
         try:
-            return getattr(package, name)(settings)
+            return (made_by or getattr(package, name))(settings)
         except kafka_exception() as error:
             raise click.UsageError(error.args[0].str()) from None
 
@@ -148,6 +150,31 @@ def confluent_kafka() -> Any:
     import confluent_kafka as package
 
     return package
+
+
+@functools.cache
+def _producer_class() -> type[Producer]:
+    """Return the class of producers that a signal may interrupt.
+
+    confluent-kafka 2.16 loses a KeyboardInterrupt that a signal raises while a delivery callback
+    runs, and raises SystemError in its place.
+    """
+    package = confluent_kafka()
+
+    class Interruptible(package.Producer):  # type: ignore[misc, name-defined]  # imported late
+        def poll(self, timeout: float = -1) -> int:
+            try:
+                return int(super().poll(timeout))
+            except SystemError:
+                raise KeyboardInterrupt from None
+
+        def flush(self, timeout: float = -1) -> int:
+            try:
+                return int(super().flush(timeout))
+            except SystemError:
+                raise KeyboardInterrupt from None
+
+    return Interruptible
 
 
 def kafka_exception() -> type[Exception]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import click
@@ -9,7 +11,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from vdl.commands.client_properties import librdkafka_properties
-from vdl.commands.connection import resolve
+from vdl.commands.cluster_options import Cluster
+from vdl.commands.connection import Connection, resolve
 from vdl.commands.profiles import Profile, ProfileError, Profiles, read_profiles, write_profiles
 from vdl.kafka.security.client_settings import ClientSettingsError
 
@@ -158,3 +161,25 @@ def test_profiles_file_that_is_wrong_is_refused(text: str, tmp_path: Path) -> No
     path.write_text(text)
     with pytest.raises(ProfileError, match=r"profiles\.toml"):
         read_profiles(path)
+
+
+@pytest.mark.parametrize("wait", ["poll", "flush"])
+def test_interrupt_within_a_delivery_callback_reaches_the_command(wait: str) -> None:
+    """confluent-kafka 2.16 itself raises SystemError."""
+    cluster = Cluster(Connection("127.0.0.1:1"), {"message.timeout.ms": "100"})
+    producer = cluster.producer()
+
+    def interrupt(*answer: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def until_answered() -> None:
+        while len(producer):
+            getattr(producer, wait)(10)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        producer.produce("topic", b"value", on_delivery=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            until_answered()
+    finally:
+        signal.signal(signal.SIGINT, before)
