@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.flights import FLIGHTS, Row, create_topic, flights, produce
-from vdl.commands.replica_set import find_replica_set
+from vdl.commands.servers.replica_set import find_replica_set
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner

@@ -30,9 +30,9 @@ from tests.bench.rounds import Comparison, Figures, Run
 from tests.bench.topics import CALL_SECONDS_MAX, REPLICATION
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.differential.kafka_cluster import KafkaCluster
-from vdl.commands.certificates import open_authority, write_server
-from vdl.commands.replica_set import make_replica_set
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.certificates import open_authority, write_server
+from vdl.commands.servers.replica_set import make_replica_set
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.security.client_settings import read_client_settings
 
 VARIANTS = ("plain", "secure")

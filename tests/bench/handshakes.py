@@ -26,8 +26,8 @@ from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.systems import cpu_seconds, rss_mb
 from tests.bench.topics import create_led_topic
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 
 RATE = 200
 PARTITIONS = 6

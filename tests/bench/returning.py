@@ -32,7 +32,7 @@ from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.servers import Servers
 from tests.bench.settings import client_settings, machine_settings
 from tests.chaos.harness.cluster import create_topic, partitions, status, wait_healthy
-from vdl.commands.replica_set import PEER_PORT_STEP
+from vdl.commands.servers.replica_set import PEER_PORT_STEP
 
 TOPIC = "returning"
 LEADER, AWAY = 1, 3

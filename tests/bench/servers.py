@@ -19,7 +19,7 @@ from typing import Any
 from tests.bench.systems import io_bytes
 from tests.chaos.harness.cluster import numbers
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
-from vdl.commands.replica_set import (
+from vdl.commands.servers.replica_set import (
     LocalServer,
     ReplicaSetError,
     make_replica_set,

@@ -44,8 +44,8 @@ from tests.chaos.harness.disks import MIB, Disks
 from tests.chaos.harness.load import QUIET
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from tests.chaos.harness.wires import Wires
-from vdl.commands.certificates import open_authority, write_server
-from vdl.commands.replica_set import PEER_PORT_STEP
+from vdl.commands.servers.certificates import open_authority, write_server
+from vdl.commands.servers.replica_set import PEER_PORT_STEP
 from vdl.logstream.bootstrap import configuration_digest
 
 RUNBOOK = ROOT / "deploy" / "runbook.md"

@@ -38,9 +38,9 @@ from confluent_kafka.admin import (
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.hostile import PREFIX, Target, Told, hostile
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.cluster_status import collect
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.checks.cluster_status import collect
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.config.values import parse_address
 from vdl.kafka.security.client_settings import ClientSettings, read_client_settings
 from vdl.kafka.security.protocol import SCRAM_SHA_512, SecurityProtocol

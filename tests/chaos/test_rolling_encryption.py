@@ -14,7 +14,7 @@ from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import HEALTHY_SECONDS_MAX, create_topic, numbers
 from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.certificates import open_authority, write_server
+from vdl.commands.servers.certificates import open_authority, write_server
 
 TOPIC = "rolling"
 CLUSTER = "vdl"

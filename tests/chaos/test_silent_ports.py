@@ -26,8 +26,8 @@ from tests.bench.handshakes import PLAIN_STEP, TLS_STEP, configure
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from tests.chaos.harness.silence import silent
-from vdl.commands.replica_set import ADMIN_PORT_STEP, HTTP_PORT_STEP, PEER_PORT_STEP
-from vdl.commands.serve import FILES_KEPT
+from vdl.commands.servers.open_files import FILES_KEPT
+from vdl.commands.servers.replica_set import ADMIN_PORT_STEP, HTTP_PORT_STEP, PEER_PORT_STEP
 from vdl.kafka.security.client_settings import read_client_settings
 
 SILENT = int(os.environ.get("SILENT", "3000"))

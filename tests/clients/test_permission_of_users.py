@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.security.client_settings import read_client_settings
 
 SECONDS = 20.0

@@ -31,14 +31,14 @@ from tests.clients.clients import CLIENTS, Client
 from tests.clients.command_line import CommandLine
 from tests.clients.driver import Driver, Record
 from tests.wire import AnyApiClient
-from vdl.commands.certificates import (
+from vdl.commands.servers.certificates import (
     _write_signed,
     open_authority,
     revoke,
     write_client,
 )
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.security.client_settings import read_client_settings
 from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource

@@ -21,8 +21,8 @@ from tests.differential.connection import Login
 from tests.differential.kafka_cluster import KafkaCluster, why_not
 from tests.differential.side import Side, Versions, common, versions_of
 from tests.unit.kafka.permissions.test_permissions import NEEDED, requests
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.api import API
 from vdl.kafka.security.client_settings import read_client_settings
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
-from vdl.commands.certificates import open_authority, write_client
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.certificates import open_authority, write_client
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.pipeline import source, topics
 from vdl.pipeline.fast_client import fast_client
 from vdl.pipeline.options import parse

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
-from vdl.commands.replica_set import make_replica_set, write_configs
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set, write_configs
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import read_client_settings
 

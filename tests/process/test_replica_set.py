@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.harness.replica_set import free_base_port
-from vdl.commands.pid_file import read_pid, remove_pid, write_pid
-from vdl.commands.replica_set import (
+from vdl.commands.servers.pid_file import read_pid, remove_pid, write_pid
+from vdl.commands.servers.replica_set import (
     NEW_SET_RETENTION_MS,
     LocalServer,
     ReplicaSetError,

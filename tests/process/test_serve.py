@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vdl.commands.serve import within_files
+from vdl.commands.servers.open_files import within_files
 from vdl.config.settings import parse_config
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import metadata

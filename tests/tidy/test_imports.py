@@ -13,6 +13,10 @@ PACKAGES = ("ids", "raft", "segments", "rpc", "vdl")
 LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
+    ("vdl.commands.checks", "vdl.commands.measurement"),
+    ("vdl.commands.records", "vdl.commands.resources"),
+    ("vdl.commands.cluster", "vdl.commands.servers"),
+    ("vdl.commands.output",),
     ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.machine",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpc.tls_context import KeyPair, TlsFiles
-from vdl.commands.certificates import (
+from vdl.commands.servers.certificates import (
     Authority,
     open_authority,
     write_admin,

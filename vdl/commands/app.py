@@ -96,7 +96,7 @@ def version() -> None:
 def _told_in_words() -> tuple[type[Exception], ...]:
     """Return the exceptions of commands that are shown without a traceback. Their modules take a
     while to load, so they are imported only after an error."""
-    from vdl.commands.replica_set import ReplicaSetError
+    from vdl.commands.servers.replica_set import ReplicaSetError
     from vdl.config.settings import ConfigError
 
     return ReplicaSetError, ConfigError

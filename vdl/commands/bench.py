@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from vdl.commands.bench_phases import Load, Measured, end_to_end, read_back, write
-from vdl.commands.cluster_options import Cluster, cluster_options, kafka_exception
-from vdl.commands.latency_histogram import PERCENTILES
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
+from vdl.commands.measurement.bench_phases import Load, Measured, end_to_end, read_back, write
+from vdl.commands.measurement.latency_histogram import PERCENTILES
 from vdl.commands.output import FAILED, emit, fail, json_option, table
 
 PREFIX = "vdl-bench-"

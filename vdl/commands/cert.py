@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from rpc.tls_context import CLUSTER_NAME_DEFAULT
-from vdl.commands.certificates import (
+from vdl.commands.output import emit, json_option
+from vdl.commands.servers.certificates import (
     CERTIFICATE_DAYS,
     CRL_DAYS,
     CertificateError,
@@ -19,7 +20,6 @@ from vdl.commands.certificates import (
     write_client,
     write_server,
 )
-from vdl.commands.output import emit, json_option
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from vdl.commands.broker_defaults import alter_all_brokers, settings_of_all_brokers
-from vdl.commands.cluster_options import Cluster, cluster_options
-from vdl.commands.config_layers import Explained, explain_in_cluster, explain_server_key
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options
 from vdl.commands.output import emit, fail, json_option, table
+from vdl.commands.resources.broker_defaults import alter_all_brokers, settings_of_all_brokers
+from vdl.commands.resources.config_layers import Explained, explain_in_cluster, explain_server_key
+from vdl.commands.resources.topic_facts import DEFAULT, alter_settings, fail_for, settings
 from vdl.commands.selection import key_values
-from vdl.commands.topic_facts import DEFAULT, alter_settings, fail_for, settings
 
 _KINDS = ("topic", "broker", "group")
 ALL = "all"

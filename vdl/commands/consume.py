@@ -12,18 +12,22 @@ from typing import Any
 
 import click
 
-from vdl.commands.cluster_options import Cluster, cluster_options
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options
 from vdl.commands.output import FAILED, fail
-from vdl.commands.partition_ranges import PartitionRange, chosen_partitions, partition_numbers
-from vdl.commands.partition_ranges import ranges as ranges_of
-from vdl.commands.read_point import START, Kind, Point, parse_point
-from vdl.commands.record_decoding import PLAIN_FORMS, REGISTERED_FORMS, Form, plain_form
-from vdl.commands.record_filter import BadFilter, Filter, compile_grep, json_or_text
-from vdl.commands.record_input import unescaped
-from vdl.commands.record_json import Received
-from vdl.commands.record_output import Problems, RecordFile, json_writer, text_writer
-from vdl.commands.record_reader import PROPERTIES, RecordReader
-from vdl.commands.record_template import BadTemplate, Write
+from vdl.commands.records.partition_ranges import (
+    PartitionRange,
+    chosen_partitions,
+    partition_numbers,
+)
+from vdl.commands.records.partition_ranges import ranges as ranges_of
+from vdl.commands.records.read_point import START, Kind, Point, parse_point
+from vdl.commands.records.record_decoding import PLAIN_FORMS, REGISTERED_FORMS, Form, plain_form
+from vdl.commands.records.record_filter import BadFilter, Filter, compile_grep, json_or_text
+from vdl.commands.records.record_input import unescaped
+from vdl.commands.records.record_json import Received
+from vdl.commands.records.record_output import Problems, RecordFile, json_writer, text_writer
+from vdl.commands.records.record_reader import PROPERTIES, RecordReader
+from vdl.commands.records.record_template import BadTemplate, Write
 
 COUNT_MAX = 1 << 62
 _FORMS = click.Choice([*PLAIN_FORMS, *REGISTERED_FORMS])
@@ -216,7 +220,7 @@ def form_of(name: str, field: str, schema_registry: str | None) -> Form:
         return plain_form(name)
     if schema_registry is None:
         raise click.UsageError(f"--{field} {name} needs --schema-registry")
-    from vdl.commands.registered_forms import registered_form
+    from vdl.commands.records.registered_forms import registered_form
 
     return registered_form(name, schema_registry)
 

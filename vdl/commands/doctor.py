@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from vdl.commands.bootstrap_option import addresses
-from vdl.commands.cluster_checks import SERVER, cluster_findings, vdl_findings
-from vdl.commands.cluster_options import Cluster, cluster_options, kafka_exception
-from vdl.commands.finding import Finding, Verdict, fail, ok, skip, warn
-from vdl.commands.machine_checks import configuration, machine_findings
+from vdl.commands.checks.cluster_checks import SERVER, cluster_findings, vdl_findings
+from vdl.commands.checks.finding import Finding, Verdict, fail, ok, skip, warn
+from vdl.commands.checks.machine_checks import configuration, machine_findings
+from vdl.commands.cluster.bootstrap_option import addresses
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
 from vdl.commands.output import DONE, FAILED, emit, json_option
-from vdl.commands.record_json import NewRecord
-from vdl.commands.record_sender import RecordSender
+from vdl.commands.records.record_json import NewRecord
+from vdl.commands.records.record_sender import RecordSender
 from vdl.kafka.security.client_settings import ClientSettingsError, parse_client_settings
 
 PREFIX = "vdl-doctor-"

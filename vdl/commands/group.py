@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from vdl.commands import group_reset
-from vdl.commands.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
-from vdl.commands.group_facts import (
+from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
+from vdl.commands.output import emit, fail, json_option, progress, table
+from vdl.commands.resources import group_reset
+from vdl.commands.resources.group_facts import (
     DEAD,
     GroupDescription,
     GroupListing,
@@ -17,11 +18,10 @@ from vdl.commands.group_facts import (
     list_groups,
     positions,
 )
-from vdl.commands.group_lag import GroupLag, lags
-from vdl.commands.output import emit, fail, json_option, progress, table
+from vdl.commands.resources.group_lag import GroupLag, lags
+from vdl.commands.resources.topic_facts import fail_for, refusals
 from vdl.commands.selection import is_pattern, select
 from vdl.commands.times import period_option, time_option
-from vdl.commands.topic_facts import fail_for, refusals
 
 _REGEX = click.option("--regex", metavar="PATTERN", help="Groups whose whole name matches.")
 _EXECUTE = click.option("--execute", is_flag=True, help="Do it; without it, only show the plan.")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vdl.commands.cluster_options import Cluster, cluster_options, kafka_exception
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
 from vdl.commands.output import DONE, FAILED, fail, progress
-from vdl.commands.partition_ranges import partition_numbers
-from vdl.commands.record_input import (
+from vdl.commands.records.partition_ranges import partition_numbers
+from vdl.commands.records.record_input import (
     file_record,
     json_record,
     line_record,
@@ -22,8 +22,8 @@ from vdl.commands.record_input import (
     parts,
     unescaped,
 )
-from vdl.commands.record_json import ANY_PARTITION, PARTITION_MAX, BadRecord, NewRecord
-from vdl.commands.record_sender import PROPERTIES, Outcome, RecordSender
+from vdl.commands.records.record_json import ANY_PARTITION, PARTITION_MAX, BadRecord, NewRecord
+from vdl.commands.records.record_sender import PROPERTIES, Outcome, RecordSender
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -309,7 +309,7 @@ def _encoder(
         return None
     if registry is None:
         raise click.UsageError("--value-schema needs --schema-registry")
-    from vdl.commands.registered_forms import registered_writer
+    from vdl.commands.records.registered_forms import registered_writer
 
     return registered_writer(topic, schema, registry)
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from vdl.commands.connection import complete_profile
-from vdl.commands.output import emit, fail, json_option, table
-from vdl.commands.profiles import (
+from vdl.commands.cluster.connection import complete_profile
+from vdl.commands.cluster.profiles import (
     PASSWORD,
     SECRETS,
     Profile,
@@ -24,6 +23,7 @@ from vdl.commands.profiles import (
     read_profiles,
     write_profiles,
 )
+from vdl.commands.output import emit, fail, json_option, table
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HIDDEN = "(hidden)"

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from vdl.commands.admin_requests import check, connection_options, with_client
-from vdl.commands.connection import Connection
+from vdl.commands.cluster.admin_requests import check, connection_options, with_client
+from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option
 from vdl.kafka.wire.alter_client_quotas import (
     AlterClientQuotasRequest,

@@ -11,15 +11,14 @@ import argparse
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from vdl.commands.pid_file import remove_pid, write_pid
+from vdl.commands.servers.open_files import raise_file_limit, within_files
+from vdl.commands.servers.pid_file import remove_pid, write_pid
 from vdl.config.exposure import exposure
 from vdl.config.settings import Config, ConfigError, load_config, parse_config
 
@@ -34,8 +33,6 @@ ARENAS_MAX = 2
 """Arenas of the C library's allocator: one for the loop, one for all other threads, which rarely
 allocate at the same time. One for each thread would keep some 13 MB in fragments."""
 _M_ARENA_MAX = -8  # mallopt(3)
-FILES_KEPT = 512
-"""Descriptors reserved for the store and for links to other servers."""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -83,7 +80,7 @@ def serve(arguments: Sequence[str]) -> int:
                 except OSError as error:
                     raise OSError(error.errno, f"{error.strerror}: pid file {path}") from error
 
-        code = run(within_files(config, _raise_file_limit()), write)
+        code = run(within_files(config, raise_file_limit()), write)
         if path is not None:
             remove_pid(path, pid)
         return code
@@ -123,26 +120,3 @@ def limit_arenas() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, ARENAS_MAX)
-
-
-def _raise_file_limit() -> int:
-    """Raise the limit of descriptors to the maximum and return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
-
-
-def within_files(config: Config, files: int) -> Config:
-    """Return the configuration with at most as many clients as the descriptors allow: a store that
-    cannot open a file ends its server."""
-    most = max(1, files - min(FILES_KEPT, files // 2))
-    if config.kafka.connections_max <= most:
-        return config
-    sys.stderr.write(
-        f"vdl serve: the limit of open files is {files}, so clients are limited to {most}; "
-        "raise `ulimit -n` for more\n"
-    )
-    return replace(config, kafka=replace(config.kafka, connections_max=most))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from vdl.commands.bootstrap_option import addresses, client_settings
-from vdl.commands.cluster_status import ClusterStatus, Group, Partition, Replica, collect
+from vdl.commands.checks.cluster_status import ClusterStatus, Group, Partition, Replica, collect
+from vdl.commands.cluster.bootstrap_option import addresses, client_settings
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted

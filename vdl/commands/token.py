@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from vdl.commands.admin_requests import check, connection_options, with_client
-from vdl.commands.connection import Connection
+from vdl.commands.cluster.admin_requests import check, connection_options, with_client
+from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option
 from vdl.config.values import DAY_MS, duration
 from vdl.kafka.client import KafkaClient

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vdl.commands import topic_plans
-from vdl.commands.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
+from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
 from vdl.commands.output import emit, json_option, progress, table
-from vdl.commands.selection import consent, is_pattern, key_values, select
-from vdl.commands.times import time_option
-from vdl.commands.topic_facts import (
+from vdl.commands.resources import topic_plans
+from vdl.commands.resources.topic_facts import (
     DEFAULT,
     descriptions,
     earliest_and_latest,
@@ -22,6 +20,8 @@ from vdl.commands.topic_facts import (
     settings,
     topic_names,
 )
+from vdl.commands.selection import consent, is_pattern, key_values, select
+from vdl.commands.times import time_option
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription

@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from ids import ServerId
-from vdl.commands.replica_set import (
+from vdl.commands.servers.replica_set import (
     NEW_SET_RETENTION_MS,
     POLL_SECONDS,
     LocalServer,
@@ -29,7 +29,7 @@ from vdl.commands.replica_set import (
     wait_until_started,
     write_configs,
 )
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.secure_set import secure_replica_set
 
 SERVERS_DEFAULT = 3
 BASE_PORT_DEFAULT = 9092

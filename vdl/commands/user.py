@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
-from vdl.commands.admin_requests import (
+from vdl.commands.cluster.admin_requests import (
     check,
     connection_options,
     require_login,
     with_client,
 )
-from vdl.commands.certificates import CertificateError, write_private
-from vdl.commands.connection import Connection
+from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option
+from vdl.commands.servers.certificates import CertificateError, write_private
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
-from vdl.commands.bootstrap_option import client_settings
-from vdl.commands.cluster_status import collect
-from vdl.commands.replica_set import HTTP_PORT_STEP
+from vdl.commands.checks.cluster_status import collect
+from vdl.commands.cluster.bootstrap_option import client_settings
+from vdl.commands.servers.replica_set import HTTP_PORT_STEP
 from vdl.commands.status import Shown, print_tables
 from vdl.config.values import parse_address
 from vdl.kafka.client import Unreachable

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.harness.load import QUIET
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.cluster_status import ClusterStatus, Partition, collect
+from vdl.commands.checks.cluster_status import ClusterStatus, Partition, collect
 from vdl.config.values import parse_address
 from vdl.kafka.client import Unreachable
 

@@ -46,7 +46,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from vdl.commands.replica_set import is_server_process
+from vdl.commands.servers.replica_set import is_server_process
 
 ROOT = Path(__file__).resolve().parents[3]
 PREFIX = "vdl-disks-"

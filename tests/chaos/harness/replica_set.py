@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vdl.commands.replica_set import (
+from vdl.commands.servers.replica_set import (
     LocalServer,
     find_replica_set,
     make_replica_set,

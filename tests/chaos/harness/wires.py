@@ -18,7 +18,7 @@ from typing import Any
 from rpc.hello import DIRECTORY_ID_BYTES, Hello
 from rpc.peer import HelloReceived, PeerEngine, Role
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.replica_set import PEER_PORT_STEP, make_replica_set, write_configs
+from vdl.commands.servers.replica_set import PEER_PORT_STEP, make_replica_set, write_configs
 
 PORT_STEP = 40
 """Offset of this process's ports above those of each server."""

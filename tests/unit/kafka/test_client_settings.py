@@ -5,8 +5,8 @@ import inspect
 
 import pytest
 
-from vdl.commands.replica_set import make_replica_set
-from vdl.commands.secure_set import secure_replica_set
+from vdl.commands.servers.replica_set import make_replica_set
+from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.security import client_settings
 from vdl.kafka.security.client_settings import KNOWN, ClientSettingsError, read_client_settings
 from vdl.kafka.security.protocol import SecurityProtocol

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rpc.tls_context import TlsFiles
-from vdl.commands.certificates import open_authority, write_server
+from vdl.commands.servers.certificates import open_authority, write_server
 from vdl.config.settings import Config
 from vdl.server.server_tls import ACCEPTING, DIALING, ServerTls
 

@@ -10,10 +10,16 @@ import click
 import pytest
 from confluent_kafka import Consumer
 
-from vdl.commands.client_properties import librdkafka_properties
-from vdl.commands.cluster_options import Cluster
-from vdl.commands.connection import Connection, resolve
-from vdl.commands.profiles import Profile, ProfileError, Profiles, read_profiles, write_profiles
+from vdl.commands.cluster.client_properties import librdkafka_properties
+from vdl.commands.cluster.cluster_options import Cluster
+from vdl.commands.cluster.connection import Connection, resolve
+from vdl.commands.cluster.profiles import (
+    Profile,
+    ProfileError,
+    Profiles,
+    read_profiles,
+    write_profiles,
+)
 from vdl.kafka.security.client_settings import ClientSettingsError
 
 JAVA = "org.apache.kafka.common.security"

@@ -3,7 +3,7 @@
 import pytest
 
 from rpc.admin import GroupStatus, ProgressState, ReplicaProgress, Role
-from vdl.commands.cluster_status import (
+from vdl.commands.checks.cluster_status import (
     ClusterStatus,
     Group,
     Server,

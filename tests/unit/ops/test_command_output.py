@@ -12,7 +12,7 @@ import pytest
 
 from vdl.commands.app import COMMANDS, app, run_app
 from vdl.commands.output import Failure, fail, plain_lines, progress, table
-from vdl.commands.record_times import PARTITIONS_AT_ONCE, _rounds
+from vdl.commands.resources.record_times import PARTITIONS_AT_ONCE, _rounds
 from vdl.commands.selection import consent, key_values, select
 from vdl.commands.times import parse_time_ms, show_time
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from vdl.commands.app import app
-from vdl.commands.avro_documents import AvroDocuments
-from vdl.commands.record_json import BadRecord
+from vdl.commands.records.avro_documents import AvroDocuments
+from vdl.commands.records.record_json import BadRecord
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from vdl.commands.app import app
-from vdl.commands.cluster_checks import Probe, certificates, partitions, probe, versions
-from vdl.commands.doctor import clocks
-from vdl.commands.finding import Verdict
-from vdl.commands.machine_checks import (
+from vdl.commands.checks.cluster_checks import Probe, certificates, partitions, probe, versions
+from vdl.commands.checks.finding import Verdict
+from vdl.commands.checks.machine_checks import (
     clock,
     configuration,
     disk,
@@ -24,6 +23,7 @@ from vdl.commands.machine_checks import (
     machine_findings,
     ports,
 )
+from vdl.commands.doctor import clocks
 from vdl.config.settings import Config, parse_config
 from vdl.config.values import Address
 from vdl.kafka.security.client_settings import ClientSettings

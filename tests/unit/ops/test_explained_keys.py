@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from tests.unit.ops.test_deploy import LISTENERS, ROOT
-from vdl.commands.config_layers import documented, explain_server_key, range_of
+from vdl.commands.resources.config_layers import documented, explain_server_key, range_of
 from vdl.config.settings import KEYS
 
 FILE = ROOT / "vdl" / "config" / "keys.json"

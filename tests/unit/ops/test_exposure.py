@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vdl.commands.replica_set import config_text, make_replica_set
 from vdl.commands.serve import serve
+from vdl.commands.servers.replica_set import config_text, make_replica_set
 from vdl.config.exposure import ALL, BY_LISTS, exposure, lacks_authorizer
 from vdl.config.settings import Config, parse_config
 from vdl.server.diagnosis import problems_of

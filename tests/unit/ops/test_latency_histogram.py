@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vdl.commands.latency_histogram import LatencyHistogram
+from vdl.commands.measurement.latency_histogram import LatencyHistogram
 
 
 @pytest.mark.parametrize("scale", [100, 10_000, 10_000_000])

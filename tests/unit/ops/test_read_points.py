@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from vdl.commands.partition_ranges import NO_OFFSET, range_of
-from vdl.commands.read_point import END, START, Kind, Point, duration_ms, parse_point
-from vdl.commands.record_decoding import plain_form
-from vdl.commands.record_filter import BadFilter, Filter, compile_grep, json_or_text
-from vdl.commands.record_json import Received
+from vdl.commands.records.partition_ranges import NO_OFFSET, range_of
+from vdl.commands.records.read_point import END, START, Kind, Point, duration_ms, parse_point
+from vdl.commands.records.record_decoding import plain_form
+from vdl.commands.records.record_filter import BadFilter, Filter, compile_grep, json_or_text
+from vdl.commands.records.record_json import Received
 
 NOW_MS = 1_800_000_000_000
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from vdl.commands.app import run_app
-from vdl.commands.cluster_status import ClusterStatus, Partition, Replica, Server, Topic
+from vdl.commands.checks.cluster_status import ClusterStatus, Partition, Replica, Server, Topic
 from vdl.commands.status import PARTITIONS_MAX, PROBLEMS_MAX, Shown, print_tables
 from vdl.kafka.client import KafkaClient, Unreachable
 

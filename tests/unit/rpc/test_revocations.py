@@ -36,7 +36,7 @@ from tests.unit.rpc.test_transport import LOOPBACK
 from tests.unit.rpc.world import Recorder, hello_of
 from tests.unit.security_files import authority
 from vdl.commands.app import run_app
-from vdl.commands.certificates import open_authority, revoke, serial_of
+from vdl.commands.servers.certificates import open_authority, revoke, serial_of
 from vdl.config.settings import Config
 from vdl.server.server_tls import ACCEPTING, ServerTls
 

@@ -21,7 +21,7 @@ from rpc.tls_context import (
 )
 from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, TlsEngine, after
 from tests.unit.security_files import authority
-from vdl.commands.certificates import write_server
+from vdl.commands.servers.certificates import write_server
 
 DAMAGED_SHARE = 0.5
 """Share of the client's messages that are damaged."""

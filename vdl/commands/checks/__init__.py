@@ -1,0 +1,1 @@
+"""States of clusters and machines, and verdicts on them."""

@@ -1,0 +1,226 @@
+"""Options of commands that work with any cluster that speaks Kafka's protocol, and its clients.
+
+The clients are confluent-kafka's, over librdkafka. The package is an extra, loaded when a command
+runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vdl.commands.cluster.client_properties import librdkafka_properties
+from vdl.commands.cluster.connection import (
+    BOOTSTRAP_SERVERS,
+    Connection,
+    complete_profile,
+    resolve,
+)
+from vdl.commands.output import fail
+from vdl.kafka.security.client_settings import ClientSettingsError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import ClusterMetadata
+
+REQUEST_SECONDS = 30
+"""Longest wait for the answer to one request of an admin client."""
+_REACH_SECONDS = 10
+"""Longest wait for the first server to answer."""
+_PROBLEMS_MAX = 8
+_EXTRA = "this command needs confluent-kafka: pip install 'vdl-log[cli]'"
+
+_Function = Callable[..., Any]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A cluster as the options name it. Nothing is connected before a client is asked for."""
+
+    connection: Connection
+    extra: dict[str, str] = field(default_factory=dict)
+    _admin: AdminClient | None = None
+    _problems: deque[str] = field(default_factory=lambda: deque(maxlen=_PROBLEMS_MAX))
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties for confluent-kafka. Raises click.UsageError."""
+        where = self.connection
+        try:
+            found = librdkafka_properties(where.properties, where.source, where.folder)
+        except ClientSettingsError as error:
+            raise click.UsageError(str(error)) from None
+        return {"client.id": "vdl", **found, BOOTSTRAP_SERVERS: where.bootstrap} | self.extra
+
+    def admin(self) -> AdminClient:
+        """Return the admin client; the same one each time. Raises click.ClickException, also if no
+        server answers."""
+        if self._admin is None:
+            self._admin = self._client("admin", "AdminClient", {})
+            self._reach(self._admin)
+        return self._admin
+
+    def consumer(self, **more: Any) -> Consumer:
+        """Return a new consumer, with more properties: `consumer(**{"group.id": "g"})`."""
+        consumer: Consumer = self._client("", "Consumer", more)
+        return consumer
+
+    def producer(self, **more: Any) -> Producer:
+        """Return a new producer, with more properties."""
+        producer: Producer = self._client("", "Producer", more, made_by=_producer_class())
+        return producer
+
+    def metadata(self, topic: str | None = None) -> ClusterMetadata:
+        """Return brokers and topics; of one topic alone if it is named. Raises
+        click.ClickException."""
+        admin = self.admin()
+        try:
+            return admin.list_topics(topic, timeout=REQUEST_SECONDS)
+        except kafka_exception() as error:
+            fail(self.words(error))
+
+    def result(self, future: Future[Result]) -> Result:
+        """Return the result of an admin request. Raises click.ClickException."""
+        try:
+            return future.result(REQUEST_SECONDS + 5)
+        except kafka_exception() as error:
+            fail(self.words(error))
+        except TimeoutError:
+            fail(f"{self.connection.bootstrap}: no answer within {REQUEST_SECONDS} s")
+
+    def words(self, error: BaseException) -> str:
+        """Return an error as one line: its name in the protocol, and what is known of it."""
+        if isinstance(error, kafka_exception()) and error.args:
+            found = error.args[0]
+            name, text = found.name(), found.str()
+            if name.startswith("_") and self._problems:
+                text = self._problems[-1]
+            return f"{name.lstrip('_')}: {text}"
+        return str(error)
+
+    def _client(
+        self, module: str, name: str, more: dict[str, Any], *, made_by: type | None = None
+    ) -> Any:
+        """Return a client of confluent-kafka. Raises click.ClickException."""
+        package = confluent_kafka()
+        if module:
+            import confluent_kafka.admin as package
+        settings: dict[str, Any] = {
+            # The command reports errors, once, and not the library's log.
+            "log_level": 0,
+            "error_cb": self._note,
+            **self.properties(),
+            **more,
+        }
+        try:
+            return (made_by or getattr(package, name))(settings)
+        except kafka_exception() as error:
+            raise click.UsageError(error.args[0].str()) from None
+
+    def _note(self, error: KafkaError) -> None:
+        # "All brokers down" follows the reasons and says less than they do.
+        if error.name() != "_ALL_BROKERS_DOWN" or not self._problems:
+            self._problems.append(error.str())
+
+    def _reach(self, admin: AdminClient) -> None:
+        """Wait until a server answers. Raises click.ClickException, early if none is there."""
+        for _ in range(_REACH_SECONDS):
+            try:
+                admin.describe_cluster(request_timeout=1).result()
+            except kafka_exception() as error:
+                admin.poll(0)
+                if self._problems or error.args[0].name() not in ("_TRANSPORT", "_TIMED_OUT"):
+                    break
+            else:
+                return
+        told = self._problems[-1] if self._problems else f"no answer within {_REACH_SECONDS} s"
+        fail(f"{self.connection.bootstrap}: {told}")
+
+
+def confluent_kafka() -> Any:
+    """Return the package. Raises ModuleNotFoundError, which `cluster_options` tells in words."""
+    import confluent_kafka as package
+
+    return package
+
+
+@functools.cache
+def _producer_class() -> type[Producer]:
+    """Return the class of producers that a signal may interrupt.
+
+    confluent-kafka 2.16 loses a KeyboardInterrupt that a signal raises while a delivery callback
+    runs, and raises SystemError in its place.
+    """
+    package = confluent_kafka()
+
+    class Interruptible(package.Producer):  # type: ignore[misc, name-defined]  # imported late
+        def poll(self, timeout: float = -1) -> int:
+            try:
+                return int(super().poll(timeout))
+            except SystemError:
+                raise KeyboardInterrupt from None
+
+        def flush(self, timeout: float = -1) -> int:
+            try:
+                return int(super().flush(timeout))
+            except SystemError:
+                raise KeyboardInterrupt from None
+
+    return Interruptible
+
+
+def kafka_exception() -> type[Exception]:
+    """Return the exception that confluent-kafka raises."""
+    found = confluent_kafka().KafkaException
+    assert issubclass(found, Exception), found
+    return found  # type: ignore[no-any-return]  # of a package without annotations
+
+
+def _extra(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    del ctx, option
+    found = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise click.BadParameter(f"{text!r} is no key=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def cluster_options(function: _Function) -> _Function:
+    """Add `--profile`, `--bootstrap`, `--config` and `-X`; the command gets `cluster: Cluster`."""
+
+    @click.option("--profile", metavar="NAME", shell_complete=complete_profile,
+                  help="A profile of `vdl profile`; the current one.")  # fmt: skip
+    @click.option("--bootstrap", metavar="HOST:PORT,...",
+                  help="Kafka addresses of some servers; 127.0.0.1:9092.")  # fmt: skip
+    @click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+                  help="Client properties, of Java clients or librdkafka's.")  # fmt: skip
+    @click.option("-X", "extra", multiple=True, metavar="KEY=VALUE", callback=_extra,
+                  help="A property of librdkafka; may be repeated.")  # fmt: skip
+    @functools.wraps(function)
+    def command(
+        *arguments: Any,
+        profile: str | None,
+        bootstrap: str | None,
+        config: Path | None,
+        extra: dict[str, str],
+        **more: Any,
+    ) -> Any:
+        connection = resolve(profile=profile, bootstrap=bootstrap, config=config)
+        try:
+            return function(*arguments, cluster=Cluster(connection, extra), **more)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "confluent_kafka":
+                raise
+            fail(_EXTRA)
+
+    return command

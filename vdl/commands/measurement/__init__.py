@@ -1,0 +1,1 @@
+"""Measurements of a cluster: phases and latencies."""

@@ -1,0 +1,1 @@
+"""Records on their way into a cluster and out of it."""

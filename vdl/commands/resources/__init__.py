@@ -1,0 +1,1 @@
+"""Topics, groups and settings of a cluster: facts, plans and changes."""

@@ -1,0 +1,1 @@
+"""Replica sets on this machine: configurations, certificates, processes."""
