@@ -62,7 +62,8 @@ def test_failure_carries_its_exit_code() -> None:
         ("1970-01-01T00:00:02.500Z", 2_500),
         ("1970-01-01T01:00:00+01:00", 0),
         ("1970-01-02", 86_400_000),
-        ("@17", 17),
+        ("@17", 17_000),
+        ("@1764489600000", 1_764_489_600_000),
     ],
 )
 def test_time_is_read_in_utc_unless_it_says_otherwise(text: str, expected: int) -> None:

@@ -74,9 +74,7 @@ def _time_ms(text: str, now_ms: int) -> int:
         try:
             return parse_time_ms(text)
         except ValueError as error:
-            if "no time" in str(error):
-                raise ValueError(f"{text!r} is none of: {_FORMS}") from None
-            raise
+            raise ValueError(f"{error}; expected {_FORMS}") from None
     found = now_ms - duration_ms(duration[1])
     if found < 0:
         raise ValueError(f"{text}: before the year 1970")
