@@ -436,11 +436,11 @@ def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
     listed = secured.vdl("token", "describe", "--owner", "User:alice")
     assert token["secret"] not in listed
     (line,) = [one for one in listed.splitlines() if one.startswith(token["id"])]
-    assert "of User:alice, ends 20" in line
+    assert "owner User:alice, expires 20" in line
     assert secured.vdl("token", "describe", "--owner", "User:bob") == ""
     renewed = secured.vdl("token", "renew", token["id"], "--for", "1h")
     assert renewed < made.splitlines()[3] + "\n"
-    assert secured.vdl("token", "expire", token["id"]).startswith("ends ")
+    assert secured.vdl("token", "expire", token["id"]).startswith("expires ")
     assert token["id"] not in secured.vdl("token", "describe")
     client = DELEGATED[-1]
     for number, refused in enumerate(others):
