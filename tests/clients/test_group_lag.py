@@ -148,7 +148,7 @@ def test_share_group_is_listed_and_its_lag_is_that_of_the_record_at_its_start(
     line.write(topic, TIMES[:3])
     consumer = ShareConsumer({"bootstrap.servers": line.bootstrap, "group.id": group})
     consumer.subscribe([topic])
-    seen: set[int] = set()
+    seen: set[int | None] = set()
     deadline = time.monotonic() + SECONDS
     while len(seen) < 3:
         assert time.monotonic() < deadline, seen

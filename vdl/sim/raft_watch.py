@@ -10,7 +10,7 @@ event touched. This module checks what needs the whole world:
   that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum.
 * A recovery finds exactly the durable state of the disk, in the directory of the process before.
 * No replica becomes leader on a server that serves no clients, except for the catalog, and except
-  for a replica with entries that a voter on a serving server lacks.
+  for a replica with entries that a replica on a serving server lacks.
 * Equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it.
 * A confirmed read sees everything that was committed anywhere before it was requested.
@@ -408,12 +408,13 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _is_needed(self, raft: Raft) -> bool:
-        """Return True if a voter whose server serves lacked entries of this replica at its
-        election.
+        """Return True if a replica whose server serves lacked entries of this one at its election.
+
+        Also one that is no voter any more: it may not know, and campaigns.
         """
         last = Index(raft.term_start - 1)
-        end, ends = (raft.log.term(last), last), self.seen.open_ends
-        return any(ends.get(voter, end) < end for voter in raft.membership.voters())
+        end = raft.log.term(last), last
+        return any(other < end for other in self.seen.open_ends.values())
 
     def _leads(self, raft: Raft) -> None:
         term, seen = raft.term, self.seen
