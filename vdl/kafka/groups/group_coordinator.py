@@ -24,26 +24,16 @@ from ids import GroupId, Index
 from vdl.clock import Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
-from vdl.kafka.groups.led_consumer_groups import ClassicStep
-from vdl.kafka.groups.led_coordinator import (
-    GroupOptions,
-    Joined,
-    LedCoordinator,
-    Synced,
-    Waiter,
-    undecided,
-)
+from vdl.kafka.groups.led_coordinator import GroupOptions, LedCoordinator, undecided
+from vdl.kafka.groups.live_group import Joined, Synced, Waiter
 from vdl.kafka.host import Compute, at_once
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.log import Log
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
-from vdl.state.consumer_group import GroupState
-from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import CommitAnswer, Coordinator
-from vdl.state.group_kinds import COORDINATOR_IS_FULL, SYNC_IS_FULL
-from vdl.state.modern.groups import HeartbeatAnswer
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.offsets import Offsets
 
 
@@ -189,41 +179,10 @@ class GroupCoordinator:
         changes. `asker`: the client whose share it counts against (`RequestContext.asker`)."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
-        if not isinstance(led, LedCoordinator):
+        if isinstance(led, LedCoordinator):
+            led.classic.join(asker, command, waiter)
+        else:
             waiter.complete(Joined(led, command.member_id))
-            return
-        led.renew_session(command.group_id, command.member_id)
-
-        def told(answer: ClassicStep) -> None:
-            waiter.complete(Joined(answer.error, answer.member_id, member=answer.member))
-
-        if led.machine.has_consumers(command.group_id):
-            led.consumer.join(asker, command, told)
-            return
-
-        def applied(outcome: Outcome) -> None:
-            if outcome.kind is not OutcomeKind.APPLIED:
-                waiter.complete(Joined(undecided(led, outcome), command.member_id))
-                return
-            if isinstance(outcome.result, HeartbeatAnswer):
-                # It became a consumer protocol group meanwhile.
-                led.consumer.join(asker, command, told)
-                return
-            answer: JoinAnswer = outcome.result
-            member_id = answer.member_id
-            if answer.error is not ErrorCode.NONE:
-                waiter.complete(Joined(answer.error, member_id))
-                return
-            live = led.live(command.group_id)
-            group = live.group
-            live.renew_session(member_id, group.members[member_id].session_timeout_ms)
-            if group.state is GroupState.PREPARING_REBALANCE:
-                live.await_join(member_id, waiter)
-            else:
-                waiter.complete(Joined(ErrorCode.NONE, member_id, group, answer.leader_before))
-
-        if not led.propose_for(asker, command, applied):
-            waiter.complete(Joined(COORDINATOR_IS_FULL, command.member_id))
 
     def sync(
         self,
@@ -232,49 +191,14 @@ class GroupCoordinator:
         later: Later,
         respond: Callable[[Synced], Any],
     ) -> None:
-        """Process a SyncGroup: the group leader's assignment is proposed; other members wait for
-        it. `asker` as in `join`."""
+        """Process a SyncGroup: answered when the group's leader has sent the assignment. `asker` as
+        in `join`."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
-        if not isinstance(led, LedCoordinator):
+        if isinstance(led, LedCoordinator):
+            led.classic.sync(asker, command, waiter)
+        else:
             waiter.complete(Synced(led))
-            return
-        if led.machine.has_consumers(command.group_id):
-            step = led.consumer.sync(command)
-            waiter.complete(Synced(step.error, step.assignment, member=step.member))
-            return
-        error = led.machine.groups.check_sync(command)
-        if error is not ErrorCode.NONE:
-            waiter.complete(Synced(error))
-            return
-        led.renew_session(command.group_id, command.member_id)
-        group = led.machine.group(command.group_id)
-        assert group is not None, command.group_id
-        leads = group.leader == command.member_id
-        if group.state is GroupState.COMPLETING_REBALANCE and leads:
-
-            def applied(outcome: Outcome) -> None:
-                if outcome.kind is not OutcomeKind.APPLIED:
-                    waiter.complete(Synced(undecided(led, outcome)))
-                elif outcome.result.error is not ErrorCode.NONE:
-                    waiter.complete(Synced(outcome.result.error))
-                else:
-                    self._sync_now(led, command, waiter)
-
-            if not led.propose_for(asker, command, applied):
-                waiter.complete(Synced(SYNC_IS_FULL))
-        else:
-            self._sync_now(led, command, waiter)
-
-    def _sync_now(
-        self, led: LedCoordinator, command: commands.SyncGroup, waiter: Waiter[Synced]
-    ) -> None:
-        live = led.live(command.group_id)
-        live.note_synced(command.member_id)
-        if live.group.state is GroupState.STABLE:
-            waiter.complete(live.assignment_of(command.member_id))
-        else:
-            live.await_sync(command.member_id, waiter)
 
     def heartbeat(
         self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
@@ -283,16 +207,7 @@ class GroupCoordinator:
         led = self.find(group_id)
         if not isinstance(led, LedCoordinator):
             return led
-        if led.machine.has_consumers(group_id):
-            return led.consumer.classic_heartbeat(
-                group_id, member_id, group_instance_id, generation
-            )
-        error = led.machine.groups.check_heartbeat(
-            group_id, generation, member_id, group_instance_id
-        )
-        if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
-            led.renew_session(group_id, member_id)
-        return error
+        return led.classic.heartbeat(group_id, generation, member_id, group_instance_id)
 
     # --- commands that are answered when applied -----------------------------------------------
     def propose(

@@ -1,18 +1,10 @@
-"""One coordinator group while this server leads it: open requests and timers.
+"""One coordinator group while this server leads it: what its groups share.
 
-The state of consumer groups is replicated (`vdl.state.coordinator`) and survives any server. This
-module keeps the state of the current leader only: open JoinGroup and SyncGroup requests, when each
-member's session ends, and the deadline of each rebalance. It is created when this server starts to
-serve a coordinator group, and dropped when it stops.
-
-Rules:
-
-* Timers only propose commands; `apply` decides.
-* Events of applied commands answer open requests. Every request is answered exactly once.
-* A new leader gives every member a whole session: no member is removed because of an election.
-* After a stall of this server, late timers start again: the clients were not at fault.
-* A member with an open request here is alive, and gets a whole session from its answer on. If its
-  connection is gone, it does not.
+The state of consumer groups is replicated (`vdl.state.coordinator`) and survives any server. The
+leader keeps its own state for each kind of groups: `LedClassicGroups`, `LedConsumerGroups`,
+`LedShareGroups`. This module proposes for them, hands them the events of applied commands, and
+expires offsets. It is created when this server starts to serve a coordinator group, and dropped
+when it stops.
 
 Does not depend on requests, wire formats or other coordinator groups.
 """
@@ -20,14 +12,12 @@ Does not depend on requests, wire formats or other coordinator groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, assert_never
+from typing import Any, Protocol, assert_never
 
 from ids import GroupId
 from rpc.hello import VERSION_OF_MANY_POSITIONS
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later
 from vdl.kafka.groups.group_shares import (
     GroupShares,
     growth,
@@ -35,6 +25,7 @@ from vdl.kafka.groups.group_shares import (
     room_of_positions,
     shared_room,
 )
+from vdl.kafka.groups.led_classic_groups import LedClassicGroups
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
 from vdl.kafka.groups.offset_expiry import OffsetExpiry
@@ -44,17 +35,7 @@ from vdl.log import Log
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
-from vdl.state.consumer_group import ConsumerGroup, GroupState
-from vdl.state.consumer_groups import (
-    ClassicEvent,
-    GroupDeleted,
-    GroupEvent,
-    JoinCompleted,
-    MemberPending,
-    MemberRemoved,
-    RebalanceStarted,
-    SyncCompleted,
-)
+from vdl.state.consumer_groups import GroupEvent
 from vdl.state.coordinator import (
     COORDINATOR_BYTES_MAX,
     POSITIONS_BYTES_MAX,
@@ -62,14 +43,6 @@ from vdl.state.coordinator import (
     Coordinator,
 )
 from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
-from vdl.state.modern.member import ModernMember
-
-RETRY_NS = 500 * MS
-"""Delay until a timer proposes its command again, if that was not appended or its outcome is
-unknown."""
-
-STALL_NS = 1_000 * MS
-"""A timer this late means that the server was stalled, not that clients were silent."""
 
 TOLD_NS = 60_000 * MS
 """Least time between two log events that room is short."""
@@ -110,293 +83,6 @@ class GroupOptions(Protocol):
     def authorizer(self) -> bool: ...
 
 
-@dataclass(slots=True)
-class Joined:
-    """Result of a JoinGroup: an error, or the group in its present generation."""
-
-    error: ErrorCode
-    member_id: str
-    group: ConsumerGroup | None = None
-    leader_before: str | None = None
-    """See `JoinAnswer.leader_before`."""
-    member: ModernMember | None = None
-    """The member in a consumer protocol group; then `group` is None."""
-
-
-@dataclass(slots=True)
-class Synced:
-    """Result of a SyncGroup: an error, or the member's assignment in `group`."""
-
-    error: ErrorCode
-    assignment: bytes = b""
-    group: ConsumerGroup | None = None
-    member: ModernMember | None = None
-    """As in `Joined`."""
-
-
-Answer = TypeVar("Answer")
-
-
-class Waiter(Generic[Answer]):
-    """An open request, and the function that makes its response from the result."""
-
-    __slots__ = ("later", "respond")
-
-    def __init__(self, later: Later, respond: Callable[[Answer], Any]) -> None:
-        self.later = later
-        self.respond = respond
-
-    @property
-    def is_present(self) -> bool:
-        """False if the client has disconnected."""
-        return not self.later.cancelled
-
-    def complete(self, answer: Answer) -> None:
-        if not self.later.cancelled:
-            self.later.complete(self.respond(answer))
-
-
-class LiveGroup:
-    """One consumer group of a coordinator that is led here."""
-
-    __slots__ = (
-        "_hold_end_ns",
-        "_hold_members",
-        "_phase_timer",
-        "_session_due_ns",
-        "_session_timer",
-        "group_id",
-        "joins",
-        "led",
-        "sessions",
-        "synced",
-        "syncs",
-    )
-
-    def __init__(self, led: LedCoordinator, group_id: str) -> None:
-        self.led = led
-        self.group_id = group_id
-        self.joins: dict[str, Waiter[Joined]] = {}
-        """Open JoinGroup requests by member id."""
-        self.syncs: dict[str, Waiter[Synced]] = {}
-        self.synced: set[str] = set()
-        """Members that have requested their assignment of this generation from this leader."""
-        self.sessions: dict[str, int] = {}
-        """Member or pending member → end of its session (monotonic ns)."""
-        self._session_timer: Timer | None = None
-        self._session_due_ns = 0
-        self._phase_timer: Timer | None = None
-        """Runs while members have to join, or to sync."""
-        self._hold_end_ns = 0
-        self._hold_members = 0
-
-    @property
-    def group(self) -> ConsumerGroup:
-        """The group as applied."""
-        group = self.led.machine.group(self.group_id)
-        assert group is not None, self.group_id
-        return group
-
-    def resume(self) -> None:
-        """Start from the applied state, when this server starts to serve it."""
-        group = self.group
-        for member in group.members.values():
-            self.renew_session(member.member_id, member.session_timeout_ms)
-        for member_id, session_timeout_ms in group.pending.items():
-            self.renew_session(member_id, session_timeout_ms)
-        if group.state is GroupState.PREPARING_REBALANCE:
-            self.rebalance_started()
-        elif group.state is GroupState.COMPLETING_REBALANCE:
-            self._set_phase(group.rebalance_timeout_ms * MS, self._sync_timed_out)
-
-    def close(self, error: ErrorCode) -> None:
-        """Answer all open requests and stop the timers."""
-        for timer in (self._session_timer, self._phase_timer):
-            if timer is not None:
-                timer.cancel()
-        self._session_timer = self._phase_timer = None
-        joins, self.joins = self.joins, {}
-        syncs, self.syncs = self.syncs, {}
-        for member_id, join in joins.items():
-            join.complete(Joined(error, member_id))
-        for sync in syncs.values():
-            sync.complete(Synced(error))
-
-    # --- requests ----------------------------------------------------------------------------
-    def await_join(self, member_id: str, waiter: Waiter[Joined]) -> None:
-        """Answer the request when the generation is set. An earlier request of the member, from
-        another connection, is answered with an error."""
-        earlier = self.joins.pop(member_id, None)
-        self.joins[member_id] = waiter
-        if earlier is not None:
-            earlier.complete(Joined(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
-
-    def await_sync(self, member_id: str, waiter: Waiter[Synced]) -> None:
-        """Answer the request when the leader has sent the assignment."""
-        earlier = self.syncs.pop(member_id, None)
-        self.syncs[member_id] = waiter
-        if earlier is not None:
-            earlier.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
-
-    def note_synced(self, member_id: str) -> None:
-        """Note that the member has requested its assignment in this generation."""
-        self.synced.add(member_id)
-        self._stop_phase_when_synced()
-
-    def assignment_of(self, member_id: str) -> Synced:
-        group = self.group
-        return Synced(ErrorCode.NONE, group.members[member_id].assignment, group)
-
-    # --- events ------------------------------------------------------------------------------
-    def rebalance_started(self) -> None:
-        group = self.group
-        syncs, self.syncs = self.syncs, {}
-        for member_id, sync in syncs.items():
-            self.renew_session(member_id, group.members[member_id].session_timeout_ms)
-            sync.complete(Synced(ErrorCode.REBALANCE_IN_PROGRESS))
-        timeout_ns = group.rebalance_timeout_ms * MS
-        if group.held:
-            self._hold_end_ns = self.led.clock.now_ns() + timeout_ns
-            self._hold(group, timeout_ns)
-        else:
-            self._set_phase(timeout_ns, self._join_timed_out)
-
-    def join_completed(self) -> None:
-        """Answer all open joins. They are of members of the generation; the others were answered
-        before."""
-        group = self.group
-        self.synced.clear()
-        self._cancel_phase()
-        if group.state is GroupState.COMPLETING_REBALANCE:
-            self._set_phase(group.rebalance_timeout_ms * MS, self._sync_timed_out)
-        joins, self.joins = self.joins, {}
-        for member_id, member in group.members.items():
-            self.renew_session(member_id, member.session_timeout_ms)
-        for member_id, join in joins.items():
-            join.complete(Joined(ErrorCode.NONE, member_id, group))
-
-    def sync_completed(self) -> None:
-        syncs, self.syncs = self.syncs, {}
-        for member_id, sync in syncs.items():
-            self.renew_session(member_id, self.group.members[member_id].session_timeout_ms)
-            sync.complete(self.assignment_of(member_id))
-        self._stop_phase_when_synced()
-
-    def member_removed(self, member_id: str, error: ErrorCode) -> None:
-        self.sessions.pop(member_id, None)
-        self.synced.discard(member_id)
-        join = self.joins.pop(member_id, None)
-        if join is not None:
-            join.complete(Joined(error, member_id))
-        sync = self.syncs.pop(member_id, None)
-        if sync is not None:
-            sync.complete(Synced(error))
-
-    # --- sessions ------------------------------------------------------------------------------
-    def renew_session(self, member_id: str, session_timeout_ms: int) -> None:
-        """Restart a member's session because a request of it arrived. Called for every
-        heartbeat."""
-        due_ns = self.led.clock.now_ns() + session_timeout_ms * MS
-        self.sessions[member_id] = due_ns
-        if self._session_timer is None or due_ns < self._session_due_ns:
-            self._arm_sessions(due_ns)
-
-    def _arm_sessions(self, due_ns: int) -> None:
-        if self._session_timer is not None:
-            self._session_timer.cancel()
-        self._session_due_ns = due_ns
-        delay_ns = max(0, due_ns - self.led.clock.now_ns())
-        self._session_timer = self.led.clock.call_later(delay_ns, self._check_sessions)
-
-    def _check_sessions(self) -> None:
-        """Propose to remove members whose session ended. The timer runs at the earliest end that
-        was known when it was armed; sessions may have been renewed since."""
-        self._session_timer = None
-        now_ns = self.led.clock.now_ns()
-        sessions = self.sessions
-        if now_ns - self._session_due_ns > STALL_NS:
-            for member_id in sessions:
-                sessions[member_id] = now_ns + self._session_ns(member_id)
-        over = []
-        for member_id, due_ns in sessions.items():
-            if due_ns <= now_ns:
-                if self._has_open_request(member_id):
-                    sessions[member_id] = now_ns + self._session_ns(member_id)
-                else:
-                    over.append(member_id)
-                    sessions[member_id] = now_ns + RETRY_NS
-        if over:
-            self.led.propose(commands.ExpireMembers(self.group_id, over))
-        if sessions:
-            self._arm_sessions(min(sessions.values()))
-
-    def _has_open_request(self, member_id: str) -> bool:
-        join = self.joins.get(member_id)
-        sync = self.syncs.get(member_id)
-        return (join is not None and join.is_present) or (sync is not None and sync.is_present)
-
-    def _session_ns(self, member_id: str) -> int:
-        group = self.group
-        member = group.members.get(member_id)
-        timeout_ms = group.pending[member_id] if member is None else member.session_timeout_ms
-        return timeout_ms * MS
-
-    # --- the phases of a rebalance -------------------------------------------------------------
-    def _set_phase(self, delay_ns: int, over: Callable[[], None]) -> None:
-        self._cancel_phase()
-        clock = self.led.clock
-        due_ns = clock.now_ns() + delay_ns
-
-        def due() -> None:
-            if clock.now_ns() - due_ns > STALL_NS:
-                self._set_phase(delay_ns, over)
-            else:
-                over()
-
-        self._phase_timer = clock.call_later(delay_ns, due)
-
-    def _cancel_phase(self) -> None:
-        if self._phase_timer is not None:
-            self._phase_timer.cancel()
-            self._phase_timer = None
-
-    def _stop_phase_when_synced(self) -> None:
-        group = self.group
-        if group.state is GroupState.STABLE and self.synced.issuperset(group.members):
-            self._cancel_phase()
-
-    def _hold(self, group: ConsumerGroup, left_ns: int) -> None:
-        """Wait a little for more members before a first rebalance (KIP-134)."""
-        self._hold_members = len(group.members)
-        delay_ns = self.led.options.group_initial_rebalance_delay_ms * MS
-        self._set_phase(min(delay_ns, left_ns), self._hold_timed_out)
-
-    def _hold_timed_out(self) -> None:
-        """Wait again if a member joined meanwhile, but never beyond the rebalance timeout."""
-        group = self.group
-        left_ns = self._hold_end_ns - self.led.clock.now_ns()
-        if len(group.members) > self._hold_members and left_ns > 0:
-            self._hold(group, left_ns)
-        else:
-            self._join_timed_out()
-
-    def _join_timed_out(self) -> None:
-        self._set_phase(RETRY_NS, self._join_timed_out)
-        self.led.propose(commands.CompleteJoin(self.group_id, self.group.generation))
-
-    def _sync_timed_out(self) -> None:
-        """Propose to remove members that joined but do not sync: no member reads their
-        partitions."""
-        group = self.group
-        missing = [member_id for member_id in group.members if member_id not in self.synced]
-        self._cancel_phase()
-        if missing:
-            self._set_phase(RETRY_NS, self._sync_timed_out)
-            self.led.propose(
-                commands.ExpireMembers(self.group_id, missing, generation=group.generation)
-            )
-
-
 class LedCoordinator:
     """One coordinator group while this server leads and serves it."""
 
@@ -434,11 +120,7 @@ class LedCoordinator:
         self._log = log
         self._told_ns = -TOLD_NS
         """Time of the last log event that room is short."""
-        self._live: dict[str, LiveGroup] = {}
-        """Groups with members or pending members, and others that requests named."""
-        for group_id, group in machine.groups.groups.items():
-            if group.members or group.pending:
-                self.live(group_id).resume()
+        self.classic = LedClassicGroups(self)
         self.consumer = LedConsumerGroups(self)
         self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
         self._expiry = OffsetExpiry(machine, clock, self._propose_then)
@@ -449,20 +131,12 @@ class LedCoordinator:
         """The current settings."""
         return self._options()
 
-    def live(self, group_id: str) -> LiveGroup:
-        live = self._live.get(group_id)
-        if live is None:
-            live = self._live[group_id] = LiveGroup(self, group_id)
-        return live
-
     def close(self) -> None:
         self._offsets_timer.cancel()
         self._expiry.close()
         self.consumer.close()
         self.share.close()
-        groups, self._live = self._live, {}
-        for live in groups.values():
-            live.close(ErrorCode.NOT_COORDINATOR)
+        self.classic.close()
 
     def propose(self, command: Any) -> None:
         """Propose for a timer, which is armed to try again."""
@@ -567,14 +241,7 @@ class LedCoordinator:
     def renew_session(self, group_id: str, member_id: str) -> None:
         """Renew a member's session for a request of any kind."""
         self.consumer.renew(group_id, member_id)
-        group = self.machine.group(group_id)
-        if group is None:
-            return
-        member = group.members.get(member_id)
-        if member is not None:
-            self.live(group_id).renew_session(member_id, member.session_timeout_ms)
-        elif member_id in group.pending:
-            self.live(group_id).renew_session(member_id, group.pending[member_id])
+        self.classic.renew(group_id, member_id)
 
     # --- applied commands ----------------------------------------------------------------------
     def handle_events(self, events: list[GroupEvent]) -> None:
@@ -586,14 +253,9 @@ class LedCoordinator:
                 self._touched(event)
             else:
                 of_classic.append(event.group_id)
-                self._handle_event(event)
+                self.classic.handle_event(event)
         for group_id in dict.fromkeys(of_classic):
-            group = self.machine.group(group_id)
-            if group is None or not (group.members or group.pending):
-                # A group without members needs no state here.
-                live = self._live.pop(group_id, None)
-                if live is not None:
-                    live.close(ErrorCode.UNKNOWN_MEMBER_ID)
+            self.classic.drop_if_over(group_id)
 
     def _touched(self, event: GroupTouched) -> None:
         match event.kind:
@@ -601,31 +263,13 @@ class LedCoordinator:
                 self.consumer.changed(event.group_id, event.member_ids)
                 if self.machine.group(event.group_id) is not None:
                     # It was downgraded: sessions of members begin.
-                    self.live(event.group_id).resume()
+                    self.classic.live(event.group_id).resume()
             case GroupKind.SHARE:
                 self.share.touched(event.group_id)
             case GroupKind.CLASSIC:
                 raise AssertionError(event)
             case _:
                 assert_never(event.kind)
-
-    def _handle_event(self, event: ClassicEvent) -> None:
-        live = self.live(event.group_id)
-        match event:
-            case RebalanceStarted():
-                live.rebalance_started()
-            case JoinCompleted():
-                live.join_completed()
-            case SyncCompleted():
-                live.sync_completed()
-            case MemberRemoved():
-                live.member_removed(event.member_id, event.error)
-            case MemberPending():
-                live.renew_session(event.member_id, live.group.pending[event.member_id])
-            case GroupDeleted():
-                pass
-            case _:
-                assert_never(event)
 
     def _expire_offsets(self) -> None:
         retention_ms = self.options.offsets_retention_minutes * 60_000

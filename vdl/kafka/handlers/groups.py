@@ -28,7 +28,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later, Response
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
-from vdl.kafka.groups.led_coordinator import Joined, Synced
+from vdl.kafka.groups.live_group import Joined, Synced
 from vdl.kafka.lookup import endpoint
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
