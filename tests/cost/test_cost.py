@@ -14,7 +14,7 @@ from tests.cost.workloads import WORKLOADS
 from vdl.records.walk import IS_NATIVE
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
-AGAIN = ("single", "spread", "tail", "read", "transactions")
+AGAIN = ("single", "spread", "tail", "read", "transactions", "joins")
 """Workloads that are counted twice. `large` repeats `read`, and takes longest."""
 
 PLANTED = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from tests.cost.cluster import SETTLE_NS, TOPIC, Cluster
+from tests.cost.joining import Joining
 from tests.cost.transacting import Transactional
 from vdl.clock import MS
 from vdl.kafka.wire import produce
@@ -48,6 +49,8 @@ class Workload:
 
     0: one producer without transactions.
     """
+    members: int = 0
+    """Number of members of classic groups, each of which joins `requests` times. 0: none."""
     record_bytes: int = RECORD_BYTES
     counts_memory: bool = False
     """True if memory is counted: it is significant only for large batches, and counting takes long.
@@ -128,6 +131,18 @@ WORKLOADS = (
         producers=64,
         record_bytes=100,
     ),
+    Workload(
+        name="joins",
+        about="32 classic groups, each of one member that joins, syncs and leaves",
+        unit="join",
+        units=128,
+        partitions=1,
+        records_per_request=1,
+        requests=4,
+        requests_to_warm=2,
+        in_flight=1,
+        members=32,
+    ),
 )
 
 
@@ -144,6 +159,7 @@ class Load:
             Transactional(self.cluster, f"t{n}", n % workload.partitions, self._batches.contents)
             for n in range(workload.producers)
         ]
+        self._joining = [Joining(self.cluster, f"g{n}") for n in range(workload.members)]
         self._send(workload.requests_to_warm)
 
     def run(self) -> None:
@@ -154,8 +170,9 @@ class Load:
         return self.cluster.producer_id(self._client) if self.workload.idempotent else -1
 
     def _send(self, requests: int) -> None:
-        if self._transactional:
-            self._transact(requests)
+        steppers = self._transactional or self._joining
+        if steppers:
+            self._step(steppers, requests)
             return
         producer = Producer(self._client, self._batches.take(requests), self.workload.in_flight)
         producer.send()
@@ -163,10 +180,10 @@ class Load:
         self.cluster.run_until(self._is_read, LOAD_NS)
         self.cluster.run_for(SETTLE_NS)
 
-    def _transact(self, transactions: int) -> None:
-        for one in self._transactional:
-            one.begin(transactions)
-        self.cluster.run_until(lambda: all(one.is_done for one in self._transactional), LOAD_NS)
+    def _step(self, steppers: Sequence[Transactional] | Sequence[Joining], times: int) -> None:
+        for one in steppers:
+            one.begin(times)
+        self.cluster.run_until(lambda: all(one.is_done for one in steppers), LOAD_NS)
         self.cluster.run_for(SETTLE_NS)
 
     def _is_read(self) -> bool:
