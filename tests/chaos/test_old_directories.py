@@ -29,7 +29,8 @@ PAST = "directory_from_the_past"
 MADE_GOOD = ("logs", "meta")
 """Parts without information about votes, whose missing contents the journal has.
 
-If files were released meanwhile, the replicas are lost.
+If files were released meanwhile, the replicas are lost. If a log got its first file after the copy,
+the server does not start.
 """
 LOCAL = ("data_missing", "replica_lost", "cannot_start", "foreign_file")
 
@@ -79,6 +80,17 @@ def wait_told(replica_set: ReplicaSet, server_id: int, *events: str) -> tuple[st
         time.sleep(POLL_SECONDS)
 
 
+def served_or_ended(replica_set: ReplicaSet, server_id: int, served: int) -> str:
+    """Wait until the server serves again, and return ""; or return why it does not start."""
+    began = time.monotonic()
+    while (log := replica_set.log(server_id)).count("event=serving") == served:
+        if "data_missing" in log:
+            return "data_missing"
+        assert time.monotonic() - began < TOLD_SECONDS, log[-3_000:]
+        time.sleep(POLL_SECONDS)
+    return ""
+
+
 def written(replica_set: ReplicaSet) -> Load:
     create_topic(replica_set, TOPIC)
     load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
@@ -104,9 +116,12 @@ def test_part_of_a_directory_from_an_old_copy_is_found_out(
     replica_set.kill(victim)
     for one in part.split(" and "):
         put_back(copy, store_of(replica_set, victim), one)
+    served = replica_set.log(victim).count("event=serving")
     replica_set.start(victim)
     event = ""
-    if part not in MADE_GOOD:
+    if part in MADE_GOOD:
+        event = served_or_ended(replica_set, victim, served)
+    else:
         event, seconds = wait_told(replica_set, victim, PAST, *LOCAL)
         figure(f"old {part or 'directory'}", f"{event} after {seconds:.1f} s")
     if event in {"data_missing", "cannot_start", "foreign_file"}:

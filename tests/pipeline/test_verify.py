@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
 from tests.pipeline.test_reading import create, topics_of
-from tests.pipeline.test_tables import clean, of_earlier_release
+from tests.pipeline.test_tables import clean
 from vdl.commands.pipeline import _verdict_lines
 from vdl.pipeline import verify as verifying
 from vdl.pipeline.errors import PipelineError
@@ -285,16 +285,3 @@ def test_places_of_thousands_of_partitions_are_told_apart(spark: Any) -> None:
     assert verifying._inside(rows, bounds).count() == count // 8 * 4
     assert bounds.filter("readable is null").count() == count
     assert verifying._bounds(spark, begin, readable, end).filter("readable = 3").count() == count
-
-
-def test_table_whose_beginning_nobody_knows_gets_no_verdict(
-    spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Written by a release that recorded it in the commits alone, which are gone."""
-    made = Made(tmp_path, bootstrap, ids, kind="delta")
-    with monkeypatch.context() as older:
-        of_earlier_release(older, topic_id=ids["recounted"])
-        made.halves()
-    clean(Path(made.job.sink.path))
-    with pytest.raises(PipelineError, match="no longer in the table's log"):
-        verify(made.job, spark)

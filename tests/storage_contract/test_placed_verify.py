@@ -268,8 +268,8 @@ def test_damage_on_both_sides_of_the_commit_index(engine):
     said = problems(engine)
     assert agree(engine) == (LOST, last)
     assert [text.split(",")[0:2] for text in said] == [
-        [f"entries [{last - 6}", f" {last - 5}) are damaged"],
-        [f"entries [{last - 2}", f" {last}) are damaged"],
+        [f"entries [{last - 6}", f" {last - 5}) are damaged at position {places[last - 6][1]}"],
+        [f"entries [{last - 2}", f" {last}) are damaged at position {places[last - 2][1]}"],
     ]
 
 
