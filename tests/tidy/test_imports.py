@@ -16,7 +16,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands.checks", "vdl.commands.measurement"),
     ("vdl.commands.records", "vdl.commands.resources"),
     ("vdl.commands.cluster", "vdl.commands.servers"),
-    ("vdl.commands.output",),
+    ("vdl.commands.output", "vdl.commands.times"),
     ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.machine",),
