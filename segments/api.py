@@ -481,6 +481,13 @@ class Log(Protocol):
         skipped. Empty if `offset` is the end. Raises OffsetOutOfRange or NotInMemory.
         """
 
+    def in_memory(self, offset: Offset, end_index: Index, count_max: int) -> list[Buffer]:
+        """Return up to `count_max` batches as `read` does, for measurements.
+
+        Empty if the batch with `offset` is not in the cache. Reads no file, and counts neither as a
+        hit nor as a miss of the cache.
+        """
+
 
 class Store(Protocol):
     """All logs of one data directory."""

@@ -281,6 +281,19 @@ class MemoryLog:
             slices.end_offset = entry.base_offset + entry.records
         return slices
 
+    def in_memory(self, offset: Offset, end_index: Index, count_max: int) -> list[Buffer]:
+        if not self.state.start_offset <= offset < self.state.next_offset:
+            return []
+        end_index = min(end_index, self.state.hard.commit)
+        found: list[Buffer] = []
+        for index in indexes(self._index_of(offset), end_index + 1):
+            entry = self.state.entries[index - self.state.first_index]
+            if len(found) == count_max:
+                break
+            if entry.records and len(entry.data):
+                found.append(entry.data)
+        return found
+
     def _index_of(self, offset: Offset) -> Index:
         state = self.state
         if not state.start_offset <= offset < state.next_offset:

@@ -469,6 +469,20 @@ class DiskLog:
         slices.bytes = total
         return slices
 
+    def in_memory(self, offset: Offset, end_index: Index, count_max: int) -> list[Buffer]:
+        index = self.tail.find_offset(offset) if offset >= self.start_offset else NO_INDEX
+        found: list[Buffer] = []
+        if not index:
+            return found
+        end = min(end_index + 1, self.hard.commit + 1, index + LOOKS_MAX)
+        for chunk, start, stop in self.tail.spans(index, Index(end)):
+            for entry in chunk.entries[start:stop]:
+                if len(found) == count_max:
+                    return found
+                if entry.records and len(entry.data) and entry.base_offset + entry.records > offset:
+                    found.append(entry.data)
+        return found
+
     # --- staging -----------------------------------------------------------------------------
     def stage(
         self,

@@ -127,6 +127,21 @@ def test_hits_and_misses_are_counted():
     assert (log.tail.cache.hits, log.tail.cache.misses) == (2, 0)
 
 
+def test_batches_in_memory_are_found_without_a_count_or_a_read():
+    """Measurements must not look like readers. The files of this log cannot be read at all."""
+    log = make_log(budget=0)
+    stage(log, 50, 100)
+    log.hard.commit = 40
+    found = log.in_memory(30, 50, 4)
+    assert [bytes(one) for one in found] == [bytes(100)] * 4
+    assert len(log.in_memory(37, 50, 99)) == 3  # those of entries 38, 39 and 40
+    assert log.in_memory(40, 50, 99) == []
+    log.tail.cache.flushed(log.tail, 50)
+    log.tail.cache.evict()
+    assert log.in_memory(30, 50, 4) == []
+    assert (log.tail.cache.hits, log.tail.cache.misses) == (0, 0)
+
+
 def test_term_runs_answer_as_a_list_would():
     """Reference model: a plain list of terms."""
     rng = random.Random(4)

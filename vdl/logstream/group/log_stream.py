@@ -302,6 +302,13 @@ class LogStream:
         end = self.transactions.stable()[0] if stable else self.group.commit
         return self.group.log.read(offset, end, bytes_max)
 
+    def in_memory(self, offset: Offset, count_max: int) -> list[storage.Buffer]:
+        """Return up to `count_max` committed batches from `offset` on, if they are in memory.
+
+        For measurements: reads no file, and does not count as a read.
+        """
+        return self.group.log.in_memory(offset, self.group.commit, count_max)
+
     def read_cold(
         self,
         offset: Offset,
