@@ -4,40 +4,45 @@ The leader of a coordinator knows what its groups have committed, and reports th
 not. The ends of partitions are those that the replicas here know. A partition without a replica
 here counts in `partitions_elsewhere`, not in a lag.
 
-Everything is bounded. A page examines at most `OFFSETS_PER_PAGE` committed offsets and goes on with
-the others at the next; the rows with most records behind are shown. In seconds, a row is as late as
-the first unread record of its partitions with most records behind. Its batch is read once for each
-committed offset: from memory, or from disk, a few for each page.
+Everything is bounded. A page examines about `OFFSETS_PER_PAGE` committed offsets and goes on where
+it stopped at the next. Only rows with most records behind are kept, so names that clients choose
+take no memory beyond those, and many rows with little behind displace none with more. In seconds, a
+row is as late as the first unread record of its partitions with most records behind.
+
+Nothing is read from disk, and no read is counted: a scrape must not look like a consumer, or take
+the disk from one. So a time is known if the record is in memory, or was at an earlier page. Markers
+of transactions and records of aborted ones are not unread records.
 
 Does not depend on members of groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from heapq import nlargest
+from heapq import heappush, heappushpop, nlargest
 from typing import Final, Protocol
 
 from ids import GroupId, Offset
-from segments.api import NotInMemory, Slices, StorageError
-from vdl.records.batch import max_timestamp_of
+from segments.api import Buffer
+from vdl.records.batch import BatchHeader, read_header
 from vdl.server.exposition import Sample
-from vdl.state.catalog import Catalog
-from vdl.state.offsets import Offsets
+from vdl.state.aborted import AbortedRange
+from vdl.state.catalog import Catalog, TopicInfo
+from vdl.state.offsets import CommittedOffset, Offsets
 
 OFFSETS_PER_PAGE: Final = 20_000
 """Committed offsets examined for one page: about 20 ms in all."""
 _STEP_OFFSETS: Final = 500
 PARTITIONS_TIMED: Final = 8
-"""Partitions of a row whose first unread record is read."""
-READS_PER_PAGE: Final = 32
-"""Reads from disk for one page."""
-ROWS_KEPT_MAX: Final = 100_000
+"""Partitions of a row whose first unread record is looked up."""
+BATCHES_LOOKED_AT: Final = 8
+"""Batches after a committed offset in which the first unread record is sought."""
+_STEP_TIMES: Final = 20
 
 Row = tuple[str, str]
 """(consumer group, topic)"""
+_Place = tuple[GroupId, Offset]
 
 
 class Stream(Protocol):
@@ -46,16 +51,11 @@ class Stream(Protocol):
     @property
     def high_watermark(self) -> Offset: ...
     @property
+    def last_stable_offset(self) -> Offset: ...
+    @property
     def log_start_offset(self) -> Offset: ...
-    def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices: ...
-    def read_cold(
-        self,
-        offset: Offset,
-        bytes_max: int,
-        done: Callable[[Slices | StorageError], None],
-        *,
-        stable: bool = False,
-    ) -> None: ...
+    def in_memory(self, offset: Offset, count_max: int) -> Sequence[Buffer]: ...
+    def aborted(self, start: Offset, end: Offset) -> Sequence[AbortedRange]: ...
 
 
 class Host(Protocol):
@@ -66,15 +66,50 @@ class Host(Protocol):
     def agreed_ms(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class FirstUnread:
+    """The first record that a group has not committed, in one partition."""
+
+    ms: int
+    """Largest timestamp of its batch; -1 if only markers and aborted records follow so far."""
+    is_final: bool
+    """False: the next page looks again."""
+
+
 @dataclass(slots=True)
 class _Lag:
     """One row."""
 
     records: int = 0
+    partitions: int = 0
+    """Partitions with a replica here."""
     elsewhere: int = 0
-    """Partitions without a replica here."""
     behind: list[tuple[int, GroupId, Offset]] = field(default_factory=list)
-    """(records behind, partition's group, committed offset) of those with most behind."""
+    """(records behind, partition's group, first unread offset) of those with most: a heap."""
+
+    def add(self, behind: int, group_id: GroupId, offset: Offset) -> None:
+        self.partitions += 1
+        if behind <= 0:
+            return
+        self.records += behind
+        keep = heappush if len(self.behind) < PARTITIONS_TIMED else heappushpop
+        keep(self.behind, (behind, group_id, offset))
+
+
+_Rows = dict[tuple[GroupId, str], dict[str, _Lag]]
+"""Rows by (coordinator, consumer group), then by topic."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """Rows found since all groups were listed last."""
+
+    rows: _Rows = field(default_factory=dict)
+    """Those with most records behind."""
+    kept: int = 0
+    count: int = 0
+    """All rows, also those not kept."""
+    elsewhere: int = 0
 
 
 @dataclass(slots=True)
@@ -86,126 +121,176 @@ class GroupLags:
     led: Callable[[], dict[GroupId, Offsets]]
     """Returns the committed offsets of the coordinators led here, by group of the coordinator."""
     rows_max: int
-    _left: list[tuple[GroupId, str]] = field(default_factory=list)
-    """(coordinator, consumer group) still to be examined in this round."""
-    _rows: dict[GroupId, dict[Row, _Lag]] = field(default_factory=dict)
-    """Rows as last examined, by coordinator."""
-    _times: dict[tuple[GroupId, Offset], int] = field(default_factory=dict)
-    """Timestamps (ms) of the first unread records of the rows shown; -1: being read, or none."""
-    _under_way: int = 0
-    """Reads from disk under way."""
+    _before: _Round = field(default_factory=_Round)
+    """The last complete round, without the rows of groups that were examined again."""
+    _now: _Round = field(default_factory=_Round)
+    _work: Iterator[int] | None = None
+    """The rest of this round; None: the next page begins one."""
+    _shown: list[tuple[Row, _Lag]] = field(default_factory=list)
+    _times: dict[_Place, FirstUnread] = field(default_factory=dict)
+    """First unread records of the rows shown, as far as known."""
 
     def look(self) -> Iterator[None]:
         """Examine some groups, in steps."""
-        led = self.led()
-        for coordinator in self._rows.keys() - led.keys():
-            del self._rows[coordinator]
-        if not self._left:
-            self._left = [
-                (number, name) for number, offsets in led.items() for name in offsets.groups()
-            ]
-            self._forget_gone(led)
-        budget = OFFSETS_PER_PAGE
-        while self._left and budget > 0:
-            number, name = self._left.pop()
-            if number in led:
-                for count in self._examine(number, name, led[number]):
-                    budget -= count
-                    yield
+        if self.rows_max == 0:
+            return
+        if self._work is None:
+            self._work = self._examine_all()
+        work, budget = self._work, OFFSETS_PER_PAGE
+        for count in work:
+            budget -= count
+            yield
+            if budget <= 0:
+                break
+        else:
+            if self._work is work:  # else another page has ended it
+                self._work = None
+                self._before, self._now = self._now, _Round()
         yield
-        self._time()
+        self._choose()
+        yield
+        yield from self._time()
 
-    def _forget_gone(self, led: dict[GroupId, Offsets]) -> None:
-        """Remove rows of groups without offsets, before a new round."""
-        for number, rows in self._rows.items():
-            known = set(led[number].groups())
-            for row in [row for row in rows if row[0] not in known]:
-                del rows[row]
+    def _examine_all(self) -> Iterator[int]:
+        """Examine all groups; yield the count of offsets of each step."""
+        for number, offsets in self.led().items():
+            for name in offsets.groups():
+                if self.led().get(number) is not offsets:
+                    break
+                yield from self._examine(number, name, offsets)
+            yield 1
 
     def _examine(self, number: GroupId, name: str, offsets: Offsets) -> Iterator[int]:
         """Yield the count of offsets examined in each step, and replace the group's rows."""
-        topics, stream_of = self.host.catalog.topics, self.stream
-        found: dict[Row, _Lag] = {}
-        count = 0
+        found: dict[str, _Lag] = {}
+        count = 1
         for (topic_name, partition), committed in list(offsets.of(name).items()):
             count += 1
-            if count == _STEP_OFFSETS:
+            if count > _STEP_OFFSETS:
                 yield count
                 count = 0
-            topic = topics.get(topic_name)
-            if topic is None or partition >= len(topic.partitions):
+            # Looked up each time: the catalog may change between two steps.
+            topic = self.host.catalog.topics.get(topic_name)
+            if topic is None or not _is_of(topic, partition, committed):
                 continue
-            row = found.get((name, topic_name))
+            row = found.get(topic_name)
             if row is None:
-                row = found[name, topic_name] = _Lag()
+                row = found[topic_name] = _Lag()
             group_id = topic.partitions[partition]
-            stream = stream_of(group_id)
+            stream = self.stream(group_id)
             if stream is None:
                 row.elsewhere += 1
                 continue
-            behind = stream.high_watermark - committed.offset
-            if behind > 0:
-                row.records += behind
-                row.behind.append((behind, group_id, committed.offset))
-        for row in found.values():
-            row.behind = nlargest(PARTITIONS_TIMED, row.behind)
-        rows = self._rows.setdefault(number, {})
-        for key in [key for key in rows if key[0] == name and key not in found]:
-            del rows[key]
-        if sum(map(len, self._rows.values())) < ROWS_KEPT_MAX:
-            rows.update(found)
+            first = max(committed.offset, stream.log_start_offset)
+            row.add(stream.high_watermark - first, group_id, first)
+        self._replace((number, name), found)
         yield count
 
-    def _shown(self) -> list[tuple[Row, _Lag]]:
-        """Return the rows with most records behind."""
-        every = (item for rows in self._rows.values() for item in rows.items())
-        return nlargest(self.rows_max, every, key=lambda item: (item[1].records, item[0]))
+    def _replace(self, key: tuple[GroupId, str], found: dict[str, _Lag]) -> None:
+        """Take a group's rows instead of those of the round before."""
+        self._before.rows.pop(key, None)
+        now = self._now
+        now.elsewhere += sum(row.elsewhere for row in found.values())
+        known = {topic: row for topic, row in found.items() if row.partitions}
+        now.count += len(known)
+        if known:
+            now.rows[key] = known
+            now.kept += len(known)
+        if now.kept > 2 * self.rows_max + _STEP_OFFSETS:
+            now.rows = _most_behind(now.rows, self.rows_max)
+            now.kept = self.rows_max
 
-    def _time(self) -> None:
-        """Find when the first unread records of the rows shown were written."""
-        wanted = {(one[1], one[2]) for _, row in self._shown() for one in row.behind}
-        self._times = {place: ms for place, ms in self._times.items() if place in wanted}
-        reads = READS_PER_PAGE - self._under_way
-        for place in sorted(wanted - self._times.keys()):
+    def _choose(self) -> None:
+        """Choose the rows to be shown."""
+        led = self.led()
+        rows = {
+            key: of_group
+            for round_ in (self._before, self._now)
+            for key, of_group in round_.rows.items()
+            if key[0] in led
+        }
+        self._before.rows = {key: of for key, of in self._before.rows.items() if key[0] in led}
+        self._shown = [
+            ((name, topic), row)
+            for (_, name), of_group in _most_behind(rows, self.rows_max).items()
+            for topic, row in of_group.items()
+        ]
+
+    def _time(self) -> Iterator[None]:
+        """Find when the first unread records of the rows shown were written, in steps."""
+        wanted = {(one[1], one[2]) for _, row in self._shown for one in row.behind}
+        self._times = {
+            place: found
+            for place, found in self._times.items()
+            if found.is_final and place in wanted
+        }
+        for done, place in enumerate(wanted - self._times.keys()):
+            if done % _STEP_TIMES == 0:
+                yield
             stream = self.stream(place[0])
-            if stream is None:
-                continue
-            offset = max(place[1], stream.log_start_offset)
-            try:
-                self._found(place, stream.read(offset, 1))
-            except NotInMemory:
-                if reads > 0:
-                    reads -= 1
-                    self._under_way += 1
-                    self._times[place] = -1
-                    stream.read_cold(offset, 1, partial(self._read, place))
-            except StorageError:
-                continue
-
-    def _read(self, place: tuple[GroupId, Offset], found: Slices | StorageError) -> None:
-        self._under_way -= 1
-        if place not in self._times:
-            return  # no row shows it any more
-        if isinstance(found, StorageError):
-            del self._times[place]  # the next page tries again
-        else:
-            self._found(place, found)
-
-    def _found(self, place: tuple[GroupId, Offset], found: Slices) -> None:
-        if found.buffers:
-            self._times[place] = max_timestamp_of(found.buffers[0])
+            found = None if stream is None else first_unread(stream, place[1])
+            if found is not None:
+                self._times[place] = found
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the rows with most records behind."""
-        shown, now_ms = self._shown(), self.host.agreed_ms()
-        for (name, topic), row in shown:
+        """Yield the rows with most records behind, as of the last `look`."""
+        now_ms = self.host.agreed_ms()
+        for (name, topic), row in self._shown:
             labels = (("group", name), ("topic", topic))
             yield Sample("lag_records", labels, row.records)
-            times = [self._times.get(one[1:], -1) for one in row.behind]
-            known = [ms for ms in times if ms >= 0]
-            if known or not row.behind:
-                late_ms = max(0, now_ms - min(known)) if known else 0
-                yield Sample("lag_seconds", labels, late_ms / 1_000)
-        rows = [row for one in self._rows.values() for row in one.values()]
-        yield Sample("lag_rows_left_out", (), len(rows) - len(shown))
-        yield Sample("lag_partitions_elsewhere", (), sum(row.elsewhere for row in rows))
+            known = [found for one in row.behind if (found := self._times.get(one[1:]))]
+            late = [now_ms - found.ms for found in known if found.ms >= 0]
+            if late or len(known) == len(row.behind):
+                yield Sample("lag_seconds", labels, max(0, *late, 0) / 1_000)
+        count = max(self._before.count, self._now.count)
+        yield Sample("lag_rows_left_out", (), max(0, count - len(self._shown)))
+        elsewhere = max(self._before.elsewhere, self._now.elsewhere)
+        yield Sample("lag_partitions_elsewhere", (), elsewhere)
+
+
+def _is_of(topic: TopicInfo, partition: int, committed: CommittedOffset) -> bool:
+    """Return False if the offset is of an earlier topic of this name, or of no partition."""
+    if not 0 <= partition < len(topic.partitions):
+        return False
+    if committed.partition_group:
+        return committed.partition_group == topic.partitions[partition]
+    return committed.topic_id == topic.topic_id
+
+
+def _most_behind(rows: _Rows, count_max: int) -> _Rows:
+    """Return the rows with most records behind."""
+    every = (
+        (row.records, topic, key)
+        for key, of_group in rows.items()
+        for topic, row in of_group.items()
+    )
+    found: _Rows = {}
+    for _, topic, key in nlargest(count_max, every):
+        found.setdefault(key, {})[topic] = rows[key][topic]
+    return found
+
+
+def first_unread(stream: Stream, offset: Offset) -> FirstUnread | None:
+    """Return the first unread record from `offset` on; None if it is not known from memory."""
+    batches = stream.in_memory(offset, BATCHES_LOOKED_AT)
+    for batch in batches:
+        header = read_header(batch)
+        end = Offset(header.last_offset + 1)
+        if not header.is_control and not _is_aborted(stream, header):
+            if header.max_timestamp < 0:
+                return None
+            # Until its transaction has ended, it may be aborted.
+            is_final = not header.is_transactional or end <= stream.last_stable_offset
+            return FirstUnread(header.max_timestamp, is_final=is_final)
+        offset = end
+    if batches and offset >= stream.high_watermark:
+        return FirstUnread(-1, is_final=False)
+    return None
+
+
+def _is_aborted(stream: Stream, header: BatchHeader) -> bool:
+    first, end = Offset(header.base_offset), Offset(header.last_offset + 1)
+    return header.is_transactional and any(
+        one.producer_id == header.producer_id and one.first_offset <= first < one.last_offset
+        for one in stream.aborted(first, end)
+    )

@@ -280,11 +280,13 @@ HELP: dict[str, str] = {
     ),
     "vdl_group_lag_seconds": (
         "Age of the first record that the group has not committed, of the partitions with "
-        "most records behind."
+        "most records behind. Missing if it is not known from memory: nothing is read from disk. "
+        "Markers and records of aborted transactions do not count."
     ),
     "vdl_group_lag_rows_left_out": "Rows that are not shown, because they are many.",
     "vdl_group_lag_partitions_elsewhere": (
-        "Partitions whose lag is not known, because this server has no replica of them."
+        "Partitions whose lag is not known, because this server has no replica of them; "
+        "groups count apart."
     ),
     "vdl_build_info": "1, labelled with the version of VDL, of Python, and of what checks records.",
     "vdl_client_telemetry_clients": "Clients with a telemetry subscription.",
