@@ -7,6 +7,9 @@ A page of a server with thousands of partitions takes tens of milliseconds, in w
 do other work. So the page is an iterator: the HTTP port takes a few steps per turn. The numbers of
 one source are of one moment, those of two sources are not.
 
+Values of labels are cut to `LABEL_CHARS_MAX`: names of groups, topics and clients are clients'
+choice, and Kafka allows thirty thousand characters.
+
 Does not depend on what the numbers mean. The Prometheus library is loaded at the first page.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from segments.histogram import Histogram
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 Number = int | float
 Labels = tuple[tuple[str, str], ...]
 _NS: Final = 1e9
+LABEL_CHARS_MAX: Final = 100
+_HASH_CHARS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ def _family(
         histograms = HistogramMetricFamily(name, text, labels=labels)
         for one in samples:
             assert isinstance(one, Distribution), one
-            values = [value for _, value in one.labels]
+            values = [label_value(value) for _, value in one.labels]
             histograms.add_metric(values, _buckets(one.of), one.of.sum_ns / _NS)
         return histograms
     make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -144,8 +150,19 @@ def _family(
     for one in samples:
         assert isinstance(one, Sample), one
         value = one.value if times == 1 else one.value * times
-        family.add_metric([value for _, value in one.labels], value)
+        family.add_metric([label_value(text) for _, text in one.labels], value)
     return family
+
+
+def label_value(text: str) -> str:
+    """Return the text, or if it is too long its beginning, an ellipsis and a hash of all of it.
+
+    Names that begin alike stay apart. A name that is cut cannot equal one that is not.
+    """
+    if len(text) <= LABEL_CHARS_MAX:
+        return text
+    digest = sha256(text.encode(errors="replace")).hexdigest()[:_HASH_CHARS]
+    return f"{text[:LABEL_CHARS_MAX]}…{digest}"
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

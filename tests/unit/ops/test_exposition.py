@@ -10,7 +10,7 @@ from segments.histogram import Histogram
 from vdl.kafka.connections.request_stats import ApiStats
 from vdl.log import EventLog
 from vdl.server import http
-from vdl.server.exposition import Distribution, Exposition, Sample, Source
+from vdl.server.exposition import LABEL_CHARS_MAX, Distribution, Exposition, Sample, Source
 from vdl.server.http import HttpServer, Response
 from vdl.server.metrics import HELP, WAITING_APIS, latency_distributions
 from vdl.server.renamed_metrics import RENAMED, REPLACED
@@ -64,6 +64,17 @@ def test_page_has_an_old_name_beside_the_new_one_in_the_old_unit():
         )
         assert "Deprecated" in line
         assert f"vdl_store_journal_write_{new}" in line
+
+
+def test_long_labels_are_cut_and_stay_apart():
+    """Two series of one name would make the whole page unreadable."""
+    names = ["g" * LABEL_CHARS_MAX, "g" * 30_000, "g" * 30_001]
+    samples = [Sample("lag_records", (("group", name),), len(name)) for name in names]
+    text = page(Source("group", lambda: samples))
+    found = {key[1][1]: value for key, value in values(text).items() if "group" in key[0]}
+    assert sorted(found.values()) == [LABEL_CHARS_MAX, 30_000, 30_001]
+    assert names[0] in found
+    assert max(map(len, found)) < LABEL_CHARS_MAX + 10
 
 
 def test_old_names_are_not_names_of_today():
