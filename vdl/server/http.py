@@ -9,7 +9,9 @@ On loopback a request must name an address or `localhost` as its host: a web pag
 its own resolve to 127.0.0.1 (DNS rebinding), and would read the answers.
 
 Routes are functions that return at once: a response, or an iterator that makes one in parts. The
-parts of a long page share the turns of the loop with the server's other work.
+parts of a long page share the turns of the loop with the server's other work. A route makes one
+page at a time: clients that ask meanwhile get the same one, so that many scrapers take no more of a
+turn than one.
 """
 
 from __future__ import annotations
@@ -57,44 +59,37 @@ Route = Callable[[], Response | Iterator[Response | None]]
 
 SLICE_SECONDS = 0.004
 """CPU time of one turn of the loop for one page."""
-WHOLE_AFTER_SECONDS = 1.0
-"""Time after which the rest of a page is made in one go: the turns of an overloaded server may take
-a fifth of a second each, and a scraper waits for seconds only."""
+LATE_AFTER_SECONDS = 1.0
+"""Time after which a page gets more of each turn: the turns of an overloaded server may take a
+fifth of a second each, and a scraper waits for seconds only."""
+LATE_SLICE_SECONDS = 0.02
 
 
 def answer(
     request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
 ) -> bytes:
-    """Return the whole response to a request head, made in one go. See `answer_in_parts`."""
-    *_, whole = answer_in_parts(request_head, routes, log, is_local=is_local)
-    return whole
+    """Return the whole response to a request head (all up to the empty line), made in one go.
+
+    `is_local`: True at a port for this machine only.
+    """
+    method, path, response = _find(request_head, routes, is_local=is_local)
+    if response is None:
+        response = (_NOT_YET, *_made(path, routes[path], log))[-1]
+    return _encoded(method, response)
 
 
-def answer_in_parts(
-    request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
-) -> Iterator[bytes]:
-    """Yield b"" after each part of the work for a request head (all up to the empty line), and the
-    response at last. `is_local`: True at a port for this machine only."""
-    method, route, response = _find(request_head, routes, is_local=is_local)
-    if route is not None:
-        try:
-            made = route()
-            if isinstance(made, Response):
-                response = made
-            else:
-                for part in made:
-                    if part is None:
-                        yield b""
-                    else:
-                        response = part
-        except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
-            log.error(
-                "operations_route_failed",
-                route=request_head.decode("latin-1").split(" ")[1],
-                traceback=traceback.format_exc(),
-            )
-            response = _text(500, "failed; see the server's log")
-    yield _encoded(method, response)
+def _made(path: str, route: Route, log: Log) -> Iterator[Response]:
+    """Yield `_NOT_YET` after each part of the work, and the response at last."""
+    try:
+        made = route()
+        if isinstance(made, Response):
+            yield made
+            return
+        for part in made:
+            yield _NOT_YET if part is None else part
+    except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
+        log.error("operations_route_failed", route=path, traceback=traceback.format_exc())
+        yield _text(500, "failed; see the server's log")
 
 
 def _encoded(method: str, response: Response) -> bytes:
@@ -110,21 +105,21 @@ def _encoded(method: str, response: Response) -> bytes:
 
 def _find(
     request_head: bytes, routes: Mapping[str, Route], *, is_local: bool
-) -> tuple[str, Route | None, Response]:
-    """Return the method, and the route or, if there is none, the response."""
+) -> tuple[str, str, Response | None]:
+    """Return (method, path of the route, response); the last is None if the route makes it."""
     first, *headers = request_head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return "", None, _text(400, "not an HTTP request")
+        return "", "", _text(400, "not an HTTP request")
     method, target, _ = words
+    path = target.partition("?")[0]
     if is_local and not all(map(is_of_this_machine, _hosts(headers))):
-        return method, None, _text(421, "use localhost or an address of this machine as host")
-    route = routes.get(target.partition("?")[0])
-    if route is None:
-        return method, None, _text(404, "not found; there is " + " and ".join(routes))
+        return method, path, _text(421, "use localhost or an address of this machine as host")
+    if path not in routes:
+        return method, path, _text(404, "not found; there is " + " and ".join(routes))
     if method not in {"GET", "HEAD"}:
-        return method, None, _text(405, "expected GET or HEAD")
-    return method, route, _text(500, "the route has no response")
+        return method, path, _text(405, "expected GET or HEAD")
+    return method, path, None
 
 
 def _hosts(headers: Iterable[str]) -> Iterator[str]:
@@ -151,6 +146,9 @@ def _text(status: int, text: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
+_NOT_YET = _text(500, "the route has no response")
+
+
 class HttpServer:
     """Serves `routes` until closed. Built and owned by the server's loop.
 
@@ -164,6 +162,8 @@ class HttpServer:
         self._listening: socket.socket | None = None
         self._is_local = False
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
+        self._pages: dict[str, _Page] = {}
+        """Pages that are being made, by path."""
         self._spare = -1
         """Descriptor that is released to accept a connection; -1 while it is released."""
 
@@ -232,8 +232,20 @@ class HttpServer:
                 displaced.abort()
             connection.begin()
 
-    def _answer(self, request_head: bytes) -> Iterator[bytes]:
-        return answer_in_parts(request_head, self._routes, self._log, is_local=self._is_local)
+    def _answer(self, request_head: bytes, connection: _Connection) -> None:
+        """Answer now or later, unless the connection is closed meanwhile."""
+        method, path, response = _find(request_head, self._routes, is_local=self._is_local)
+        if response is not None:
+            connection.send(_encoded(method, response))
+            return
+        page = self._pages.get(path)
+        if page is not None:
+            page.readers.append((connection, method))
+            return
+        parts = _made(path, self._routes[path], self._log)
+        page = self._pages[path] = _Page(parts, lambda: self._pages.pop(path))
+        page.readers.append((connection, method))
+        page.make()
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         """Report the error and retry later, as asyncio's own servers do."""
@@ -245,13 +257,46 @@ class HttpServer:
         loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)
 
 
+class _Page:
+    """A response in the making, and the clients that get it."""
+
+    def __init__(self, parts: Iterator[Response], on_end: Callable[[], object]) -> None:
+        """Call `on_end` once, before the response is sent, or when no client waits for it."""
+        self.readers: list[tuple[_Connection, str]] = []
+        """(connection, method)"""
+        self._parts = parts
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._late_after_s = self._loop.time() + LATE_AFTER_SECONDS
+
+    def make(self) -> None:
+        """Make the response, as far as there is time in this turn, and send it once it is whole."""
+        self.readers = [one for one in self.readers if not one[0].is_closed]
+        if not self.readers:
+            self._on_end()
+            return
+        is_late = self._loop.time() >= self._late_after_s
+        end_s = time.thread_time() + (LATE_SLICE_SECONDS if is_late else SLICE_SECONDS)
+        response = _NOT_YET
+        for response in self._parts:
+            if response is not _NOT_YET:
+                break
+            if time.thread_time() >= end_s:
+                self._loop.call_soon(self.make)
+                return
+        self._on_end()
+        encoded = {method: _encoded(method, response) for _, method in self.readers}
+        for connection, method in self.readers:
+            connection.send(encoded[method])
+
+
 class _Connection:
     """Collects one request head, answers it, closes."""
 
     def __init__(
         self,
         accepted: socket.socket,
-        answer: Callable[[bytes], Iterator[bytes]],
+        answer: Callable[[bytes, _Connection], None],
         peers: Newcomers[_Connection],
         on_closed: Callable[[], None],
     ) -> None:
@@ -262,9 +307,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._head = bytearray()
         self._unsent = memoryview(b"")
-        self._parts: Iterator[bytes] = iter(())
-        self._whole_after_s = 0.0
-        self._is_closed = False
+        self.is_closed = False
 
     def begin(self) -> None:
         """Read, and answer if the request is complete."""
@@ -283,26 +326,14 @@ class _Connection:
         end = self._head.find(b"\r\n\r\n")
         if data and end >= 0:
             self._loop.remove_reader(self._socket)
-            self._parts = self._answer(bytes(self._head[:end]))
-            self._whole_after_s = self._loop.time() + WHOLE_AFTER_SECONDS
-            self._make()
+            self._answer(bytes(self._head[:end]), self)
         elif not data or len(self._head) > REQUEST_BYTES_MAX:
             self.abort()
 
-    def _make(self) -> None:
-        """Make the response, as far as there is time in this turn, and send it once it is whole."""
-        if self._is_closed:
-            return
-        is_late = self._loop.time() >= self._whole_after_s
-        end_s = time.thread_time() + SLICE_SECONDS
-        for made in self._parts:
-            if made:
-                self._unsent = memoryview(made)
-                self._send()
-                return
-            if not is_late and time.thread_time() >= end_s:
-                self._loop.call_soon(self._make)
-                return
+    def send(self, response: bytes) -> None:
+        """Send the response, and close once it is sent."""
+        self._unsent = memoryview(response)
+        self._send()
 
     def _send(self) -> None:
         try:
@@ -318,7 +349,7 @@ class _Connection:
 
     def abort(self) -> None:
         """Close the connection, even if data is unsent."""
-        self._is_closed = True
+        self.is_closed = True
         self._deadline.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)

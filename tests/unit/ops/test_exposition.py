@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +13,7 @@ from vdl.kafka.connections.request_stats import ApiStats
 from vdl.log import EventLog
 from vdl.server import http
 from vdl.server.exposition import LABEL_CHARS_MAX, Distribution, Exposition, Sample, Source
-from vdl.server.http import HttpServer, Response
+from vdl.server.http import LATE_SLICE_SECONDS, HttpServer, Response
 from vdl.server.metrics import HELP, WAITING_APIS, latency_distributions
 from vdl.server.renamed_metrics import RENAMED, REPLACED
 
@@ -155,18 +157,21 @@ def test_http_long_page_lets_other_work_run_between_its_parts(monkeypatch):
     assert len(set(seen)) == 5
 
 
-def test_http_page_that_takes_long_is_made_in_one_go_at_last(monkeypatch):
+def test_http_page_that_is_late_gets_more_of_each_turn(monkeypatch):
     """An overloaded server is late in every turn, and still has to be scraped."""
     monkeypatch.setattr(http, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(http, "WHOLE_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(http, "LATE_AFTER_SECONDS", 0.0)
     seen = []
 
     async def run():
         turns = 0
 
         def page():
-            for _ in range(5):
+            for _ in range(15):
                 seen.append(turns)
+                end_s = time.thread_time() + LATE_SLICE_SECONDS / 4
+                while time.thread_time() < end_s:
+                    pass
                 yield None
             yield Response(200, "text/plain", b"hello")
 
@@ -183,7 +188,51 @@ def test_http_page_that_takes_long_is_made_in_one_go_at_last(monkeypatch):
         return received.result()
 
     assert asyncio.run(run()).endswith(b"hello")
-    assert len(set(seen)) == 1
+    in_turn = Counter(seen).values()
+    assert max(in_turn) > 1, "as if it were in time"
+    assert max(in_turn) <= 4, "more than the part of a turn that it may take"
+
+
+def test_http_scrapers_at_one_time_get_one_page(monkeypatch):
+    """Many scrapers take no more of a turn than one, and the next page is a new one."""
+    monkeypatch.setattr(http, "SLICE_SECONDS", 0.0)
+    begun = []
+
+    async def ask(port, method):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(method + b" /x HTTP/1.1\r\n\r\n")
+        received = await reader.read()
+        writer.close()
+        return received
+
+    async def run():
+        asked = asyncio.Event()
+
+        def page():
+            number = len(begun)
+            begun.append(number)
+            while not asked.is_set():
+                yield None
+            yield Response(200, "text/plain", b"page %d" % number)
+
+        server = HttpServer({"/x": page}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        asking = [asyncio.ensure_future(ask(port, b"GET")) for _ in range(7)]
+        asking.append(asyncio.ensure_future(ask(port, b"HEAD")))
+        while not any(len(one.readers) == 8 for one in server._pages.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        asked.set()
+        received = await asyncio.gather(*asking)
+        received.append(await ask(port, b"GET"))
+        assert not server._pages
+        server.close()
+        return received
+
+    *first, head, later = asyncio.run(run())
+    assert all(one.endswith(b"page 0") for one in first)
+    assert head.endswith(b"\r\n\r\n")
+    assert later.endswith(b"page 1")
+    assert begun == [0, 1]
 
 
 def test_http_page_whose_reader_is_gone_is_not_made_further(monkeypatch):
