@@ -31,6 +31,8 @@ _Counts = tuple[int, int, int, int]
 class _Seen:
     """Counts of a topic up to the last page."""
 
+    of: TopicTraffic
+    """Kept, so that no traffic is lost if the topic's replicas here go before the next page."""
     counts: _Counts = (0, 0, 0, 0)
     weight: float = 0.0
     """Recent bytes in and out, older ones counting less."""
@@ -57,7 +59,7 @@ class BusiestTopics:
                 yield
             seen = self._seen.get(topic)
             if seen is None:
-                seen = self._seen[topic] = _Seen()
+                seen = self._seen[topic] = _Seen(now)
             counts = now.bytes_in, now.records_in, now.bytes_out, now.records_out
             came = 0
             if counts != seen.counts:
@@ -71,8 +73,10 @@ class BusiestTopics:
             seen.weight = seen.weight * _FADE + came
             if topic not in existing:
                 # Its further traffic is counted nowhere: its replicas are being removed.
-                for forget in (self.traffic, self._seen, self._named):
-                    forget.pop(topic, None)
+                self.traffic.pop(topic, None)
+        for topic in self._seen.keys() - self.traffic.keys():
+            del self._seen[topic]
+            self._named.pop(topic, None)
 
     def _has_place(self, topic: str) -> bool:
         return len(self._named) < self.topics_max and topic != OTHER

@@ -12,10 +12,11 @@ class Server:
         self.measures = Measures(lambda: 0, Histogram())
         self.busiest = BusiestTopics(self.measures.traffic, topics_max)
         self.existing = set()
+        self.replicas = {}
 
     def write(self, topic, count):
         self.existing.add(topic)
-        traffic = self.measures.traffic_of(topic)
+        traffic = self.replicas.setdefault(topic, self.measures.traffic_of(topic))
         traffic.bytes_in += count
         traffic.records_in += 1
 
@@ -70,10 +71,29 @@ def test_deleted_topic_is_forgotten_and_may_come_back():
     server.write("a", 4)
     server.look()
     server.existing.clear()
+    server.replicas.clear()
     assert server.look() == {OTHER: 0}
     assert not server.measures.traffic
     server.write("a", 1)
     assert server.look() == {"a": 1, OTHER: 0}
+
+
+def test_topics_without_replicas_here_leave_nothing_where_nobody_looks():
+    """A server that is not scraped must not remember each topic that it ever had."""
+    server = Server(topics_max=5)
+    for n in range(100):
+        server.write(f"t{n}", 1)
+        server.replicas.clear()
+    assert not server.measures.traffic
+
+
+def test_traffic_before_the_last_replica_went_is_counted():
+    server = Server(topics_max=5)
+    server.write("a", 40)
+    server.look()
+    server.write("a", 2)
+    server.replicas.clear()
+    assert server.look() == {"a": 42, OTHER: 0}
 
 
 @pytest.mark.parametrize("topics_max", [0, 3])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from segments.histogram import Histogram
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class TopicTraffic:
     """Traffic of one topic through this server since its start. Bytes are as clients compress."""
 
@@ -34,8 +35,10 @@ class Measures:
         """`now_ns`: the monotonic clock. `replication`: see `HostStats`."""
         self.now_ns = now_ns
         self.replication = replication
-        self.traffic: dict[str, TopicTraffic] = {}
-        """By topic, also of topics that are deleted: the metrics forget those."""
+        self.traffic: WeakValueDictionary[str, TopicTraffic] = WeakValueDictionary()
+        """By topic. Each lives as long as a replica of its topic here, or as the metrics remember
+        it: without metrics, topics that come and go leave nothing."""
 
     def traffic_of(self, topic: str) -> TopicTraffic:
+        """Return the counters of a topic; the caller keeps them."""
         return self.traffic.setdefault(topic, TopicTraffic())
