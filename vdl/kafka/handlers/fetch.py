@@ -561,9 +561,8 @@ class _Poll:
             return  # converted for an old consumer
         self.records = found.end_offset - offset
         traffic.records_out += self.records
-        lag = ctx.server.delivery_lag
-        if ctx.received_ns >= lag.due_ns:
-            lag.sample(found.buffers[0], ctx.server.host.agreed_ms(), ctx.received_ns)
+        server = ctx.server
+        server.delivery_lag.given(found.buffers[0], server.clock.now_ns(), server.host.agreed_ms)
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
         """Return batches from memory; None while they are read from disk, or after an error."""

@@ -383,9 +383,11 @@ class _Poll:
         self.writes += 1
         stream.traffic.records_out += sum(one.last - one.first + 1 for one in ranges)
         stream.traffic.bytes_out += sum(len(buffer) for buffer in given.buffers)
-        lag = ctx.server.delivery_lag
-        if given.buffers and ctx.received_ns >= lag.due_ns:
-            lag.sample(given.buffers[0], ctx.server.host.agreed_ms(), ctx.received_ns)
+        if given.buffers:
+            server = ctx.server
+            server.delivery_lag.given(
+                given.buffers[0], server.clock.now_ns(), server.host.agreed_ms
+            )
         live.changed(partial(self._written, given))
         return sum(len(buffer) for buffer in given.buffers)
 

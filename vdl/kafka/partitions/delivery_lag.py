@@ -9,6 +9,8 @@ Does not depend on requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from segments.api import Buffer
 from segments.histogram import Histogram
 from vdl.clock import MS
@@ -33,12 +35,18 @@ class DeliveryLag:
 
     def __init__(self) -> None:
         self.due_ns = 0
-        """Time from which on the next answer is a sample. Use: compare before `sample`."""
+        """Time from which on the next answer is a sample."""
         self.lag = Histogram(LAG_BOUNDS_NS)
 
-    def sample(self, batches: Buffer, now_ms: int, now_ns: int) -> None:
-        """Observe the first of consecutive batches. `now_ms`: the time in ms since 1970."""
+    def given(self, batches: Buffer, now_ns: int, agreed_ms: Callable[[], int]) -> None:
+        """Observe the first of consecutive batches, if a sample is due.
+
+        `now_ns`: the monotonic clock when the answer is made, not when it was asked for: a request
+        may have waited for its records. `agreed_ms`: returns the time in ms since 1970.
+        """
+        if now_ns < self.due_ns:
+            return
         self.due_ns = now_ns + SAMPLE_NS
         timestamp_ms = max_timestamp_of(batches)
         if timestamp_ms >= 0:
-            self.lag.observe(max(0, now_ms - timestamp_ms) * MS)
+            self.lag.observe(max(0, agreed_ms() - timestamp_ms) * MS)

@@ -124,6 +124,25 @@ def test_fetch_at_the_end_waits_and_wakes_at_the_next_commit() -> None:
     assert all(wait.callback is None for wait in stream.waits)
 
 
+def test_end_to_end_lag_is_sampled_by_the_time_of_answers() -> None:
+    """A request that waited is no reason for more samples, nor for fewer, than one that did not."""
+    world = World()
+    (stream,) = world.topic()
+    lag = world.context.delivery_lag.lag
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=10_000))
+    world.run(500)
+    fill(stream, 4)
+    world.run(1)
+    assert sum(lag.counts) == 1
+    assert len(client.answers()) == 1
+    client.ask(FETCH, 11, fetch(0), wait_ms=1)
+    assert sum(lag.counts) == 1
+    world.run(30)
+    client.ask(FETCH, 11, fetch(0))
+    assert sum(lag.counts) == 2
+
+
 def test_fetch_at_the_end_is_answered_empty_after_max_wait() -> None:
     """Without data the response is empty and is sent at max_wait, not before."""
     world = World()
