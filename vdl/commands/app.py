@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from vdl import __version__
+from vdl.commands.records.terminal_text import visible_text
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),
@@ -107,6 +108,8 @@ def run_app(arguments: Sequence[str]) -> int:
     try:
         code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
     except click.ClickException as error:
+        # The text may be of a server, a record or a library that quotes one.
+        error.message = visible_text(error.message)  # type: ignore[misc]  # only for `show`
         error.show()
         return error.exit_code
     except click.Abort:
@@ -114,6 +117,6 @@ def run_app(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not isinstance(error, _told_in_words()):
             raise
-        click.echo(f"vdl: {error}", err=True)
+        click.echo(visible_text(f"vdl: {error}"), err=True)
         return 1
     return code if isinstance(code, int) else 0

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options
-from vdl.commands.output import emit, fail, json_option, table
+from vdl.commands.output import emit, fail, json_option, say, table
 from vdl.commands.resources.broker_defaults import alter_all_brokers, settings_of_all_brokers
 from vdl.commands.resources.config_layers import Explained, explain_in_cluster, explain_server_key
 from vdl.commands.resources.topic_facts import DEFAULT, alter_settings, fail_for, settings
@@ -172,11 +172,11 @@ def explain(
 def _show(found: list[Explained]) -> None:
     for number, one in enumerate(found):
         if number:
-            click.echo()
+            say()
         where = {"file": "a key of the file of `vdl serve`"}.get(one.kind, f"a {one.kind} setting")
-        click.echo(f"{one.key}: {where}" + (f", here of {one.name}" if one.name else ""))
+        say(f"{one.key}: {where}" + (f", here of {one.name}" if one.name else ""))
         if one.meaning:
-            click.echo(click.wrap_text(one.meaning, 100, "  ", "  "))
+            say(click.wrap_text(one.meaning, 100, "  ", "  "))
         rows = [
             [label, value]
             for label, value in (

@@ -17,6 +17,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 
+from vdl.commands.records.terminal_text import visible_json, visible_text
+
 DONE, FAILED = 0, 1
 _GAP = "  "
 """Gap between two columns of a plain table."""
@@ -60,10 +62,19 @@ def fail(text: str, code: int = FAILED) -> NoReturn:
     raise Failure(text, code)
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text that may come from a cluster, a record or a client. On a terminal, characters
+    that control it are shown as escapes."""
+    stream = sys.stderr if err else sys.stdout
+    click.echo(visible_text(text) if stream.isatty() else text, err=err, nl=nl)
+
+
 def emit(as_json: bool, data: Any, table_fn: Callable[[], object]) -> None:
     """Print `data` as one JSON document, or call `table_fn`, which prints for people."""
     if as_json:
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        line = json.dumps(data, indent=2, ensure_ascii=False)
+        # The same document, whatever reads it: no string of it controls a terminal.
+        click.echo(visible_json(line.encode("utf-8", "backslashreplace")).decode())
     else:
         table_fn()
 
@@ -75,7 +86,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _rich_table(columns, cells)
+        _rich_table(columns, [[visible_text(cell) for cell in row] for row in cells])
         return
     for line in plain_lines(columns, cells):
         click.echo(line)

@@ -9,7 +9,7 @@ import click
 
 from vdl.commands.cluster.admin_requests import check, connection_options, with_client
 from vdl.commands.cluster.connection import Connection
-from vdl.commands.output import emit, json_option
+from vdl.commands.output import emit, json_option, say
 from vdl.kafka.wire.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
@@ -105,7 +105,7 @@ def list_quotas(*, as_json: bool, connection: Connection) -> None:
     ]
     found.sort(key=_line)
     lines = "\n".join(map(_line, found))
-    emit(as_json, {"quotas": found}, lambda: click.echo(lines, nl=bool(lines)))
+    emit(as_json, {"quotas": found}, lambda: say(lines, nl=bool(lines)))
 
 
 def _line(entry: dict[str, dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ import click
 
 from vdl.commands.checks.cluster_status import ClusterStatus, Group, Partition, Replica, collect
 from vdl.commands.cluster.bootstrap_option import addresses, client_settings
+from vdl.commands.records.terminal_text import visible_text
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted
@@ -137,7 +138,9 @@ def _summary(cluster: ClusterStatus) -> str:
     ]
     if partitions:
         parts.append(f"{counted(len(partitions), 'partition')}, {ill} unhealthy")
-    return f"cluster {click.style(cluster.cluster_id, bold=True)}: " + "; ".join(parts)
+    return f"cluster {click.style(visible_text(cluster.cluster_id), bold=True)}: " + "; ".join(
+        parts
+    )
 
 
 def _problem_lines(cluster: ClusterStatus) -> list[str]:
@@ -148,7 +151,7 @@ def _problem_lines(cluster: ClusterStatus) -> list[str]:
         if len(texts) > PROBLEMS_MAX:
             told += f"; and {len(texts) - PROBLEMS_MAX} more"
         color = "yellow" if kind in NOT_WRONG else "red"
-        lines.append(f"{click.style(kind, fg=color)}: {told}")
+        lines.append(f"{click.style(visible_text(kind), fg=color)}: {visible_text(told)}")
     return lines
 
 
@@ -161,6 +164,7 @@ class _Cell:
 
 
 def _styled(text: str, *, color: str | None = None, bold: bool = False) -> _Cell:
+    text = visible_text(text)
     return _Cell(text, click.style(text, fg=color, bold=bold or None))
 
 
@@ -169,7 +173,9 @@ def _table(columns: Iterable[str], rows: Iterable[list[_Cell | str]]) -> list[st
     shorter."""
     names = list(columns)
     heads: list[_Cell | str] = [_styled(name.removeprefix(">"), bold=True) for name in names]
-    cells = [[_Cell(c) if isinstance(c, str) else c for c in row] for row in (heads, *rows)]
+    cells = [
+        [_Cell(visible_text(c)) if isinstance(c, str) else c for c in row] for row in (heads, *rows)
+    ]
     widths = [
         max(len(row[place].text) for row in cells if place < len(row))
         for place in range(len(names))

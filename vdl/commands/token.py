@@ -11,7 +11,7 @@ import click
 
 from vdl.commands.cluster.admin_requests import check, connection_options, with_client
 from vdl.commands.cluster.connection import Connection
-from vdl.commands.output import emit, json_option
+from vdl.commands.output import emit, json_option, say
 from vdl.config.values import DAY_MS, duration
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.principal import USER
@@ -100,7 +100,7 @@ def create(
         f"expires {_time(made.expiry_timestamp_ms)}",
         f"maximum lifetime ends {_time(made.max_timestamp_ms)}",
     )
-    emit(as_json, data, lambda: click.echo("\n".join(lines)))
+    emit(as_json, data, lambda: say("\n".join(lines)))
 
 
 @token.command()
@@ -164,7 +164,7 @@ def describe(*, owners: tuple[str, ...], as_json: bool, connection: Connection) 
 def _show(tokens: list[dict[str, Any]]) -> None:
     for one in tokens:
         renewers = ", ".join(one["renewers"])
-        click.echo(
+        say(
             f"{one['id']}: owner {one['owner']}, expires {_time(one['expires_ms'])},"
             f" maximum lifetime ends {_time(one['maximum_lifetime_ends_ms'])}"
             + (f", renewers {renewers}" if renewers else "")
@@ -194,7 +194,7 @@ def _alter(
     emit(
         as_json,
         {"id": token_id, "expires_ms": ends_ms},
-        lambda: click.echo(f"expires {_time(ends_ms)}"),
+        lambda: say(f"expires {_time(ends_ms)}"),
     )
 
 

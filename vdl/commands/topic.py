@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
-from vdl.commands.output import emit, json_option, progress, table
+from vdl.commands.output import emit, json_option, progress, say, table
 from vdl.commands.resources import topic_plans
 from vdl.commands.resources.topic_facts import (
     DEFAULT,
@@ -128,7 +128,7 @@ def create(
     emit(
         as_json,
         data,
-        lambda: click.echo("\n".join(f"{name} {verb}" for name in done), nl=bool(done)),
+        lambda: say("\n".join(f"{name} {verb}" for name in done), nl=bool(done)),
     )
     fail_for(refused)
 
@@ -206,15 +206,15 @@ def _leader(partition: Any) -> int | None:
 def _show_described(data: list[dict[str, Any]]) -> None:
     for number, one in enumerate(data):
         if number:
-            click.echo()
+            say()
         kind = ", internal" if one["internal"] else ""
-        click.echo(f"topic {one['name']} (id {one['id']}{kind})")
+        say(f"topic {one['name']} (id {one['id']}{kind})")
         heads = (
             ">partition", ">leader", "replicas", "in sync", ">start", ">end", ">records", ">bytes",
         )  # fmt: skip
         table(heads, [_partition_row(partition) for partition in one["partitions"]])
         if one["configs"]:
-            click.echo()
+            say()
             rows = [[c["name"], c["value"], c["source"]] for c in one["configs"]]
             table(("setting", "value", "source"), rows)
 

@@ -17,7 +17,7 @@ from vdl.commands.cluster.admin_requests import (
     with_client,
 )
 from vdl.commands.cluster.connection import Connection
-from vdl.commands.output import emit, json_option
+from vdl.commands.output import emit, json_option, say
 from vdl.commands.servers.certificates import CertificateError, write_private
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
@@ -68,7 +68,7 @@ def add(*, name: str, offline: Path | None, as_json: bool, connection: Connectio
     if is_random:
         password = secrets.token_urlsafe(_PASSWORD_BYTES)
         if not as_json:
-            click.echo(password)
+            say(password)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
@@ -76,7 +76,7 @@ def add(*, name: str, offline: Path | None, as_json: bool, connection: Connectio
     if offline is not None:
         _add_offline(offline, name, password)
         said = "The user will be added when the server starts."
-        emit(as_json, _added(name, password, is_random), lambda: click.echo(said))
+        emit(as_json, _added(name, password, is_random), lambda: say(said))
         return
     upserts = []
     for mechanism, number in NUMBERS.items():
@@ -144,7 +144,7 @@ def _show(users: list[dict[str, Any]]) -> None:
             f"{found['mechanism']} ({found['iterations']} iterations)"
             for found in one["credentials"]
         )
-        click.echo(f"{one['user']}: {kinds}")
+        say(f"{one['user']}: {kinds}")
 
 
 def _add_offline(directory: Path, name: str, password: str) -> None:

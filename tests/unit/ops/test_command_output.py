@@ -11,7 +11,7 @@ import click
 import pytest
 
 from vdl.commands.app import COMMANDS, app, run_app
-from vdl.commands.output import Failure, fail, plain_lines, progress, table
+from vdl.commands.output import Failure, emit, fail, plain_lines, progress, say, table
 from vdl.commands.resources.record_times import PARTITIONS_AT_ONCE, _rounds
 from vdl.commands.selection import consent, key_values, select
 from vdl.commands.times import parse_time_ms, show_time
@@ -164,3 +164,29 @@ def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
                 assert sub.help, f"{name} {leaf}"
                 has_json = any("--json" in one.opts for one in sub.params)
                 assert has_json or name == "profile", f"{name} {leaf}"
+
+
+def test_terminal_gets_no_control_character_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in a line, nor in a document; a pipe gets a line as it is."""
+    hostile = "\x1b]0;title\x07\x9b2J\u202e"
+    say(hostile)
+    assert capsys.readouterr().out == f"{hostile}\n"
+    emit(True, {"name": hostile}, lambda: None)
+    written = capsys.readouterr().out
+    assert json.loads(written) == {"name": hostile}
+    assert not set("\x1b\x07\x9b\u202e") & set(written)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    say(hostile)
+    table(["name"], [[hostile]])
+    shown = capsys.readouterr().out
+    assert "\x1b]" not in shown  # the head of a table is bold
+    assert not set("\x07\x9b\u202e") & set(shown)
+
+
+def test_error_that_quotes_a_record_controls_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_app(["consume", "t", "--filter", "\x1b]0;x\x07"]) == 2
+    assert "\x1b" not in capsys.readouterr().err

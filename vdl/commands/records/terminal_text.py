@@ -1,4 +1,4 @@
-"""Text of records for a terminal, where some characters are commands.
+"""Text of records and clusters for a terminal, where some characters are commands.
 
 A record may hold an escape sequence that renames the window, hides lines, or types text into the
 shell of a careless terminal. So characters that control a terminal or the direction of text are
@@ -25,6 +25,11 @@ def visible(data: bytes) -> bytes:
     """Return `data` with every control character and every invalid byte as a visible escape."""
     text = data.decode("utf-8", "backslashreplace")
     return _CONTROLS.sub(_escaped, text).encode("utf-8", "backslashreplace")
+
+
+def visible_text(text: str) -> str:
+    """Return text with every control character as a visible escape."""
+    return _CONTROLS.sub(_escaped, text)
 
 
 def visible_json(line: bytes) -> bytes:
