@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
+from vdl.commands.interrupts import Interrupts
 from vdl.commands.measurement.bench_phases import Load, Measured, end_to_end, read_back, write
 from vdl.commands.measurement.latency_histogram import PERCENTILES
-from vdl.commands.output import FAILED, emit, fail, json_option, table
+from vdl.commands.output import FAILED, emit, fail, json_option, say, table
 
 PREFIX = "vdl-bench-"
 CREATE_SECONDS_MAX = 30.0
@@ -87,7 +86,7 @@ def bench(
         },
     )  # fmt: skip
     measured: list[Measured] = []
-    with _stopped_by_signals(), _topic(cluster, partitions, replication, size) as topic:
+    with Interrupts(), _topic(cluster, partitions, replication, size) as topic:
         try:
             measured.append(write(cluster, topic, partitions, load))
             measured.append(read_back(cluster, topic, partitions))
@@ -104,7 +103,7 @@ def bench(
     emit(as_json, document, lambda: _print(measured))
     failed = sum(one.failed for one in measured)
     if failed:
-        click.echo(f"vdl: {failed:,} records failed; the first: {_reason(measured)}", err=True)
+        say(f"vdl: {failed:,} records failed; the first: {_reason(measured)}", err=True)
     return FAILED if failed else 0
 
 
@@ -155,20 +154,4 @@ def _delete(cluster: Cluster, name: str) -> None:
         cluster.admin().delete_topics([name])[name].result(30)
     except kafka_exception() as error:
         if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-            click.echo(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """End as after ^C also on SIGTERM and SIGHUP, so that the topic is removed."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            say(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options
-from vdl.commands.output import FAILED, fail
+from vdl.commands.interrupts import Interrupts
+from vdl.commands.output import FAILED, fail, say
 from vdl.commands.records.partition_ranges import (
     PartitionRange,
     chosen_partitions,
@@ -153,19 +154,25 @@ def consume(
         raise click.UsageError(f"--filter or --grep: {error}") from None
     except (BadTemplate, ValueError) as error:
         raise click.UsageError(f"--format or --null: {error}") from None
-    file = RecordFile(sys.stdout.buffer)
-    printing = Printing(file, write, keeps, COUNT_MAX if count is None else count)
-    try:
-        _read(cluster, wanted, printing)
-    except BrokenPipeError:
-        # The reader of the pipe has what it wants. Nothing may be written at exit either.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        fail(f"standard output: {error.strerror}")
-    except KeyboardInterrupt:
-        return 130
-    return _report(problems, keeps)
+    with Interrupts() as interrupts:
+        file = RecordFile(sys.stdout.buffer, interrupts=interrupts)
+        printing = Printing(file, write, keeps, COUNT_MAX if count is None else count)
+        try:
+            _read(cluster, wanted, printing, interrupts)
+        except BrokenPipeError:
+            # The reader of the pipe has what it wants. Nothing may be written at exit either.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            _report(problems, keeps)
+            fail(f"standard output: {error.strerror}")
+        except KeyboardInterrupt:
+            _report(problems, keeps)
+            return interrupts.code
+        except click.ClickException:
+            _report(problems, keeps)
+            raise
+        return _report(problems, keeps)
 
 
 _GROUP_STARTS = (Kind.START, Kind.END)
@@ -225,7 +232,7 @@ def form_of(name: str, field: str, schema_registry: str | None) -> Form:
     return registered_form(name, schema_registry)
 
 
-def _read(cluster: Cluster, wanted: Wanted, printing: Printing) -> None:
+def _read(cluster: Cluster, wanted: Wanted, printing: Printing, interrupts: Interrupts) -> None:
     """Read what is wanted. Raises click.ClickException, BrokenPipeError, KeyboardInterrupt."""
     properties = {
         **PROPERTIES,
@@ -249,6 +256,7 @@ def _read(cluster: Cluster, wanted: Wanted, printing: Printing) -> None:
     reader = RecordReader(
         cluster, consumer,
         received=printing.receive, flush=printing.file.flush,
+        flush_at_once=printing.file.flush_at_once, interrupts=interrupts,
         is_stopped=lambda: printing.file.is_closed, stall_seconds=wanted.stall_seconds,
     )  # fmt: skip
     try:
@@ -268,19 +276,19 @@ def _note_ranges(ranges: list[PartitionRange], start: Point) -> None:
         return
     for one in ranges:
         if start.number > one.high:
-            click.echo(f"{one.topic}[{one.partition}] ends at {one.high}", err=True)
+            say(f"{one.topic}[{one.partition}] ends at {one.high}", err=True)
         elif start.number < one.low:
-            click.echo(f"{one.topic}[{one.partition}] begins at {one.low}", err=True)
+            say(f"{one.topic}[{one.partition}] begins at {one.low}", err=True)
 
 
 def _report(problems: Problems, keeps: Conditions) -> int:
     """Tell what could not be decoded or filtered; return the exit code."""
     code = 0
     if problems.count:
-        click.echo(f"vdl: {problems.count} not decoded; the first: {problems.first}", err=True)
+        say(f"vdl: {problems.count} not decoded; the first: {problems.first}", err=True)
         code = FAILED
     if keeps.filter is not None and keeps.filter.failed:
         told = f"{keeps.filter.failed} left out; the first: {keeps.filter.problem}"
-        click.echo(f"vdl: --filter does not apply: {told}", err=True)
+        say(f"vdl: --filter does not apply: {told}", err=True)
         code = FAILED
     return code

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import wait
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -15,9 +17,11 @@ from vdl.commands.checks.finding import Finding, Verdict, fail, ok, skip, warn
 from vdl.commands.checks.machine_checks import configuration, machine_findings
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
-from vdl.commands.output import DONE, FAILED, emit, json_option
+from vdl.commands.interrupts import Interrupts
+from vdl.commands.output import DONE, FAILED, emit, json_option, say
 from vdl.commands.records.record_json import NewRecord
 from vdl.commands.records.record_sender import RecordSender
+from vdl.commands.records.terminal_text import visible_text
 from vdl.kafka.security.client_settings import ClientSettingsError, parse_client_settings
 
 PREFIX = "vdl-doctor-"
@@ -62,10 +66,15 @@ def doctor(
     else:
         found = _machine(data, server_config)
     seen: list[Finding] = []
-    for finding in found:
-        seen.append(finding)
-        if not as_json:
-            _print(finding)
+    with Interrupts() as interrupts:
+        try:
+            with closing(found):
+                for finding in found:
+                    seen.append(finding)
+                    if not as_json:
+                        _print(finding)
+        except KeyboardInterrupt:
+            return interrupts.code
     failed = sum(finding.verdict is Verdict.FAIL for finding in seen)
     warned = sum(finding.verdict is Verdict.WARN for finding in seen)
     document = {
@@ -81,20 +90,20 @@ def doctor(
 def _print(finding: Finding) -> None:
     """Print a finding at once: some take seconds."""
     verdict = click.style(f"{finding.verdict.value:4}", fg=_COLOURS[finding.verdict])
-    click.echo(f"{verdict}  {finding.name}: {finding.text}")
+    click.echo(f"{verdict}  {visible_text(finding.name)}: {visible_text(finding.text)}")
     if finding.step:
-        click.echo(f"      → {finding.step}")
+        say(f"      → {finding.step}")
     sys.stdout.flush()
 
 
-def _machine(data: Path | None, path: Path | None) -> Iterator[Finding]:
+def _machine(data: Path | None, path: Path | None) -> Generator[Finding]:
     config, finding = configuration(path, data)
     yield finding
     if config is not None:
         yield from machine_findings(config, data)
 
 
-def _cluster(cluster: Cluster, *, writes: bool) -> Iterator[Finding]:
+def _cluster(cluster: Cluster, *, writes: bool) -> Generator[Finding]:
     where = addresses(cluster.connection.bootstrap)
     try:
         # The names are those of librdkafka, so a file of a Java client serves as well.
@@ -134,20 +143,35 @@ def _written(cluster: Cluster) -> Iterator[Finding]:
     config = {"message.timestamp.type": "LogAppendTime"}
     try:
         admin = cluster.admin()
-        new = NewTopic(name, num_partitions=1, replication_factor=-1, config=config)
-        cluster.result(admin.create_topics([new])[name])
     except click.ClickException as error:
-        yield fail("topic", error.message, "allow this user to create topics, or leave --write out")
+        yield fail("cluster", error.message, "compare addresses and login with the servers'")
         return
+    new = NewTopic(name, num_partitions=1, replication_factor=-1, config=config)
+    created = admin.create_topics([new])[name]
     try:
-        yield from _round_trip(cluster, name)
-    except kafka_exception() as error:
-        yield fail("write", cluster.words(error), "look at the servers' logs")
-    finally:
         try:
-            admin.delete_topics([name])[name].result(WRITE_SECONDS)
+            cluster.result(created)
+        except click.ClickException as error:
+            step = "allow this user to create topics, or leave --write out"
+            yield fail("topic", error.message, step)
+            return
+        finally:
+            wait([created], WRITE_SECONDS)  # it cannot be deleted before it is there
+        try:
+            yield from _round_trip(cluster, name)
         except kafka_exception() as error:
-            click.echo(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)
+            yield fail("write", cluster.words(error), "look at the servers' logs")
+    finally:
+        _delete(cluster, name)
+
+
+def _delete(cluster: Cluster, name: str) -> None:
+    """Delete the topic; one that was not created is no problem."""
+    try:
+        cluster.admin().delete_topics([name])[name].result(WRITE_SECONDS)
+    except kafka_exception() as error:
+        if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+            say(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)
 
 
 def _round_trip(cluster: Cluster, topic: str) -> Iterator[Finding]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
 
+from vdl.commands.interrupts import Interrupts
 from vdl.commands.records.record_decoding import Form, Undecodable
 from vdl.commands.records.record_json import (
     TIMESTAMP_TYPES,
@@ -26,6 +28,8 @@ from vdl.commands.records.terminal_text import visible, visible_json
 
 BUFFER_BYTES = 1 << 16
 """Bytes that are collected before they are written."""
+ROOM_MS = 250
+"""Time between two looks for a signal that was held while a pipe is full."""
 
 
 class Problems:
@@ -110,16 +114,34 @@ def json_writer(*, key: Form, value: Form, for_terminal: bool, problems: Problem
 
 
 class RecordFile:
-    """Where records are written: usually standard output. It has no thread and one buffer."""
+    """Where records are written: usually standard output. It has no thread and one buffer.
 
-    def __init__(self, file: BinaryIO, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    A signal does not lose the number of bytes that the operating system took: the rest stays, and
+    the next `flush` continues behind them.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        interrupts: Interrupts | None = None,
+    ) -> None:
         """Write to `file`, which must not have a buffer of its own that is flushed at exit."""
         self._file = file
         self._parts: list[bytes] = []
         self._size = 0
+        self._rest = memoryview(b"")
+        """Bytes of a flush that did not end."""
         self._buffer_bytes = buffer_bytes
+        self._interrupts = interrupts or Interrupts()
         self._watch = select.poll()
         self._watch.register(file.fileno(), 0)
+        self._room = select.poll()
+        self._room.register(file.fileno(), select.POLLOUT)
+        # More than this may block in a pipe that has room, while signals are held.
+        is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        self._piece_bytes = buffer_bytes if is_file else select.PIPE_BUF
 
     def write(self, data: bytes) -> None:
         """Write bytes, at the latest with the next `flush`. Raises BrokenPipeError, OSError."""
@@ -129,18 +151,46 @@ class RecordFile:
             self.flush()
 
     def flush(self) -> None:
-        """Return when all is with the operating system. Raises BrokenPipeError, OSError."""
-        if not self._parts:
-            return
-        data = memoryview(b"".join(self._parts))
-        self._parts.clear()
-        self._size = 0
-        descriptor = self._file.fileno()
-        while data:
+        """Return when all is with the operating system. Raises BrokenPipeError, OSError,
+        KeyboardInterrupt."""
+        while self._parts or self._rest:
+            if not self._rest:
+                self._gather()
+            if not self._room.poll(ROOM_MS):
+                self._interrupts.check(in_hold=True)
+                continue
+            self._write_piece()
+            self._interrupts.check()
+
+    def flush_at_once(self) -> bool:
+        """Write what there is room for, without waiting. Return True if that was all. Raises
+        BrokenPipeError, OSError."""
+        while self._parts or self._rest:
+            if not self._rest:
+                self._gather()
+            if not self._room.poll(0) or not self._write_piece():
+                return False
+        return True
+
+    def _gather(self) -> None:
+        with self._interrupts.held():
+            self._rest = memoryview(b"".join(self._parts))
+            self._parts.clear()
+            self._size = 0
+
+    def _write_piece(self) -> bool:
+        """Write a piece of the rest; return False if another writer has taken the room."""
+        with self._interrupts.held():
             try:
-                data = data[os.write(descriptor, data) :]
+                taken = os.write(self._file.fileno(), self._rest[: self._piece_bytes])
             except BlockingIOError:  # another program has made the pipe non-blocking
-                select.select([], [descriptor], [])
+                return False
+            except OSError:
+                self._parts.clear()
+                self._size, self._rest = 0, memoryview(b"")
+                raise
+            self._rest = self._rest[taken:]
+        return True
 
     @property
     def is_closed(self) -> bool:

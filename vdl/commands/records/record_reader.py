@@ -11,11 +11,15 @@ Does not depend on what is done with the records.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import click
+
 from vdl.commands.cluster.cluster_options import Cluster, kafka_exception
+from vdl.commands.interrupts import Interrupts
 from vdl.commands.output import fail
 from vdl.commands.records.partition_ranges import PartitionRange, Place, ends
 from vdl.commands.records.record_json import Headers, Received
@@ -44,8 +48,11 @@ class RecordReader:
     """A consumer and the ranges that it still has to read.
 
     `received` is called with each record in a range and returns False to stop. `flush` is called
-    before offsets are committed and before it waits for records. `is_stopped` is asked while no
-    record arrives.
+    before offsets are committed and before it waits for records; after an interrupt
+    `flush_at_once`, which does not wait and returns False if something is left. `is_stopped` is
+    asked while no record arrives.
+
+    Invariant: an offset is committed only if a flush that came after its record was complete.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class RecordReader:
         flush: Callable[[], None],
         is_stopped: Callable[[], bool],
         stall_seconds: float,
+        flush_at_once: Callable[[], bool] = lambda: True,
+        interrupts: Interrupts | None = None,
     ) -> None:
         """Create a reader. `stall_seconds`: time without any progress after which it fails."""
         self._cluster = cluster
@@ -66,8 +75,16 @@ class RecordReader:
         self._is_stopped = is_stopped
         self._stall_seconds = stall_seconds
         self._ranges: dict[Place, PartitionRange] = {}
+        self._flush_at_once = flush_at_once
+        self._interrupts = interrupts or Interrupts()
         self._is_assigned = False
+        self._assigned: set[Place] = set()
+        """Partitions that the group has given to this member."""
+        self._ends: dict[Place, int] = {}
+        """End of each partition, as it was when the group gave it first."""
         self._follows = False
+        self._received_to: dict[Place, int] = {}
+        """Next offsets of records that were received, and may not be flushed yet, by place."""
         self._commits: dict[Place, int] = {}
         """Next offsets of records that are flushed and not yet committed, by place."""
         self._is_member = False
@@ -95,55 +112,118 @@ class RecordReader:
         self._is_member = True
         self._follows = follow
 
+        # An interrupt in a callback would be lost in the client, so it is held until poll returns.
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
             del consumer
-            places = [(one.topic, one.partition) for one in partitions]
-            found = {} if follow else ends(self._cluster, places, committed=committed)
-            for place in places:
-                self._ranges[place] = PartitionRange(*place, 0, found.get(place), 0, 0)
-            self._is_assigned = True
+            with self._interrupts.held():
+                self._take_over(partitions, committed=committed)
 
         def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
             del consumer
-            self._commit()
-            self._forget(partitions)
+            with self._interrupts.held():
+                try:
+                    self._commit()
+                except KeyboardInterrupt:
+                    self._interrupts.postpone()
+                finally:
+                    self._forget(partitions)
 
         def lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
             del consumer
-            self._forget(partitions)
+            with self._interrupts.held():
+                self._forget(partitions)
 
         self._consumer.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
         self._run()
 
+    def _take_over(self, partitions: list[TopicPartition], *, committed: bool) -> None:
+        """Read partitions that the group gives to this member, maybe again."""
+        places = [(one.topic, one.partition) for one in partitions]
+        if not self._follows:
+            new = [place for place in places if place not in self._ends]
+            self._ends |= ends(self._cluster, new, committed=committed)
+        for place in places:
+            self._ranges[place] = PartitionRange(*place, 0, self._ends.get(place), 0, 0)
+        self._assigned.update(places)
+        self._is_assigned = True
+        self._progress_at = time.monotonic()
+
     def _forget(self, partitions: list[TopicPartition]) -> None:
-        for one in partitions:
-            self._ranges.pop((one.topic, one.partition), None)
-            self._commits.pop((one.topic, one.partition), None)
+        """Read partitions no longer, because the group takes them."""
+        from confluent_kafka import TopicPartition
+
+        places = [(one.topic, one.partition) for one in partitions]
+        # The client keeps a pause for the next time that it has the partition.
+        paused = self._assigned.intersection(places).difference(self._ranges)
+        if paused:
+            with contextlib.suppress(kafka_exception()):
+                self._consumer.resume([TopicPartition(*place) for place in paused])
+        for place in places:
+            for found in (self._ranges, self._received_to, self._commits):
+                found.pop(place, None)
+        self._assigned.difference_update(places)
+        # In most rebalances every member loses all, and then waits for what it is given.
+        self._is_assigned = bool(self._assigned)
 
     # --- the loop -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._is_complete():
-                messages = self._take()
-                for message in messages:
-                    if not self._accept(message):
-                        return
-                self._flush()
-                if messages:
-                    self._progress_at = time.monotonic()
-                    self._commit_if_due()
-                elif self._is_stopped():
-                    return
-                else:
-                    self._check_progress()
+            try:
+                self._read_all()
+            except (click.ClickException, kafka_exception()):
+                self._flush_all()  # an error of one partition
+                raise
+            self._flush_all()
         except OSError:
-            self._commits = {}  # what was received did not reach the output
+            self._drop()
+            raise
+        except KeyboardInterrupt:
+            self._settle()
             raise
         finally:
-            # Also after an interrupt and after an error of one partition.
-            self._flush()
-            self._commit()
+            self._commit_flushed()
+
+    def _read_all(self) -> None:
+        while not self._is_complete():
+            messages = self._take()
+            self._interrupts.check()
+            for message in messages:
+                if not self._accept(message):
+                    return
+            self._flush_all()
+            if messages:
+                self._progress_at = time.monotonic()
+                self._commit_if_due()
+            elif self._is_stopped():
+                return
+            else:
+                self._check_progress()
+
+    def _flush_all(self) -> None:
+        """Flush what was received. Raises OSError, KeyboardInterrupt."""
+        self._flush()
+        self._note_flushed()
+
+    def _note_flushed(self) -> None:
+        self._commits |= self._received_to
+        self._received_to.clear()
+
+    def _settle(self) -> None:
+        """After an interrupt: write what there is room for. If that is not all, what was received
+        since the last flush is not committed."""
+        try:
+            if self._flush_at_once():
+                self._note_flushed()
+        except OSError:
+            pass  # nothing more can be written; the interrupt is what the caller learns of
+        finally:
+            self._received_to.clear()
+
+    def _drop(self) -> None:
+        """Commit nothing more: what was received did not reach the output."""
+        self._commits.clear()
+        self._received_to.clear()
 
     def _is_complete(self) -> bool:
         return self._is_assigned and not self._ranges and not (self._is_member and self._follows)
@@ -178,7 +258,7 @@ class RecordReader:
             return True
         goes_on = self._received(record)
         if self._is_member:
-            self._commits[place] = record.offset + 1
+            self._received_to[place] = record.offset + 1
         if one.end is not None and record.offset + 1 >= one.end:
             self._end(one)
         return goes_on
@@ -205,13 +285,19 @@ class RecordReader:
             self._commit()
 
     def _commit(self) -> None:
-        """Commit what was received and flushed. Raises click.ClickException, OSError."""
+        """Flush what was received, and commit it. Raises click.ClickException, OSError,
+        KeyboardInterrupt."""
+        if self._received_to:
+            self._flush_all()
+        self._commit_flushed()
+
+    def _commit_flushed(self) -> None:
+        """Commit what was flushed. Raises click.ClickException."""
         from confluent_kafka import TopicPartition
 
         self._committed_at = time.monotonic()
         if not self._commits:
             return
-        self._flush()
         offsets = [TopicPartition(*place, offset) for place, offset in self._commits.items()]
         self._commits = {}
         try:
