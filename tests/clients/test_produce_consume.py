@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.clients.command_process import Commands
@@ -279,3 +283,58 @@ def test_killed_server_costs_no_record(
             assert reader.wait(SECONDS_MAX) == 0
     finally:
         servers.up()
+
+
+def test_member_reads_to_the_end_through_a_rebalance(vdl: Commands, topics: Topics) -> None:
+    """A second member comes and goes: the first one neither ends early nor keeps a partition
+    paused that it had read to its end."""
+    topic = topics.create("cli-rebalance", partitions=2)
+    wide = b"".join(b"%04d%s\n" % (number, b"x" * 1_000) for number in range(3_000))
+    vdl.run("produce", topic, "-p", "0", data=b"9999\n")
+    vdl.run("produce", topic, "-p", "1", data=wide)
+    group = f"group-{topic}"
+    assigned = threading.Event()
+    second = Consumer({"bootstrap.servers": vdl.bootstrap, "group.id": group})
+    # Most of it is not fetched yet when the second member comes.
+    small = ["-X", "queued.max.messages.kbytes=64", "-X", "fetch.message.max.bytes=65536"]
+    small += ["-X", "heartbeat.interval.ms=100"]
+    with vdl.start("consume", topic, "-g", group, *small) as first:
+        found = [first.read_line()]  # the rest does not fit into the pipe
+        second.subscribe([topic], on_assign=lambda *_: assigned.set())
+        wait_for_rebalance(vdl, second, group)
+        time.sleep(1)  # ten heartbeats: most likely the first one has noticed it before it goes on
+        reading = threading.Thread(target=lambda: found.append(first.rest()[0]))
+        reading.start()
+        deadline = time.monotonic() + SECONDS_MAX
+        while not assigned.is_set() and time.monotonic() < deadline:
+            second.poll(0.05)
+        second.close()
+        assert assigned.is_set()
+        reading.join()
+        assert first.wait(SECONDS_MAX) == 0
+    assert sorted(b"".join(found).splitlines()) == sorted([*wide.splitlines(), b"9999"])
+
+
+def wait_for_rebalance(vdl: Commands, member: Consumer, group: str) -> None:
+    """Return when the member has joined and the others have not noticed yet."""
+    admin = AdminClient({"bootstrap.servers": vdl.bootstrap})
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
+        member.poll(0.05)
+        found = admin.describe_consumer_groups([group])[group].result(SECONDS_MAX)
+        if found.state is ConsumerGroupState.PREPARING_REBALANCING:
+            return
+    pytest.fail("no rebalance began")
+
+
+def test_signal_aborts_a_transaction(vdl: Commands, topics: Topics) -> None:
+    """SIGTERM ends a command as ^C does, with its own exit code."""
+    topic = topics.create("cli-terminated")
+    with vdl.start("produce", topic, "--transactional-id", f"id-{topic}") as writer:
+        writer.write(lines(range(3)))
+        seen = vdl.run("consume", topic, "-f", "--isolation", "read_uncommitted", "--count", "3")
+        assert seen.output == lines(range(3))
+        writer.send_signal(signal.SIGTERM)
+        assert "the transaction was aborted" in writer.rest()[1]
+        assert writer.wait(SECONDS_MAX) == 143
+    assert vdl.run("consume", topic).output == b""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
-from vdl.commands.output import DONE, FAILED, fail, progress
+from vdl.commands.interrupts import Interrupts
+from vdl.commands.output import DONE, FAILED, fail, progress, say
 from vdl.commands.records.partition_ranges import partition_numbers
 from vdl.commands.records.record_input import (
     file_record,
@@ -21,16 +22,16 @@ from vdl.commands.records.record_input import (
     parse_header,
     parts,
     unescaped,
+    whole_reads,
 )
 from vdl.commands.records.record_json import ANY_PARTITION, PARTITION_MAX, BadRecord, NewRecord
-from vdl.commands.records.record_sender import PROPERTIES, Outcome, RecordSender
-
-if TYPE_CHECKING:
-    from confluent_kafka import Producer
-
-INTERRUPTED = 130
-TRANSACTION_SECONDS = 60.0
-"""Longest wait for the answer to one step of a transaction."""
+from vdl.commands.records.record_sender import (
+    PROPERTIES,
+    Outcome,
+    RecordSender,
+    delivery_properties,
+)
+from vdl.commands.records.transaction import Ending, Transaction
 
 
 class BytesOption(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -143,8 +144,8 @@ def produce(
 ) -> int:
     r"""Write records to TOPIC: the lines of standard input or of FILES.
 
-    Exits with 1 if a record was not acknowledged. ^C writes what was read and ends; a transaction
-    is then aborted.
+    Exits with 1 if a record was not acknowledged. ^C and SIGTERM write what was taken and end; a
+    transaction is then aborted.
 
     \b
       seq 1000 | vdl produce numbers
@@ -170,26 +171,48 @@ def produce(
         key, headers, ANY_PARTITION if any_partition else partition, tombstones
     )  # fmt: skip
     parse = _parser(json_lines, key_separator)
-    properties = {**PROPERTIES, "compression.type": compression, "acks": acks}
+    properties = {
+        **PROPERTIES,
+        **delivery_properties(acks, cluster.extra),
+        "compression.type": compression,
+    }
     if transactional_id is not None:
         properties |= {"transactional.id": transactional_id}
         properties.pop("message.timeout.ms")  # at most that of the transaction, which is shorter
     # A property that is given wins over the command's own.
     producer = cluster.producer(**{**properties, **cluster.extra})
-    sender = RecordSender(producer, topic, rate=rate or 0.0)
     source = _records(files, whole_files, delimiter, parse)
-    try:
-        with _transaction(producer, transactional_id is not None) as transaction:
-            code = _send_all(sender, source, changes, encode)
-            transaction.is_complete = code == DONE
-    except kafka_exception() as error:
-        fail(f"{_counts(sender.outcome)}; {cluster.words(error)}")
-    except BadInput as error:
-        _report(sender.outcome, is_aborted=transactional_id is not None, quiet=quiet)
-        fail(str(error))
-    is_aborted = transactional_id is not None and code != DONE
-    _report(sender.outcome, is_aborted=is_aborted, quiet=quiet)
+    problem, code = "", FAILED
+    with Interrupts() as interrupts:
+        sender = RecordSender(producer, topic, rate=rate or 0.0, interrupts=interrupts)
+        transaction = Transaction(producer, interrupts, cluster.words)
+        try:
+            with transaction.around() if transactional_id is not None else nullcontext():
+                code = _send_all(sender, source, changes, encode, interrupts)
+                transaction.is_complete = code == DONE
+        except kafka_exception() as error:
+            problem = cluster.words(error)
+        except BadInput as error:
+            problem = str(error)
+        except click.ClickException as error:
+            problem = error.message
+        except KeyboardInterrupt:
+            code = interrupts.code
+    if transactional_id is not None:
+        code = _ended(transaction, code, interrupts)
+    _report(sender.outcome, transaction, quiet=quiet)
+    if problem:
+        fail(problem)
     return code
+
+
+def _ended(transaction: Transaction, code: int, interrupts: Interrupts) -> int:
+    """Return the exit code of a command whose records were to end with `code`."""
+    if transaction.ending is Ending.COMMITTED:
+        return DONE  # also if a signal came meanwhile
+    if transaction.problem:
+        return FAILED
+    return interrupts.code if interrupts.count else code or FAILED
 
 
 class BadInput(Exception):
@@ -214,14 +237,14 @@ def _records(
         except (BadRecord, OSError) as error:
             raise BadInput(f"{path}: {error}") from None
     if not files and not whole_files:
-        yield from _parsed("standard input", sys.stdin.buffer.raw.read, delimiter, parse)  # type: ignore[union-attr]  # a buffered reader has it
+        yield from _parsed("standard input", whole_reads(sys.stdin.buffer.raw), delimiter, parse)  # type: ignore[union-attr]  # a buffered reader has it
     for path in files:
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(path.open("rb", buffering=0))
             except OSError as error:
                 raise BadInput(f"{path}: {error.strerror}") from None
-            yield from _parsed(str(path), file.read, delimiter, parse)
+            yield from _parsed(str(path), whole_reads(file), delimiter, parse)
 
 
 def _parsed(
@@ -250,54 +273,59 @@ def _send_all(
     source: Iterable[NewRecord],
     changes: Changes,
     encode: Callable[[NewRecord], bytes | None] | None,
+    interrupts: Interrupts,
 ) -> int:
-    """Send all records and wait for the answers; return the exit code. After ^C it waits for those
-    that were read, after a second one it does not. Raises BadInput when those before it are
-    sent."""
-    code = 0
+    """Send all records and wait for the answers; return the exit code. After a signal it waits for
+    those that were taken, after a second one it does not. Raises BadInput, click.ClickException
+    when those before it are sent."""
     try:
-        try:
-            with progress("produced", unit="records") as steps:
-                for number, record in enumerate(source, 1):
-                    if encode is not None and record.value is not None:
-                        try:
-                            record.value = encode(record)
-                        except BadRecord as error:
-                            raise BadInput(f"record {number}: {error}") from None
-                    sender.send(changes.apply(record))
-                    steps.advance()
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        finally:
-            sender.flush()
-    except KeyboardInterrupt:
-        sender.abandon()
-        code = INTERRUPTED
-    return code or (FAILED if sender.outcome.failed else DONE)
-
-
-class _Transaction:
-    """A transaction; it is committed if the block says that it is complete."""
-
-    is_complete = False
-
-
-@contextmanager
-def _transaction(producer: Producer, is_one: bool) -> Iterator[_Transaction]:
-    """Commit what is sent in the block if it is complete, or abort it."""
-    found = _Transaction()
-    if not is_one:
-        yield found
-        return
-    producer.init_transactions(TRANSACTION_SECONDS)
-    producer.begin_transaction()
-    try:
-        yield found
+        with suppress(KeyboardInterrupt):
+            _send_each(sender, source, changes, encode, interrupts)
     finally:
-        if found.is_complete:
-            producer.commit_transaction(TRANSACTION_SECONDS)
-        else:
-            producer.abort_transaction(TRANSACTION_SECONDS)
+        _wait_for_answers(sender, interrupts)
+    if interrupts.count:
+        return interrupts.code
+    return FAILED if sender.outcome.failed else DONE
+
+
+def _send_each(
+    sender: RecordSender,
+    source: Iterable[NewRecord],
+    changes: Changes,
+    encode: Callable[[NewRecord], bytes | None] | None,
+    interrupts: Interrupts,
+) -> None:
+    numbered = enumerate(source, 1)
+    with progress("produced", unit="records") as steps:
+        while True:
+            # Before the record is taken: an interrupted wait must not lose one.
+            sender.wait_for_turn()
+            taken = next(numbered, None)
+            if taken is None:
+                return
+            number, record = taken
+            with interrupts.held():
+                if encode is not None and record.value is not None:
+                    try:
+                        record.value = encode(record)
+                    except BadRecord as error:
+                        raise BadInput(f"record {number}: {error}") from None
+                sender.send(changes.apply(record))
+            interrupts.check()
+            steps.advance()
+
+
+def _wait_for_answers(sender: RecordSender, interrupts: Interrupts) -> None:
+    """Return when all that was sent is answered for, or given up after a second signal."""
+    for _ in range(2):
+        if interrupts.count > 1:
+            break
+        try:
+            sender.flush()
+        except KeyboardInterrupt:
+            continue
+        return
+    sender.abandon()
 
 
 def _encoder(
@@ -321,10 +349,20 @@ def _counts(outcome: Outcome) -> str:
     return f"{done}; {outcome.failed:,} failed" if outcome.failed else done
 
 
-def _report(outcome: Outcome, *, is_aborted: bool, quiet: bool) -> None:
-    """Tell on standard error how much was written, and what failed."""
-    if is_aborted:
-        click.echo(f"vdl: the transaction was aborted, with {_counts(outcome)}", err=True)
+_ENDINGS = {
+    Ending.OPEN: "the transaction was not committed, and the cluster aborts it after its timeout",
+    Ending.LEFT_OPEN: "the transaction was not committed, and its abort failed",
+    Ending.ABORTED: "the transaction was aborted",
+    Ending.UNKNOWN: "the cluster did not say if the transaction was committed",
+}
+"""Words for a transaction that is not known to be committed."""
+
+
+def _report(outcome: Outcome, transaction: Transaction, *, quiet: bool) -> None:
+    """Report on standard error how much was written, and what failed."""
+    if words := _ENDINGS.get(transaction.ending):
+        reason = f": {transaction.problem}" if transaction.problem else ""
+        say(f"vdl: {words}, with {_counts(outcome)}{reason}", err=True)
     elif not quiet or outcome.failed:
         where = ""
         if outcome.last is not None:
@@ -332,6 +370,6 @@ def _report(outcome: Outcome, *, is_aborted: bool, quiet: bool) -> None:
             where = f"; the last is at {topic}[{partition}]" + (
                 f" offset {offset}" if offset >= 0 else ""
             )
-        click.echo(f"{_counts(outcome)}{where}", err=True)
+        say(f"{_counts(outcome)}{where}", err=True)
     for reason, count in outcome.reasons.most_common():
-        click.echo(f"vdl: {count:,} failed: {reason}", err=True)
+        say(f"vdl: {count:,} failed: {reason}", err=True)

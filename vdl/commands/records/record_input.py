@@ -8,10 +8,17 @@ Does not depend on a client.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 
-from vdl.commands.records.record_json import BadRecord, NewRecord, parse_record
+from vdl.commands.records.record_json import (
+    BadRecord,
+    NewRecord,
+    check_header_name,
+    parse_record,
+)
 
 RECORD_BYTES_MAX = 100_000_000
 """A server of Kafka takes requests up to 104,857,600 bytes (`socket.request.max.bytes`)."""
@@ -64,6 +71,23 @@ def parts(
         yield bytes(rest)
 
 
+def whole_reads(file: RawIOBase) -> Callable[[int], bytes]:
+    """Return a function that reads from a file and waits for bytes, for `parts`.
+
+    Another program may have made the file non-blocking. Then a read without bytes returns None,
+    which is not the end.
+    """
+
+    def read(count: int) -> bytes:
+        while (found := file.read(count)) is None:
+            watch = select.poll()
+            watch.register(file.fileno(), select.POLLIN)
+            watch.poll()
+        return found
+
+    return read
+
+
 def line_record(line: bytes, separator: bytes | None) -> NewRecord:
     """Return the record of a line: with a separator, key and value; a line without it has no
     key."""
@@ -93,4 +117,5 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     name, found, value = text.partition("=")
     if not name:
         raise ValueError(f"expected name=value, not {text!r}")
+    check_header_name(name)
     return name, value.encode("utf-8", "surrogateescape") if found else None

@@ -8,7 +8,8 @@
 
 Text that is valid UTF-8 stands as a string. Other bytes stand in `key_base64`, `value_base64` (or
 `_hex`), in place of `key`, `value`. null is a missing key or value. In input `headers` may also be
-an object; a value that is no string is JSON text; topic, offset and types are ignored.
+an object; a value that is no string is JSON text; topic, offset and types are ignored. A document
+with `problem` is refused: it does not hold all of its record, or not as it is.
 
 Does not depend on a client.
 """
@@ -100,6 +101,8 @@ def parse_record(line: bytes) -> NewRecord:
     unknown = sorted(found.keys() - _KNOWN)
     if unknown:
         raise BadRecord(f"unknown name {unknown[0][:80]!r}; known are {', '.join(sorted(_KNOWN))}")
+    if problem := found.get("problem"):
+        raise BadRecord(f"it was not read as it is, and no copy is made of it: {problem!s:.200}")
     value = found.get("value")
     return NewRecord(
         _bytes_of(found, "value"),
@@ -109,6 +112,16 @@ def parse_record(line: bytes) -> NewRecord:
         _number(found, "timestamp", 0, NUMBER_MAX),
         value,
     )
+
+
+def check_header_name(name: str) -> None:
+    """Raise BadRecord if a client cannot send a header of this name."""
+    if "\0" in name:
+        raise BadRecord(f"header {name!r}: a name has no NUL")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadRecord(f"header {name!r}: the name is no UTF-8") from None
 
 
 def _number(found: dict[str, object], name: str, default: int, number_max: int) -> int:
@@ -146,7 +159,7 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
     if given is None:
         return []
     if isinstance(given, dict):
-        return [(name, _bytes_of({"value": value}, "value")) for name, value in given.items()]
+        given = [{"name": name, "value": value} for name, value in given.items()]
     if not isinstance(given, list):
         raise BadRecord("headers: expected a list or an object")
     found = []
@@ -154,5 +167,6 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
         name = row.get("name") if isinstance(row, dict) else None
         if not isinstance(name, str):
             raise BadRecord('headers: expected {"name": ..., "value": ...} in each row')
+        check_header_name(name)
         found.append((name, _bytes_of(row, "value")))
     return found

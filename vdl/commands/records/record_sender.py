@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vdl.commands.cluster.cluster_options import kafka_exception
+from vdl.commands.interrupts import Interrupts
 from vdl.commands.records.record_input import RECORD_BYTES_MAX
 from vdl.commands.records.record_json import NewRecord
 
@@ -36,6 +38,26 @@ PROPERTIES: dict[str, object] = {
 }
 
 
+IN_FLIGHT_MAX = 5
+"""Requests of an idempotent producer that may wait for answers, as in Kafka."""
+
+
+def delivery_properties(acks: str, given: Mapping[str, str]) -> dict[str, object]:
+    """Return the properties that decide where a record goes and that it is there once.
+
+    As with Kafka's own producer, a key has the partition of murmur2, and a producer is idempotent
+    unless `acks`, or a property that the user has given, excludes it.
+    """
+    found: dict[str, object] = {"acks": acks, "partitioner": "murmur2_random"}
+    required = given.get("acks", given.get("request.required.acks", acks))
+    retries = given.get("retries", given.get("message.send.max.retries", ""))
+    in_flight = given.get("max.in.flight", given.get("max.in.flight.requests.per.connection", ""))
+    is_limited = not in_flight.isdigit() or int(in_flight) <= IN_FLIGHT_MAX
+    if required in ("all", "-1") and retries != "0" and is_limited:
+        found["enable.idempotence"] = True
+    return found
+
+
 @dataclass(slots=True)
 class Outcome:
     """Results of the records that were sent."""
@@ -52,21 +74,30 @@ class Outcome:
 
 class RecordSender:
     """A producer for one topic. Its methods may raise KafkaException for an error that is
-    final."""
+    final.
 
-    def __init__(self, producer: Producer, topic: str, *, rate: float = 0.0) -> None:
+    Signals are held while the client calls back, where they would be lost and an answer with them.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        *,
+        rate: float = 0.0,
+        interrupts: Interrupts | None = None,
+    ) -> None:
         """Send to a topic, `rate` records in a second at most; 0: without a limit."""
         self.outcome = Outcome()
         self._producer = producer
         self._topic = topic
         self._rate = rate
+        self._interrupts = interrupts or Interrupts()
         self._sent = 0
         self._began = time.monotonic()
 
     def send(self, record: NewRecord) -> None:
-        """Queue a record; wait while the queue is full or the rate is exceeded."""
-        if self._rate:
-            self._wait_for_turn()
+        """Queue a record; wait while the queue is full."""
         while True:
             try:
                 self._producer.produce(
@@ -79,7 +110,7 @@ class RecordSender:
                     on_delivery=self._answered,
                 )
             except BufferError:
-                self._producer.poll(WAIT_SECONDS)
+                self._poll(WAIT_SECONDS)
                 continue
             except kafka_exception() as error:
                 # Refused by the client itself, such as a partition that does not exist.
@@ -89,13 +120,21 @@ class RecordSender:
             break
         self._sent += 1
         if self._sent % SERVED_EVERY == 0:
-            self._producer.poll(0)
+            self._poll(0)
 
-    def _wait_for_turn(self) -> None:
+    def wait_for_turn(self) -> None:
+        """Return when the rate allows the next record."""
+        if not self._rate:
+            return
         turn = self._began + self._sent / self._rate
         while (left := turn - time.monotonic()) > 0:
             # It returns early when there is an answer.
-            self._producer.poll(min(left, WAIT_SECONDS))
+            self._poll(min(left, WAIT_SECONDS))
+
+    def _poll(self, seconds: float) -> None:
+        with self._interrupts.held():
+            self._producer.poll(seconds)
+        self._interrupts.check()
 
     def _answered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -118,7 +157,9 @@ class RecordSender:
     def flush(self) -> None:
         """Return when every record was answered for; a record that times out fails."""
         while len(self._producer):
-            self._producer.flush(WAIT_SECONDS * 10)
+            with self._interrupts.held():
+                self._producer.flush(WAIT_SECONDS)
+            self._interrupts.check()
 
     def abandon(self) -> None:
         """Give up what was not answered for; it counts as failed."""
