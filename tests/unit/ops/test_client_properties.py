@@ -120,6 +120,8 @@ def test_precedence_is_option_environment_profile_default(
     assert at(VDL_PROFILE="test") == "test@test:9092"
     assert at(profile="prod", VDL_PROFILE="test") == "prod@prod:9092"
     assert at(profile="test", bootstrap="other:1") == "test@other:1"
+    assert at(profile="test", VDL_BOOTSTRAP="env:1") == "test@test:9092"
+    assert at(bootstrap="other:1", VDL_PROFILE="prod") == "@other:1"
     assert at(bootstrap="other:1", VDL_BOOTSTRAP="env:1") == "@other:1"
     assert at(VDL_BOOTSTRAP="env:1") == "@env:1"
     assert at(XDG_CONFIG_HOME=str(tmp_path / "none")) == "@127.0.0.1:9092"
@@ -128,10 +130,37 @@ def test_precedence_is_option_environment_profile_default(
 def test_address_without_a_profile_gets_no_password_of_the_current_one(
     environment: dict[str, str],
 ) -> None:
-    """The current profile's login belongs to its own cluster."""
-    found = resolve(profile=None, bootstrap="other:1", config=None, environment=environment)
-    assert found.properties == {}
-    assert "secret" not in repr(found)
+    """The login of the current profile, or of a variable's, belongs to its own cluster."""
+    for variables in ({}, {"VDL_PROFILE": "prod"}):
+        found = resolve(
+            profile=None, bootstrap="other:1", config=None, environment=environment | variables
+        )
+        assert found.properties == {}
+        assert "secret" not in repr(found)
+
+
+def test_addresses_of_a_file_given_as_an_option_win_over_variables(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """`bootstrap.servers` of `--config` is an option's, too; a file without it names no cluster."""
+    file = tmp_path / "client.properties"
+    variables = environment | {"VDL_BOOTSTRAP": "env:1"}
+    file.write_text("bootstrap.servers=file:1\n")
+    found = resolve(profile=None, bootstrap=None, config=file, environment=variables)
+    assert (found.bootstrap, found.profile) == ("file:1", "")
+    file.write_text("sasl.username=a\n")
+    found = resolve(profile=None, bootstrap=None, config=file, environment=variables)
+    assert (found.bootstrap, found.properties) == ("env:1", {"sasl.username": "a"})
+
+
+def test_two_variables_that_may_name_two_clusters_are_refused(environment: dict[str, str]) -> None:
+    """So is an option that is empty: it would fall back to another cluster."""
+    both = environment | {"VDL_BOOTSTRAP": "env:1", "VDL_PROFILE": "prod"}
+    with pytest.raises(click.UsageError, match="VDL_PROFILE and VDL_BOOTSTRAP"):
+        resolve(profile=None, bootstrap=None, config=None, environment=both)
+    for profile, bootstrap in (("", None), (None, " ")):
+        with pytest.raises(click.UsageError, match="is empty"):
+            resolve(profile=profile, bootstrap=bootstrap, config=None, environment=environment)
 
 
 def test_unknown_profile_is_wrong_usage(environment: dict[str, str]) -> None:

@@ -1,11 +1,12 @@
 """Which cluster a command connects to, and with which client properties.
 
-Of the addresses the first that is given counts: `--bootstrap`, `VDL_BOOTSTRAP`, `bootstrap.servers`
-of `--config`, the profile, 127.0.0.1:9092. The profile is `--profile`, `VDL_PROFILE`, or the
-current one. The login is that of `--config`, or else the profile's.
+An option decides alone where it connects: no variable adds to `--profile`, `--bootstrap`, or a
+`--config` with `bootstrap.servers`. Without such an option it is `VDL_BOOTSTRAP` or `VDL_PROFILE`;
+both at once are refused, as they may name two clusters. Without these it is the current profile,
+and without one 127.0.0.1:9092.
 
-The current profile is left aside if addresses are given without a profile: its password belongs to
-its own cluster.
+The login is that of `--config`, or else the profile's. A profile's password belongs to its own
+cluster: it goes to the profile's addresses alone, unless `--profile` and `--bootstrap` are given.
 """
 
 from __future__ import annotations
@@ -47,22 +48,48 @@ def resolve(
     environment: Mapping[str, str] = os.environ,
 ) -> Connection:
     """Return what options, environment and profiles amount to. Raises click.UsageError."""
-    profile = profile or environment.get("VDL_PROFILE") or None
-    bootstrap = bootstrap or environment.get("VDL_BOOTSTRAP") or None
+    for option, text in (("--profile", profile), ("--bootstrap", bootstrap)):
+        if text is not None and not text.strip():
+            # An unset variable of a script must not lead to another cluster.
+            raise click.UsageError(f"{option} is empty")
     try:
-        name, found = _profile(profile, environment, is_current_wanted=bootstrap is None)
-        if config is None and found.config:
-            config = Path(found.config).expanduser()
+        given = read_properties(config) if config is not None else {}
+        if profile is None and bootstrap is None and not given.get(BOOTSTRAP_SERVERS):
+            profile, bootstrap = _of_variables(environment)
+        is_current_wanted = bootstrap is None and not given.get(BOOTSTRAP_SERVERS)
+        name, found = _profile(profile, environment, is_current_wanted=is_current_wanted)
         if config is not None:
-            properties = read_properties(config)
+            properties = given
             source, folder = str(config), config.resolve().parent
+        elif found.config:
+            own = Path(found.config).expanduser()
+            properties = read_properties(own)
+            source, folder = str(own), own.resolve().parent
         else:
             properties = found.client_properties()
             source, folder = (f"profile {name}" if name else "the defaults"), Path.cwd()
     except (ProfileError, ClientSettingsError) as error:
         raise click.UsageError(str(error)) from None
-    addresses = bootstrap or properties.get(BOOTSTRAP_SERVERS) or found.bootstrap
-    return Connection(addresses or BOOTSTRAP_DEFAULT, properties, source, folder, name)
+    addresses = (
+        bootstrap
+        or given.get(BOOTSTRAP_SERVERS)
+        or found.bootstrap
+        or properties.get(BOOTSTRAP_SERVERS)
+        or BOOTSTRAP_DEFAULT
+    )
+    return Connection(addresses, properties, source, folder, name)
+
+
+def _of_variables(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the profile or the addresses of variables. Raises click.UsageError for both."""
+    profile = environment.get("VDL_PROFILE") or None
+    bootstrap = environment.get("VDL_BOOTSTRAP") or None
+    if profile is not None and bootstrap is not None:
+        raise click.UsageError(
+            "VDL_PROFILE and VDL_BOOTSTRAP are both set: unset one, or give --profile or"
+            " --bootstrap"
+        )
+    return profile, bootstrap
 
 
 def _profile(
