@@ -15,10 +15,10 @@ import click
 from vdl.commands.cluster.connection import complete_profile
 from vdl.commands.cluster.profiles import (
     PASSWORD,
-    SECRETS,
     Profile,
     ProfileError,
     Profiles,
+    is_secret,
     profiles_file,
     read_profiles,
     write_profiles,
@@ -102,12 +102,12 @@ def _given(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key:
-            raise click.UsageError(f"{text!r} is no key=value")
-        if key in SECRETS:
+            # The text is not shown: it may be a password.
+            raise click.UsageError("--set: expected KEY=VALUE")
+        if is_secret(key):
             # Arguments are seen by every user of the machine, and kept by the shell.
-            raise click.UsageError(
-                f"{key} is no argument: use --password-stdin, --password-file or --config"
-            )
+            ways = "--password-stdin, --password-file or " if key == PASSWORD else ""
+            raise click.UsageError(f"{key} is no argument: use {ways}--config")
         found[key] = value
     return found
 
@@ -182,7 +182,7 @@ def delete(*, name: str) -> None:
 def _shown(profiles: Profiles, name: str) -> dict[str, Any]:
     one = profiles.by_name[name]
     properties = {
-        key: _HIDDEN if key in SECRETS else value for key, value in sorted(one.properties.items())
+        key: _HIDDEN if is_secret(key) else value for key, value in sorted(one.properties.items())
     }
     security = one.config or one.properties.get("security.protocol", "PLAINTEXT")
     return {

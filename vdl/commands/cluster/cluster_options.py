@@ -23,6 +23,7 @@ from vdl.commands.cluster.connection import (
     complete_profile,
     resolve,
 )
+from vdl.commands.cluster.profiles import is_secret
 from vdl.commands.output import fail
 from vdl.kafka.security.client_settings import ClientSettingsError
 
@@ -36,6 +37,7 @@ REQUEST_SECONDS = 30
 _REACH_SECONDS = 10
 """Longest wait for the first server to answer."""
 _PROBLEMS_MAX = 8
+_ADDRESSES = (BOOTSTRAP_SERVERS, "metadata.broker.list")
 _EXTRA = "this command needs confluent-kafka: pip install 'vdl-log[cli]'"
 
 _Function = Callable[..., Any]
@@ -189,9 +191,20 @@ def _extra(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) 
     found = {}
     for text in texts:
         name, separator, value = text.partition("=")
-        if not separator or not name.strip():
-            raise click.BadParameter(f"{text!r} is no key=value")
-        found[name.strip()] = value.strip()
+        name = name.strip()
+        if not separator or not name:
+            # The text is not shown: it may be a password.
+            raise click.BadParameter("expected KEY=VALUE")
+        if is_secret(name):
+            # Arguments are seen by every user of the machine, and kept by the shell.
+            raise click.BadParameter(
+                f"{name} is no argument: write it to a file for --config, or keep it in a profile"
+                " (vdl profile create --password-stdin)"
+            )
+        if name in _ADDRESSES:
+            # Otherwise a profile's login would go to addresses that are not the profile's.
+            raise click.BadParameter(f"{name}: use --bootstrap")
+        found[name] = value.strip()
     return found
 
 

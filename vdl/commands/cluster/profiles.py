@@ -19,6 +19,7 @@ The file has mode 0600: a profile may hold a password. Written with tomli-w, rea
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 import tomllib
@@ -28,13 +29,25 @@ from pathlib import Path
 from typing import Any
 
 PASSWORD = "sasl.password"  # noqa: S105 - the name of a property
-SECRETS = frozenset({PASSWORD, "ssl.key.password", "ssl.keystore.password", "sasl.jaas.config"})
-"""Properties that are never printed."""
+_SECRET = re.compile(
+    r"passw|passphrase|secret|jaas|credential|user\.info|oauthbearer\.config|\.key(\.|$)",
+    re.IGNORECASE,
+)
+_NO_SECRET = re.compile(r"\.(location|file)$", re.IGNORECASE)
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ProfileError(Exception):
     """A file or a profile that cannot be used. Never contains a secret value."""
+
+
+def is_secret(name: str) -> bool:
+    """Return True for a property whose value is no argument and is never printed.
+
+    Properties of clients to come count by their names, too: one that is hidden without need does
+    less harm than a password that is shown. The path of a file is none.
+    """
+    return _SECRET.search(name) is not None and _NO_SECRET.search(name) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,9 @@ def read_profiles(path: Path) -> Profiles:
     if not isinstance(tables, dict) or not isinstance(current, str):
         raise ProfileError(f"{path}: expected current = NAME and tables [profiles.NAME]")
     found = Profiles(current, {name: _profile(path, name, one) for name, one in tables.items()})
-    if mode & _OPEN_TO_OTHERS and any(SECRETS & set(p.properties) for p in found.by_name.values()):
+    if mode & _OPEN_TO_OTHERS and any(
+        is_secret(name) for one in found.by_name.values() for name in one.properties
+    ):
         raise ProfileError(f"{path}: holds a password and is open to others; chmod 600 {path}")
     return found
 

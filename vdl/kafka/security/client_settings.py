@@ -141,9 +141,12 @@ def read_properties(path: Path) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith(("#", "!")):
             continue
         if not separator:
-            # If it were ignored, another kind of file would be read as one without encryption.
+            # If it were ignored, another kind of file would be read as one without encryption. Its
+            # text may be a password behind a ":", or a part of a key: only a head in [] is shown.
+            line = line.strip()
+            shown = repr(line[:40]) if line.startswith("[") else "a line without '='"
             raise ClientSettingsError(
-                path, f"{line.strip()[:40]!r} is not a client property of the form name=value"
+                path, f"{shown} is not a client property of the form name=value"
             )
         properties[name.strip()] = value.strip()
     return properties
