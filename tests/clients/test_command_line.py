@@ -33,6 +33,10 @@ def test_topic_is_created_described_altered_and_deleted(line: CommandLine, topic
     assert [one["end_offset"] for one in found["partitions"]] == [3, 0]
     assert found["partitions"][0]["bytes"] > 0
     assert {one["name"]: one["value"] for one in found["configs"]}["retention.ms"] == "3600000"
+    plan = line.json("topic", "alter", name, "--unset", "retention.ms", "--partitions", "3")
+    assert (plan["applied"], [one["to"] for one in plan["changes"]]) == (False, [None, "3"])
+    (found,) = line.json("topic", "describe", name)["topics"]
+    assert len(found["partitions"]) == 2
     line.ok("topic", "alter", name, "--unset", "retention.ms", "--partitions", "3")
     (found,) = line.json("topic", "describe", name)["topics"]
     assert len(found["partitions"]) == 3
@@ -62,6 +66,33 @@ def test_pattern_is_shown_as_a_plan_and_does_nothing_without_consent(
     assert len(line.json("topic", "list", f"{stem}.*")["topics"]) == 3
     assert line.json("topic", "delete", f"{stem}.*", "--yes")["applied"]
     assert line.run("topic", "list", f"{stem}.*").code == 1
+
+
+def test_pattern_takes_no_internal_topics_unless_told(line: CommandLine, topics: Topics) -> None:
+    """A pattern of all topics is not meant for the cluster's own; a full name is."""
+    stem = topics.unused_name("internal")
+    own, other = f"__{stem}", f"x{stem}"
+    topics.create_named(own)
+    topics.create_named(other)
+    line.commit(stem, {(other, 0): 0})  # there is a topic of offsets
+    for command in (
+        ("topic", "delete"),
+        ("topic", "records-delete", "--to-end"),
+        ("topic", "alter", "--set", "retention.ms=1000"),
+    ):
+        for pattern in (("*",), ("--regex", ".*")):
+            ran = line.run(*command, *pattern, "--json")
+            assert (ran.code, own in ran.error) == (0, True), ran.error
+            assert other in ran.out
+            assert '"__' not in ran.out, command
+        ran = line.run(*command, f"__{stem}*", "--json")
+        assert (ran.code, "internal topics alone" in ran.error) == (1, True)
+        for words in ((f"*{stem}", "--internal"), (own, f"*{stem}")):
+            both = line.run(*command, *words, "--json").out
+            assert f'"{own}"' in both, words
+            assert f'"{other}"' in both, words
+    line.ok("topic", "delete", f"*{stem}", "--internal", "--yes")
+    assert line.run("topic", "describe", own).code == 1
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -41,12 +41,14 @@ def topic_story(line: CommandLine, stem: str) -> list[Any]:
     line.write(topic, TIMES)
     said += [described(line, topic), line.json("topic", "delete", f"{stem}.*")]
     said.append(
-        line.json("topic", "alter", topic, "--set", "cleanup.policy=compact", "--partitions", "4")
+        line.json(
+            "topic", "alter", topic, "--set", "cleanup.policy=compact", "--partitions", "4", "--yes"
+        )
     )
     said.append(refusal(line, "topic", "alter", topic, "--partitions", "2"))
     said += [
         described(line, topic),
-        line.json("topic", "alter", topic, "--unset", "cleanup.policy"),
+        line.json("topic", "alter", topic, "--unset", "cleanup.policy", "--yes"),
     ]
     at = f"@{TIMES[2]}"
     said += [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ from vdl.commands.resources.topic_facts import (
     settings,
     topic_names,
 )
+from vdl.commands.resources.topics_to_change import topics_to_change
 from vdl.commands.selection import consent, is_pattern, key_values, select
 from vdl.commands.times import time_option
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription
 
 _REGEX = click.option("--regex", metavar="PATTERN", help="Topics whose whole name matches.")
+_INTERNAL = click.option(
+    "--internal", is_flag=True, help="A pattern takes internal topics (__...), too."
+)
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
@@ -236,6 +240,7 @@ def _partition_row(one: dict[str, Any]) -> list[object]:
 @topic.command()
 @click.argument("names", nargs=-1, metavar="NAME...")
 @_REGEX
+@_INTERNAL
 @click.option("--set", "values", multiple=True, metavar="KEY=VALUE", help="Set a setting.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Return it to the default.")
 @click.option("--partitions", "-p", type=click.IntRange(1), metavar="N",
@@ -247,6 +252,7 @@ def alter(
     *,
     names: tuple[str, ...],
     regex: str | None,
+    internal: bool,
     values: tuple[str, ...],
     unset: tuple[str, ...],
     partitions: int | None,
@@ -254,12 +260,16 @@ def alter(
     as_json: bool,
     cluster: Cluster,
 ) -> None:
-    """Change settings and the number of partitions. Of a pattern the plan is shown first."""
+    """Change settings and the number of partitions. Of a pattern the plan is shown first.
+
+    With --json the plan alone is printed, unless --yes is there.
+    """
     wanted: dict[str, str | None] = {**key_values(values), **dict.fromkeys(unset)}
     if not wanted and partitions is None:
         raise click.UsageError("expected --set, --unset or --partitions")
-    chosen = _chosen(cluster, names, regex)
-    is_plain = regex is None and not any(map(is_pattern, names))
+    chosen = topics_to_change(cluster, names, regex, internal=internal)
+    # What is named one by one needs no question. --json prints plans: one rule for all commands.
+    is_plain = regex is None and not any(map(is_pattern, names)) and not as_json
     changes = topic_plans.changes(cluster, chosen, wanted, partitions)
 
     def apply() -> dict[str, str]:
@@ -282,14 +292,21 @@ def alter(
 @topic.command()
 @click.argument("names", nargs=-1, metavar="NAME...")
 @_REGEX
+@_INTERNAL
 @_YES
 @json_option
 @cluster_options
 def delete(
-    *, names: tuple[str, ...], regex: str | None, yes: bool, as_json: bool, cluster: Cluster
+    *,
+    names: tuple[str, ...],
+    regex: str | None,
+    internal: bool,
+    yes: bool,
+    as_json: bool,
+    cluster: Cluster,
 ) -> None:
     """Delete topics with all their records. Asks, unless --yes is there."""
-    chosen = _chosen(cluster, names, regex)
+    chosen = topics_to_change(cluster, names, regex, internal=internal)
     plan = topic_plans.deletions(cluster, chosen)
 
     def apply() -> dict[str, str]:
@@ -301,7 +318,7 @@ def delete(
         {"topics": plan},
         lambda: table(
             ("topic", ">partitions", ">records"),
-            [[one["name"], one["partitions"], one["records"]] for one in plan],
+            [[one["name"], one["partitions"], _known(one["records"], "not known")] for one in plan],
         ),
         apply,
         question=f"Delete {len(chosen)} topics with their records?",
@@ -313,6 +330,7 @@ def delete(
 @topic.command(name="records-delete")
 @click.argument("names", nargs=-1, metavar="NAME...")
 @_REGEX
+@_INTERNAL
 @click.option("--partition", "partitions", multiple=True, type=click.IntRange(0),
               help="Only of this one; may be repeated.")  # fmt: skip
 @click.option("--before-offset", type=click.IntRange(0), help="Records below this offset.")
@@ -326,6 +344,7 @@ def records_delete(
     *,
     names: tuple[str, ...],
     regex: str | None,
+    internal: bool,
     partitions: tuple[int, ...],
     before_offset: int | None,
     before_time: int | None,
@@ -337,7 +356,7 @@ def records_delete(
     """Delete the oldest records of partitions. Asks, unless --yes is there."""
     if [before_offset is not None, before_time is not None, to_end].count(True) != 1:
         raise click.UsageError("expected one of --before-offset, --before-time, --to-end")
-    chosen = _chosen(cluster, names, regex)
+    chosen = topics_to_change(cluster, names, regex, internal=internal)
     plan = topic_plans.truncations(cluster, chosen, partitions, before_offset, before_time)
     rows = [list(one.values()) for one in plan]
     heads = ("topic", ">partition", ">start", ">end", ">new start", ">records")
@@ -351,10 +370,8 @@ def records_delete(
     )
 
 
-def _chosen(cluster: Cluster, names: Sequence[str], regex: str | None) -> list[str]:
-    if not names and regex is None:
-        raise click.UsageError("expected a NAME or --regex")
-    return select(topic_names(cluster), names, regex, kind="topic")
+def _known(number: int | None, otherwise: str) -> object:
+    return otherwise if number is None else number
 
 
 def _planned(

@@ -18,7 +18,8 @@ from vdl.commands.cluster.profiles import (
 
 SECRET = (
     "sasl.password", "sasl.jaas.config", "sasl.oauthbearer.client.secret",
-    "sasl.oauthbearer.config", "ssl.key.pem", "ssl.key.password", "ssl.keystore.key", "ssl.keystore.password",
+    "sasl.oauthbearer.config", "ssl.key.pem", "ssl.key.password", "ssl.keystore.key",
+    "ssl.keystore.password",
     "ssl.truststore.password", "listener.name.a.ssl.keystore.key", "SASL.Password",
 )  # fmt: skip
 

@@ -68,7 +68,7 @@ def apply_changes(
 
 
 def deletions(cluster: Cluster, topics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the topics with the partitions and records that would go."""
+    """Return the topics with the partitions and records that would go; None is not known."""
     found = descriptions(cluster, topics)
     places = [(name, one.id) for name, topic in found.items() for one in topic.partitions]
     starts, ends = earliest_and_latest(cluster, places)
@@ -76,13 +76,26 @@ def deletions(cluster: Cluster, topics: Sequence[str]) -> list[dict[str, Any]]:
         {
             "name": name,
             "partitions": len(topic.partitions),
-            "records": sum(
-                (ends.get((name, one.id)) or 0) - (starts.get((name, one.id)) or 0)
-                for one in topic.partitions
-            ),
+            "records": record_count([(name, one.id) for one in topic.partitions], starts, ends),
         }
         for name, topic in found.items()
     ]
+
+
+def record_count(
+    places: Sequence[Where],
+    starts: Mapping[Where, int | None],
+    ends: Mapping[Where, int | None],
+) -> int | None:
+    """Return the records of partitions; None if the leader of one of them did not answer: a number
+    that leaves some out would make a deletion look harmless."""
+    count = 0
+    for place in places:
+        start, end = starts.get(place), ends.get(place)
+        if start is None or end is None:
+            return None
+        count += end - start
+    return count
 
 
 def truncations(
