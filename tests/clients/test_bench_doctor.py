@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from tests.clients.command_line import CommandLine
 from tests.clients.command_process import Commands
 from tests.clients.topics import Topics
+from vdl.commands.resources import temporary_topic
 
 SECONDS_MAX = 60
 
@@ -87,3 +89,29 @@ def test_doctor_names_the_address_that_does_not_answer(bootstrap: str) -> None:
     assert "fail  bootstrap: 127.0.0.1:1: " in done.output.decode()
     assert "→ start the server" in done.output.decode()
     assert "ok    server 1" in done.output.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "document", "prefix"),
+    [
+        (("bench", "--records", "5", "--latency-rate", "0"), "phases", "vdl-bench-"),
+        (("doctor", "--write"), "findings", "vdl-doctor-"),
+    ],
+)
+def test_topic_whose_deletion_nobody_answers_is_named(
+    words: tuple[str, ...],
+    document: str,
+    prefix: str,
+    bootstrap: str,
+    topics: Topics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was found is shown all the same, and the exit code is 1: something is left behind."""
+    topics.create("undeleted")
+    monkeypatch.setattr(temporary_topic, "DELETE_SECONDS_MAX", 0.0)
+    ran = CommandLine(bootstrap).run(*words, "--json")
+    assert ran.code == 1, ran.error
+    assert ran.json[document]
+    assert f"topic {prefix}" in ran.out + ran.error
+    assert "was not deleted: no answer" in ran.out + ran.error
+    wait_until_removed(bootstrap, prefix)

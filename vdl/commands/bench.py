@@ -16,6 +16,7 @@ from vdl.commands.interrupts import Interrupts
 from vdl.commands.measurement.bench_phases import Load, Measured, end_to_end, read_back, write
 from vdl.commands.measurement.latency_histogram import PERCENTILES
 from vdl.commands.output import FAILED, emit, fail, json_option, say, table
+from vdl.commands.resources.temporary_topic import delete_temporary
 
 PREFIX = "vdl-bench-"
 CREATE_SECONDS_MAX = 30.0
@@ -86,7 +87,8 @@ def bench(
         },
     )  # fmt: skip
     measured: list[Measured] = []
-    with Interrupts(), _topic(cluster, partitions, replication, size) as topic:
+    left: list[str] = []
+    with Interrupts(), _topic(cluster, partitions, replication, size, left) as topic:
         try:
             measured.append(write(cluster, topic, partitions, load))
             measured.append(read_back(cluster, topic, partitions))
@@ -104,7 +106,7 @@ def bench(
     failed = sum(one.failed for one in measured)
     if failed:
         say(f"vdl: {failed:,} records failed; the first: {_reason(measured)}", err=True)
-    return FAILED if failed else 0
+    return FAILED if failed or left else 0
 
 
 def _reason(measured: list[Measured]) -> str:
@@ -125,8 +127,11 @@ def _print(measured: list[Measured]) -> None:
 
 
 @contextlib.contextmanager
-def _topic(cluster: Cluster, partitions: int, replication: int | None, size: int) -> Iterator[str]:
-    """Create the topic, and delete it at the end whatever happens."""
+def _topic(
+    cluster: Cluster, partitions: int, replication: int | None, size: int, left: list[str]
+) -> Iterator[str]:
+    """Create the topic, and delete it at the end whatever happens. `left` gets a line if that
+    fails: what was measured is shown all the same."""
     from confluent_kafka.admin import NewTopic
 
     name = f"{PREFIX}{secrets.token_hex(6)}"
@@ -145,13 +150,6 @@ def _topic(cluster: Cluster, partitions: int, replication: int | None, size: int
             wait([created], CREATE_SECONDS_MAX)
         yield name
     finally:
-        _delete(cluster, name)
-
-
-def _delete(cluster: Cluster, name: str) -> None:
-    """Delete the topic; one that was not created is no problem."""
-    try:
-        cluster.admin().delete_topics([name])[name].result(30)
-    except kafka_exception() as error:
-        if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-            say(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)
+        if problem := delete_temporary(cluster, name):
+            left.append(problem)
+            say(f"vdl: {problem}", err=True)

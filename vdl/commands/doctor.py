@@ -22,6 +22,7 @@ from vdl.commands.output import DONE, FAILED, emit, json_option, say
 from vdl.commands.records.record_json import NewRecord
 from vdl.commands.records.record_sender import RecordSender
 from vdl.commands.records.terminal_text import visible_text
+from vdl.commands.resources.temporary_topic import delete_temporary
 from vdl.kafka.security.client_settings import ClientSettingsError, parse_client_settings
 
 PREFIX = "vdl-doctor-"
@@ -154,24 +155,19 @@ def _written(cluster: Cluster) -> Iterator[Finding]:
         except click.ClickException as error:
             step = "allow this user to create topics, or leave --write out"
             yield fail("topic", error.message, step)
-            return
+        else:
+            try:
+                yield from _round_trip(cluster, name)
+            except kafka_exception() as error:
+                yield fail("write", cluster.words(error), "look at the servers' logs")
         finally:
             wait([created], WRITE_SECONDS)  # it cannot be deleted before it is there
-        try:
-            yield from _round_trip(cluster, name)
-        except kafka_exception() as error:
-            yield fail("write", cluster.words(error), "look at the servers' logs")
-    finally:
-        _delete(cluster, name)
-
-
-def _delete(cluster: Cluster, name: str) -> None:
-    """Delete the topic; one that was not created is no problem."""
-    try:
-        cluster.admin().delete_topics([name])[name].result(WRITE_SECONDS)
-    except kafka_exception() as error:
-        if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-            say(f"vdl: topic {name} was not deleted: {cluster.words(error)}", err=True)
+    except BaseException:
+        if problem := delete_temporary(cluster, name):
+            say(f"vdl: {problem}", err=True)
+        raise
+    if problem := delete_temporary(cluster, name):
+        yield fail("topic", problem, f"delete it: vdl topic delete {name}")
 
 
 def _round_trip(cluster: Cluster, topic: str) -> Iterator[Finding]:

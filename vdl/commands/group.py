@@ -237,7 +237,11 @@ def reset(
     if found.is_active:
         fail(f"{name}: offsets can only be reset if the group is inactive; it is {found.state}")
     held = positions(cluster, name, found.type)
-    wanted = group_reset.places(cluster, topics, held, all_topics=all_topics)
+    gone = group_reset.without_partition(held, cluster.metadata().topics) if all_topics else []
+    if all_topics:
+        wanted = sorted(held.offsets.keys() - set(gone))
+    else:
+        wanted = group_reset.places(cluster, topics)
     moves = group_reset.plan(cluster, wanted, held, target)
     rows = [list(one.as_json().values()) for one in moves]
     heads = ("topic", ">partition", ">offset", ">new offset")
@@ -246,9 +250,13 @@ def reset(
         "group": name,
         "executed": execute,
         "partitions": [one.as_json() for one in moves],
+        "skipped": [{"topic": name, "partition": partition} for name, partition in gone],
         "errors": refused,
     }
     emit(as_json, data, lambda: table(heads, rows))
+    if gone:
+        places = " ".join(f"{name}-{partition}" for name, partition in gone)
+        click.echo(f"skipped, as there are no such partitions: {places}", err=True)
     _hint(execute=execute, as_json=as_json)
     fail_for(refused)
 

@@ -7,7 +7,7 @@ nearest one in it; of a time behind the last record the offset is the end.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from vdl.kafka.wire.alter_share_group_offsets import (
 )
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin._metadata import TopicMetadata
+
     from vdl.commands.resources.topic_facts import Where
 
 ALTER_SHARE_GROUP_OFFSETS = 91
@@ -68,14 +70,22 @@ class Move:
         }
 
 
-def places(
-    cluster: Cluster, topics: Sequence[str], held: Positions, *, all_topics: bool
-) -> list[Where]:
-    """Return the partitions of TOPIC and TOPIC:0,2 texts, or all that the group has offsets of.
+def without_partition(held: Positions, topics: Mapping[str, TopicMetadata]) -> list[Where]:
+    """Return what the group has offsets of although it is not among the topics: deleted, or hidden
+    from this user. Kafka may keep the offsets of a deleted topic for a while."""
+    return sorted(
+        (name, partition)
+        for name, partition in held.offsets
+        if name not in topics or topics[name].error or partition not in topics[name].partitions
+    )
+
+
+def places(cluster: Cluster, topics: Sequence[str]) -> list[Where]:
+    """Return the partitions of TOPIC and TOPIC:0,2 texts.
 
     Raises click.UsageError, click.ClickException.
     """
-    found = set(held.offsets) if all_topics else set()
+    found: set[Where] = set()
     wanted = [_TOPIC.fullmatch(text) for text in topics]
     if None in wanted:
         raise click.UsageError(f"{topics[wanted.index(None)]!r}: expected TOPIC or TOPIC:0,1")
