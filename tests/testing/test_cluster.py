@@ -295,6 +295,94 @@ def test_cluster_ends_with_the_process_that_made_it(tmp_path: Path) -> None:
     eventually(lambda: not Path(f"/proc/{server}").exists(), "the server still runs")
 
 
+def test_cluster_ends_with_its_maker_although_a_child_of_it_lives(tmp_path: Path) -> None:
+    """The child has a copy of the supervisor's standard input."""
+    code = (
+        "import os, sys, time; from pathlib import Path; from vdl.testing import Cluster\n"
+        "cluster = Cluster(1, directory=Path(sys.argv[1])).start_up()\n"
+        "child = os.fork()\n"
+        "if child: print(child, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout is not None
+        child = int(maker.stdout.readline())
+        maker.kill()
+    try:
+        eventually(lambda: not list(tmp_path.iterdir()), "the folder is still there")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_cluster_that_a_child_keeps_open_is_closed(tmp_path: Path) -> None:
+    """The supervisor ends by itself, and is not killed; a close in the child changes nothing."""
+    cluster = Cluster(1, directory=tmp_path).start_up()
+    supervisor = cluster._process
+    assert supervisor is not None
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        if not (closer := os.fork()):
+            cluster.close()
+            os._exit(0)
+        assert os.waitpid(closer, 0)[1] == 0
+        assert cluster.pid(1) > 0
+        cluster.close()
+        assert supervisor.returncode == 0
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_cluster_that_gets_a_second_signal_removes_its_folder(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from vdl.testing import command_loop as loop\n"
+        "close = loop.Supervisor.close\n"
+        "def interrupted(self):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    close(self)\n"
+        "loop.Supervisor.close = interrupted\n"
+        "sys.exit(loop.run(1, {}, Path(sys.argv[1]), 0, sys.stdout))\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    ran = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+    assert (ran.returncode, list(tmp_path.iterdir())) == (0, [])
+
+
+def test_cluster_after_an_interrupt_between_request_and_answer_stays_in_step(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late answer is not taken for that of the next request."""
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_answer", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                cluster.topic()
+    assert cluster.pid(1) > 0
+    assert cluster.topic() != cluster.topic()
+
+
+def test_cluster_loads_no_modules_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "secrets.py").write_text("raise RuntimeError('the wrong module')", encoding="utf-8")
+    monkeypatch.chdir(folder)
+    with Cluster(1, directory=tmp_path) as cluster:
+        assert cluster.pid(1) > 0
+
+
 def test_cluster_servers_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     cluster = Cluster(1, directory=tmp_path).start_up()
     server = cluster.pid(1)
@@ -303,6 +391,7 @@ def test_cluster_servers_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     with pytest.raises(ClusterError):
         cluster.wait()
     cluster.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cluster_that_was_closed_says_so(tmp_path: Path) -> None:

@@ -58,13 +58,13 @@ def test_server(
     Reads commands such as `kill 1` or `partition 1 2` from standard input, one a line, and answers
     each with a line of JSON. docs/testing.md has the list.
     """
+    from vdl.testing.command_loop import run
     from vdl.testing.errors import ClusterError
     from vdl.testing.settings import parse_settings
-    from vdl.testing.supervisor import run
 
     try:
         parsed = parse_settings(settings)
     except ClusterError as error:
         raise click.UsageError(str(error)) from None
     answers = sys.stdout if as_json else _ForPeople(sys.stdout)
-    raise click.exceptions.Exit(run(nodes, parsed, directory, sys.stdin.buffer, answers))
+    raise click.exceptions.Exit(run(nodes, parsed, directory, sys.stdin.fileno(), answers))

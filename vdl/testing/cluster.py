@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import select
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +54,10 @@ class Cluster:
         self._settings = dict(settings or {})
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        self._maker = os.getpid()
+        self._asked = 0
+        self._received = b""
+        """Read of the supervisor's output, without a line's end."""
         self._about: dict[str, Any] = {}
 
     # --- its life ---------------------------------------------------------------------------------
@@ -57,21 +65,25 @@ class Cluster:
         """Start all servers; return when they serve."""
         if self._process is not None:
             raise ClusterError("the cluster was started already")
+        self._maker = os.getpid()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [
                 sys.executable,
+                "-P",  # the working directory is the test's, and may have modules of any name
                 "-m",
-                "vdl.testing.supervisor",
+                "vdl.testing.command_loop",
                 str(self.nodes),
                 str(self._directory.absolute()) if self._directory else "",
                 json.dumps(self._settings),
+                str(self._maker),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        self._received = b""
         try:
-            self._about = self._answer()
+            self._about = self._answer(0)
         except BaseException:
             self.close()
             raise
@@ -84,16 +96,29 @@ class Cluster:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
+        if os.getpid() != self._maker:
+            process.stdout.close()
+            return  # a forked child: the cluster is its parent's
+        # A child that was forked from this process may keep standard input open.
+        process.terminate()
         try:
             process.wait(CLOSE_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             process.kill()  # its servers end with it
             process.wait()
         process.stdout.close()
+        if self._about:
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove the folder if the supervisor was killed and could not."""
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        while self.directory.exists() and time.monotonic() < deadline:
+            # Servers that are just being killed may still write.
+            shutil.rmtree(self.directory, ignore_errors=True)
+            time.sleep(0.01)
 
     def __enter__(self) -> Self:
         return self.start_up()
@@ -228,23 +253,37 @@ class Cluster:
         line = " ".join([command, *map(str, words)])
         if "\n" in line or len(line.split()) != 1 + len(words):
             raise ClusterError(f"{words} have white space")
+        self._asked += 1
+        line = f"#{self._asked} {line}"
         try:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
         except OSError as error:
             raise ClusterError(f"the cluster's supervisor is gone: {error}") from error
-        return self._answer()
+        return self._answer(self._asked)
 
-    def _answer(self) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        if not select.select([process.stdout], [], [], ANSWER_SECONDS_MAX)[0]:
-            raise ClusterError(f"no answer within {ANSWER_SECONDS_MAX:.0f} s")
-        line = process.stdout.readline()
-        if not line:
-            raise ClusterError(f"the supervisor ended with exit code {process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
+    def _answer(self, number: int) -> dict[str, Any]:
+        """Return the answer to a request, without those to earlier ones: an exception, such as
+        KeyboardInterrupt, may have left them unread. The supervisor's own words have no number."""
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        answer: dict[str, Any] = json.loads(self._line(deadline))
+        while answer.get("request", number) != number:
+            answer = json.loads(self._line(deadline))
         if not answer.get("ok"):
             raise ClusterError(str(answer.get("error")))
         return answer
+
+    def _line(self, deadline: float) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        output = process.stdout.fileno()
+        while b"\n" not in self._received:
+            if not select.select([output], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+                raise ClusterError(f"no answer within {ANSWER_SECONDS_MAX:.0f} s")
+            data = os.read(output, 64 << 10)
+            if not data:
+                raise ClusterError(f"the supervisor ended with exit code {process.wait()}")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line

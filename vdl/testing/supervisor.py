@@ -1,41 +1,21 @@
-"""The process that runs a test cluster: it forks the servers and obeys commands, one a line.
-
-It has loaded a server's modules before it forks, so that a server starts in milliseconds. The first
-line it writes is about the cluster, and each further one answers a command:
-
-    {"bootstrap": "127.0.0.1:…", "servers": [{"id": 1, "port": …, "pid": …}, …],
-     "pid": …, "directory": "…", "seconds": …}
-    kill 1          {"ok": true}
-    kill 9          {"ok": false, "error": "there is no server 9"}
-
-`COMMANDS` has the commands. When standard input ends, the servers are killed and the directory is
-removed. Servers end with this process, also when it is killed.
-"""
+"""The servers of a test cluster, and what can be done to them; see `command_loop.py`."""
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import BinaryIO, TextIO
 
-from vdl.errors import VdlError
 from vdl.testing.errors import ClusterError
 from vdl.testing.node import HOST, Node
 from vdl.testing.views import Views
 
 NODES_MAX = 9
 PARTITIONS_MAX = 1_000
-LINE_BYTES_MAX = 64 << 10
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a private folder is made in it
 MEMORY_BYTES_MIN = 1 << 30
 
@@ -283,35 +263,6 @@ class Supervisor:
             node.apply_faults()
 
 
-Answer = dict[str, object] | None
-COMMANDS: Mapping[str, Callable[..., Answer]] = {
-    "start": Supervisor.start,
-    "wait": Supervisor.wait,
-    "kill": Supervisor.kill,
-    "stop": Supervisor.stop,
-    "pause": Supervisor.pause,
-    "resume": Supervisor.resume,
-    "partition": Supervisor.partition,
-    "isolate": Supervisor.isolate,
-    "heal": Supervisor.heal,
-    "slow_disk": Supervisor.slow_disk,
-    "lose_disk": Supervisor.lose_disk,
-    "advance_time": Supervisor.advance_time,
-    "power_cut": Supervisor.power_cut,
-    "restore": Supervisor.restore,
-    "topic": Supervisor.topic,
-    "grow_topic": Supervisor.grow_topic,
-    "delete_topics": Supervisor.delete_topics,
-    "leader": Supervisor.leader,
-    "status": Supervisor.status,
-}
-
-
-HARMLESS = frozenset(
-    ("wait", "restore", "topic", "grow_topic", "delete_topics", "leader", "status")
-)
-
-
 def _number(text: str) -> float:
     try:
         found = float(text)
@@ -332,87 +283,3 @@ def _folder() -> Path:
     if has_room and os.access(MEMORY_FOLDER, os.W_OK):
         return MEMORY_FOLDER
     return Path(tempfile.gettempdir())
-
-
-def obey(supervisor: Supervisor, line: str) -> dict[str, object]:
-    """Run one command and return its answer."""
-    name, *words = line.split() or [""]
-    command = COMMANDS.get(name)
-    if command is None:
-        return {"ok": False, "error": f"unknown command {name!r}; known: {', '.join(COMMANDS)}"}
-    try:
-        inspect.signature(command).bind(supervisor, *words)
-    except TypeError:
-        return {"ok": False, "error": f"{name} does not take {len(words)} arguments"}
-    supervisor.is_disturbed |= name not in HARMLESS
-    try:
-        result = command(supervisor, *words)
-    except (VdlError, OSError) as error:
-        return {"ok": False, "error": str(error)}
-    return {"ok": True, **(result or {})}
-
-
-def run(
-    nodes: int,
-    settings: Mapping[str, object],
-    directory: Path | None,
-    commands: BinaryIO,
-    answers: TextIO,
-) -> int:
-    """Run a cluster until `commands` ends. Return the exit code."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise SystemExit(0)
-
-    began = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)
-
-    def say(answer: Mapping[str, object]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    try:
-        supervisor = Supervisor(nodes, settings, directory)
-    except (VdlError, OSError) as error:
-        say({"ok": False, "error": str(error)})
-        return 1
-    try:
-        # Loaded before the fork, so that no server does it again.
-        from vdl.kafka.api import load
-
-        load()
-        supervisor.start()
-        supervisor.wait()
-        say(
-            {
-                "ok": True,
-                "bootstrap": supervisor.bootstrap,
-                "servers": supervisor.servers(),
-                "pid": os.getpid(),
-                "directory": str(supervisor.folder),
-                "seconds": round(time.monotonic() - began, 3),
-            }
-        )
-        while line := commands.readline(LINE_BYTES_MAX):
-            say(obey(supervisor, line.decode(errors="replace")))
-    except VdlError as error:
-        tails = "".join(node.log_tail() for node in supervisor.nodes)
-        say({"ok": False, "error": f"{error}{tails}"})
-        return 1
-    except BrokenPipeError:
-        pass  # the reader of the answers is gone
-    finally:
-        supervisor.close()
-    return 0
-
-
-def main() -> int:
-    """Run a cluster as the arguments say: NODES DIRECTORY SETTINGS, the last one as JSON."""
-    directory = Path(sys.argv[2]) if sys.argv[2] else None
-    return run(int(sys.argv[1]), json.loads(sys.argv[3]), directory, sys.stdin.buffer, sys.stdout)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

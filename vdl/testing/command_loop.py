@@ -1,0 +1,219 @@
+"""The process that runs a test cluster: it forks the servers and obeys commands, one a line.
+
+It has loaded a server's modules before it forks, so that a server starts in milliseconds. The first
+line it writes is about the cluster, and each further one answers a command:
+
+    {"bootstrap": "127.0.0.1:…", "servers": [{"id": 1, "port": …, "pid": …}, …],
+     "pid": …, "directory": "…", "seconds": …}
+    kill 1          {"ok": true}
+    kill 9          {"ok": false, "error": "there is no server 9"}
+
+`COMMANDS` has the commands. A command may have a number before it, which its answer repeats: `#7
+kill 1` is answered with `{"ok": true, "request": 7}`. So who was interrupted between a command and
+its answer knows the late one.
+
+When standard input ends, the servers are killed and the directory is removed; also when the process
+that made the cluster ends, as a child of it may keep standard input open. Servers end with this
+process, also when it is killed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from vdl.errors import VdlError
+from vdl.testing.server_process import END_SIGNALS
+from vdl.testing.supervisor import Supervisor
+
+LINE_BYTES_MAX = 64 << 10
+
+Answer = dict[str, object] | None
+COMMANDS: Mapping[str, Callable[..., Answer]] = {
+    "start": Supervisor.start,
+    "wait": Supervisor.wait,
+    "kill": Supervisor.kill,
+    "stop": Supervisor.stop,
+    "pause": Supervisor.pause,
+    "resume": Supervisor.resume,
+    "partition": Supervisor.partition,
+    "isolate": Supervisor.isolate,
+    "heal": Supervisor.heal,
+    "slow_disk": Supervisor.slow_disk,
+    "lose_disk": Supervisor.lose_disk,
+    "advance_time": Supervisor.advance_time,
+    "power_cut": Supervisor.power_cut,
+    "restore": Supervisor.restore,
+    "topic": Supervisor.topic,
+    "grow_topic": Supervisor.grow_topic,
+    "delete_topics": Supervisor.delete_topics,
+    "leader": Supervisor.leader,
+    "status": Supervisor.status,
+}
+
+
+HARMLESS = frozenset(
+    ("wait", "restore", "topic", "grow_topic", "delete_topics", "leader", "status")
+)
+
+
+def obey(supervisor: Supervisor, line: str) -> dict[str, object]:
+    """Run one command and return its answer, with the number that is before the command."""
+    number, _, rest = line.strip().partition(" ")
+    if number.startswith("#") and number[1:].isdecimal():
+        return {"request": int(number[1:]), **_obey(supervisor, rest)}
+    return _obey(supervisor, line)
+
+
+def _obey(supervisor: Supervisor, line: str) -> dict[str, object]:
+    name, *words = line.split() or [""]
+    command = COMMANDS.get(name)
+    if command is None:
+        return {"ok": False, "error": f"unknown command {name!r}; known: {', '.join(COMMANDS)}"}
+    try:
+        inspect.signature(command).bind(supervisor, *words)
+    except TypeError:
+        return {"ok": False, "error": f"{name} does not take {len(words)} arguments"}
+    supervisor.is_disturbed |= name not in HARMLESS
+    try:
+        result = command(supervisor, *words)
+    except (VdlError, OSError) as error:
+        return {"ok": False, "error": str(error)}
+    return {"ok": True, **(result or {})}
+
+
+def command_lines(commands: int, maker: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of a descriptor until it ends, or `maker` does: a pidfd. A line that is too
+    long is yielded in parts."""
+    watched = [commands] if maker is None else [commands, maker]
+    rest = b""
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if maker in ready:
+            return
+        data = os.read(commands, LINE_BYTES_MAX)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+        if len(rest) >= LINE_BYTES_MAX or (rest and not data):
+            yield rest
+            rest = b""
+        if not data:
+            return
+
+
+def _ignore_signals() -> None:
+    for number in END_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    _ignore_signals()  # a second one must not interrupt the removal
+    raise SystemExit(0)
+
+
+def run(
+    nodes: int,
+    settings: Mapping[str, object],
+    directory: Path | None,
+    commands: int,
+    answers: TextIO,
+    maker: int | None = None,
+) -> int:
+    """Run a cluster until `commands`, a descriptor, or `maker`, a pidfd, ends. Return the exit
+    code."""
+    began = time.monotonic()
+
+    def say(answer: Mapping[str, object]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    for number in END_SIGNALS:
+        signal.signal(number, _end)
+    # While the folder is made, nobody could remove it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    try:
+        supervisor = Supervisor(nodes, settings, directory)
+    except (VdlError, OSError) as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        say({"ok": False, "error": str(error)})
+        return 1
+    try:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _start(supervisor)
+            say(
+                {
+                    "ok": True,
+                    "bootstrap": supervisor.bootstrap,
+                    "servers": supervisor.servers(),
+                    "pid": os.getpid(),
+                    "directory": str(supervisor.folder),
+                    "seconds": round(time.monotonic() - began, 3),
+                }
+            )
+            for line in command_lines(commands, maker):
+                say(obey(supervisor, line.decode(errors="replace")))
+        except VdlError as error:
+            tails = "".join(node.log_tail() for node in supervisor.nodes)
+            say({"ok": False, "error": f"{error}{tails}"})
+            return 1
+        except BrokenPipeError:
+            pass  # the reader of the answers is gone
+        finally:
+            _ignore_signals()
+    finally:
+        # Twice: the first signal may come within the lines above. `_end` raises only once.
+        _ignore_signals()
+        supervisor.close()
+    return 0
+
+
+def _start(supervisor: Supervisor) -> None:
+    # Loaded before the fork, so that no server does it again.
+    from vdl.kafka.api import load
+
+    load()
+    supervisor.start()
+    supervisor.wait()
+
+
+def _watched(maker: int) -> int | None:
+    """Return a pidfd of this process's parent; None where there are none. Exits if the parent has
+    ended."""
+    try:
+        found = os.pidfd_open(maker)
+    except ProcessLookupError:
+        sys.exit(0)
+    except OSError:
+        return None
+    if os.getppid() != maker:  # another process got its number
+        sys.exit(0)
+    return found
+
+
+def main() -> int:
+    """Run a cluster as the arguments say: NODES DIRECTORY SETTINGS MAKER, the third one as JSON,
+    the last one the process id of the parent."""
+    nodes, directory, settings, maker = sys.argv[1:]
+    return run(
+        int(nodes),
+        json.loads(settings),
+        Path(directory) if directory else None,
+        sys.stdin.fileno(),
+        sys.stdout,
+        _watched(int(maker)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
