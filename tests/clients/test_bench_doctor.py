@@ -106,7 +106,7 @@ def test_topic_whose_deletion_nobody_answers_is_named(
     topics: Topics,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was found is shown all the same, and the exit code is 1: something is left behind."""
+    """Findings are shown all the same, and the exit code is 1: something is left behind."""
     topics.create("undeleted")
     monkeypatch.setattr(temporary_topic, "DELETE_SECONDS_MAX", 0.0)
     ran = CommandLine(bootstrap).run(*words, "--json")

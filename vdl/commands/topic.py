@@ -20,9 +20,9 @@ from vdl.commands.resources.topic_facts import (
     settings,
     topic_names,
 )
-from vdl.commands.resources.topics_to_change import topics_to_change
 from vdl.commands.selection import consent, is_pattern, key_values, select
 from vdl.commands.times import time_option
+from vdl.commands.topics_to_change import topics_to_change
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription
@@ -268,7 +268,7 @@ def alter(
     if not wanted and partitions is None:
         raise click.UsageError("expected --set, --unset or --partitions")
     chosen = topics_to_change(cluster, names, regex, internal=internal)
-    # What is named one by one needs no question. --json prints plans: one rule for all commands.
+    # Topics that are named one by one need no question. --json alone prints plans everywhere.
     is_plain = regex is None and not any(map(is_pattern, names)) and not as_json
     changes = topic_plans.changes(cluster, chosen, wanted, partitions)
 

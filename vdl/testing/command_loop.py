@@ -139,7 +139,7 @@ def run(
 
     for number in END_SIGNALS:
         signal.signal(number, _end)
-    # While the folder is made, nobody could remove it.
+    # While the folder is made, no code could remove it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         supervisor = Supervisor(nodes, settings, directory)
