@@ -245,7 +245,7 @@ def test_names_are_those_that_others_use() -> None:
         ('url = "http://"', "is not http://"),
         ('url = "http://[::1"', "lineage.url"),
         ('url = "http://a:99999"', "lineage.url"),
-        ('url = "http://me:word@a"', "a job file must not contain secrets"),
+        ('url = "http://me:word@a"', "must not contain a secret"),
         ('url = "http://a"\napi_key = "word"', "a job file must not contain secrets"),
         ('file = "a"\napi_key = "env:A"', "only with a url"),
         ('file = "s3://a/b"', "is not on a file system"),

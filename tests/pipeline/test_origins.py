@@ -69,7 +69,7 @@ def test_rows_of_one_record_in_two_files_are_refused_before_any_is_sent(tmp_path
     rows = [row(n) for n in range(5, 10)]
     files = stage(folder, rows, rows)
     commit = Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary")
-    with pytest.raises(PipelineError, match=r"made of t/0 offset 5; number them in a column _row"):
+    with pytest.raises(PipelineError, match=r"t/0 offset 5; number them in a column _row"):
         sink.commit(commit, VALUES)
     assert (sent, sink.sequence) == ([], 0)
     numbered = [[{**one, "_row": n} for one in rows] for n in range(2)]
@@ -81,12 +81,15 @@ def test_rows_of_one_record_in_two_files_are_refused_before_any_is_sent(tmp_path
 @pytest.mark.parametrize(
     ("tasks", "problem"),
     [
-        ([[row(7), row(7)]], "made of t/0 offset 7; number"),
-        ([[row(7), row(8), row(9), row(7)]], "made of t/0 offset 7; number"),
-        ([[row(7), row(9)], [row(8)], [row(10), row(8)]], "made of t/0 offset 8; number"),
+        ([[row(7), row(7)]], "source offset: t/0 offset 7; number"),
+        ([[row(7), row(8), row(9), row(7)]], "source offset: t/0 offset 7; number"),
+        ([[row(7), row(9)], [row(8)], [row(10), row(8)]], "source offset: t/0 offset 8; number"),
         ([[row(7, _row=1), row(7, _row=2)], [row(7, _row=1)]], "offset 7 with the number 1"),
         ([[row(7, _row=None)], [row(7, _row=None)]], "offset 7 with the number None"),
-        ([[row(7, _topic="u")], [row(8, _topic="t"), row(7, _topic="u")]], "made of u/0 offset 7"),
+        (
+            [[row(7, _topic="u")], [row(8, _topic="t"), row(7, _topic="u")]],
+            "source offset: u/0 offset 7",
+        ),
         ([[row(7), row(None)]], "NULL in one of"),
     ],
 )
@@ -109,7 +112,7 @@ def test_rows_of_several_places_are_told_apart(tmp_path: Path) -> None:
 def test_rows_without_their_topic_are_refused_where_there_are_several() -> None:
     """Equal offsets of two topics would be one origin, in different batches."""
     rows = SimpleNamespace(columns=["value", "_partition", "_offset"])
-    with pytest.raises(PipelineError, match="steps drop _topic"):
+    with pytest.raises(PipelineError, match="steps of the job drop _topic"):
         as_records(rows, "", topics=2)
 
 

@@ -229,7 +229,7 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
     with pytest.raises(SinkInconsistent, match="n is int64 in the table and string in the rows"):
         table.commit(changed, other)
     fewer = pa.schema(list(COLUMNS)[:2])
-    with pytest.raises(SinkInconsistent, match=r"_offset \(int64\) is in the table and not in"):
+    with pytest.raises(SinkInconsistent, match=r"_offset \(int64\) is in the table but not in"):
         table.commit(batch(table, "a", at(5, 0), at(6, 0), 1, fewer), fewer)
     # As with a column that was added to `decode.schema`: it precedes those of the origin.
     wider = pa.schema([pa.field("more", pa.string()), *COLUMNS])
@@ -364,7 +364,7 @@ def test_parquet_table_refuses_columns_named_as_its_folders(tmp_path: Path) -> N
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     columns = COLUMNS.append(pa.field("vdl_commit", pa.int64()))
-    with pytest.raises(SinkInconsistent, match="vdl_commit is a reserved folder name"):
+    with pytest.raises(SinkInconsistent, match="vdl_commit is a name of folders"):
         table.commit(batch(table, "a", at(0, 0), at(5, 0), 0, columns), columns)
 
 

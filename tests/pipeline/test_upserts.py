@@ -410,5 +410,5 @@ def test_delta_table_whose_rows_may_only_be_added_is_refused(tmp_path: Path) -> 
 
 def test_key_must_be_of_columns_that_can_be_compared() -> None:
     check_key(["id", "text"], COLUMNS)
-    with pytest.raises(PipelineError, match="no column nope; x is double"):
+    with pytest.raises(PipelineError, match="column nope does not exist; x is double"):
         check_key(["nope", "x"], pa.schema([("x", pa.float64())]))

@@ -218,5 +218,5 @@ def rows_of(job: Job) -> dict[int, str]:
 
 def test_job_whose_key_is_no_column_is_refused(spark: Any, bootstrap: str, tmp_path: Path) -> None:
     job = job_of(tmp_path, bootstrap, "upserts-delta", "delta", "text string, id double")
-    with pytest.raises(PipelineError, match=r"sink.key: id is double: a key is of"):
+    with pytest.raises(PipelineError, match=r"sink.key: id is double: a key has"):
         Runner(job, spark)._check_steps()

@@ -701,7 +701,7 @@ def check_refusals(folder: Path, job: Job, spark: Any) -> None:
     without = text.partition("[window]")[0] + "[sink]" + text.partition("[sink]")[2]
     refuse(without, "the job has none", lambda r: r.run(once=True))
     wrong = text.replace('"at"', '"k"').replace("sum(price)", "sum(prize)")
-    refuse(wrong, r"no column prize.*k is string, not timestamp", lambda r: r.preview(3))
+    refuse(wrong, r"column prize does .*k is string, not timestamp", lambda r: r.preview(3))
     with contextlib.closing(Runner(job, spark)) as runner:
         columns, rows, _ = runner.preview(3)
     assert columns.splitlines()[:4] == [

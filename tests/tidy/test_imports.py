@@ -17,6 +17,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands.records", "vdl.commands.resources"),
     ("vdl.commands.cluster", "vdl.commands.servers"),
     ("vdl.commands.output", "vdl.commands.times"),
+    ("vdl.commands.interrupts", "vdl.commands.terminal_text"),
     ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.machine",),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from vdl import __version__
-from vdl.commands.records.terminal_text import visible_text
+from vdl.commands.terminal_text import visible_text
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),

@@ -21,8 +21,8 @@ from vdl.commands.interrupts import Interrupts
 from vdl.commands.output import DONE, FAILED, emit, json_option, say
 from vdl.commands.records.record_json import NewRecord
 from vdl.commands.records.record_sender import RecordSender
-from vdl.commands.records.terminal_text import visible_text
 from vdl.commands.resources.temporary_topic import delete_temporary
+from vdl.commands.terminal_text import visible_text
 from vdl.kafka.security.client_settings import ClientSettingsError, parse_client_settings
 
 PREFIX = "vdl-doctor-"

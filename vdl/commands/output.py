@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 
-from vdl.commands.records.terminal_text import visible_json, visible_text
+from vdl.commands.terminal_text import visible_json, visible_text
 
 DONE, FAILED = 0, 1
 _GAP = "  "

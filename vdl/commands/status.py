@@ -16,7 +16,7 @@ import click
 
 from vdl.commands.checks.cluster_status import ClusterStatus, Group, Partition, Replica, collect
 from vdl.commands.cluster.bootstrap_option import addresses, client_settings
-from vdl.commands.records.terminal_text import visible_text
+from vdl.commands.terminal_text import visible_text
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted

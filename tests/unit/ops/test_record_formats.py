@@ -17,7 +17,7 @@ from vdl.commands.records.record_input import parse_header, parts, unescaped
 from vdl.commands.records.record_json import BadRecord, NewRecord, Received, parse_record
 from vdl.commands.records.record_output import Problems, RecordFile, json_writer, text_writer
 from vdl.commands.records.record_template import BadTemplate
-from vdl.commands.records.terminal_text import visible
+from vdl.commands.terminal_text import visible
 
 HOSTILE = b"\x1b]0;title\x07\x1b[31m\xc2\x9b31m\x7f\r\xff\xe2\x80\xaetxt.exe\tok\n"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -24,7 +24,7 @@ from vdl.commands.records.record_json import (
     header_documents,
 )
 from vdl.commands.records.record_template import Write, compile_template
-from vdl.commands.records.terminal_text import visible, visible_json
+from vdl.commands.terminal_text import visible, visible_json
 
 BUFFER_BYTES = 1 << 16
 """Bytes that are collected before they are written."""
