@@ -23,7 +23,10 @@ HOSTILE = b"\x1b]0;title\x07\x1b[31m\xc2\x9b31m\x7f\r\xff\xe2\x80\xaetxt.exe\tok
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 bytes_or_null = st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
-header_lists = st.lists(st.tuples(st.text(min_size=1, max_size=8), bytes_or_null), max_size=4)
+header_names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8
+)
+header_lists = st.lists(st.tuples(header_names, bytes_or_null), max_size=4)
 
 
 def record(
