@@ -101,7 +101,7 @@ def test_table_in_a_store_says_where_it_ends_and_refuses_late_runs(
     for run in (zombie, heir):
         assert run.open(TOPICS) == at(7, 0)
     commit(heir, store, RUNS[1], at(7, 0), at(9, 0))
-    with pytest.raises(CommitConflict, match="the job is at batch 3, (expected|not) 2"):
+    with pytest.raises(CommitConflict, match=r"the job is at batch 3, (expected|not) 2"):
         commit(zombie, store, RUNS[2], at(7, 0), at(8, 0))
     again = table_of(kind, store, tmp_path)
     assert again.open(TOPICS) == at(9, 0)
