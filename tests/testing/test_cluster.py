@@ -206,7 +206,7 @@ def test_cluster_replaces_a_lost_disk_from_the_others(cluster: Cluster) -> None:
         other = lost % 3 + 1
         cluster.kill(other)
         try:
-            return produce(cluster, topic, "c", timeout=3.0) == 1
+            return produce(cluster, topic, "c", timeout=10.0) == 1
         finally:
             cluster.start(other)
 
