@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,24 @@ def test_vacuum_of_delta_keeps_what_a_run_has_written_and_readers_may_need(tmp_p
     assert rows_of(again(tmp_path / "t", "delta")) == list(range(12))
     with pytest.raises(PipelineError, match="retention"):
         janitor.vacuum(0)
+
+
+def test_vacuum_of_delta_removes_files_of_killed_runs(tmp_path: Path) -> None:
+    """Files that no commit names go when they are old, and the job's state stays."""
+    folder = tmp_path / "t"
+    job = grown(folder, 5, kind="delta")
+    batch(job, "killed", at(10, 0), at(12, 0), 5)
+    old = time.time() - 200 * 3600
+    for path in folder.rglob("*"):
+        os.utime(path, (old, old))
+    under_way = batch(job, "under-way", at(10, 0), at(12, 0), 6)
+    files = len(list(folder.rglob("*.parquet")))
+    assert again(folder, "delta").vacuum(168) == Compacted(removed=1)
+    assert len(list(folder.rglob("*.parquet"))) == files - 1
+    job.commit(under_way, COLUMNS)
+    after = again(folder, "delta")
+    assert rows_of(after) == list(range(12))
+    assert after.open(TOPICS) == at(12, 0)
 
 
 def test_compaction_of_a_delta_table_of_two_jobs_is_refused(tmp_path: Path) -> None:

@@ -566,7 +566,7 @@ class DeltaSink(Rewinding):
         return Compacted(before=int(told["numFilesRemoved"]), after=int(told["numFilesAdded"]))
 
     def vacuum(self, retain_hours: int) -> Compacted:
-        """Remove files that are no longer needed.
+        """Remove files that are no longer needed, and those of killed runs, which no commit names.
 
         Raises PipelineError for less than the table's own retention: files of a batch in progress
         could be removed.
@@ -575,7 +575,7 @@ class DeltaSink(Rewinding):
         if table is None:
             return Compacted()
         try:
-            removed = table.vacuum(retention_hours=retain_hours, dry_run=False)
+            removed = table.vacuum(retention_hours=retain_hours, dry_run=False, full=True)
         except DeltaError as error:
             raise PipelineError(f"{self.path}: {error}") from error
         return Compacted(removed=len(removed))
