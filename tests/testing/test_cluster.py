@@ -228,7 +228,7 @@ def test_cluster_with_advanced_time_deletes_old_records(cluster: Cluster) -> Non
 
 
 def test_cluster_topics_are_its_own_and_can_be_deleted(cluster: Cluster) -> None:
-    one, two = cluster.topic(), cluster.topic(3)
+    one, (two, _) = cluster.topic(), cluster.topics(2, 3)
     assert one != two
     assert cluster.leader(two, 2) in cluster.servers
     cluster.grow_topic(one, 2)
@@ -251,6 +251,8 @@ def _leads(cluster: Cluster, topic: str, partition: int) -> bool:
         (lambda cluster: cluster.partition(1, 1), "no link to itself"),
         (lambda cluster: cluster.slow_disk(1, -1), "0 to 60 seconds"),
         (lambda cluster: cluster.topic(0), "1 to 1000 partitions"),
+        (lambda cluster: cluster.topics(501, 2), "1 to 1000 partitions in all"),
+        (lambda cluster: cluster.topics(0), "1 to 1000 partitions in all"),
         (lambda cluster: cluster.topic(configs={"no.such": "1"}), "INVALID_CONFIG"),
         (lambda cluster: cluster.topic(configs={"a": "1 2"}), "white space"),
         (lambda cluster: cluster.leader("absent"), "no server knows"),

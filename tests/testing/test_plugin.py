@@ -40,6 +40,26 @@ def test_topics_of_another_test(vdl_cluster, vdl_topic, vdl_topics):
 """
 
 
+ALONE = """
+import pytest
+from confluent_kafka.admin import AdminClient
+from vdl.testing.plugin import TOPICS_AT_ONCE
+
+taken = []
+
+@pytest.mark.parametrize("number", range(TOPICS_AT_ONCE + 1))
+def test_that_makes_a_topic_its_own(vdl_topic, number):
+    assert vdl_topic not in taken
+    taken.append(vdl_topic)
+
+def test_after_them(vdl_cluster):
+    admin = AdminClient({"bootstrap.servers": vdl_cluster.bootstrap})
+    left = admin.list_topics(timeout=60).topics
+    assert not left.keys() & set(taken[:TOPICS_AT_ONCE])
+    assert taken[-1] in left
+"""
+
+
 def run(folder: Path, *arguments: str) -> str:
     # Explicitly, as an installation does by its entry point.
     command = [sys.executable, "-m", "pytest", "-p", "vdl.testing.plugin", "-p", "no:cacheprovider"]
@@ -64,6 +84,11 @@ def test_plugin_gives_each_test_topics_of_its_own(tmp_path: Path) -> None:
     options += [f"--vdl-directory={folder}", "test_mine.py"]
     assert "2 passed" in run(tmp_path, *options)
     assert list(folder.iterdir()) == []
+
+
+def test_plugin_deletes_the_topics_of_ended_tests_together(tmp_path: Path) -> None:
+    (tmp_path / "test_alone.py").write_text(ALONE)
+    assert "18 passed" in run(tmp_path, "--vdl-nodes=1", "test_alone.py")
 
 
 def test_plugin_loads_nothing_of_a_server_before_it_is_used(tmp_path: Path) -> None:

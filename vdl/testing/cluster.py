@@ -164,8 +164,14 @@ class Cluster:
     # --- topics -----------------------------------------------------------------------------------
     def topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
         """Create a topic and return its name, which no other topic of this cluster has."""
-        pairs = [f"{key}={value}" for key, value in (configs or {}).items()]
-        return str(self._ask("topic", partitions, *pairs)["topic"])
+        return str(self._ask("topic", partitions, *_pairs(configs))["topic"])
+
+    def topics(
+        self, count: int, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Create `count` topics by one request and return their names. One by one they take six
+        times as long."""
+        return list(self._ask("topics", count, partitions, *_pairs(configs))["topics"])
 
     def grow_topic(self, topic: str, partitions: int) -> None:
         """Add partitions to a topic, up to this number."""
@@ -287,3 +293,7 @@ class Cluster:
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line
+
+
+def _pairs(configs: Mapping[str, str] | None) -> list[str]:
+    return [f"{key}={value}" for key, value in (configs or {}).items()]

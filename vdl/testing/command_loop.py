@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, Callable[..., Answer]] = {
     "power_cut": Supervisor.power_cut,
     "restore": Supervisor.restore,
     "topic": Supervisor.topic,
+    "topics": Supervisor.topics,
     "grow_topic": Supervisor.grow_topic,
     "delete_topics": Supervisor.delete_topics,
     "leader": Supervisor.leader,
@@ -62,7 +63,7 @@ COMMANDS: Mapping[str, Callable[..., Answer]] = {
 
 
 HARMLESS = frozenset(
-    ("wait", "restore", "topic", "grow_topic", "delete_topics", "leader", "status")
+    ("wait", "restore", "topic", "topics", "grow_topic", "delete_topics", "leader", "status")
 )
 
 

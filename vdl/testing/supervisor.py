@@ -184,16 +184,25 @@ class Supervisor:
 
     def topic(self, *words: str) -> dict[str, object]:
         """Create a topic with a name of its own: `topic [PARTITIONS] [NAME=VALUE…]`."""
+        return {"topic": self._create(1, words)[0]}
+
+    def topics(self, count: str, *words: str) -> dict[str, object]:
+        """Create several at once: `topics COUNT [PARTITIONS] [NAME=VALUE…]`."""
+        return {"topics": self._create(int(_number(count)), words)}
+
+    def _create(self, count: int, words: tuple[str, ...]) -> list[str]:
         numbers = [word for word in words if "=" not in word]
-        count = int(_number(numbers[0])) if numbers else 1
-        if len(numbers) > 1 or not 1 <= count <= PARTITIONS_MAX:
+        partitions = int(_number(numbers[0])) if numbers else 1
+        if len(numbers) > 1 or not 1 <= partitions <= PARTITIONS_MAX:
             raise ClusterError(f"a topic has 1 to {PARTITIONS_MAX} partitions")
+        if not 1 <= count * partitions <= PARTITIONS_MAX:
+            raise ClusterError(f"topics are made with 1 to {PARTITIONS_MAX} partitions in all")
         pairs = [word.partition("=") for word in words if "=" in word]
-        self._topics += 1
-        name = f"{self._prefix}-{self._topics}"
         configs = {key: value for key, _, value in pairs}
-        self._views.create_topic(self._sound_ports(), name, count, configs)
-        return {"topic": name}
+        names = [f"{self._prefix}-{self._topics + number}" for number in range(1, count + 1)]
+        self._topics += count
+        self._views.create_topics(self._sound_ports(), names, partitions, configs)
+        return names
 
     def grow_topic(self, name: str, partitions: str) -> None:
         """Add partitions to a topic, up to this number."""

@@ -14,6 +14,7 @@ from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import create_partitions, create_topics, delete_topics, find_coordinator
 from vdl.kafka.wire import metadata as wire_metadata
 from vdl.kafka.wire.metadata import MetadataResponsePartition as Partition
+from vdl.kafka.wire.metadata import MetadataResponseTopic as Topic
 from vdl.testing.errors import ClusterError
 
 CALL_SECONDS_MAX = 5.0
@@ -29,12 +30,18 @@ RETRIABLE = frozenset((5, 6, 7, 13, 14, 15, 16, 41))
 """Kafka's codes for a leader that moves, a request that timed out, a coordinator that loads."""
 
 
-def _partitions_of(client: KafkaClient, topic: str) -> list[Partition]:
+def _topics(client: KafkaClient, names: list[str]) -> list[Topic]:
     asked = wire_metadata.MetadataRequest(
-        topics=[wire_metadata.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
+        topics=[wire_metadata.MetadataRequestTopic(name=name) for name in names],
+        allow_auto_topic_creation=False,
     )
-    found: list[Partition] = client.request(wire_metadata.API_KEY, asked).topics[0].partitions
+    found: list[Topic] = client.request(wire_metadata.API_KEY, asked).topics
     return found
+
+
+def _led(partitions: list[Partition]) -> int:
+    """Return how many partitions have a leader."""
+    return sum(row.leader_id >= 0 for row in partitions)
 
 
 class Views:
@@ -80,7 +87,7 @@ class Views:
         for port in ports:
             try:
                 with KafkaClient(self._host, port, timeout_seconds=CALL_SECONDS_MAX) as client:
-                    rows = _partitions_of(client, topic)
+                    rows = _topics(client, [topic])[0].partitions
             except Unreachable:
                 continue
             for row in rows:
@@ -92,28 +99,37 @@ class Views:
         return best[1]
 
     # --- topics -----------------------------------------------------------------------------------
-    def create_topic(
-        self, ports: list[int], name: str, partitions: int, configs: Mapping[str, str]
+    def create_topics(
+        self, ports: list[int], names: list[str], partitions: int, configs: Mapping[str, str]
     ) -> None:
-        """Create a topic. Return when all of these servers know the leaders of its partitions, or
-        after `KNOWN_SECONDS_MAX`. Raises ClusterError."""
-        topic = create_topics.CreatableTopic(
-            name=name,
-            num_partitions=partitions,
-            replication_factor=-1,
-            configs=[
-                create_topics.CreatableTopicConfig(name=key, value=value)
-                for key, value in configs.items()
-            ],
-        )
-        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=5_000)
+        """Create topics by one request. Return when all of these servers know the leaders of their
+        partitions, or after `KNOWN_SECONDS_MAX`. Raises ClusterError."""
+        topics = [
+            create_topics.CreatableTopic(
+                name=name,
+                num_partitions=partitions,
+                replication_factor=-1,
+                configs=[
+                    create_topics.CreatableTopicConfig(name=key, value=value)
+                    for key, value in configs.items()
+                ],
+            )
+            for name in names
+        ]
+        request = create_topics.CreateTopicsRequest(topics=topics, timeout_ms=5_000)
+        attempts = 0
 
         def create(client: KafkaClient) -> tuple[int, str | None]:
-            row = client.request(create_topics.API_KEY, request).topics[0]
-            return row.error_code, row.error_message
+            nonlocal attempts
+            attempts += 1
+            # An attempt without an answer, or in part, may have made some of them.
+            made = {0} if attempts == 1 else {0, TOPIC_EXISTS}
+            rows = client.request(create_topics.API_KEY, request).topics
+            wrong = [row for row in rows if row.error_code not in made]
+            return (wrong[0].error_code, wrong[0].error_message) if wrong else (0, None)
 
-        self._change(ports, create, done=TOPIC_EXISTS)
-        self._wait_known(ports, name, partitions)
+        self._change(ports, create)
+        self._wait_known(ports, names, partitions)
 
     def grow_topic(self, ports: list[int], name: str, partitions: int) -> None:
         """Add partitions to a topic, up to this number. Returns as `create_topic`. Raises
@@ -128,17 +144,17 @@ class Views:
             return row.error_code, row.error_message
 
         self._change(ports, grow)
-        self._wait_known(ports, name, partitions)
+        self._wait_known(ports, [name], partitions)
 
-    def _wait_known(self, ports: list[int], name: str, partitions: int) -> None:
-        """Clients that ask a server behind the others would take the topic for unknown."""
+    def _wait_known(self, ports: list[int], names: list[str], partitions: int) -> None:
+        """Clients that ask a server behind the others would take a topic for unknown."""
         deadline = time.monotonic() + KNOWN_SECONDS_MAX
         for port in ports:
             try:
                 with KafkaClient(self._host, port, timeout_seconds=KNOWN_SECONDS_MAX) as client:
                     while time.monotonic() < deadline:
-                        rows = _partitions_of(client, name)
-                        if sum(row.leader_id >= 0 for row in rows) >= partitions:
+                        found = _topics(client, names)
+                        if all(_led(topic.partitions) >= partitions for topic in found):
                             break
                         time.sleep(POLL_SECONDS)
             except Unreachable:
@@ -162,10 +178,8 @@ class Views:
         self,
         ports: list[int],
         change: Callable[[KafkaClient], tuple[int, str | None]],
-        done: int = 0,
     ) -> None:
-        """Send a change to one server after the other until it is made. After the first attempt the
-        error `done` means that an earlier one has made it. Raises ClusterError."""
+        """Send a change to one server after the other until it is made. Raises ClusterError."""
         deadline = time.monotonic() + CHANGE_SECONDS_MAX
         attempt = 0
         problem = "no server runs"
@@ -177,7 +191,7 @@ class Views:
             except Unreachable as error:
                 problem = str(error)
             else:
-                if not code or (attempt and code == done):
+                if not code:
                     return
                 problem = f"{ERRORS_BY_CODE[code].name}: {message or ''}"
                 if code not in RETRIABLE:
