@@ -23,7 +23,7 @@ from vdl.testing import Cluster
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = int(os.environ.get("COUNT", "50"))
 STARTS = int(os.environ.get("STARTS", "2"))
-WORKERS = int(os.environ.get("WORKERS", "4"))
+WORKERS = int(os.environ.get("WORKERS", "3"))
 WAIT_SECONDS_MAX = 60.0
 RUN_SECONDS_MAX = 1_800
 KIB = 1_024
@@ -48,7 +48,7 @@ def memory_bytes(pid: int) -> int:
 def isolated_test(bootstrap: str, topic: str, *, by_group: bool) -> None:
     """Produce, consume, and commit as a member.
 
-    A member of a group waits longer in librdkafka: 25 to 50 ms between two new connections, and
+    A member of a group waits longer in librdkafka: 11 ms between two new connections, and
     100 ms before it looks for the first offset.
     """
     settings = {"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.ms": 20}
