@@ -30,6 +30,7 @@ class _ForPeople(io.StringIO):
             self._out.write(
                 f"{count} servers, ready after {answer['seconds']} s; the end of the input stops"
                 f" them\nbootstrap.servers={answer['bootstrap']}\n"
+                f"control={answer['control']['url']} token={answer['control']['token']}\n"
             )
         self._is_ready = True
         return len(text)
@@ -56,7 +57,8 @@ def test_server(
     """Run servers for tests until standard input ends.
 
     Reads commands such as `kill 1` or `partition 1 2` from standard input, one a line, and answers
-    each with a line of JSON. docs/testing.md has the list.
+    each with a line of JSON. The control port takes the same: `POST /kill?server=1`, with the token
+    of the first line. docs/testing.md has the list.
     """
     from vdl.testing.command_loop import run
     from vdl.testing.errors import ClusterError
@@ -67,4 +69,5 @@ def test_server(
     except ClusterError as error:
         raise click.UsageError(str(error)) from None
     answers = sys.stdout if as_json else _ForPeople(sys.stdout)
-    raise click.exceptions.Exit(run(nodes, parsed, directory, sys.stdin.fileno(), answers))
+    code = run(nodes, parsed, directory, sys.stdin.fileno(), answers, has_port=True)
+    raise click.exceptions.Exit(code)

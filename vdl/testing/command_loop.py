@@ -12,6 +12,8 @@ line it writes is about the cluster, and each further one answers a command:
 kill 1` is answered with `{"ok": true, "request": 7}`. So who was interrupted between a command and
 its answer knows the late one.
 
+`vdl test-server` takes the same commands over HTTP (`control_port.py`).
+
 When standard input ends, the servers are killed and the directory is removed; also when the process
 that made the cluster ends, as a child of it may keep standard input open. Servers end with this
 process, also when it is killed.
@@ -19,19 +21,21 @@ process, also when it is killed.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
-import select
+import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from vdl.errors import VdlError
+from vdl.testing.control_port import ControlPort, Request
 from vdl.testing.server_process import END_SIGNALS
 from vdl.testing.supervisor import Supervisor
 
@@ -77,6 +81,11 @@ def obey(supervisor: Supervisor, line: str) -> dict[str, object]:
 
 def _obey(supervisor: Supervisor, line: str) -> dict[str, object]:
     name, *words = line.split() or [""]
+    return carry_out(supervisor, name, words)
+
+
+def carry_out(supervisor: Supervisor, name: str, words: Sequence[str]) -> dict[str, object]:
+    """Run one command and return its answer."""
     command = COMMANDS.get(name)
     if command is None:
         return {"ok": False, "error": f"unknown command {name!r}; known: {', '.join(COMMANDS)}"}
@@ -92,23 +101,47 @@ def _obey(supervisor: Supervisor, line: str) -> dict[str, object]:
     return {"ok": True, **(result or {})}
 
 
-def command_lines(commands: int, maker: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a descriptor until it ends, or `maker` does: a pidfd. A line that is too
-    long is yielded in parts."""
-    watched = [commands] if maker is None else [commands, maker]
-    rest = b""
-    while True:
-        ready, _, _ = select.select(watched, [], [])
-        if maker in ready:
-            return
-        data = os.read(commands, LINE_BYTES_MAX)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-        if len(rest) >= LINE_BYTES_MAX or (rest and not data):
-            yield rest
-            rest = b""
-        if not data:
-            return
+class Commands:
+    """Commands from a descriptor, until that ends or `maker` does: a pidfd; and from a control port
+    beside it."""
+
+    def __init__(self, commands: int, maker: int | None = None, *, has_port: bool = False) -> None:
+        """Wait for commands. Raises OSError if the port cannot be opened."""
+        self._commands = commands
+        self._maker = maker
+        # Not epoll, which takes no files: standard input may be one.
+        self._selector = selectors.PollSelector()
+        self.port = ControlPort(self._selector) if has_port else None
+        for descriptor in (commands, maker):
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def close(self) -> None:
+        """Close the port."""
+        if self.port is not None:
+            self.port.close()
+        self._selector.close()
+
+    def __iter__(self) -> Iterator[bytes | Request]:
+        """Yield lines, and requests of the port. A line that is too long is yielded in parts."""
+        rest = b""
+        while True:
+            timeout = None if self.port is None else self.port.wait_seconds()
+            ready = {key.fd for key, _ in self._selector.select(timeout)}
+            if self._maker in ready:
+                return
+            if self.port is not None:
+                yield from self.port.take()
+            if self._commands not in ready:
+                continue
+            data = os.read(self._commands, LINE_BYTES_MAX)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+            if len(rest) >= LINE_BYTES_MAX or (rest and not data):
+                yield rest
+                rest = b""
+            if not data:
+                return
 
 
 def _ignore_signals() -> None:
@@ -129,9 +162,11 @@ def run(
     commands: int,
     answers: TextIO,
     maker: int | None = None,
+    *,
+    has_port: bool = False,
 ) -> int:
     """Run a cluster until `commands`, a descriptor, or `maker`, a pidfd, ends. Return the exit
-    code."""
+    code. `has_port`: take commands over HTTP, too."""
     began = time.monotonic()
 
     def say(answer: Mapping[str, object]) -> None:
@@ -152,8 +187,8 @@ def run(
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _start(supervisor)
-            say(
-                {
+            with contextlib.closing(Commands(commands, maker, has_port=has_port)) as given:
+                about = {
                     "ok": True,
                     "bootstrap": supervisor.bootstrap,
                     "servers": supervisor.servers(),
@@ -161,9 +196,12 @@ def run(
                     "directory": str(supervisor.folder),
                     "seconds": round(time.monotonic() - began, 3),
                 }
-            )
-            for line in command_lines(commands, maker):
-                say(obey(supervisor, line.decode(errors="replace")))
+                say(about if given.port is None else {**about, "control": given.port.about()})
+                for one in given:
+                    if isinstance(one, Request):
+                        one.answer(carry_out(supervisor, one.command, one.words))
+                    else:
+                        say(obey(supervisor, one.decode(errors="replace")))
         except VdlError as error:
             tails = "".join(node.log_tail() for node in supervisor.nodes)
             say({"ok": False, "error": f"{error}{tails}"})

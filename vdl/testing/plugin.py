@@ -92,8 +92,7 @@ def _vdl_session_topics(vdl_cluster: Cluster) -> _Topics:
 
 @pytest.fixture
 def vdl_topics(_vdl_session_topics: _Topics) -> Iterator[MakeTopic]:
-    """Yield a function that gives topics to this test. They are deleted after it, some tests later.
-    """
+    """Yield a function that gives topics to this test. They are deleted after it, maybe later."""
     made: list[str] = []
 
     def make(*args: object, **options: object) -> str:

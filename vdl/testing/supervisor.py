@@ -223,13 +223,16 @@ class Supervisor:
 
     # --- about the servers ------------------------------------------------------------------------
     def servers(self) -> list[dict[str, object]]:
-        """Return id, port, process id (0: none) and pause of each server."""
+        """Return id, port, process id (0: none), pause and other faults of each server."""
         return [
             {
                 "id": node.id,
                 "port": node.port,
                 "pid": node.pid if node.is_running() else 0,
                 "paused": node.is_paused,
+                "cut": [one for one, ways in sorted(node.faults.cut.items()) if any(ways)],
+                "sync_delay_seconds": node.faults.delay_seconds,
+                "ahead_seconds": node.faults.ahead_ms / 1_000,
             }
             for node in self.nodes
         ]

@@ -54,7 +54,7 @@ func TestOrdersSurviveTheirLeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cluster.Do("kill", leader); err != nil {
+	if _, err := cluster.Post(fmt.Sprintf("/kill?server=%d", leader)); err != nil {
 		t.Fatal(err)
 	}
 	if err := place(ctx, client, topic, "after"); err != nil {
@@ -79,6 +79,9 @@ func TestOrdersSurviveTheirLeader(t *testing.T) {
 
 func TestWrongCommandIsAnError(t *testing.T) {
 	if err := cluster.Do("kill", 9); err == nil {
+		t.Fatal("server 9 was killed")
+	}
+	if _, err := cluster.Post("/kill?server=9"); err == nil {
 		t.Fatal("server 9 was killed")
 	}
 }

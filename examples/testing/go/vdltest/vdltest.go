@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -29,6 +30,10 @@ type Answer struct {
 	Bootstrap string `json:"bootstrap"`
 	Topic     string `json:"topic"`
 	Leader    int    `json:"leader"`
+	Control   struct {
+		URL   string `json:"url"`
+		Token string `json:"token"`
+	} `json:"control"`
 }
 
 // Cluster is a running cluster.
@@ -36,6 +41,7 @@ type Cluster struct {
 	// Brokers has the addresses for Kafka clients.
 	Brokers []string
 
+	first   Answer
 	mutex   sync.Mutex
 	process *exec.Cmd
 	input   io.WriteCloser
@@ -67,6 +73,7 @@ func Start(arguments ...string) (*Cluster, error) {
 	if err != nil {
 		return nil, errors.Join(err, cluster.Close())
 	}
+	cluster.first = first
 	cluster.Brokers = strings.Split(first.Bootstrap, ",")
 	return cluster, nil
 }
@@ -95,6 +102,29 @@ func (c *Cluster) Ask(command string, words ...any) (Answer, error) {
 		return Answer{}, err
 	}
 	return c.answer()
+}
+
+// Post runs a command over HTTP, such as Post("/kill?server=2"). Any process of this user that knows
+// the address and the token can do the same.
+func (c *Cluster) Post(command string) (Answer, error) {
+	var found Answer
+	request, err := http.NewRequest(http.MethodPost, c.first.Control.URL+command, nil)
+	if err != nil {
+		return found, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.first.Control.Token)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return found, err
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&found); err != nil {
+		return found, err
+	}
+	if !found.OK {
+		return found, errors.New(found.Error)
+	}
+	return found, nil
 }
 
 // Topic creates a topic with a name of its own.

@@ -38,7 +38,7 @@ public final class OrdersTest {
     try (Producer<String, String> producer =
         new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
       place(producer, topic, "before");
-      cluster.run("kill", cluster.leader(topic, 0));
+      cluster.post("/kill?server=" + cluster.leader(topic, 0));
       place(producer, topic, "after");
     }
     cluster.run("restore");
@@ -57,7 +57,7 @@ public final class OrdersTest {
 
   private static void wrongCommandIsAnError(VdlCluster cluster) {
     try {
-      cluster.run("kill", 9);
+      cluster.post("/kill?server=9");
     } catch (IllegalStateException error) {
       check(error.getMessage().contains("there is no server 9"), error.getMessage());
       return;

@@ -5,6 +5,10 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.UncheckedIOException;
 import java.io.Writer;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -29,14 +33,20 @@ public final class VdlCluster implements AutoCloseable {
   private final Process process;
   private final Writer input;
   private final BufferedReader output;
+  private final HttpClient http = HttpClient.newHttpClient();
   private final String bootstrap;
+  private final String control;
+  private final String token;
 
   private VdlCluster(Process process) {
     this.process = process;
     input = process.outputWriter(StandardCharsets.UTF_8);
     output = new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
     try {
-      bootstrap = text(answer(), "bootstrap");
+      String first = answer();
+      bootstrap = text(first, "bootstrap");
+      control = text(first, "url");
+      token = text(first, "token");
     } catch (RuntimeException error) {
       close();
       throw error;
@@ -87,6 +97,26 @@ public final class VdlCluster implements AutoCloseable {
     return answer();
   }
 
+  /**
+   * Runs a command over HTTP, such as {@code post("/kill?server=2")}, and returns its answer. Any process
+   * of this user that knows the address and the token can do the same.
+   */
+  public String post(String command) {
+    HttpRequest request =
+        HttpRequest.newBuilder(URI.create(control + command))
+            .header("Authorization", "Bearer " + token)
+            .POST(HttpRequest.BodyPublishers.noBody())
+            .build();
+    try {
+      return checked(http.send(request, HttpResponse.BodyHandlers.ofString()).body());
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+      throw new IllegalStateException(error);
+    }
+  }
+
   /** Ends the servers and removes their data. */
   @Override
   public void close() {
@@ -107,13 +137,17 @@ public final class VdlCluster implements AutoCloseable {
       if (line == null) {
         throw new IllegalStateException("vdl test-server ended");
       }
-      if (!line.contains("\"ok\": true")) {
-        throw new IllegalStateException(line);
-      }
-      return line;
+      return checked(line);
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
+  }
+
+  private static String checked(String answer) {
+    if (!answer.contains("\"ok\": true")) {
+      throw new IllegalStateException(answer);
+    }
+    return answer;
   }
 
   private static String text(String json, String name) {
