@@ -123,7 +123,7 @@ def test_port_makes_topics(control: Control) -> None:
 def test_port_refuses_what_is_wrong_and_goes_on(
     control: Control, path: str, options: dict[str, str], status: int, problem: str
 ) -> None:
-    found, document = control.ask(path, **options)  # type: ignore[arg-type]  # names of headers
+    found, document = control.ask(path, **options)
     assert found == status
     assert problem in document["error"]
     assert control.state(1)["pid"] > 0

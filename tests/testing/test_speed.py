@@ -65,7 +65,7 @@ def isolated_test(bootstrap: str, topic: str, *, by_group: bool) -> None:
         assert message is not None
         assert message.value() == topic.encode()
         if by_group:
-            consumer.commit(message, asynchronous=False)
+            consumer.commit(message=message, asynchronous=False)
     finally:
         consumer.close()
 
