@@ -159,6 +159,7 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         ('[[listeners]]\nname = "ADMIN"\nlisten = "127.0.0.1:1"', "listeners[0].name", "reserved"),
         ('[http]\nlisten = "127.0.0.1:9092"', "http.listen", "already used by listeners[0].listen"),
         ('[kafka]\nmessage.max.bytes = "64MiB"', "kafka.message.max.bytes", "16MiB"),
+        ('[clock]\nhold = "4999ms"', "clock.hold", 'from "5000ms"'),
         ("[kafka\n", "", "not valid TOML"),
     ],
 )  # fmt: skip
