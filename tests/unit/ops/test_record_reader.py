@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 
 from vdl.commands.interrupts import Interrupts
@@ -225,6 +226,29 @@ def test_member_goes_on_after_a_rebalance(ends_asked: list[tuple[str, int]]) -> 
     assert read(script, None, Interrupts()) == [3_999, 3_999, 3_999]
     assert script.committed == {(TOPIC, 0): 4_000, (TOPIC, 1): 4_000}
     assert ends_asked == [(TOPIC, 0), (TOPIC, 1)]
+
+
+def test_member_without_partitions_waits_for_some(
+    ends_asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KIP-848: a member may lose all to others and get none. The time-out is for partitions that it
+    has, and for the first ones."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def nothing_for_hours(script: Script) -> list[Fetched]:
+        nonlocal now
+        now += 10_000
+        return []
+
+    waits = [nothing_for_hours, nothing_for_hours]
+    script = Script(given(0), taken(0), *waits, given(0), fetched(3_999))
+    assert read(script, None, Interrupts()) == [3_999]
+    assert ends_asked == [(TOPIC, 0)]
+    with pytest.raises(click.ClickException, match=r"t\[0\]"):
+        read(Script(given(0), *waits), None, Interrupts())
+    with pytest.raises(click.ClickException, match="an assignment"):
+        read(Script(*waits), None, Interrupts())
 
 
 def test_file_continues_behind_what_an_interrupted_write_left() -> None:

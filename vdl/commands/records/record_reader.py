@@ -78,6 +78,8 @@ class RecordReader:
         self._flush_at_once = flush_at_once
         self._interrupts = interrupts or Interrupts()
         self._is_assigned = False
+        self._has_joined = False
+        """True once the group has given partitions to this member."""
         self._assigned: set[Place] = set()
         """Partitions that the group has given to this member."""
         self._ends: dict[Place, int] = {}
@@ -145,7 +147,7 @@ class RecordReader:
         for place in places:
             self._ranges[place] = PartitionRange(*place, 0, self._ends.get(place), 0, 0)
         self._assigned.update(places)
-        self._is_assigned = True
+        self._is_assigned = self._has_joined = True
         self._progress_at = time.monotonic()
 
     def _forget(self, partitions: list[TopicPartition]) -> None:
@@ -273,7 +275,9 @@ class RecordReader:
     def _check_progress(self) -> None:
         """Raise click.ClickException if records are missing and nothing arrives."""
         waited = time.monotonic() - self._progress_at
-        if self._follows or waited < self._stall_seconds:
+        # A member without partitions gets some when another one leaves.
+        is_spare = self._has_joined and not self._is_assigned
+        if self._follows or is_spare or waited < self._stall_seconds:
             return
         places = ", ".join(f"{topic}[{number}]" for topic, number in sorted(self._ranges)[:3])
         fail(f"nothing arrived for {waited:.0f} s; still to be read: {places or 'an assignment'}")
