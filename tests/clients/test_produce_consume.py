@@ -18,6 +18,7 @@ from tests.chaos.harness.replica_set import ReplicaSet
 from tests.clients.command_process import Commands
 from tests.clients.scenarios import BASE_TIMESTAMP
 from tests.clients.topics import Topics
+from vdl.testing import Cluster
 
 HOSTILE = b"\x1b]0;title\x07\x1b[31m\xc2\x9b2J\xff" + b"z" * 1_000_000
 SECONDS_MAX = 60
@@ -338,3 +339,27 @@ def test_signal_aborts_a_transaction(vdl: Commands, topics: Topics) -> None:
         assert "the transaction was aborted" in writer.rest()[1]
         assert writer.wait(SECONDS_MAX) == 143
     assert vdl.run("consume", topic).output == b""
+
+
+def test_signal_ends_the_wait_for_a_transaction_to_begin() -> None:
+    """Without a coordinator the client waits a minute; a signal ends the command at once."""
+    with Cluster(3) as cluster, Commands(cluster.bootstrap) as commands:
+        topic = cluster.topic()
+        cluster.kill(2, 3)
+        with commands.start("produce", topic, "--transactional-id", "id") as writer:
+            writer.write(b"1\n")
+            # It handles signals in order once it is past its first requests.
+            until_signals_are_caught(writer.pid)
+            writer.send_signal(signal.SIGTERM)
+            assert writer.wait(SECONDS_MAX) == 143
+
+
+def until_signals_are_caught(pid: int) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1):
+            return
+        time.sleep(0.02)
+    pytest.fail("the command does not catch SIGTERM")

@@ -19,7 +19,7 @@ from vdl.commands.produce import Changes, _send_all
 from vdl.commands.records.record_input import parts, whole_reads
 from vdl.commands.records.record_json import BadRecord, NewRecord, parse_record
 from vdl.commands.records.record_sender import RecordSender, delivery_properties
-from vdl.commands.records.transaction import COMMITS_MAX, Ending, Transaction
+from vdl.commands.records.transaction import COMMITS_MAX, TURN_SECONDS, Ending, Transaction
 
 # --- input ----------------------------------------------------------------------------------------
 
@@ -230,3 +230,47 @@ def test_signal_before_the_commit_aborts() -> None:
             found.is_complete = True
             signal.raise_signal(signal.SIGTERM)
     assert found.ending is Ending.ABORTED
+
+
+class Unanswered(Coordinated):
+    """A producer that no coordinator answers, until as many calls have timed out."""
+
+    def __init__(self, turns: int, signal_at: int = -1) -> None:
+        super().__init__(None)
+        self.turns, self.signal_at = turns, signal_at
+
+    def init_transactions(self, seconds: float) -> None:
+        assert seconds <= TURN_SECONDS
+        if self.turns == self.signal_at:
+            signal.raise_signal(signal.SIGTERM)
+        if self.turns:
+            self.turns -= 1
+            raise KafkaException(LATE)
+
+
+def test_signal_before_a_transaction_begins_ends_the_wait() -> None:
+    producer: Any = Unanswered(1_000, signal_at=990)
+    with Interrupts() as interrupts:
+        found = Transaction(producer, interrupts, str)
+        with pytest.raises(KeyboardInterrupt), found.around():
+            pytest.fail("it began")
+    assert (found.ending, producer.turns, interrupts.code) == (Ending.NONE, 990, 143)
+
+
+def test_transaction_begins_when_the_coordinator_answers_late() -> None:
+    producer: Any = Unanswered(20)
+    found = Transaction(producer, Interrupts(), str)
+    with found.around():
+        assert found.ending is Ending.OPEN
+    assert found.ending is Ending.ABORTED
+
+
+def test_transaction_without_a_coordinator_fails_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter(range(0, 1_000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
+    producer: Any = Unanswered(1_000)
+    with pytest.raises(KafkaException), Transaction(producer, Interrupts(), str).around():
+        pytest.fail("it began")
+    assert producer.turns == 994

@@ -10,6 +10,7 @@ never reported as something else.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 60.0
 """Longest wait for the answer to one step of a transaction."""
+TURN_SECONDS = 0.25
+"""Longest time for which the client does not see a signal before the transaction begins."""
 COMMITS_MAX = 3
 """Times that a commit is asked for, after answers that came too late."""
 
@@ -57,8 +60,8 @@ class Transaction:
     @contextmanager
     def around(self) -> Iterator[None]:
         """Commit what is sent in the block if it is complete, or abort it. Raises KafkaException
-        if it cannot begin."""
-        self._producer.init_transactions(STEP_SECONDS)
+        if it cannot begin, KeyboardInterrupt for a signal before it does."""
+        self._init()
         self._producer.begin_transaction()
         self.ending = Ending.OPEN
         try:
@@ -69,6 +72,20 @@ class Transaction:
                     self._commit()
                 else:
                     self._abort()
+
+    def _init(self) -> None:
+        """Get a producer id. In turns, as a signal is handled only between two calls of the client;
+        each call goes on where the one before it ended."""
+        deadline = time.monotonic() + STEP_SECONDS
+        while True:
+            self._interrupts.check()
+            try:
+                self._producer.init_transactions(TURN_SECONDS)
+            except kafka_exception() as error:
+                if error.args[0].name() != "_TIMED_OUT" or time.monotonic() >= deadline:
+                    raise
+            else:
+                return
 
     def _commit(self) -> None:
         """Commit, or abort if the cluster refuses."""
