@@ -76,7 +76,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -118,7 +118,7 @@ setup: $(DEV)
 setup-spark: $(SPARK)
 
 # Programs that the tests of a folder run, fetched and built into .cache.
-setup-clients setup-codec setup-ecosystem: $(DEV)
+setup-unit setup-clients setup-codec setup-ecosystem: $(DEV)
 	@exec $(BIN)/python -m tests.programs $(@:setup-%=%)
 
 setup-pipeline: $(SPARK)

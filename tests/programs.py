@@ -23,6 +23,7 @@ from tests.clients.share_workers import share_worker
 from tests.codec.java_oracle import oracle_command
 from tests.ecosystem import apicurio
 from tests.ecosystem.programs import classes, libraries
+from tests.unit.ops.promtool import fetch_promtool
 
 Making = tuple[str, Callable[[], object]]
 """Name of a program, and the function that prepares it.
@@ -64,11 +65,17 @@ def of_pipeline() -> Iterator[Making]:
         yield "Apicurio", apicurio.installed
 
 
+def of_unit() -> Iterator[Making]:
+    if shutil.which("apt-get") and shutil.which("dpkg-deb"):
+        yield "promtool", fetch_promtool
+
+
 FOLDERS = {
     "clients": of_clients,
     "codec": of_codec,
     "ecosystem": of_ecosystem,
     "pipeline": of_pipeline,
+    "unit": of_unit,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,13 +14,15 @@ from typing import Any
 import promql_parser
 import yaml
 
+from tests.unit.ops.promtool import promtool
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = sorted((FOLDER / "rules").glob("*.yml"))
 DASHBOARDS = sorted((FOLDER / "dashboards").glob("*.json"))
-PROMTOOL = shutil.which("promtool")
-"""Prometheus' own checker; None: not on the path. `go install
-github.com/prometheus/prometheus/cmd/promtool@v0.316.0` builds it, in minutes."""
+PROMTOOL = promtool()
+"""Prometheus' own checker; None: `make setup-unit` has not fetched it."""
+NO_PROMTOOL = "no promtool: `make setup-unit` takes it out of Debian's package"
 OF_PROMETHEUS = {"up"}
 """Metrics that Prometheus makes itself."""
 

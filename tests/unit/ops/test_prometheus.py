@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.ops.prometheus_files import (
     FOLDER,
+    NO_PROMTOOL,
     PROMTOOL,
     ROOT,
     alerts,
@@ -25,7 +26,7 @@ RUNBOOK = (ROOT / "deploy" / "runbook.md").read_text(encoding="utf-8")
 PAGES = set(re.findall(r"^### (\S+)$", RUNBOOK, re.M))
 BY_KIND = "{{ $labels.kind }}"
 EXPRESSIONS = list(expressions())
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on the path")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)
 
 
 @pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[p for p, _ in EXPRESSIONS])

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cost.cluster import TOPIC
 from tests.cost.workloads import Load, Workload
-from tests.unit.ops.prometheus_files import PROMTOOL, metrics_used
+from tests.unit.ops.prometheus_files import NO_PROMTOOL, PROMTOOL, metrics_used
 from vdl.clock import MS
 from vdl.config.settings import MetricsOptions
 from vdl.kafka.wire import offset_commit
@@ -204,7 +204,7 @@ def test_rules_and_dashboards_use_no_old_name():
     assert not old & metrics_used().keys()
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on the path")
+@pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)
 def test_names_and_units_are_as_prometheus_wants_them(pages):
     """Its linter objects to old names only."""
     done = subprocess.run(
