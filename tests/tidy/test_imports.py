@@ -13,7 +13,7 @@ PACKAGES = ("ids", "raft", "segments", "rpc", "vdl")
 LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
-    ("vdl.commands.checks", "vdl.commands.measurement"),
+    ("vdl.commands.checks", "vdl.commands.measurement", "vdl.commands.tools"),
     ("vdl.commands.records", "vdl.commands.resources"),
     ("vdl.commands.cluster", "vdl.commands.servers"),
     ("vdl.commands.output", "vdl.commands.times"),

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "config",
         "Show and change settings of topics, brokers and groups.",
     ),
+    "mcp": ("vdl.commands.mcp", "mcp", "Serve tools for assistants (Model Context Protocol)."),
     "sim": ("vdl.commands.sim", "sim", "Simulate whole clusters on virtual time from a seed."),
     "log": ("vdl.commands.log", "log", "Inspect data directories offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Check a recorded history for anomalies."),

@@ -1,0 +1,1 @@
+"""Tools of `vdl mcp`, for programs that speak the Model Context Protocol."""
