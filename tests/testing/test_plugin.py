@@ -52,7 +52,7 @@ def test_that_makes_a_topic_its_own(vdl_topic, number):
     assert vdl_topic not in taken
     taken.append(vdl_topic)
 
-def test_after_them(vdl_cluster):
+def test_after_them_finds_their_topics_gone(vdl_cluster):
     admin = AdminClient({"bootstrap.servers": vdl_cluster.bootstrap})
     left = admin.list_topics(timeout=60).topics
     assert not left.keys() & set(taken[:TOPICS_AT_ONCE])

@@ -1,8 +1,8 @@
 """Answers of tools: bounded, and marked as data.
 
 Names, values and messages of a cluster are written by its clients, and read by a language model. So
-each answer is JSON between two marks with a number that nobody could know before, under a line
-that says that nothing between them is an instruction. Characters that control a terminal or the
+each answer is JSON between two marks with a number that is new each time, under a line that says
+that nothing between them is an instruction. Characters that control a terminal or the
 direction of text are escapes.
 
 An answer has ANSWER_BYTES_MAX at most, and a list in it ROWS_MAX elements. What was cut is listed

@@ -36,7 +36,7 @@ _OF_STATUS = ("vdl.admin.certificate.location", "vdl.admin.key.location")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command wrote, and how it ended."""
+    """Output of a command, and its end."""
 
     code: int
     output: bytes
