@@ -12,6 +12,7 @@ with the next Ready.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from operator import attrgetter
 from typing import Final
 
 from ids import NO_INDEX, Index, NodeId, Term
@@ -52,6 +53,8 @@ from raft.types import (
     ReadOnlyOption,
     ReadState,
 )
+
+_match = attrgetter("match")
 
 SNAPSHOT_ANSWERS_MAX: Final = 50
 """Heartbeats a replica may answer after a snapshot was sent before another one is sent."""
@@ -147,10 +150,9 @@ def _rounds_to_heartbeats(raft: Raft) -> int:
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return 1
     first = 0
-    for node, progress in raft.peers:
-        if not is_in_step(raft, progress) and raft.is_linked(node):
-            rounds = max(progress.ask_round - raft.heartbeat_rounds, 1)
-            first = min(first, rounds) if first else rounds
+    for _, progress in _out_of_step(raft):
+        rounds = max(progress.ask_round - raft.heartbeat_rounds, 1)
+        first = min(first, rounds) if first else rounds
     return first
 
 
@@ -158,30 +160,33 @@ def asks(raft: Raft) -> bool:
     """Return True if any peer receives heartbeats, now or later. Called for each proposal."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return True
-    for node, progress in raft.peers:
-        if not is_in_step(raft, progress) and raft.is_linked(node):
-            return True
-    return False
+    return bool(_out_of_step(raft))
 
 
-def is_in_step(raft: Raft, progress: Progress) -> bool:
-    """Return True if a replica has acknowledged all entries and has been sent the commit index.
+def _out_of_step(raft: Raft) -> list[tuple[NodeId, Progress]]:
+    """Return the linked peers that lack an entry, as far as known, or the commit index.
 
-    With `commit_apart` only the entries count.
+    A peer has an entry once it has acknowledged it, and the commit index once it was sent. With
+    `commit_apart` only the entries count.
     """
-    log = raft.log
-    return (
-        progress.state is REPLICATE
-        and progress.match == log.last_index
-        and (raft.commit_apart or progress.sent_commit >= log.committed)
-    )
+    last_index, committed = raft.log.last_index, raft.log.committed
+    found: list[tuple[NodeId, Progress]] = []
+    for peer in raft.peers:
+        progress = peer[1]
+        if (
+            progress.state is not REPLICATE
+            or progress.match != last_index
+            or not (raft.commit_apart or progress.sent_commit >= committed)
+        ) and raft.is_linked(peer[0]):
+            found.append(peer)
+    return found
 
 
 def _send_heartbeats(raft: Raft, context: bytes) -> None:
     committed = raft.log.committed
     # A read's round needs answers from every peer, even if the host has proof of life.
     everybody = not raft.quiet_heartbeats or context != b""
-    for node, progress in raft.peers:
+    for node, progress in raft.peers if everybody else _out_of_step(raft):
         if everybody or _is_due_to_ask(raft, node, progress):
             # Not beyond what is known to match: the rest of the peer's log may differ from ours.
             commit = min(progress.match, committed)
@@ -196,7 +201,7 @@ def _is_due_to_ask(raft: Raft, node: NodeId, progress: Progress) -> bool:
     it further.
     """
     rounds = raft.heartbeat_rounds
-    if progress.ask_round > rounds or is_in_step(raft, progress) or not raft.is_linked(node):
+    if progress.ask_round > rounds:
         return False
     asked_ago = (rounds - progress.asked_round) * raft.heartbeat_ticks
     asks = not progress.tries or raft.heard_ago(node) < asked_ago
@@ -214,9 +219,10 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
         raise ProposalDropped(DropReason.REMOVED)
     if raft.lead_transferee != NONE:
         raise ProposalDropped(DropReason.TRANSFERRING)
-    payload = payload_bytes(entries)
+    payload = 0
     changes_members = False
     for entry in entries:
+        payload += len(entry.data)
         if entry.kind in CONF_CHANGE_KINDS:
             changes_members = True
     # The first entry is accepted whatever its size if nothing is uncommitted. Empty entries are
@@ -231,7 +237,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
         _admit_conf_changes(raft, entries)
         payload = payload_bytes(entries)  # smaller if one has become an empty entry
     raft.uncommitted_bytes += payload
-    if not asks(raft):
+    if raft.heartbeat_elapsed and not asks(raft):
         # No answer is pending, so the current interval has no purpose. Peers that these entries put
         # out of step have a whole interval to answer.
         raft.heartbeat_elapsed = 0
@@ -274,11 +280,6 @@ def _append(raft: Raft, entries: list[Entry]) -> None:
         offset += entry.records
     log.append(entries)
     raft.acknowledge(raft.id, index)
-
-
-def reduce_uncommitted(raft: Raft, payload: int) -> None:
-    """Subtract applied payload. Entries of earlier leaders were never counted: stop at zero."""
-    raft.uncommitted_bytes = max(raft.uncommitted_bytes - payload, 0)
 
 
 # --- Sending -----------------------------------------------------------------------------------
@@ -333,7 +334,8 @@ def _maybe_send_append(
     raft: Raft, node: NodeId, progress: Progress, *, send_if_empty: bool
 ) -> bool:
     """Send the next MsgApp, or a snapshot, unless paused. Return True if something was sent."""
-    if progress.is_paused:
+    # `Progress.is_paused`, inlined: this is called for each append and peer.
+    if progress.flow_paused or progress.cold_read_first or progress.state is SNAPSHOT:
         return False
     log = raft.log
     previous = progress.next - 1
@@ -473,7 +475,8 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     elif index >= progress.pending_snapshot:
         # It is installed, but the log was compacted beyond it meanwhile: send the next one.
         progress.become_probe()
-    if _maybe_commit(raft):
+    # An acknowledgement up to the commit index cannot complete a majority above it.
+    if index > raft.log.committed and _maybe_commit(raft):
         _commit_moved(raft)
     elif node != raft.id and progress.can_bump_commit(raft.log.committed):
         if raft.batch_appends:
@@ -481,7 +484,8 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         else:
             _maybe_send_append(raft, node, progress, send_if_empty=True)
     if node != raft.id:
-        _send_all(raft, node, progress)
+        if progress.next <= raft.log.last_index:
+            _send_all(raft, node, progress)
         if node == raft.lead_transferee and progress.match == raft.log.last_index:
             raft.msgs.append(MsgTimeoutNow(node, raft.id, raft.term))
 
@@ -500,9 +504,9 @@ def _go_back(raft: Raft, node: NodeId, progress: Progress, msg: MsgAppResp) -> N
 
 def _maybe_commit(raft: Raft) -> bool:
     """Commit what a quorum has durably, of this term only (§5.4.2). Return True if it moved."""
-    index = majority_index([progress.match for progress in raft.incoming_progress])
+    index = majority_index([*map(_match, raft.incoming_progress)])
     if raft.outgoing_progress:
-        index = min(index, majority_index([progress.match for progress in raft.outgoing_progress]))
+        index = min(index, majority_index([*map(_match, raft.outgoing_progress)]))
     log = raft.log
     if index <= log.committed or index < raft.term_start:
         return False
@@ -512,7 +516,8 @@ def _maybe_commit(raft: Raft) -> bool:
 
 def _commit_moved(raft: Raft) -> None:
     """Handle a moved commit index: release postponed reads and send it to all peers."""
-    _release_postponed_reads(raft)
+    if raft.pending_reads.postponed:
+        _release_postponed_reads(raft)
     if raft.batch_appends:
         _owe_commit(raft)
     else:
@@ -571,11 +576,9 @@ def _begin_read(raft: Raft, requester: NodeId, context: bytes) -> None:
 
 def _release_postponed_reads(raft: Raft) -> None:
     """Start postponed reads: the first commit of the term is known (§8)."""
-    postponed = raft.pending_reads.postponed
-    if postponed:
-        raft.pending_reads.postponed = []
-        for requester, context in postponed:
-            read_index(raft, requester, context)
+    postponed, raft.pending_reads.postponed = raft.pending_reads.postponed, []
+    for requester, context in postponed:
+        read_index(raft, requester, context)
 
 
 def _confirm_reads(raft: Raft, node: NodeId, name: bytes) -> None:

@@ -158,7 +158,8 @@ class RaftLog:
             return []
         offset = self.offset
         if lo >= offset:
-            return limited(self.entries[lo - offset : hi - offset], bytes_max)
+            found = self.entries[lo - offset : hi - offset]
+            return found if len(found) < 2 else limited(found, bytes_max)
         if self.snapshot is not None:
             raise Compacted
         stored_end = min(hi, offset)
@@ -255,22 +256,13 @@ class RaftLog:
 
     # --- Towards the disk ----------------------------------------------------------------------
 
-    def unwritten(self) -> list[Entry]:
-        """Return the entries not yet given out to be written."""
+    def take_unwritten(self) -> list[Entry]:
+        """Return the entries not yet given out to be written, and count them as given out."""
         if self.in_progress == self.last_index:
             return []
-        return self.entries[self.in_progress + 1 - self.offset :]
-
-    @property
-    def has_unstable(self) -> bool:
-        """True if some entries are not yet durable."""
-        return self.last_index > self.stable
-
-    def accept_unwritten(self) -> None:
-        """Count the results of `unwritten` and `snapshot` as given out."""
+        entries = self.entries[self.in_progress + 1 - self.offset :]
         self.in_progress = self.last_index
-        if self.snapshot is not None:
-            self.snapshot_in_progress = True
+        return entries
 
     def stable_to(self, *, index: Index, term: Term) -> None:
         """Mark entries up to (`term`, `index`) as durable, unless overwritten since."""

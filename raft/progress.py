@@ -46,38 +46,38 @@ TRIES_MAX: Final = 2 * ROUNDS_BETWEEN_MAX.bit_length()
 class Inflights:
     """MsgApps with entries in flight to one peer: (last index, payload bytes), oldest first."""
 
-    __slots__ = ("_bytes", "_sent", "bytes_max", "msgs_max")
+    __slots__ = ("_bytes", "_sent", "bytes_max", "is_full", "msgs_max")
 
     def __init__(self, msgs_max: int, bytes_max: int = NO_LIMIT) -> None:
         self.msgs_max = msgs_max
         self.bytes_max = bytes_max
         self._sent: deque[tuple[Index, int]] = deque()
         self._bytes = 0
+        self.is_full = False
+        """True if nothing more may be sent. One message may exceed the limit in bytes."""
 
     def __len__(self) -> int:
         return len(self._sent)
-
-    @property
-    def is_full(self) -> bool:
-        """True if nothing more may be sent. One message may exceed the limit in bytes."""
-        return len(self._sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def add(self, last: Index, payload_bytes: int) -> None:
         """Record a sent message whose last entry is `last`."""
         assert not self.is_full, (last, len(self._sent), self._bytes)
         self._sent.append((last, payload_bytes))
         self._bytes += payload_bytes
+        self.is_full = len(self._sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def free_to(self, index: Index) -> None:
         """Remove the messages up to `index`, which was acknowledged."""
         sent = self._sent
         while sent and sent[0][0] <= index:
             self._bytes -= sent.popleft()[1]
+        self.is_full = len(sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def clear(self) -> None:
         """Remove all messages: none is in flight any more, or they no longer matter."""
         self._sent.clear()
         self._bytes = 0
+        self.is_full = False
 
 
 class Progress:

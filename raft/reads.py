@@ -39,19 +39,16 @@ class PendingRead:
 class PendingReads:
     """Read index requests of one leader and term, oldest first."""
 
-    __slots__ = ("_queue", "postponed")
+    __slots__ = ("_queue", "last_round", "postponed")
 
     def __init__(self) -> None:
         self._queue: dict[bytes, PendingRead] = {}
         """Pending requests by round."""
+        self.last_round = b""
+        """Round of the newest request, carried by heartbeats; empty if none waits."""
         self.postponed: list[tuple[NodeId, bytes]] = []
         """(requester, context) of requests from before the term's first commit: until then the
         leader does not know what is committed (§8)."""
-
-    @property
-    def last_round(self) -> bytes:
-        """Round of the newest request, carried by heartbeats; empty if none waits."""
-        return next(reversed(self._queue)) if self._queue else b""
 
     def add(self, context: bytes, requester: NodeId, index: Index) -> bytes:
         """Add a request and return its round.
@@ -63,6 +60,7 @@ class PendingReads:
         queue.setdefault(name, PendingRead(context, requester, index))
         if len(queue) > WAITING_MAX:
             del queue[next(iter(queue))]
+        self.last_round = next(reversed(queue))
         return name
 
     def postpone(self, requester: NodeId, context: bytes) -> None:
@@ -88,4 +86,6 @@ class PendingReads:
             confirmed.append(self._queue.pop(older))
             if older == name:
                 break
+        if not self._queue:
+            self.last_round = b""
         return confirmed

@@ -132,13 +132,14 @@ class ReadyMaker:
         log = raft.log
         if raft.broadcast_due:
             leader.send_put_off(raft)
-        ready = Ready(entries=log.unwritten(), messages=raft.msgs, must_sync=False)
+        ready = Ready(entries=log.take_unwritten(), messages=raft.msgs)
         raft.msgs = []
         if log.applying != log.committed:
             self._collect_committed(ready)
         self._collect_states(ready)
         if log.snapshot is not None and not log.snapshot_in_progress:
             ready.snapshot = log.snapshot
+            log.snapshot_in_progress = True
         if raft.read_states:
             ready.read_states = raft.read_states
             raft.read_states = []
@@ -149,7 +150,6 @@ class ReadyMaker:
             self._address_storage(ready)
         else:
             self._prepare_advance(ready)
-        log.accept_unwritten()
         if ready.committed_entries:
             log.accept_applying(ready.committed_entries, allow_unstable=self._allow_unstable)
         return ready
@@ -210,7 +210,8 @@ class ReadyMaker:
                 append.vote = hard_state.vote
                 append.commit = hard_state.commit
             # After the acknowledgements: they are handled while the entries are still here.
-            if raft.log.has_unstable or ready.snapshot is not None or raft.vote_pending:
+            log = raft.log
+            if log.last_index > log.stable or ready.snapshot is not None or raft.vote_pending:
                 responses.append(_stable_answer(raft, ready))
             ready.messages.append(append)
         if ready.committed_entries:
@@ -229,7 +230,8 @@ class ReadyMaker:
         for message in raft.msgs_after_append:
             (steps if message.to == raft.id else ready.messages).append(message)
         raft.msgs_after_append = []
-        if raft.log.has_unstable or ready.snapshot is not None:
+        log = raft.log
+        if log.last_index > log.stable or ready.snapshot is not None:
             steps.append(_stable_answer(raft, ready))
         if ready.committed_entries:
             steps.append(_applied_answer(raft, ready.committed_entries))
@@ -243,9 +245,10 @@ def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
     answers are ignored.
     """
     answer = MsgStorageAppendResp(raft.id, LOCAL_APPEND_THREAD, raft.term)
-    if raft.log.has_unstable:
-        answer.index = raft.log.last_index
-        answer.log_term = raft.log.last_term
+    log = raft.log
+    if log.last_index > log.stable:
+        answer.index = log.last_index
+        answer.log_term = log.last_term
     answer.snapshot = ready.snapshot
     if raft.vote_pending:
         answer.vote = raft.vote
@@ -282,7 +285,8 @@ def handle_storage_apply_resp(raft: Raft, msg: MsgStorageApplyResp) -> None:
     if entries:
         payload = payload_bytes(entries)
         applied_to(raft, entries[-1].index, payload + ENTRY_OVERHEAD_BYTES * len(entries))
-        leader.reduce_uncommitted(raft, payload)
+        # Entries of earlier leaders were never counted: stop at zero.
+        raft.uncommitted_bytes = max(raft.uncommitted_bytes - payload, 0)
 
 
 def applied_to(raft: Raft, index: Index, bytes_applied: int) -> None:

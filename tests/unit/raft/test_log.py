@@ -35,8 +35,7 @@ def write_out(log: RaftLog) -> None:
     """Make the tail durable, as a host does."""
     storage = log.storage
     assert isinstance(storage, MemoryStorage)
-    storage.append(log.unwritten())
-    log.accept_unwritten()
+    storage.append(log.take_unwritten())
     log.stable_to(index=log.last_index, term=log.last_term)
 
 
@@ -144,7 +143,7 @@ def test_append_with_a_conflict_replaces_the_suffix(stable: int) -> None:
     assert [log.term(index) for index in (1, 2)] == [1, 2]
     assert log.last_index == 2
     assert log.next_offset == 2
-    assert [e.index for e in log.unwritten()] == list(range(min(stable, 1) + 1, 3))
+    assert [e.index for e in log.take_unwritten()] == list(range(min(stable, 1) + 1, 3))
 
 
 def test_append_over_committed_entries_is_refused() -> None:
@@ -158,11 +157,11 @@ def test_append_over_committed_entries_is_refused() -> None:
 def test_stable_answer_for_an_overwritten_entry_is_ignored() -> None:
     """A write acknowledges the entry it wrote, not its successor at that index."""
     log = log_of(1)
-    log.accept_unwritten()
+    log.take_unwritten()
     log.append(entries(2, first=1))
     log.stable_to(index=1, term=1)
     assert log.stable == 0
-    log.accept_unwritten()
+    log.take_unwritten()
     log.stable_to(index=1, term=2)
     assert log.stable == 1
 
@@ -170,7 +169,7 @@ def test_stable_answer_for_an_overwritten_entry_is_ignored() -> None:
 def test_stable_answer_beyond_a_shortened_log_is_ignored() -> None:
     """After a truncation the index may no longer exist."""
     log = log_of(1, 1, 1)
-    log.accept_unwritten()
+    log.take_unwritten()
     log.append(entries(2, first=1))
     log.stable_to(index=3, term=1)
     assert log.stable == 0
