@@ -23,7 +23,7 @@ Does not depend on the meaning of messages, links, or time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final
 
@@ -61,6 +61,8 @@ FRAME_MESSAGES_MAX: Final = 256
 
 CONTEXT_BYTES_MAX: Final = 1 << 10
 """Longest read index context."""
+
+_NO_LIMIT: Final = 1 << 62
 
 _PREFIX = Struct("<II")
 _ENTRY = Struct("<QQBQIqI")
@@ -106,173 +108,176 @@ def encode_messages(messages: Sequence[GroupMessage]) -> list[Buffer]:
 
     Raises ValueError for a message that is not sent between servers.
     """
-    encoder = _Encoder()
-    for group, message in messages:
-        encoder.add(group, message)
-    return encoder.finish()
+    if not messages:
+        return [_PREFIX.pack(0, 0)]
+    ((_, _, buffers),) = encode_frames(
+        messages, payload_bytes=_NO_LIMIT, messages_max=len(messages)
+    )
+    return buffers
 
 
 def encode_frames(
-    messages: Sequence[GroupMessage], *, payload_bytes: int = FRAME_PAYLOAD_BYTES_TARGET
-) -> Iterator[tuple[int, int, list[Buffer]]]:
+    messages: Sequence[GroupMessage],
+    *,
+    payload_bytes: int = FRAME_PAYLOAD_BYTES_TARGET,
+    messages_max: int = FRAME_MESSAGES_MAX,
+) -> list[tuple[int, int, list[Buffer]]]:
     """Encode messages into frames: (start, end, buffers) carries messages [start, end).
 
-    A frame ends with the message that brings it to `payload_bytes`, or with number
-    `FRAME_MESSAGES_MAX`. A message is never split.
+    A frame ends with the message that brings it to `payload_bytes`, or with number `messages_max`.
+    A message is never split. Raises ValueError for a message that is not sent between servers.
     """
-    start = 0
-    encoder = _Encoder()
-    for at, (group, message) in enumerate(messages):
-        encoder.add(group, message)
-        if encoder.payload_bytes >= payload_bytes or encoder.count == FRAME_MESSAGES_MAX:
-            yield start, at + 1, encoder.finish()
-            start = at + 1
-            encoder = _Encoder()
-    if start < len(messages):
-        yield start, len(messages), encoder.finish()
-
-
-class _Encoder:
-    """Builder of one frame."""
-
-    __slots__ = ("count", "meta", "payload_bytes", "payloads")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.meta: list[Buffer] = [b""]  # the first place is the prefix's
-        self.payloads: list[Buffer] = []
-        self.payload_bytes = 0
-
-    def add(self, group: GroupId, message: PeerMessage) -> None:
+    frames: list[tuple[int, int, list[Buffer]]] = []
+    start = size = 0
+    meta: list[Buffer] = [b""]  # the first place is the prefix's
+    payloads: list[Buffer] = []
+    for end, (group, message) in enumerate(messages, 1):
         encode = _ENCODERS.get(type(message))
         if encode is None:
             raise ValueError(f"{type(message).__name__} is not sent between servers")
-        encode(self, group, message)
-        self.count += 1
-
-    def add_entries(self, entries: Sequence[Entry]) -> None:
-        meta = self.meta
-        pack = _ENTRY.pack
-        for entry in entries:
-            data = entry.data
-            length = len(data)
-            meta.append(
-                pack(
-                    entry.term, entry.index, entry.kind, entry.base_offset, entry.records,
-                    entry.timestamp, length,
-                )
-            )  # fmt: skip
-            if length:
-                self.payloads.append(data)
-                self.payload_bytes += length
-
-    def finish(self) -> list[Buffer]:
-        meta = self.meta
-        meta_bytes = sum(map(len, meta))
-        meta[0] = _PREFIX.pack(self.count, meta_bytes)
-        return [b"".join(meta), *self.payloads]
+        size += encode(meta, payloads, group, message)
+        if size >= payload_bytes or end - start == messages_max or end == len(messages):
+            meta[0] = _PREFIX.pack(end - start, sum(map(len, meta)))
+            frames.append((start, end, [b"".join(meta), *payloads]))
+            start, size, meta, payloads = end, 0, [b""], []
+    return frames
 
 
-def _encode_app(encoder: _Encoder, group: GroupId, message: MsgApp) -> None:
+def _encode_entries(meta: list[Buffer], payloads: list[Buffer], entries: Sequence[Entry]) -> int:
+    pack = _ENTRY.pack
+    size = 0
+    for entry in entries:
+        data = entry.data
+        length = len(data)
+        meta.append(
+            pack(
+                entry.term, entry.index, entry.kind, entry.base_offset, entry.records,
+                entry.timestamp, length,
+            )
+        )  # fmt: skip
+        if length:
+            payloads.append(data)
+            size += length
+    return size
+
+
+def _encode_app(meta: list[Buffer], payloads: list[Buffer], group: GroupId, message: MsgApp) -> int:
     entries = message.entries
-    encoder.meta.append(
+    meta.append(
         _APP.pack(
             _KIND_APP, group, message.to, message.from_, message.term,
             message.log_term, message.index, message.commit, len(entries),
         )
     )  # fmt: skip
-    if entries:
-        encoder.add_entries(entries)
+    return _encode_entries(meta, payloads, entries) if entries else 0
 
 
-def _encode_app_resp(encoder: _Encoder, group: GroupId, message: MsgAppResp) -> None:
-    encoder.meta.append(
+def _encode_app_resp(
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgAppResp
+) -> int:
+    meta.append(
         _APP_RESP.pack(
             _KIND_APP_RESP, group, message.to, message.from_, message.term,
             message.index, message.reject, message.reject_hint, message.log_term,
         )
     )  # fmt: skip
+    return 0
 
 
-def _encode_vote(encoder: _Encoder, group: GroupId, message: MsgVote | MsgPreVote) -> None:
+def _encode_vote(
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgVote | MsgPreVote
+) -> int:
     kind = _KIND_VOTE if type(message) is MsgVote else _KIND_PRE_VOTE
-    encoder.meta.append(
+    meta.append(
         _VOTE.pack(
             kind, group, message.to, message.from_, message.term,
             message.log_term, message.index, message.transfer,
         )
     )  # fmt: skip
+    return 0
 
 
 def _encode_vote_resp(
-    encoder: _Encoder, group: GroupId, message: MsgVoteResp | MsgPreVoteResp
-) -> None:
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgVoteResp | MsgPreVoteResp
+) -> int:
     kind = _KIND_VOTE_RESP if type(message) is MsgVoteResp else _KIND_PRE_VOTE_RESP
-    encoder.meta.append(
+    meta.append(
         _VOTE_RESP.pack(kind, group, message.to, message.from_, message.term, message.reject)
     )
+    return 0
 
 
-def _encode_heartbeat(encoder: _Encoder, group: GroupId, message: MsgHeartbeat) -> None:
+def _encode_heartbeat(
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgHeartbeat
+) -> int:
     context = _checked_context(message.context)
-    encoder.meta.append(
+    meta.append(
         _HEARTBEAT.pack(
             _KIND_HEARTBEAT, group, message.to, message.from_, message.term,
             message.commit, len(context),
         )
     )  # fmt: skip
-    encoder.meta.append(context)
+    meta.append(context)
+    return 0
 
 
-def _encode_commit(encoder: _Encoder, group: GroupId, message: MsgCommit) -> None:
-    encoder.meta.append(
+def _encode_commit(meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgCommit) -> int:
+    meta.append(
         _COMMIT.pack(_KIND_COMMIT, group, message.to, message.from_, message.term, message.commit)
     )
+    return 0
 
 
 def _encode_context(
-    encoder: _Encoder, group: GroupId, message: MsgHeartbeatResp | MsgReadIndex
-) -> None:
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgHeartbeatResp | MsgReadIndex
+) -> int:
     kind = _KIND_HEARTBEAT_RESP if type(message) is MsgHeartbeatResp else _KIND_READ_INDEX
     context = _checked_context(message.context)
-    encoder.meta.append(
-        _CONTEXT.pack(kind, group, message.to, message.from_, message.term, len(context))
-    )
-    encoder.meta.append(context)
+    meta.append(_CONTEXT.pack(kind, group, message.to, message.from_, message.term, len(context)))
+    meta.append(context)
+    return 0
 
 
-def _encode_read_index_resp(encoder: _Encoder, group: GroupId, message: MsgReadIndexResp) -> None:
+def _encode_read_index_resp(
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgReadIndexResp
+) -> int:
     context = _checked_context(message.context)
-    encoder.meta.append(
+    meta.append(
         _READ_INDEX_RESP.pack(
             _KIND_READ_INDEX_RESP, group, message.to, message.from_, message.term,
             message.index, len(context),
         )
     )  # fmt: skip
-    encoder.meta.append(context)
+    meta.append(context)
+    return 0
 
 
 def _encode_bare(
-    encoder: _Encoder, group: GroupId, message: MsgTimeoutNow | MsgTransferLeader
-) -> None:
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgTimeoutNow | MsgTransferLeader
+) -> int:
     kind = _KIND_TIMEOUT_NOW if type(message) is MsgTimeoutNow else _KIND_TRANSFER_LEADER
-    encoder.meta.append(_BARE.pack(kind, group, message.to, message.from_, message.term))
+    meta.append(_BARE.pack(kind, group, message.to, message.from_, message.term))
+    return 0
 
 
-def _encode_prop(encoder: _Encoder, group: GroupId, message: MsgProp) -> None:
+def _encode_prop(
+    meta: list[Buffer], payloads: list[Buffer], group: GroupId, message: MsgProp
+) -> int:
     entries = message.entries
-    encoder.meta.append(
+    meta.append(
         _PROP.pack(_KIND_PROP, group, message.to, message.from_, message.term, len(entries))
     )
-    encoder.add_entries(entries)
+    return _encode_entries(meta, payloads, entries)
 
 
-def _encode_snap(encoder: _Encoder, group: GroupId, message: MsgSnap) -> None:
+def _encode_snap(
+    meta: list[Buffer], payloads: list[Buffer], group: GroupId, message: MsgSnap
+) -> int:
     snapshot = message.snapshot
     conf = snapshot.conf_state
     members = (conf.voters, conf.voters_outgoing, conf.learners, conf.learners_next)
     length = len(snapshot.data)
-    encoder.meta.append(
+    meta.append(
         _SNAP.pack(
             _KIND_SNAP, group, message.to, message.from_, message.term,
             snapshot.index, snapshot.term, snapshot.next_offset, conf.auto_leave,
@@ -280,10 +285,10 @@ def _encode_snap(encoder: _Encoder, group: GroupId, message: MsgSnap) -> None:
         )
     )  # fmt: skip
     for ids in members:
-        encoder.meta.extend(map(_MEMBER.pack, ids))
+        meta.extend(map(_MEMBER.pack, ids))
     if length:
-        encoder.payloads.append(snapshot.data)
-        encoder.payload_bytes += length
+        payloads.append(snapshot.data)
+    return length
 
 
 def _checked_context(context: bytes) -> bytes:
@@ -292,8 +297,9 @@ def _checked_context(context: bytes) -> bytes:
     return context
 
 
-# One encoder per message type; each takes exactly its key's type, which a dict cannot express.
-_ENCODERS: dict[type, Callable[[_Encoder, GroupId, Any], None]] = {
+# One encoder per message type: it appends to the meta part and to the payloads of a frame, and
+# returns the bytes of payload. Each takes exactly its key's type, which a dict cannot express.
+_ENCODERS: dict[type, Callable[[list[Buffer], list[Buffer], GroupId, Any], int]] = {
     MsgApp: _encode_app,
     MsgAppResp: _encode_app_resp,
     MsgVote: _encode_vote,

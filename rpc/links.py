@@ -98,15 +98,16 @@ class _Connection:
     """One stream and its engine. Owned by `Links`, which decides what it is used for."""
 
     __slots__ = (
-        "backlog", "blocked", "engine", "heard", "heard_ns", "is_closed", "is_paused", "links",
-        "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns", "share", "stream",
-        "suspect_ns",
+        "backlog", "blocked", "engine", "get_buffer", "heard", "heard_ns", "is_closed",
+        "is_paused", "links", "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns",
+        "share", "stream", "suspect_ns",
     )  # fmt: skip
 
     def __init__(self, links: Links, stream: Stream, engine: PeerEngine, now_ns: int) -> None:
         self.links = links
         self.stream = stream
         self.engine = engine
+        self.get_buffer = engine.get_buffer
         self.peer: _Peer | None = None  # known once dialled or greeted
         self.blocked = False  # the stream took less than was offered; `writable` will be called
         self.backlog = Backlog()
@@ -123,9 +124,6 @@ class _Connection:
         self._bound()
 
     # --- StreamOwner ----------------------------------------------------------------------------
-    def get_buffer(self) -> memoryview:
-        return self.engine.get_buffer()
-
     def buffer_updated(self, received: int) -> None:
         self.heard = True
         self.share.received_bytes += received

@@ -30,7 +30,7 @@ Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from itertools import chain, islice
@@ -191,7 +191,7 @@ class PeerEngine:
         "_begun_bytes", "_behind_large", "_bulk", "_bulk_bytes", "_bulk_frames", "_expected",
         "_large_bytes", "_limits", "_local", "_reader",
         "_remote_bytes_max", "_sendable", "_takes_pieces", "_urgent", "_urgent_bytes", "born",
-        "piece_bytes", "remote", "role", "state", "unsent_bytes",
+        "buffer_updated", "get_buffer", "piece_bytes", "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -212,6 +212,10 @@ class PeerEngine:
         self._expected = expected
         self._limits = limits
         self._reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
+        self.get_buffer: Callable[[], memoryview] = self._reader.get_buffer
+        """Returns the buffer for the stream's next bytes; never empty."""
+        self.buffer_updated: Callable[[int], None] = self._reader.buffer_updated
+        """Takes the number of received bytes at the start of the last buffer returned."""
         self.piece_bytes = limits.frame_bytes_max
         """Size limit of a piece of a bulk frame, at least `PIECE_BYTES_MIN`. Larger frames are
         cut."""
@@ -242,14 +246,6 @@ class PeerEngine:
         return self._limits.frame_bytes_max
 
     # --- in -------------------------------------------------------------------------------------
-    def get_buffer(self) -> memoryview:
-        """Return the buffer for the stream's next bytes; never empty."""
-        return self._reader.get_buffer()
-
-    def buffer_updated(self, received: int) -> None:
-        """Report that `received` bytes are at the start of the last buffer returned."""
-        self._reader.buffer_updated(received)
-
     def receive(self, data: Buffer) -> list[Event]:
         """Copy `data` in and return all its events, for streams that cannot read into a buffer.
 

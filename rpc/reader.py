@@ -125,9 +125,24 @@ class FrameReader:
         """
         while True:
             if self._length < 0:
-                if self._end - self._start < HEAD_BYTES:
+                start = self._start
+                if self._end - start < HEAD_BYTES:
                     return None
-                self._read_head()
+                length, frame_type, flags, zero, payload_crc, head_crc = _HEAD.unpack_from(
+                    self._chunk, start
+                )
+                actual = crc32c(self._chunk[start : start + _CHECKED_BYTES], _HEAD_SEED)
+                if actual != head_crc:
+                    raise CorruptFrame("frame head", expected=head_crc, actual=actual)
+                if zero:
+                    raise MalformedFrame("frame flags", 5)
+                if length > self.frame_bytes_max:
+                    raise FrameTooLarge(length, bytes_max=self.frame_bytes_max)
+                if flags:
+                    self._check_piece(frame_type, flags, length)
+                self._start = start + HEAD_BYTES
+                self._flags, self._type, self._crc = flags, frame_type, payload_crc
+                self._length = length
             length = self._length
             if self._own is not None:
                 if self._own_end < length:
@@ -173,26 +188,6 @@ class FrameReader:
         self._pieces_bytes += length
         if self._pieces_bytes > self.frame_bytes_max:
             raise FrameTooLarge(self._pieces_bytes, bytes_max=self.frame_bytes_max)
-
-    def _read_head(self) -> None:
-        start = self._start
-        length, frame_type, flags, zero, payload_crc, head_crc = _HEAD.unpack_from(
-            self._chunk, start
-        )
-        actual = crc32c(self._chunk[start : start + _CHECKED_BYTES], _HEAD_SEED)
-        if actual != head_crc:
-            raise CorruptFrame("frame head", expected=head_crc, actual=actual)
-        if zero:
-            raise MalformedFrame("frame flags", 5)
-        if length > self.frame_bytes_max:
-            raise FrameTooLarge(length, bytes_max=self.frame_bytes_max)
-        if flags:
-            self._check_piece(frame_type, flags, length)
-        self._flags = flags
-        self._start = start + HEAD_BYTES
-        self._length = length
-        self._type = frame_type
-        self._crc = payload_crc
 
     def _move(self) -> None:
         """Make room for the frame being read, which does not fit where it began."""
