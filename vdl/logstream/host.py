@@ -28,7 +28,6 @@ from raft.messages import (
     MsgSnap,
     MsgStorageApply,
     MsgTimeoutNow,
-    PeerMessage,
 )
 from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
@@ -335,12 +334,16 @@ class Host:
             if outbox.catalog_changed:
                 self.catalog_applied()
             # The longest wait comes first: peers, clients, the disk, the state machines.
-            self._send()
+            if outbox.out or self.commands.out:
+                self._send()
             front.send_answers()
-            self._deliver(self._responses.submit(outbox))
-            self._apply()
+            if ready := self._responses.submit(outbox):
+                self._deliver(ready)
+            if outbox.applies:
+                self._apply()
         outbox.is_scheduled = False
-        self._send()
+        if outbox.out or self.commands.out:
+            self._send()
         self.periodic.watch(touched)
         for group in touched.values():
             if self._groups.get(group.group_id) is group:  # otherwise it was deleted in this turn
@@ -354,7 +357,8 @@ class Host:
         self.timers.arm()
 
     def _apply(self) -> None:
-        for group, message in self._outbox.take_applies():
+        applies, self._outbox.applies = self._outbox.applies, []
+        for group, message in applies:
             if self._groups.get(group.group_id) is group:
                 group.apply(message)
                 self._commits.stepped(group)
@@ -367,22 +371,13 @@ class Host:
         for server, messages in out.items():
             assert server != self.server_id, messages
             self.stats.messages_out += len(messages)
-            urgent, bulk = in_lanes(messages)
-            if urgent:
-                self._send_frames(server, urgent, urgent=True)
-            if bulk:
-                self._send_frames(server, bulk, urgent=False)
-
-    def _send_frames(
-        self, server: ServerId, messages: Sequence[tuple[GroupId, PeerMessage]], *, urgent: bool
-    ) -> None:
-        for start, end, buffers in encode_frames(messages):
-            self.stats.frames_out += 1
-            more = end < len(messages)
-            if not self.state.transport.send(
-                server, FrameType.RAFT, buffers, urgent=urgent, more=more
-            ):
-                self._unreachable(messages[start:end])
+            send = self.state.transport.send
+            for lane, is_urgent in zip(in_lanes(messages), (True, False), strict=True):
+                for start, end, buffers in encode_frames(lane):
+                    self.stats.frames_out += 1
+                    more = end < len(lane)
+                    if not send(server, FrameType.RAFT, buffers, urgent=is_urgent, more=more):
+                        self._unreachable(lane[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:
         """Have peers of unsent entries and snapshots probed again, and end unsent transfers."""
@@ -396,21 +391,23 @@ class Host:
     def _after_pump(self, group: Group, tick: int) -> None:
         """Publish changes of leadership, and schedule the group's next due tick."""
         node = group.node
-        self.campaigns.noted(group)
         raft = node.raft
+        if group.group_id in self.campaigns.running:
+            self.campaigns.noted(group)
         if raft.term != group.term_listed:
             group.term_listed = raft.term
             self.liveness.entered(group.group_id, raft.term)
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commits.due(group)
-            # Only this replica is known to be in sync yet.
-            only = self._itself
-            if self.liveness.lead(group.group_id, raft.term, group.replica_id, only):
+            if self.liveness.led.get(group.group_id) != raft.term:
+                # Only this replica is known to be in sync yet.
+                self.liveness.lead(group.group_id, raft.term, group.replica_id, self._itself)
                 self.in_sync.lead(group, self.clock.now_ns())
                 self._changes.leads(group.group_id)
                 self.stats.elections += 1
-        elif self.liveness.resign(group.group_id):
+        elif group.group_id in self.liveness.led:
+            self.liveness.resign(group.group_id)
             self.in_sync.resign(group.group_id)
             self._changes.leads_no_more(group.group_id)
         due = node.ticks_until_due()
@@ -427,7 +424,8 @@ class Host:
         `run_once` pumps the group, which calls its owner (`LogStream.committed`), which completes
         its waiters. `Front.send_answers` sends the results.
         """
-        self._deliver(self._responses.durable(token))
+        if ready := self._responses.durable(token):
+            self._deliver(ready)
 
     def _deliver(self, ready: Responses) -> None:
         """Deliver responses whose state is durable, unless the host is closed: a candidate whose

@@ -10,7 +10,7 @@ Does not depend on messages, the network, or how any of this is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ids import GroupId
 from vdl.clock import MS, NEVER
@@ -93,12 +93,10 @@ class Periodic:
         self._noted_moves = 0
         self._members_due_ns = 0
         self._watched: dict[GroupId, Group] = {}
+        self.watch: Callable[[Mapping[GroupId, Group]], None] = self._watched.update
+        """Checks these groups, which had a turn, for expired deadlines. By id."""
         self.is_stopping = False
         """True once the server hands its leaderships over."""
-
-    def watch(self, groups: Mapping[GroupId, Group]) -> None:
-        """Check these groups, which had a turn, for expired deadlines. By id."""
-        self._watched.update(groups)
 
     def start(self) -> None:
         """Start the timers."""

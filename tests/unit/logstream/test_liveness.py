@@ -20,7 +20,7 @@ def known(liveness: Liveness) -> set[int]:
     """Return the groups of which anything is remembered."""
     receiver = liveness._lists.receiver
     listed = {group for held in receiver._held.values() for group in held.listed}
-    return set(receiver._leaders) | set(receiver._entered) | listed | set(liveness._led)
+    return set(receiver._leaders) | set(receiver._entered) | listed | set(liveness.led)
 
 
 def topic(name: str, *partitions: list[int]) -> CreateTopics:

@@ -59,9 +59,9 @@ class Campaigns:
         "_starts_left",
         "_system_last",
         "_timeout_ns",
-        "_under_way",
         "_waiting",
         "dropped",
+        "running",
     )
 
     def __init__(self, options: HostOptions, loop_time: LoopTime, *, system_last: int) -> None:
@@ -75,8 +75,9 @@ class Campaigns:
         self._waiting: dict[GroupId, Group] = {}
         """Waiting groups, by id. Queue elements are skipped if they are not here, or if this holds
         another replica of the group."""
-        self._under_way: dict[GroupId, tuple[Group, int]] = {}
-        """Campaigns of partitions under way, by group id, with their start; oldest first."""
+        self.running: dict[GroupId, tuple[Group, int]] = {}
+        """Campaigns of partitions under way, by group id, with their start; oldest first. Read only
+        for others."""
         self._disk_waits = 0
         """Number of additional campaigns that may begin, because others wait for disks."""
         self._starts_left = STARTS_PER_TURN
@@ -91,7 +92,7 @@ class Campaigns:
     @property
     def under_way(self) -> int:
         """Number of campaigns of partitions under way."""
-        return len(self._under_way)
+        return len(self.running)
 
     def ask(self, group: Group, now_ns: int) -> Iterator[Group]:
         """Queue a due group. Yield the groups that may campaign now: this one, others, or none.
@@ -99,7 +100,7 @@ class Campaigns:
         The caller lets each campaign, if it is still due, before it takes the next.
         """
         number = group.group_id
-        if number <= self._system_last or number in self._under_way:
+        if number <= self._system_last or number in self.running:
             yield group
         elif number not in self._waiting:
             self._waiting[number] = group
@@ -107,14 +108,14 @@ class Campaigns:
             yield from self.admit(now_ns)
 
     def noted(self, group: Group) -> None:
-        """Note that a turn of this group ended, and possibly its campaign."""
-        if group.group_id in self._under_way and group.node.raft.state not in _CAMPAIGNS:
-            del self._under_way[group.group_id]
+        """Note that a turn of a group in `running` ended, and possibly its campaign."""
+        if group.node.raft.state not in _CAMPAIGNS:
+            del self.running[group.group_id]
 
     def forget(self, group: Group) -> None:
         """Forget a replica that is not here any more."""
         self._waiting.pop(group.group_id, None)
-        self._under_way.pop(group.group_id, None)
+        self.running.pop(group.group_id, None)
 
     def turn_ended(self) -> bool:
         """Note that a turn of the loop ended: more campaigns may begin.
@@ -131,14 +132,14 @@ class Campaigns:
             self._bound = max(min(FEWEST, self._max), self._bound // 2)
         else:
             self._bound = min(self._max, self._bound + self._bound // 4 + 1)
-        while self._under_way:
-            number, (_, since_ns) = next(iter(self._under_way.items()))
+        while self.running:
+            number, (_, since_ns) = next(iter(self.running.items()))
             if now_ns - since_ns < self._timeout_ns:
                 break
-            del self._under_way[number]
+            del self.running[number]
         self._disk_waits = 0
         if self._in_line and not is_late:
-            waits = sum(group.node.raft.waits_for_disks for group, _ in self._under_way.values())
+            waits = sum(group.node.raft.waits_for_disks for group, _ in self.running.values())
             self._disk_waits = min(waits, DISK_WAITS * self._bound)
         if self.turn_ended():
             yield from self.admit(now_ns)
@@ -146,7 +147,7 @@ class Campaigns:
     def admit(self, now_ns: int) -> Iterator[Group]:
         """Yield the groups whose turn it is, as far as there are places. See `ask`."""
         places = self._bound + self._disk_waits
-        while self._in_line and self._starts_left > 0 and len(self._under_way) < places:
+        while self._in_line and self._starts_left > 0 and len(self.running) < places:
             group = self._in_line.popleft()
             if self._waiting.get(group.group_id) is not group:
                 continue
@@ -154,6 +155,6 @@ class Campaigns:
             yield group
             if group.node.raft.state in _CAMPAIGNS:
                 self._starts_left -= 1
-                self._under_way[group.group_id] = (group, now_ns)
+                self.running[group.group_id] = (group, now_ns)
             else:
                 self.dropped += 1

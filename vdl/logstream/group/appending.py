@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from ids import NO_INDEX, Index, ServerId
 from raft.errors import DropReason, ProposalDropped
-from raft.types import Entry
+from raft.types import Entry, StateType
 from rpc.hello import VERSION_OF_LARGE_FRAMES, VERSION_OF_LATE_FIRST_NUMBERS, Hello
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
@@ -104,7 +104,7 @@ class Appending:
     def begin(self, append: Append) -> None:
         """Append the batch, hold it or refuse it."""
         group = self._stream.group
-        if not group.node.is_leader:
+        if group.node.raft.state is not StateType.LEADER:
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif len(append.batch) > LARGE_BATCH_BYTES and speaks_less(
             VERSION_OF_LARGE_FRAMES, group, self._alive
@@ -312,9 +312,9 @@ class Appending:
     def committed(self, commit: Index) -> None:
         """Complete the waiters up to `commit`: a majority holds their entries durably."""
         waiters, group = self.waiters, self._stream.group
-        log, node = group.log, group.node
+        log, raft = group.log, group.node.raft
         log_start = self._stream.log_start_offset
-        leads_in = node.term if node.is_leader else 0
+        leads_in = raft.term if raft.state is StateType.LEADER else 0
         if self._measured and self._measured <= commit:
             if leads_in:
                 measures = self._measures

@@ -441,7 +441,9 @@ class Group:
                 else:
                     outbox.send(self.group_id, message)
             if log.committed != self.commit:
-                self._note_commit(log.committed)
+                assert log.committed > self.commit, (self.group_id, log.committed, self.commit)
+                self.commit = log.committed
+                self.owner.committed(log.committed)
             for apply in applies:
                 if self._held or self.owner.is_remembered or self._changes_members(apply):
                     self._hold(apply, outbox)
@@ -617,11 +619,6 @@ class Group:
     def _applied_state(self) -> Applied:
         conf_state = self.node.membership.conf_state()
         return Applied(self.applied, self.reflects, self.revision, conf_state)
-
-    def _note_commit(self, commit: Index) -> None:
-        assert commit > self.commit, (self.group_id, commit, self.commit)
-        self.commit = commit
-        self.owner.committed(commit)
 
     def _changes_members(self, message: MsgStorageApply) -> bool:
         for entry in message.entries:  # a generator is slower, for each commit

@@ -19,7 +19,7 @@ from functools import partial
 import segments.api as storage
 from ids import GroupId, Index, Offset, ServerId, Term
 from raft.errors import ProposalDropped
-from raft.types import Entry
+from raft.types import Entry, StateType
 from rpc.hello import (
     VERSION_OF_SHORT_SNAPSHOTS,
     Hello,
@@ -185,7 +185,7 @@ class LogStream:
 
     @property
     def is_leader(self) -> bool:
-        return self.group.node.is_leader
+        return self.group.node.raft.state is StateType.LEADER
 
     @property
     def serving(self) -> bool:

@@ -116,11 +116,6 @@ class Outbox:
         else:
             queue.append((group_id, message))  # type: ignore[arg-type]  # see assert
 
-    def take_applies(self) -> list[tuple[Group, MsgStorageApply]]:
-        """Return the entries to apply now, and forget them; the caller applies them."""
-        taken, self.applies = self.applies, []
-        return taken
-
 
 def _nothing() -> None:
     """Do nothing: there is no host yet."""

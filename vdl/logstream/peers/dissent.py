@@ -32,11 +32,11 @@ SAY_NS = 1_000 * MS
 class Dissent:
     """Reports of one server's replicas, and those of its peers'."""
 
-    __slots__ = ("_refused", "_said_ns", "_state", "lost_log")
+    __slots__ = ("_said_ns", "_state", "lost_log", "refused")
 
     def __init__(self, state: HostState) -> None:
         self._state = state
-        self._refused: dict[GroupId, tuple[NodeId, Term, Dissenting]] = {}
+        self.refused: dict[GroupId, tuple[NodeId, Term, Dissenting]] = {}
         """By group: the leader and term that the replica here cannot follow, and the reason."""
         self.lost_log: Callable[[GroupId], Log | None] = _none_is
         """Returns the log of a group's replica here, if that is lost. Set once, when the host is
@@ -65,7 +65,7 @@ class Dissent:
         dissenting = Dissenting(
             group.group_id, group.replica_id, Reason.DIVERGED, first_offset, end_offset
         )
-        self._refused[group.group_id] = message.from_, group.node.term, dissenting
+        self.refused[group.group_id] = message.from_, group.node.term, dissenting
         self._say(server_of(message.from_), dissenting)
 
     def refuses(self, group: Group, message: PeerMessage, server_id: ServerId) -> bool:
@@ -73,12 +73,12 @@ class Dissent:
 
         Reports that to the leader. A response to the message would acknowledge the leader.
         """
-        refused = self._refused.get(group.group_id)
+        refused = self.refused.get(group.group_id)
         if refused is None:
             return False
         leader, term, dissenting = refused
         if group.node.term != term:
-            del self._refused[group.group_id]
+            del self.refused[group.group_id]
             return False
         if message.from_ != leader or message.term != term:
             return False
@@ -138,7 +138,7 @@ class Dissent:
             replicas -= {replica for replica in replicas if server_of(replica) == server_id}
             if not replicas:
                 del self._state.dissenting[group_id]
-        for group_id, (leader, _, _) in list(self._refused.items()):
+        for group_id, (leader, _, _) in list(self.refused.items()):
             if server_of(leader) == server_id:
                 self._said_ns.pop(group_id, None)
 

@@ -166,18 +166,25 @@ class Inbox:
         if message.to != group.replica_id:
             stats.messages_dropped += 1
             return
-        if self._dissent.refuses(group, message, server_id):
+        if self._dissent.refused and self._dissent.refuses(group, message, server_id):
             stats.messages_dropped += 1
             return
-        if not self._may_take(message, group):
-            stats.messages_dropped += 1
-            return
-        if type(message) is MsgApp and message.entries and not self._status.is_full:
-            taken = self._taken_of(message, group)
-            if taken:
-                message.entries = taken
+        if type(message) is MsgApp and message.entries:
+            if self._store.accepts_appends:
+                taken = self._taken_of(message, group)
+                if taken:
+                    message.entries = taken
+                else:
+                    message = self._without_entries(message, group)
             else:
-                message = self._without_entries(message, group)
+                self._status.look()  # its leader sends more until it receives the status
+                message.entries = self._fitting(message, group)
+                if not message.entries:
+                    stats.messages_dropped += 1
+                    return
+        elif type(message) is MsgSnap and not self._may_take(message, group):
+            stats.messages_dropped += 1
+            return
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
@@ -216,22 +223,15 @@ class Inbox:
         next_group_id = self._state.catalog.next_group_id
         self._early.drop_unless(lambda g: g >= next_group_id or self._is_expected(g))
 
-    def _may_take(self, message: PeerMessage, group: Group) -> bool:
-        """Return True if a peer's message can be stepped; the leader sends refused ones again.
+    def _may_take(self, message: MsgSnap, group: Group) -> bool:
+        """Return True if a snapshot can be stepped; the leader sends a refused one again.
 
-        Snapshots of another version are refused. A full disk takes only what it has to, as far as
-        there is space.
+        Snapshots of another version are refused. A full disk takes one only if there is space.
         """
-        if type(message) is MsgSnap:
-            if not _is_readable(message):
-                return False
-            needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
-            return not self._status.is_full or self._grant(group, needed, is_essential=False)
-        if type(message) is MsgApp and message.entries and self._status.is_full:
-            self._status.look()  # its leader sends more until it receives the status
-            message.entries = self._fitting(message, group)
-            return bool(message.entries)
-        return True
+        if not _is_readable(message):
+            return False
+        needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
+        return self._store.accepts_appends or self._grant(group, needed, is_essential=False)
 
     # --- flow control --------------------------------------------------------------------------
     def _taken_of(self, message: MsgApp, group: Group) -> list[Entry]:

@@ -27,7 +27,7 @@ from vdl.logstream.state import HostState
 class Liveness:
     """The leader lists of one server, both directions, on the server's clock."""
 
-    __slots__ = ("_contradictions", "_deletions", "_led", "_lists", "_loop_time", "_state")
+    __slots__ = ("_contradictions", "_deletions", "_lists", "_loop_time", "_state", "led")
 
     def __init__(self, state: HostState, contradictions: Contradictions) -> None:
         self._state = state
@@ -36,7 +36,7 @@ class Liveness:
         self._deletions = 0
         """Number that grows by one with each group that the applied catalog deletes."""
         self._lists = LeaderLists(self._conflict_found)
-        self._led: dict[GroupId, int] = {}
+        self.led: dict[GroupId, int] = {}
         """Group → term in which this server leads it."""
 
     def _conflict_found(self, conflict: LeaderConflict) -> None:
@@ -47,31 +47,26 @@ class Liveness:
     # --- this server's own groups ---------------------------------------------------------
     def lead(
         self, group_id: GroupId, term: Term, replica_id: NodeId, in_sync: tuple[ServerId, ...] = ()
-    ) -> bool:
-        """Note that this server leads the group. Return True if that is new.
+    ) -> None:
+        """Note that this server leads the group, or leads it in another term.
 
         `in_sync`: see `rpc.leaders`.
         """
-        if self._led.get(group_id) == term:
-            return False
-        self._led[group_id] = term
+        self.led[group_id] = term
         self._lists.sender.set(group_id, term, replica_id, in_sync)
-        return True
 
     def in_sync_changed(self, group: Group) -> None:
         """Send the new in-sync list of a group led here, and check appends that wait for copies."""
         in_sync = self._state.in_sync[group.group_id]
-        if self._led.get(group.group_id) == in_sync.term:
+        if self.led.get(group.group_id) == in_sync.term:
             self._lists.sender.set(group.group_id, in_sync.term, group.replica_id, in_sync.servers)
         if group.awaits_copies:
             self._state.outbox.mark_dirty(group)
 
-    def resign(self, group_id: GroupId) -> bool:
-        """Note that this server does not lead the group. Return True if that is new."""
-        if self._led.pop(group_id, None) is None:
-            return False
-        self._lists.sender.drop(group_id)
-        return True
+    def resign(self, group_id: GroupId) -> None:
+        """Note that this server does not lead the group."""
+        if self.led.pop(group_id, None) is not None:
+            self._lists.sender.drop(group_id)
 
     def entered(self, group_id: GroupId, term: Term) -> None:
         """Note the term of the replica here: leaders of older terms are deposed, or will be."""
