@@ -385,7 +385,8 @@ class DiskStore:
         is_cut = first <= log.last
         place_bytes_min = 0 if self.disk_full else self._place_bytes_min
         log.stage(entries, self._queue.batch, place_bytes_min=place_bytes_min, limits=self._limits)
-        failpoint.hit("truncate.staged" if is_cut else "append.staged")
+        if failpoint.armed:
+            failpoint.hit("truncate.staged" if is_cut else "append.staged")
         if is_cut and log.placement.rewind_token:
             self._checkpoints.rooms.note_cut(log)
         self._checkpoints.arm()
@@ -393,7 +394,8 @@ class DiskStore:
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)
         log.stage_hard(state, self._queue.batch)
-        failpoint.hit("hard.staged")
+        if failpoint.armed:
+            failpoint.hit("hard.staged")
         if state.commit > log.flushed_index:
             self._checkpoints.committed(log)
 
@@ -480,7 +482,8 @@ class DiskStore:
         if batch is not None:
             self.on_durable(self._queue.durable_token)
         # Before the next checkpoint: under load one could always begin.
-        self._next_removal()
+        if self._removals.queue:
+            self._removals.next()
         if batch is not None:
             self._checkpoints.begin_if_pressed()
         if self._life is Life.CLOSING:

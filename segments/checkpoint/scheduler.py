@@ -308,7 +308,8 @@ class CheckpointScheduler:
     def journaled(self, entries: int) -> None:
         """Note that a durable block has `entries` entries, or ends a batch that has them."""
         self._entries += entries
-        self.release_files()
+        if self._note_token or self._awaiting_proof[0]:
+            self.release_files()
 
     def begin_if_pressed(self) -> None:
         """Begin a checkpoint if enough was journaled since the last one.
@@ -316,12 +317,12 @@ class CheckpointScheduler:
         Less is enough while appends may soon have to wait for space in the cache. While they do
         wait, any amount is enough if something was committed.
         """
-        if self.state in FULL or not self.is_noted:
+        if self.state in FULL or self._queue.durable_token < self._note_token:
             return  # removals wait for the notes of the previous one, and would get no turn
         bytes_max = self._options.checkpoint_bytes
-        if self._is_crowded:
-            cache_bytes_max = self._options.cache_bytes_max
-            is_waited_for = self._has_committed and 2 * self._cache.crowding > cache_bytes_max
+        cache_bytes_max, crowding = self._options.cache_bytes_max, self._cache.crowding
+        if crowding > cache_bytes_max // 4:
+            is_waited_for = self._has_committed and 2 * crowding > cache_bytes_max
             bytes_max = 0 if is_waited_for else min(bytes_max, cache_bytes_max // 8)
         if self._cache.large_bytes and self._has_large_to_flush():
             bytes_max = 0

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from segments.api import Timer, Workers
+from segments.api import Workers
 
 T = TypeVar("T")
 
@@ -48,10 +48,11 @@ class Jobs:
     `on_rest` is called on the loop when all submitted jobs have ended.
     """
 
-    __slots__ = ("_handed", "_then", "_workers", "is_over", "on_rest")
+    __slots__ = ("_handed", "_then", "_workers", "call_later", "is_over", "on_rest")
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
+        self.call_later = workers.call_later
         self._handed: set[_Job] = set()
         self._then: Callable[[], None] | None = None
         self.is_over = False
@@ -90,14 +91,11 @@ class Jobs:
         """Run a job that touches no file; the directory is released without waiting for it."""
         self._workers.compute(job, done)
 
-    def call_later(self, delay_ms: int, fn: Callable[[], None]) -> Timer:
-        return self._workers.call_later(delay_ms, fn)
-
     def over(self, then: Callable[[], None]) -> None:
         """Let no further job begin and no `done` be called; call `then` when none is running."""
         self.is_over = True
         self._then = then
-        self._look()
+        self._look(then)
 
     def _ended(self, handed: _Job, result: object) -> None:
         self._handed.discard(handed)
@@ -105,13 +103,12 @@ class Jobs:
             handed.done(result)
             if not self._handed:
                 self.on_rest()
-        self._look()
+        if self._then is not None:
+            self._look(self._then)
 
-    def _look(self) -> None:
-        if self._then is not None and not any(
-            job.has_begun and not job.has_ended for job in self._handed
-        ):
-            then, self._then = self._then, None
+    def _look(self, then: Callable[[], None]) -> None:
+        if not any(job.has_begun and not job.has_ended for job in self._handed):
+            self._then = None
             then()
 
 

@@ -77,12 +77,13 @@ class RemovalsOwner(Protocol):
 class Removals:
     """The queue of removals."""
 
-    __slots__ = ("_owner", "_queue", "_workers", "begun", "state")
+    __slots__ = ("_owner", "_workers", "begun", "queue", "state")
 
     def __init__(self, workers: Workers, owner: RemovalsOwner) -> None:
         self._workers = workers
         self._owner = owner
-        self._queue: deque[Removal] = deque()
+        self.queue: deque[Removal] = deque()
+        """Removals that wait, oldest first. Read only for others."""
         self.state = RemovalState.IDLE
         self.begun = 0
         """Number of jobs begun."""
@@ -92,14 +93,14 @@ class Removals:
         return self.state is RemovalState.RUNNING
 
     def add(self, removal: Removal) -> None:
-        self._queue.append(removal)
+        self.queue.append(removal)
 
     def next(self) -> None:
         """Begin the oldest removal, if it may run."""
-        while self._queue and self.state is RemovalState.IDLE:
-            if not self._owner.removal_may_run(self._queue[0].token):
+        while self.queue and self.state is RemovalState.IDLE:
+            if not self._owner.removal_may_run(self.queue[0].token):
                 return
-            removal = self._queue.popleft()
+            removal = self.queue.popleft()
             job = removal.begin()
             if job is not None:
                 self._run(removal, job)
@@ -112,14 +113,14 @@ class Removals:
             self.state = RemovalState.IDLE
             if isinstance(result, BaseException) and is_refused(result):
                 self.state = RemovalState.REFUSED
-                self._queue.appendleft(Removal(removal.token, lambda: job, removal.after))
+                self.queue.appendleft(Removal(removal.token, lambda: job, removal.after))
                 self._workers.call_later(DISK_FULL_RETRY_MS, self._go_on)
             elif isinstance(result, BaseException):
                 self._owner.removal_failed(result)
                 return
             elif result:
                 self.state = RemovalState.RESTING
-                self._queue.appendleft(Removal(removal.token, lambda: job, removal.after))
+                self.queue.appendleft(Removal(removal.token, lambda: job, removal.after))
                 rest_ms = 0 if self._owner.removal_is_urgent() else REST_MS
                 self._workers.call_later(rest_ms, self._go_on)
             elif removal.after is not None:

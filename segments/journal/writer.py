@@ -128,7 +128,8 @@ class _Write:
     def run(self) -> int:
         """Write and sync. Blocks. Raises OSError."""
         file, buffers, position = self.file.file, self.buffers, self.position
-        failpoint.hit("journal.before_sync")
+        if failpoint.armed:
+            failpoint.hit("journal.before_sync")
         block_end = position + sum(map(len, buffers))
         if block_end > self.file.capacity:
             # A lack of space must be detected here, before anything is written.
@@ -137,7 +138,8 @@ class _Write:
             file.pwrite(buffers[:1], position)
             failpoint.act("journal.torn")
         written = file.pwrite(buffers, position, durable=True)
-        failpoint.hit("journal.after_sync")
+        if failpoint.armed:
+            failpoint.hit("journal.after_sync")
         return written
 
 
@@ -332,13 +334,14 @@ class Journal:
         is_last = batch is None
         if batch is None:
             batch = queue.take()
-            if batch.records and self._needs_file(batch, block_bytes(batch)):
-                # Taken now: by the time the file is ready, more has been staged, and a header with
-                # that state would name records that are not durable yet.
-                batch.marks = marks_of(self._logs)
-                if self.allocation.room is Room.FULL:
-                    self._carry_over(batch)
-        last_part = self._fit(batch)
+        needs_file = self._needs_file(batch, block_bytes(batch))
+        if needs_file and is_last and batch.records:
+            # Taken now: by the time the file is ready, more has been staged, and a header with
+            # that state would name records that are not durable yet.
+            batch.marks = marks_of(self._logs)
+            if self.allocation.room is Room.FULL:
+                self._carry_over(batch)
+        last_part = self._fit(batch) if needs_file else (batch, None)
         if last_part is None:
             assert batch.records, batch.token
             queue.rest = batch
@@ -378,8 +381,9 @@ class Journal:
         if self.state is WriterState.STOPPED:
             return
         payloads, write.part.payloads = write.part.payloads, []
-        self._payload_bytes = sum([payload.bytes for payload in payloads])
+        self._payload_bytes = 0
         if payloads:
+            self._payload_bytes = sum(payload.bytes for payload in payloads)
             write.awaits_payloads = True
             self._write_payloads(write, payloads)
         self._workers.journal(write.run, partial(self._ended, write))
@@ -516,17 +520,15 @@ class Journal:
 
     # --- blocks --------------------------------------------------------------------------------
     def _fit(self, batch: Batch) -> tuple[Batch, Batch | None] | None:
-        """Return (part of the batch for the next block, the rest), or None if a file is needed.
+        """Return (part of a batch for the block that begins a file, the rest); None without a file.
 
         A batch that no file can take whole is split between records. A single record that none can
         take goes to the start of a file and enlarges it.
         """
-        need = block_bytes(batch)
-        if not self._needs_file(batch, need):
-            return batch, None
         prepared = self.allocation.prepared
         if not prepared:
             return None
+        need = block_bytes(batch)
         room = prepared[0].capacity - self._header_bytes()
         room -= room % PAGE_BYTES  # blocks are whole pages, even if the file is not
         if need <= room or len(batch.records) == 1 or batch.stands_for:

@@ -510,11 +510,15 @@ class DiskLog:
         self, entries: Sequence[EntryLike], bytes_min: int, limits: SegmentLimits | None
     ) -> Layout | None:
         """Return the layout by which the entries are placed; None: they are not placed."""
-        if sum([len(entry.data) for entry in entries]) < bytes_min:
+        size = longest = 0
+        for entry in entries:  # without a call: this runs for each append
+            length = len(entry.data)
+            size += length
+            longest = max(longest, length)
+        if size < bytes_min:
             return None
         limits = self.limits or limits
         assert limits is not None, "the log has limits of a segment"
-        longest = max([len(entry.data) for entry in entries])
         if SEGMENT_HEADER_BYTES + FRAME_BYTES + longest > limits.bytes:
             return None  # larger than any space that will be allocated
         placement = self.placement
