@@ -138,22 +138,14 @@ def ticks_until_due(raft: Raft, never: int) -> int:
         due = raft.election_ticks - raft.election_elapsed
     heartbeat = raft.heartbeat_ticks - raft.heartbeat_elapsed
     if heartbeat < due:
-        rounds = _rounds_to_heartbeats(raft)
-        if rounds:
-            due = min(due, heartbeat + (rounds - 1) * raft.heartbeat_ticks)
+        if not raft.quiet_heartbeats or raft.pending_reads.last_round:
+            due = heartbeat
+        else:
+            for _, progress in _out_of_step(raft):
+                rounds = max(progress.ask_round - raft.heartbeat_rounds, 1)
+                due = min(due, heartbeat + (rounds - 1) * raft.heartbeat_ticks)
     # A heartbeat that was not needed when it was due may be needed now.
     return max(due, 1)
-
-
-def _rounds_to_heartbeats(raft: Raft) -> int:
-    """Return the number of rounds until a heartbeat is sent, at least 1; 0 if none will be."""
-    if not raft.quiet_heartbeats or raft.pending_reads.last_round:
-        return 1
-    first = 0
-    for _, progress in _out_of_step(raft):
-        rounds = max(progress.ask_round - raft.heartbeat_rounds, 1)
-        first = min(first, rounds) if first else rounds
-    return first
 
 
 def asks(raft: Raft) -> bool:

@@ -335,7 +335,32 @@ def decode_messages(payload: memoryview) -> list[GroupMessage]:
     """
     decoder = _Decoder(payload)
     try:
-        return decoder.messages()
+        count, meta_bytes = _PREFIX.unpack_from(payload)
+        decoder.payload_at = _PREFIX.size + meta_bytes
+        if decoder.payload_at > len(payload):
+            raise MalformedFrame("raft frame lengths")
+        decoder.at = _PREFIX.size
+        # Cut off, so that no message can be read out of payload bytes.
+        meta = decoder.meta = payload[: decoder.payload_at]
+        messages: list[GroupMessage] = []
+        for _ in range(count):
+            if decoder.at >= len(meta):
+                raise MalformedFrame("raft frame count", decoder.at)
+            kind = meta[decoder.at]
+            fixed = _FIXED.get(kind)
+            if fixed is not None:
+                layout, message_type = fixed
+                fields = layout.unpack_from(meta, decoder.at)
+                decoder.at += layout.size
+                messages.append((fields[1], message_type(*fields[2:])))
+                continue
+            decode = _DECODERS.get(kind)
+            if decode is None:
+                raise MalformedFrame(f"raft message kind {kind}", decoder.at)
+            messages.append(decode(decoder))
+        if decoder.at != len(meta) or decoder.payload_at != len(payload):
+            raise MalformedFrame("raft frame end", decoder.at)
+        return messages
     except struct.error as error:
         # Every read is by `unpack_from`, which checks the bytes present.
         raise MalformedFrame("raft frame", decoder.at) from error
@@ -351,35 +376,6 @@ class _Decoder:
         self.meta = payload
         self.at = 0
         self.payload_at = 0
-
-    def messages(self) -> list[GroupMessage]:
-        payload = self.payload
-        count, meta_bytes = _PREFIX.unpack_from(payload)
-        self.payload_at = _PREFIX.size + meta_bytes
-        if self.payload_at > len(payload):
-            raise MalformedFrame("raft frame lengths")
-        self.at = _PREFIX.size
-        # Cut off, so that no message can be read out of payload bytes.
-        meta = self.meta = payload[: self.payload_at]
-        messages: list[GroupMessage] = []
-        for _ in range(count):
-            if self.at >= len(meta):
-                raise MalformedFrame("raft frame count", self.at)
-            kind = meta[self.at]
-            fixed = _FIXED.get(kind)
-            if fixed is not None:
-                layout, message_type = fixed
-                fields = layout.unpack_from(meta, self.at)
-                self.at += layout.size
-                messages.append((fields[1], message_type(*fields[2:])))
-                continue
-            decode = _DECODERS.get(kind)
-            if decode is None:
-                raise MalformedFrame(f"raft message kind {kind}", self.at)
-            messages.append(decode(self))
-        if self.at != len(meta) or self.payload_at != len(payload):
-            raise MalformedFrame("raft frame end", self.at)
-        return messages
 
     def entries(self, count: int) -> list[Entry]:
         meta = self.meta

@@ -273,7 +273,13 @@ class PeerEngine:
                 frame = self._reader.next_frame()
                 if frame is None:
                     return None
-                event = self._step(*frame)
+                code, payload = frame
+                frame_type = _TYPE_BY_CODE.get(code)
+                # `_sendable` is the set of types that this link carries, in both directions.
+                if self.state is LinkState.OPEN and frame_type in self._sendable:
+                    assert frame_type is not None, code
+                    return FrameReceived(frame_type, payload)
+                event = self._step(code, frame_type, payload)
             except RemoteError:
                 self.state = LinkState.CLOSED
                 raise
@@ -281,12 +287,9 @@ class PeerEngine:
                 return event
         return None
 
-    def _step(self, code: int, payload: memoryview) -> Event | None:
-        frame_type = _TYPE_BY_CODE.get(code)
+    def _step(self, code: int, frame_type: FrameType | None, payload: memoryview) -> Event | None:
+        """Process a frame of the link itself: HELLO, REJECT, PING, PONG."""
         if self.state is LinkState.OPEN:
-            # `_sendable` is the set of types that this link carries, in both directions.
-            if frame_type is not None and frame_type in self._sendable:
-                return FrameReceived(frame_type, payload)
             if frame_type is FrameType.PING:
                 self._ping_received(payload)
                 return None

@@ -286,7 +286,7 @@ class DiskStore:
 
     @property
     def unflushed_bytes(self) -> int:
-        return self._cache.crowding
+        return self._cache.unflushed - self._cache.large_bytes
 
     @property
     def large_bytes(self) -> int:

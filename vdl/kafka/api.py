@@ -35,7 +35,7 @@ class Api:
         "_failure",
         "_handler",
         "_module",
-        "_wire",
+        "handler",
         "key",
         "large_answer",
         "max_version",
@@ -43,7 +43,13 @@ class Api:
         "name",
         "passed_on",
         "pipelined",
+        "wire",
     )
+
+    wire: Any
+    """The generated module of this API, loaded at first use."""
+    handler: Handler
+    """The handler, loaded at first use."""
 
     def __init__(
         self,
@@ -74,30 +80,25 @@ class Api:
         self.passed_on = passed_on
         """Array of the request whose elements are mostly bytes that are passed on in a command;
         empty if there is none. Such a request takes less decoded memory than others."""
-        self._wire: Any = None
         self._module = module
         """The file in `vdl/kafka/handlers` that has both functions."""
         self._handler = handler
+        """The handler, or its name."""
         self._failure = failure
         """Empty: the response has an error code for the request as a whole."""
 
-    @property
-    def wire(self) -> Any:
-        """The generated module of this API, loaded at first use."""
-        wire = self._wire
-        if wire is None:
-            wire = self._wire = import_module(
-                f"vdl.kafka.wire.{_WORD_START.sub('_', self.name).lower()}"
-            )
-        return wire
-
-    @property
-    def handler(self) -> Handler:
-        """The handler, loaded at first use."""
-        handler = self._handler
-        if isinstance(handler, str):
-            handler = self._handler = self._function(handler)
-        return handler
+    def __getattr__(self, name: str) -> Any:
+        """Load `wire` or `handler`, which is not set yet; it is a plain attribute from then on."""
+        found: Any
+        if name == "wire":
+            module = _WORD_START.sub("_", self.name).lower()
+            self.wire = found = import_module(f"vdl.kafka.wire.{module}")
+        elif name == "handler":
+            handler = self._handler
+            self.handler = found = self._function(handler) if isinstance(handler, str) else handler
+        else:
+            raise AttributeError(name)
+        return found
 
     def failure(self, request: Any, version: int, code: ErrorCode) -> Any:
         """Return the response with `code` wherever the request could have been answered; or a

@@ -373,7 +373,7 @@ class Host:
             self.stats.messages_out += len(messages)
             send = self.state.transport.send
             for lane, is_urgent in zip(in_lanes(messages), (True, False), strict=True):
-                for start, end, buffers in encode_frames(lane):
+                for start, end, buffers in encode_frames(lane) if lane else ():
                     self.stats.frames_out += 1
                     more = end < len(lane)
                     if not send(server, FrameType.RAFT, buffers, urgent=is_urgent, more=more):

@@ -330,26 +330,21 @@ class _Produce:
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
                 answer.log_append_time_ms = appended.duplicate_timestamp
-            self.settle(group_id, answer, appended)
-        except Exception as error:  # noqa: BLE001 - the connection edge
+            error = appended.error
+            if error is ErrorCode.CONCURRENT_TRANSACTIONS:
+                error = produce_code(error, self.ctx.api_version)
+            answer.error_code = error
+            answer.log_start_offset = appended.log_start_offset
+            if error is ErrorCode.NONE:
+                answer.base_offset = appended.base_offset
+            else:
+                answer.log_append_time_ms = -1
+                if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    self.refuse_as_follower(group_id, answer)
+            self.settled()
+        except Exception as fault:  # noqa: BLE001 - the connection edge
             if self.later is not None and not self.later.done:
-                self.later.complete(error)
-
-    def settle(
-        self, group_id: GroupId, answer: PartitionProduceResponse, appended: Appended
-    ) -> None:
-        error = appended.error
-        if error is ErrorCode.CONCURRENT_TRANSACTIONS:
-            error = produce_code(error, self.ctx.api_version)
-        answer.error_code = error
-        answer.log_start_offset = appended.log_start_offset
-        if error is ErrorCode.NONE:
-            answer.base_offset = appended.base_offset
-        else:
-            answer.log_append_time_ms = -1
-            if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                self.refuse_as_follower(group_id, answer)
-        self.settled()
+                self.later.complete(fault)
 
     def settled(self) -> None:
         """Count one more batch as settled, and answer after the last one."""

@@ -337,7 +337,7 @@ def test_answers_that_become_known_together_are_built_in_turns(
     """For example, answers that wait for the new leader of a partition whose server failed."""
     later = [Later() for _ in range(100)]
     rest = iter(later)
-    monkeypatch.setattr(API[API_VERSIONS], "_handler", lambda ctx, request: next(rest))
+    monkeypatch.setattr(API[API_VERSIONS], "handler", lambda ctx, request: next(rest))
     clients = [costly.client() for _ in later]
     for client in clients:
         ask(client)

@@ -220,7 +220,7 @@ def test_what_is_not_cut_is_refused_when_it_is_too_much(
     per turn. No handler is called, and a client without permission is refused too."""
     api = API[key]
     seen: list[Any] = []
-    monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
+    monkeypatch.setattr(api, "handler", lambda ctx, request: seen.append(request))
     small = tuple(replace(row, at_once=SMALL, times=0) for row in WHOLES[key])
     monkeypatch.setitem(PARTS, key, small)  # type: ignore[arg-type]
     monkeypatch.setattr(wide_request, "REPLICAS_TIMES", 0)
@@ -338,7 +338,7 @@ def test_no_handler_sees_an_element_with_a_list_that_is_too_long(
 ) -> None:
     """The handler does not see the other elements of the request either."""
     seen: list[Any] = []
-    monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
+    monkeypatch.setattr(api, "handler", lambda ctx, request: seen.append(request))
     path = f"{row.asked}.{held}".replace("_", "").lower()
     version = api.max_version
     (camel,) = [one for one in wishes.paths(api.key, version) if ".".join(one).lower() == path]

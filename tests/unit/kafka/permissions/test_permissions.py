@@ -937,13 +937,13 @@ def test_failing_handler_does_not_uncover_what_was_refused() -> None:
     world = secured(bind(Do.DESCRIBE, TOPIC))
     world.topic("hidden")
     api = API[2]
-    kept, api._handler = api.handler, _broken
+    kept, api.handler = api.handler, _broken
     try:
         request = requests(5)[2]
         request.topics.append(type(request.topics[0])("hidden", list(request.topics[0].partitions)))
         answer = client(world).ask(2, 5, request)
     finally:
-        api._handler = kept
+        api.handler = kept
     assert {t.name: set(codes(t)) for t in answer.topics} == {
         "t": {ErrorCode.UNKNOWN_SERVER_ERROR},
         "hidden": {ErrorCode.TOPIC_AUTHORIZATION_FAILED},
