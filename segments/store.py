@@ -118,7 +118,6 @@ class DiskStore:
         workers: Workers = jobs
         self.workers = workers
         self._jobs = jobs
-        jobs.on_rest = self._rested
         self._options = options
         self._limits = SegmentLimits(options.segment_bytes)
         has_places = recovered.identity.has_places
@@ -721,6 +720,7 @@ class DiskStore:
             self._life = Life.CLOSING
         self._closed = done
         self._checkpoints.is_closing = True
+        self._jobs.on_rest = self._rested
         self._journal.close()
 
     def _try_close(self) -> None:

@@ -327,9 +327,10 @@ class CheckpointScheduler:
         if self._cache.large_bytes and self._has_large_to_flush():
             bytes_max = 0
         journaled_bytes, entries = self._at_last
+        stats = self._journal.stats
         if (
             self._entries - entries >= self._options.checkpoint_entries
-            or self._journaled[0] - journaled_bytes >= bytes_max
+            or stats.bytes + stats.payload_bytes - journaled_bytes >= bytes_max
         ):
             self.begin()
 

@@ -419,7 +419,7 @@ class Host:
     def _durable(self, token: int) -> None:
         """Deliver the responses that waited for the journal, which is durable up to `token`.
 
-        A follower's acknowledgement goes to its leader (`_deliver_to`, `_send`). A leader's own
+        A follower's acknowledgement goes to its leader (`_deliver`, `_send`). A leader's own
         goes into its node, where it counts like a follower's. When a majority has the entry,
         `run_once` pumps the group, which calls its owner (`LogStream.committed`), which completes
         its waiters. `Front.send_answers` sends the results.
@@ -433,23 +433,21 @@ class Host:
         if self._outbox.is_closed:
             return
         for group, responses in ready:
-            if self._groups.get(group.group_id) is group:
-                self._deliver_to(group, responses)
-
-    def _deliver_to(self, group: Group, responses: Sequence[Message]) -> None:
-        if group.node.raft.vote_pending:
-            group.catch_up(self.loop_time.tick())  # the vote waited: count the disk's time
-        for message in responses:
-            if message.to == group.replica_id:
-                group.node.step(message)
-            elif isinstance(message, MsgStorageApply):
-                self._apply()
-                group.apply_held(message)
-            else:
-                self._outbox.send(group.group_id, message)
-        self._commits.stepped(group)
-        if self._outbox.out:
-            self._outbox.schedule()
+            if self._groups.get(group.group_id) is not group:
+                continue  # it was deleted in the meantime
+            if group.node.raft.vote_pending:
+                group.catch_up(self.loop_time.tick())  # the vote waited: count the disk's time
+            for message in responses:
+                if message.to == group.replica_id:
+                    group.node.step(message)
+                elif isinstance(message, MsgStorageApply):
+                    self._apply()
+                    group.apply_held(message)
+                else:
+                    self._outbox.send(group.group_id, message)
+            self._commits.stepped(group)
+            if self._outbox.out:
+                self._outbox.schedule()
 
     # --- PeerHandler ----------------------------------------------------------------------
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
