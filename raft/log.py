@@ -289,12 +289,8 @@ class RaftLog:
 
     # --- Towards the state machine -------------------------------------------------------------
 
-    def appliable_end(self, *, allow_unstable: bool) -> Index:
-        """Return the last index that may be applied now, within the durable part if required."""
-        return self.committed if allow_unstable else min(self.committed, self.stable)
-
     def has_committed(self, *, allow_unstable: bool) -> bool:
-        """Return True if `next_committed` would return entries."""
+        """Return True if `take_committed` would return entries."""
         committed = self.committed
         return (
             self.applying < committed
@@ -304,34 +300,25 @@ class RaftLog:
             and (self.cold_read_first == 0 or bool(self.cold_committed))
         )
 
-    def next_committed(self, *, allow_unstable: bool) -> list[Entry]:
-        """Return entries to apply next, within the limit on applying bytes. Raises NotInMemory."""
+    def take_committed(self, *, allow_unstable: bool) -> list[Entry]:
+        """Return entries to apply next, within the limit on applying bytes; count them as given
+        out.
+
+        Without `allow_unstable` they are durable here. Raises NotInMemory.
+        """
         if not self.has_committed(allow_unstable=allow_unstable):
             return []
-        if self.cold_committed:
-            return self.cold_committed
-        room = self.applying_bytes_max - self.applying_bytes
-        assert room > 0, (self.applying_bytes, self.applying_bytes_max)
-        first = self.applying + 1
-        end = self.appliable_end(allow_unstable=allow_unstable) + 1
-        try:
-            return self.slice(first, end, room)
-        except NotInMemory:
-            self.cold_read_first = first
-            raise
-
-    def supply_committed(self, entries: list[Entry]) -> None:
-        """Accept entries that `next_committed` did not find in memory; [] if the read failed."""
-        if not self.cold_read_first:
-            return
-        if entries and entries[0].index == self.cold_read_first:
-            room = self.appliable_end(allow_unstable=False) + 1 - self.cold_read_first
-            self.cold_committed = entries[:room]
-        else:
-            self.cold_read_first = NO_INDEX
-
-    def accept_applying(self, entries: list[Entry], *, allow_unstable: bool) -> None:
-        """Count the result of `next_committed` as given out."""
+        end = self.committed if allow_unstable else min(self.committed, self.stable)
+        entries = self.cold_committed
+        if not entries:
+            room = self.applying_bytes_max - self.applying_bytes
+            assert room > 0, (self.applying_bytes, self.applying_bytes_max)
+            first = self.applying + 1
+            try:
+                entries = self.slice(first, end + 1, room)
+            except NotInMemory:
+                self.cold_read_first = first
+                raise
         last = entries[-1].index
         assert last <= self.committed, (last, self.committed)
         self.cold_read_first = NO_INDEX
@@ -339,11 +326,19 @@ class RaftLog:
         self.applying = last
         self.applying_bytes += size_of(entries)
         # Entries that stop short of the end mean that the limit was reached.
-        self.applying_paused = (
-            self.applying_bytes >= self.applying_bytes_max
-            or last < self.appliable_end(allow_unstable=allow_unstable)
-        )
+        self.applying_paused = self.applying_bytes >= self.applying_bytes_max or last < end
         self._trim()
+        return entries
+
+    def supply_committed(self, entries: list[Entry]) -> None:
+        """Accept entries that `take_committed` did not find in memory; [] if the read failed."""
+        if not self.cold_read_first:
+            return
+        if entries and entries[0].index == self.cold_read_first:
+            room = min(self.committed, self.stable) + 1 - self.cold_read_first
+            self.cold_committed = entries[:room]
+        else:
+            self.cold_read_first = NO_INDEX
 
     def applied_to(self, index: Index, bytes_applied: int) -> None:
         """Mark everything up to `index` as applied."""

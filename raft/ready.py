@@ -150,8 +150,6 @@ class ReadyMaker:
             self._address_storage(ready)
         else:
             self._prepare_advance(ready)
-        if ready.committed_entries:
-            log.accept_applying(ready.committed_entries, allow_unstable=self._allow_unstable)
         return ready
 
     def steps_on_advance(self, ready: Ready) -> list[Message]:
@@ -184,7 +182,7 @@ class ReadyMaker:
     def _collect_committed(self, ready: Ready) -> None:
         raft = self._raft
         try:
-            ready.committed_entries = raft.log.next_committed(allow_unstable=self._allow_unstable)
+            ready.committed_entries = raft.log.take_committed(allow_unstable=self._allow_unstable)
         except NotInMemory as answer:
             raft.cold_reads.append(
                 ColdRead(raft.id, answer.first, answer.end, raft.log.applying_bytes_max)
@@ -215,7 +213,9 @@ class ReadyMaker:
                 responses.append(_stable_answer(raft, ready))
             ready.messages.append(append)
         if ready.committed_entries:
-            answer = _applied_answer(raft, ready.committed_entries)
+            answer = MsgStorageApplyResp(
+                raft.id, LOCAL_APPLY_THREAD, NO_TERM, ready.committed_entries
+            )
             ready.messages.append(
                 MsgStorageApply(
                     LOCAL_APPLY_THREAD, raft.id, NO_TERM, ready.committed_entries, [answer]
@@ -234,7 +234,9 @@ class ReadyMaker:
         if log.last_index > log.stable or ready.snapshot is not None:
             steps.append(_stable_answer(raft, ready))
         if ready.committed_entries:
-            steps.append(_applied_answer(raft, ready.committed_entries))
+            steps.append(
+                MsgStorageApplyResp(raft.id, LOCAL_APPLY_THREAD, NO_TERM, ready.committed_entries)
+            )
 
 
 def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
@@ -253,10 +255,6 @@ def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
     if raft.vote_pending:
         answer.vote = raft.vote
     return answer
-
-
-def _applied_answer(raft: Raft, entries: list[Entry]) -> MsgStorageApplyResp:
-    return MsgStorageApplyResp(raft.id, LOCAL_APPLY_THREAD, NO_TERM, entries)
 
 
 # --- Storage's answers -------------------------------------------------------------------------

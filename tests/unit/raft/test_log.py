@@ -181,9 +181,9 @@ def test_tail_keeps_entries_until_they_are_durable_and_given_out_to_apply() -> N
     write_out(log)
     assert (log.offset, log.stable) == (1, 2)
     log.commit_to(1)
-    committed = log.next_committed(allow_unstable=False)
-    assert committed[0] is log.entries[0]
-    log.accept_applying(committed, allow_unstable=False)
+    first = log.entries[0]
+    [committed] = log.take_committed(allow_unstable=False)
+    assert committed is first
     assert (log.offset, len(log.entries)) == (2, 1)
 
 
@@ -192,8 +192,8 @@ def test_committed_entry_that_is_not_durable_here_is_not_applied() -> None:
     log = log_of(1, 1)
     log.commit_to(2)
     assert not log.has_committed(allow_unstable=False)
-    assert log.next_committed(allow_unstable=False) == []
-    assert len(log.next_committed(allow_unstable=True)) == 2
+    assert log.take_committed(allow_unstable=False) == []
+    assert len(log.take_committed(allow_unstable=True)) == 2
 
 
 def test_applying_stops_at_the_limit_and_goes_on_when_acknowledged() -> None:
@@ -201,12 +201,11 @@ def test_applying_stops_at_the_limit_and_goes_on_when_acknowledged() -> None:
     one = ENTRY_OVERHEAD_BYTES
     log = log_of(1, 1, 1, 1, stable=4, applying_bytes_max=2 * one)
     log.commit_to(4)
-    first = log.next_committed(allow_unstable=False)
+    first = log.take_committed(allow_unstable=False)
     assert [e.index for e in first] == [1, 2]
-    log.accept_applying(first, allow_unstable=False)
     assert not log.has_committed(allow_unstable=False)
     log.applied_to(1, one)
-    [third] = log.next_committed(allow_unstable=False)
+    [third] = log.take_committed(allow_unstable=False)
     assert third.index == 3
 
 
@@ -216,7 +215,7 @@ def test_entry_larger_than_the_limit_is_applied_alone() -> None:
     storage.append(entries(1, 1, data=b"x" * 100))
     log = RaftLog(storage, applying_bytes_max=1)
     log.commit_to(2)
-    assert [e.index for e in log.next_committed(allow_unstable=False)] == [1]
+    assert [e.index for e in log.take_committed(allow_unstable=False)] == [1]
 
 
 @pytest.mark.parametrize(("room", "count"), [(0, 1), (1, 1), (41, 1), (84, 2), (126, 3)])
