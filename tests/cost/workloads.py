@@ -82,6 +82,17 @@ WORKLOADS = (
         in_flight=16,
     ),
     Workload(
+        name="lone",
+        about="one record a request to one partition, the next when it is acknowledged",
+        unit="record",
+        units=200,
+        partitions=1,
+        records_per_request=1,
+        requests=200,
+        requests_to_warm=50,
+        in_flight=1,
+    ),
+    Workload(
         name="spread",
         about="one record a request to 120 partitions in turn, 32 requests under way, idempotent",
         unit="record",
