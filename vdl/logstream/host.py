@@ -126,7 +126,7 @@ class Host:
             last_resort,
         )
         self._opener = ReplicaOpener(state, self.liveness, hosting=self)
-        self._move_limits = MoveLimits(state, self._opener.move_throttle)
+        self._move_limits = MoveLimits(state, self._opener.throttle)
         self._replicas = Replicas(state, hosting=self)
         self._dissent.lost_log = self._replicas.lost_log
         self._marks = JournalMarks(state, lose=self._replicas.lose_all)

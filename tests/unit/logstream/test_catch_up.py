@@ -9,7 +9,7 @@ import pytest
 
 from segments.api import NotInMemory
 from segments.memory import MemoryLog, MemoryStore
-from vdl.logstream.group.recovery_throttle import GAIN
+from vdl.logstream.group.feed_throttle import GAIN
 from vdl.logstream.options import HostOptions
 
 RESETS = 30
@@ -70,7 +70,7 @@ class FarBehind:
     def waiting(self) -> int:
         """Reads that have not begun, for all the leader's groups."""
         pace = self.group.feeding.throttle
-        return len(pace._jobs.waiting) + len(pace._jobs._behind)
+        return sum(map(len, pace._waiting.values())) + len(pace._behind)
 
     @property
     def is_back(self) -> bool:

@@ -15,8 +15,7 @@ import segments.api as storage
 from ids import NodeId
 from raft.node import RawNode
 from raft.types import ColdRead
-from vdl.logstream.group.move_throttle import MoveThrottle
-from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
+from vdl.logstream.group.feed_throttle import FeedThrottle, Gain
 from vdl.logstream.group.storage import as_entry
 
 
@@ -26,21 +25,19 @@ class Feeding:
     Use: (this object, follower) is the key of a read at a throttle.
     """
 
-    __slots__ = ("_gain", "_log", "_move_throttle", "_node", "_store", "cold_first", "throttle")
+    __slots__ = ("_gain", "_log", "_node", "_store", "cold_first", "throttle")
 
     def __init__(
         self,
         node: RawNode,
         log: storage.Log,
         store: storage.Store,
-        throttle: RecoveryThrottle,
-        move_throttle: MoveThrottle,
+        throttle: FeedThrottle,
     ) -> None:
         self._node = node
         self._log = log
         self._store = store
         self.throttle = throttle
-        self._move_throttle = move_throttle
         self._gain = Gain()
         self.cold_first: dict[NodeId, int] = {}
         """First index of the pending read, by peer."""
@@ -52,9 +49,7 @@ class Feeding:
         """
         peer = want.peer
         key = (self, peer)
-        throttle: RecoveryThrottle | MoveThrottle = self.throttle
-        if self._move_throttle.is_paced(key):
-            throttle = self._move_throttle
+        throttle = self.throttle
         began_ns = 0
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -92,7 +87,7 @@ class Feeding:
         """Withdraw the reads that the core does not wait for any more."""
         for peer, first in list(self.cold_first.items()):
             if not self._is_wanted(peer, first):
-                self._withdraw(peer)
+                self.throttle.withdraw((self, peer))
                 if peer not in self._node.raft.progress:
                     self._gain.forget(peer)
                 del self.cold_first[peer]
@@ -100,9 +95,5 @@ class Feeding:
     def stop(self) -> None:
         """Withdraw all reads: the replica is taken out of service."""
         for peer in self.cold_first:
-            self._withdraw(peer)
+            self.throttle.withdraw((self, peer))
         self.cold_first.clear()
-
-    def _withdraw(self, peer: NodeId) -> None:
-        self.throttle.withdraw((self, peer))
-        self._move_throttle.withdraw((self, peer))

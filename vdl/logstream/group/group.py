@@ -35,12 +35,11 @@ from raft.types import (
     StateType,
 )
 from vdl.logstream.group.campaigning import Campaigning
+from vdl.logstream.group.feed_throttle import FeedThrottle
 from vdl.logstream.group.feeding import Feeding
-from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.owner import Owner
 from vdl.logstream.group.read_index import ReadRounds
-from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.snapshot_source import Applied, SnapshotSource
 from vdl.logstream.group.snapshots import (
@@ -81,8 +80,7 @@ class Surroundings:
     store: storage.Store
     options: HostOptions
     tick: Callable[[], int]
-    throttle: RecoveryThrottle
-    move_throttle: MoveThrottle
+    throttle: FeedThrottle
     encodings: StateEncodings
     is_linked: Callable[[NodeId], bool]
     heard_ago: Callable[[NodeId], int]
@@ -200,7 +198,7 @@ class Group:
             )
         )
         self.campaigning = Campaigning(self.node, server.options, rng)
-        self.feeding = Feeding(self.node, log, server.store, server.throttle, server.move_throttle)
+        self.feeding = Feeding(self.node, log, server.store, server.throttle)
         self._is_linked, self._full = server.is_linked, server.full
         self.dirty = False
         self._tick = server.tick

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ids import Index, NodeId
 from vdl.clock import MS, NEVER
-from vdl.logstream.group.recovery_throttle import GAIN
+from vdl.logstream.group.feed_throttle import GAIN
 
 STALLED_NS = 1_000 * MS
 

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Hashable
 
 from ids import GroupId, NodeId, ServerId
+from vdl.logstream.group.feed_throttle import FeedThrottle
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.move_throttle import MoveThrottle, piece_bytes
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.state import HostState
 from vdl.state.catalog import GroupInfo
@@ -34,6 +34,9 @@ LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 """Kafka's settings of a topic: `partition:server`, separated by commas; or all, `*`."""
 UNTHROTTLED = (1 << 63) - 1
+PIECE_MS = 100
+"""A piece takes about this long at the limit."""
+PIECE_BYTES_MIN = 16 << 10
 
 
 class MoveLimits:
@@ -41,7 +44,7 @@ class MoveLimits:
 
     __slots__ = ("_paced", "_state", "_throttle")
 
-    def __init__(self, state: HostState, throttle: MoveThrottle) -> None:
+    def __init__(self, state: HostState, throttle: FeedThrottle) -> None:
         self._state = state
         self._throttle = throttle
         self._paced: dict[GroupId, Group] = {}
@@ -127,7 +130,7 @@ class MoveLimits:
                 }
             )
         self._paced = {group.group_id: group for group in found}
-        self._throttle.pace(
+        self._throttle.limit_moves(
             rates,
             {
                 (group.feeding, replica): own
@@ -145,6 +148,11 @@ class MoveLimits:
         listed = "" if topic is None else topic.configs.get(name, "")
         wanted = {"*", f"{info.partition}:{server_id}"}
         return any(part.strip() in wanted for part in listed.split(","))
+
+
+def piece_bytes(limit: int) -> int:
+    """Return the number of bytes to move at a time, for which others wait."""
+    return max(PIECE_BYTES_MIN, limit * PIECE_MS // 1_000)
 
 
 def rate_of(resources: ResourceConfigs, server_id: ServerId, name: str) -> int:

@@ -28,11 +28,10 @@ from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry
 from vdl.logstream.group import snapshots
+from vdl.logstream.group.feed_throttle import FeedThrottle
 from vdl.logstream.group.group import Group, Surroundings
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.owner import Owner
-from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.replica_ids import replica_id_of
 from vdl.logstream.group.snapshots import (
     Items,
@@ -80,10 +79,8 @@ class ReplicaOpener:
         self._left = state.options.openings_per_turn
         """Number of partitions that may still be opened in this turn."""
         self._is_armed = False
-        self.throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
+        self.throttle = FeedThrottle(state.clock, state.options.catch_up_bytes_per_second)
         """Shared by all replicas that are opened here."""
-        self.move_throttle = MoveThrottle(state.clock)
-        """Throttle for replicas that reassignments add, if an operator has set a limit."""
         self.encodings = StateEncodings(state.clock, lambda: state.outbox.is_closed)
         """Encodings of states for snapshots."""
         self._server = Surroundings(
@@ -91,7 +88,6 @@ class ReplicaOpener:
             options=state.options,
             tick=state.loop_time.tick,
             throttle=self.throttle,
-            move_throttle=self.move_throttle,
             encodings=self.encodings,
             is_linked=state.is_linked,
             heard_ago=liveness.heard_ago,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from vdl.clock import MS
-from vdl.logstream.group.move_throttle import PIECE_BYTES_MIN, MoveThrottle, piece_bytes
+from vdl.logstream.group.feed_throttle import FeedThrottle
+from vdl.logstream.membership.move_limits import PIECE_BYTES_MIN, piece_bytes
 from vdl.sim.clock import NodeClock, VirtualTime
 
 RATE = 1_000_000
@@ -17,7 +18,7 @@ class Feeds:
 
     def __init__(self) -> None:
         self.time = VirtualTime()
-        self.throttle = MoveThrottle(NodeClock(self.time))
+        self.throttle = FeedThrottle(NodeClock(self.time), 1 << 40)
         self.moved: dict[Hashable, int] = {}
 
     def feed(self, key: Hashable, *, less: int = 0) -> None:
@@ -35,7 +36,7 @@ class Feeds:
 def test_limit_is_shared_by_all_that_name_it() -> None:
     """Jobs run in order; a key without a limit does not wait."""
     feeds = Feeds()
-    feeds.throttle.pace({"l": RATE}, dict.fromkeys(range(5), ("l",)))
+    feeds.throttle.limit_moves({"l": RATE}, dict.fromkeys(range(5), ("l",)))
     for key in range(5):
         feeds.feed(key)
     feeds.run(10)
@@ -50,7 +51,7 @@ def test_limit_is_shared_by_all_that_name_it() -> None:
 def test_every_limit_that_is_named_holds() -> None:
     """The slower one of two decides; a key that waits for it does not delay others."""
     feeds = Feeds()
-    feeds.throttle.pace(
+    feeds.throttle.limit_moves(
         {"leader": 2 * RATE, "slow": RATE // 10, "fast": 10 * RATE},
         {"a": ("leader", "slow"), "b": ("leader", "fast")},
     )
@@ -65,7 +66,7 @@ def test_every_limit_that_is_named_holds() -> None:
 def test_what_was_not_moved_is_given_back() -> None:
     """A read that finds little uses little of the limit."""
     feeds = Feeds()
-    feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
+    feeds.throttle.limit_moves({"l": RATE}, {"a": ("l",)})
     feeds.feed("a", less=SIZE - 1_000)
     feeds.run(1)
     assert RATE - SIZE <= feeds.moved["a"] <= RATE + SIZE
@@ -74,7 +75,7 @@ def test_what_was_not_moved_is_given_back() -> None:
 def test_pause_is_not_made_up_for() -> None:
     """After an hour without jobs it is as slow as before."""
     feeds = Feeds()
-    feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
+    feeds.throttle.limit_moves({"l": RATE}, {"a": ("l",)})
     feeds.run(3_600)
     feeds.feed("a")
     feeds.run(1)
@@ -84,9 +85,9 @@ def test_pause_is_not_made_up_for() -> None:
 def test_limits_that_change_hold_for_what_waits() -> None:
     """The new rate applies from the next piece on; without a limit no job waits any more."""
     time = VirtualTime()
-    throttle = MoveThrottle(NodeClock(time))
+    throttle = FeedThrottle(NodeClock(time), 1 << 40)
     done: list[str] = []
-    throttle.pace({"l": 1}, dict.fromkeys("abc", ("l",)))
+    throttle.limit_moves({"l": 1}, dict.fromkeys("abc", ("l",)))
     throttle.run("a", 1_000, lambda: done.append("a"))
     throttle.run("b", 1_000, lambda: done.append("b"))
     throttle.run("c", 1_000, lambda: done.append("c"))
@@ -94,9 +95,8 @@ def test_limits_that_change_hold_for_what_waits() -> None:
     throttle.withdraw("c")
     assert done == ["a"]
     throttle.ended("a", 0)
-    throttle.pace({}, {})
+    throttle.limit_moves({}, {})
     assert done == ["a", "b", "a again"]
-    assert not throttle.is_paced("a")
 
 
 def test_pieces_are_as_small_as_the_limit_is_low() -> None:

@@ -1,11 +1,11 @@
 """Feeding followers from disk: a limit in bytes for all of them together."""
 
 from vdl.clock import MS
-from vdl.logstream.group.recovery_throttle import (
+from vdl.logstream.group.feed_throttle import (
     BURST_NS,
     NEVER_NS,
+    FeedThrottle,
     Gain,
-    RecoveryThrottle,
 )
 from vdl.sim.clock import NodeClock, VirtualTime
 
@@ -15,7 +15,7 @@ RATE = 1_000_000
 def test_reads_beyond_the_rate_wait_their_turn() -> None:
     """They run in order; none is lost, none runs early."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[tuple[int, float]] = []
     for number in range(40):
         pace.run(number, RATE // 20, lambda n=number: done.append((n, time.now_ns)))
@@ -30,7 +30,7 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
     """A thousand groups that lack one small entry each are fed at once, not a second each."""
     time = VirtualTime()
     clock = NodeClock(time)
-    pace = RecoveryThrottle(clock, RATE)
+    pace = FeedThrottle(clock, RATE)
     done: list[int] = []
 
     def ended(number: int) -> None:
@@ -46,7 +46,7 @@ def test_reads_that_find_little_leave_their_time_to_others() -> None:
 def test_read_that_finds_more_makes_others_wait() -> None:
     """A batch larger than requested counts with its full size."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[int] = []
     pace.run(1, 100, lambda: None)
     pace.ended(1, 100 - RATE)
@@ -60,7 +60,7 @@ def test_read_that_finds_more_makes_others_wait() -> None:
 def test_idle_time_is_not_saved_up() -> None:
     """After an hour without reads the first second is like any other."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     time.run_until(3_600_000 * MS)
     done: list[int] = []
     for number in range(20):
@@ -72,7 +72,7 @@ def test_idle_time_is_not_saved_up() -> None:
 def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() -> None:
     """The new job keeps the place in the queue; withdrawn jobs take no time."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[str] = []
     pace.run("running", RATE, lambda: done.append("running"))
     for key in ("a", "b", "c"):
@@ -90,7 +90,7 @@ def test_job_that_waits_gives_way_to_the_next_of_its_key_and_can_be_withdrawn() 
 def test_of_each_key_one_job_runs_at_a_time() -> None:
     """A hung disk gets no repeated reads for the same follower."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[int] = []
     for number in range(30):
         pace.run("key", 100, lambda number=number: done.append(number))
@@ -108,7 +108,7 @@ def test_of_each_key_one_job_runs_at_a_time() -> None:
 def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
     """Not nested: there may be more than Python's recursion limit."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[int] = []
 
     def read(number: int) -> None:
@@ -125,7 +125,7 @@ def test_many_jobs_that_end_at_once_run_one_after_the_other() -> None:
 def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
     """A follower that would otherwise fall behind is fed in time; the others share the limit."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[tuple[str, int]] = []
 
     def job(key: str) -> None:
@@ -144,7 +144,7 @@ def test_job_that_is_due_does_not_wait_for_the_limit_nor_count_for_it() -> None:
 def test_job_that_is_due_and_withdrawn_does_not_run() -> None:
     """A job that was replaced by another of its key does not run at the old time either."""
     time = VirtualTime()
-    pace = RecoveryThrottle(NodeClock(time), RATE)
+    pace = FeedThrottle(NodeClock(time), RATE)
     done: list[str] = []
     pace.run("running", 10 * RATE, lambda: done.append("running"))
     pace.run("gone", RATE, lambda: done.append("gone"), due_ns=100 * MS)
