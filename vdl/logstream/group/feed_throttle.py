@@ -46,7 +46,7 @@ _CATCH_UP: Limits = ("catch-up",)
 
 class _Job(NamedTuple):
     number: int
-    """Place in the order of all jobs."""
+    """Order of the requests. A job keeps that of the one it replaces."""
     size: int
     """Bytes that it may move at most."""
     run: Callable[[], None]
