@@ -149,7 +149,7 @@ def ticks_until_due(raft: Raft, never: int) -> int:
 
 
 def asks(raft: Raft) -> bool:
-    """Return True if any peer receives heartbeats, now or later. Called for each proposal."""
+    """Return True if any peer receives heartbeats, now or later."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return True
     return bool(_out_of_step(raft))

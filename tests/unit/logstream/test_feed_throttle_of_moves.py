@@ -99,6 +99,31 @@ def test_limits_that_change_hold_for_what_waits() -> None:
     assert done == ["a", "b", "a again"]
 
 
+def test_raised_limit_helps_what_waits_already() -> None:
+    """What was begun has its share of the new rate, and what it did not move is given back."""
+    time = VirtualTime()
+    throttle = FeedThrottle(NodeClock(time), 1 << 40)
+    done: list[str] = []
+    throttle.limit_moves({"l": 1_000}, dict.fromkeys("ab", ("l",)))
+    throttle.run("a", 1_000_000, lambda: done.append("a"))
+    throttle.run("b", 1_000, lambda: done.append("b"))
+    throttle.limit_moves({"l": 1_000_000_000}, dict.fromkeys("ab", ("l",)))
+    time.run_until(time.now_ns + 2 * MS)
+    assert done == ["a", "b"]
+
+
+def test_equal_limits_change_nothing() -> None:
+    """They are set again each second while a move is known."""
+    throttle = FeedThrottle(NodeClock(VirtualTime()), 1)
+    throttle.limit_moves({"l": RATE}, {"a": ("l",)})
+    throttle.run("first", SIZE, bool)
+    for number in range(5):
+        throttle.run(number, SIZE, bool, due_ns=1 << 60)
+    for rate in [RATE] * 100 + [2 * RATE]:
+        throttle.limit_moves({"l": rate}, {"a": ("l",)})
+    assert len(throttle._due_first) == 5
+
+
 def test_pieces_are_as_small_as_the_limit_is_low() -> None:
     """Thirty added replicas need not wait thirty mebibytes for their first entry."""
     assert piece_bytes(10) == PIECE_BYTES_MIN

@@ -86,16 +86,30 @@ class FeedThrottle:
         self._number = 0
 
     def limit_moves(self, rates: Mapping[Hashable, int], moves: Mapping[Hashable, Limits]) -> None:
-        """Set the operators' limits (bytes a second, at least 1), and those that apply to a key."""
-        own = _CATCH_UP[0]
-        self._rates = {own: self._rates[own], **rates}
-        self._next_ns = {limit: self._next_ns.get(limit, 0) for limit in self._rates}
+        """Set the operators' limits (bytes a second, at least 1), and those that apply to a key.
+
+        What was begun before has its share of the new rate.
+        """
+        own, before = _CATCH_UP[0], self._rates
+        now_rates = {own: before[own], **rates}
+        if now_rates == before and moves == self._moves:
+            return
+        now_ns = self._clock.now_ns()
+        for limit in before.keys() & now_rates:
+            used_ns = self._next_ns[limit] - now_ns
+            if used_ns > 0:
+                self._next_ns[limit] = now_ns + used_ns * before[limit] // now_rates[limit]
+        self._rates = now_rates
+        self._next_ns = {limit: self._next_ns.get(limit, 0) for limit in now_rates}
         self._moves = moves
-        before, self._waiting = self._waiting, {}
+        self._queue_anew()
+        self._go_on()
+
+    def _queue_anew(self) -> None:
+        before, self._waiting, self._due_first = self._waiting, {}, []
         jobs = [(job, key) for waiting in before.values() for key, job in waiting.items()]
         for job, key in sorted(jobs, key=lambda found: found[0].number):
             self._wait(key, job)
-        self._go_on()
 
     def run(
         self, key: Hashable, size: int, job: Callable[[], None], *, due_ns: int = NEVER_NS
