@@ -456,6 +456,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         and (index == progress.next - 1 or not raft.quiet_heartbeats)
     ):
         return
+    raft.acked_by = node
     if progress.state is REPLICATE:
         progress.inflights.free_to(index)
     elif progress.state is PROBE:
@@ -469,6 +470,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         progress.become_probe()
     # An acknowledgement up to the commit index cannot complete a majority above it.
     if index > raft.log.committed and _maybe_commit(raft):
+        raft.committed_by = node
         _commit_moved(raft)
     elif node != raft.id and progress.can_bump_commit(raft.log.committed):
         if raft.batch_appends:

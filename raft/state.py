@@ -43,6 +43,7 @@ class Raft:
     """State of one replica of one group."""
 
     __slots__ = (
+        "acked_by",
         "async_storage_writes",
         "ballots",
         "batch_appends",
@@ -52,6 +53,7 @@ class Raft:
         "cold_reads",
         "commit_apart",
         "commit_news_due",
+        "committed_by",
         "disable_conf_change_validation",
         "disable_proposal_forwarding",
         "durable_campaign",
@@ -249,6 +251,9 @@ class Raft:
         self.pending_reads = PendingReads()
         self.broadcast_due = False
         self.commit_news_due = False
+        # Use: measurements only. Replicas whose acknowledgements last moved their own match index,
+        # and the commit index.
+        self.acked_by = self.committed_by = NONE
         last = self.log.last_index
         for node, progress in self.progress.items():
             progress.reset(next_index=last + 1, match=last if node == self.id else NO_INDEX)

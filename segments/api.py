@@ -762,6 +762,11 @@ class Store(Protocol):
         segments.
         """
 
+    def written_after(self, since_ns: int) -> int:
+        """Return when the first journal write that began at or after `since_ns` was done: what
+        was appended then is durable since. 0 if it is not done, or its time is not known any
+        more."""
+
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         """Return (size, writable bytes) of the directory's file system; (-1, -1) if there is none.
 

@@ -650,6 +650,10 @@ class MemoryStore:
 
         self._cold(find, done)
 
+    def written_after(self, since_ns: int) -> int:
+        del since_ns
+        return 0
+
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         self._cold(lambda: (-1, -1), done)
 

@@ -670,6 +670,9 @@ class DiskStore:
         assert isinstance(log, DiskLog), type(log)
         self._reader.segment_spans(log, done)
 
+    def written_after(self, since_ns: int) -> int:
+        return self._journal.stats.written_after(since_ns)
+
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         fs, directory = self._fs, self._directory
 

@@ -469,7 +469,9 @@ class Journal:
     def _written(self, write: _Write) -> None:
         """Note that the block is on disk, and a batch that ends with it."""
         queue, stats, batch = self.queue, self.stats, write.done_batch
-        elapsed = self._now_ns() - self._started_ns
+        now_ns = self._now_ns()
+        elapsed = now_ns - self._started_ns
+        stats.last.append((self._started_ns, now_ns))
         stats.write_ns_total += elapsed
         stats.writes.observe(elapsed)
         stats.write_ns_max = max(stats.write_ns_max, elapsed)

@@ -164,6 +164,7 @@ class Host:
         self.may_serve_reads = self._follower_reads.may_serve
         self.read_replica = self._follower_reads.replica_for
         self.disk_space = state.store.disk_space
+        self.written_after = state.store.written_after
         self.propose_catalog = self._forwarding.propose
         self.command_group = self.commands.send
         self.elect_preferred = self._requests.elect_preferred

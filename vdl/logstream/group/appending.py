@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from ids import NO_INDEX, Index, ServerId
 from raft.errors import DropReason, ProposalDropped
-from raft.types import Entry, StateType
+from raft.types import NONE, Entry, StateType
 from rpc.hello import VERSION_OF_LARGE_FRAMES, VERSION_OF_LATE_FIRST_NUMBERS, Hello
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
@@ -302,6 +302,7 @@ class Appending:
         held, group = self.held, self._stream.group
         while held:
             first = held.popleft()  # the call may change the queue
+            first.appended_ns = self._measures.now_ns()
             if not group.accepts_appends:
                 self._answer_without_room(first)
             elif not self._append(first):
@@ -315,6 +316,7 @@ class Appending:
         log, raft = group.log, group.node.raft
         log_start = self._stream.log_start_offset
         leads_in = raft.term if raft.state is StateType.LEADER else 0
+        acked_by = raft.committed_by if leads_in else NONE
         if self._measured and self._measured <= commit:
             if leads_in:
                 measures = self._measures
@@ -334,6 +336,9 @@ class Appending:
                         waiter.base_offset,
                         log_start,
                         waiter.duplicate_timestamp,
+                        waiter.term,
+                        acked_by,
+                        waiter.appended_ns,
                     )
                 )
             else:
@@ -355,7 +360,13 @@ class Appending:
             if waiter.index <= reached[copies]:
                 waiter.done(
                     Appended(
-                        ErrorCode.NONE, waiter.base_offset, log_start, waiter.duplicate_timestamp
+                        ErrorCode.NONE,
+                        waiter.base_offset,
+                        log_start,
+                        waiter.duplicate_timestamp,
+                        waiter.term,
+                        group.node.raft.acked_by,
+                        waiter.appended_ns,
                     )
                 )
             elif self._in_sync.may_reach(group, copies):

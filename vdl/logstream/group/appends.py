@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ids import NO_INDEX, NO_OFFSET, NO_TERM, Offset
+from ids import NO_INDEX, NO_OFFSET, NO_TERM, NodeId, Offset, Term
+from raft.types import NONE
 from vdl.errors import ErrorCode
 from vdl.records.batch import BatchHeader
 
@@ -27,6 +28,12 @@ class Appended:
     log_start_offset: Offset = NO_OFFSET
     duplicate_timestamp: int | None = None
     """Largest timestamp of the batch as first appended; None: it is no duplicate."""
+    term: Term = NO_TERM
+    """Term in which it was appended; NO_TERM if it was not acknowledged."""
+    acked_by: NodeId = NONE
+    """Replica whose acknowledgement was the last that it needed."""
+    appended_ns: int = 0
+    """Time of the append, if the batch was held before; otherwise 0."""
 
 
 class Append:
@@ -36,7 +43,7 @@ class Append:
     """
 
     __slots__ = (
-        "base_offset", "batch", "begins_epoch", "copies", "deadline_ns", "done",
+        "appended_ns", "base_offset", "batch", "begins_epoch", "copies", "deadline_ns", "done",
         "duplicate_timestamp", "header", "index", "term", "verify",
     )  # fmt: skip
 
@@ -65,4 +72,6 @@ class Append:
         it appended the entry, or of the original of a duplicate."""
         self.term = NO_TERM
         self.base_offset = NO_OFFSET
+        self.appended_ns = 0
+        """Time at which it was appended after it had been held; 0: it was not held."""
         self.duplicate_timestamp: int | None = None
