@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from rpc.traces import TracedRequest
 
 Arguments = ParamSpec("Arguments")
 
@@ -45,6 +48,16 @@ class Unbuilt:
         self.build = build
 
 
+class Traceable(Protocol):
+    """A request under way, that knows what its answer waited for."""
+
+    def trace(
+        self, into: TracedRequest, since_ns: int, until_ns: int
+    ) -> list[tuple[str, int, int]]:
+        """Return the stages of the wait as (name, begin, end), in order and without gaps, and set
+        what else is known of the request. Called for slow requests only."""
+
+
 class Later:
     """An answer that is not known yet.
 
@@ -59,14 +72,18 @@ class Later:
     """
 
     __slots__ = (
-        "_notify", "answer_early", "cancelled", "done", "holding", "known_ns", "on_cancel",
-        "response",
+        "_notify", "about", "answer_early", "busy_ns", "cancelled", "done", "holding", "known_ns",
+        "on_cancel", "response",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.response: Any = None
         self.known_ns = 0
         """Time of the turn in which the connection learned the answer; 0 before."""
+        self.about: Traceable | None = None
+        """Knows what the answer waits for; None: nothing more than the times of the wait."""
+        self.busy_ns = 0
+        """Of a long poll: time that it waited for other things than records."""
         self.done = False
         self.cancelled = False
         self.holding = False
@@ -129,7 +146,7 @@ class Later:
         if self.done or self.cancelled:
             return
         self.cancelled = True
-        self._notify = self.answer_early = None
+        self._notify = self.answer_early = self.about = None
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             on_cancel()
@@ -138,6 +155,7 @@ class Later:
         """Call `ended` when the work is complete: the client is gone, but the work cannot be
         undone. Use: in place of `cancel`, only while not done."""
         assert not self.done, "ask `done` first"
+        self.about = None
         self._notify = lambda later: ended() if later.done else None
 
     def when_done(self, notify: Callable[[Later], None]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ids import GroupId, Offset, ServerId, Term
+from ids import GroupId, NodeId, Offset, ServerId, Term
 from segments.api import Slices, StorageError
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
@@ -45,6 +45,18 @@ class Appended(Protocol):
     @property
     def duplicate_timestamp(self) -> int | None:
         """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
+
+    @property
+    def term(self) -> Term:
+        """Term in which it was appended; NO_TERM if it was not acknowledged."""
+
+    @property
+    def acked_by(self) -> NodeId:
+        """Replica whose acknowledgement was the last that it needed; NONE if there was none."""
+
+    @property
+    def appended_ns(self) -> int:
+        """Time of the append, if the batch was held before; otherwise 0."""
 
 
 class ActiveProducer(Protocol):
@@ -238,6 +250,10 @@ class Host(Protocol):
 
     def state_group(self, group_id: GroupId, /) -> StateGroup | None:
         """Return the catalog or coordinator replica here."""
+
+    def written_after(self, since_ns: int) -> int:
+        """Return when what was appended here at `since_ns` (monotonic ns) was on this server's
+        disk; 0 if it is not yet, or not known any more."""
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         """Report (size, bytes that can still be written) of the disk; (-1, -1) if unknown."""

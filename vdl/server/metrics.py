@@ -107,6 +107,11 @@ HELP: dict[str, str] = {
     "vdl_server_client_connections_refused_total": (
         "Client connections refused because of a connection limit."
     ),
+    "vdl_server_slow_requests_kept_total": (
+        "Requests kept because they were among the slowest of their minute, or selected by a trace."
+    ),
+    "vdl_server_slow_requests_bytes": "Bound of the memory of these requests.",
+    "vdl_server_traces_running": "Traces of requests that run now (`vdl trace`).",
     "vdl_server_record_walk_native": "1 if batches are checked in C, 0 if in Python.",
     "vdl_server_record_checks_off_loop_total": (
         "Batches checked in a thread instead of the event loop."

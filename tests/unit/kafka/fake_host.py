@@ -470,6 +470,9 @@ class FakeHost:
 
         self.clock.call_soon(decide)
 
+    def written_after(self, since_ns: int) -> int:
+        return 0
+
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
         self.clock.call_later(MS, lambda: done((1000, 400)))
 

@@ -76,7 +76,9 @@ class Exchange:
         "answer",
         "api",
         "arrived_ns",
+        "began_ns",
         "bytes",
+        "client_id",
         "correlation_id",
         "counted",
         "finishes",
@@ -97,10 +99,12 @@ class Exchange:
         self.correlation_id = request.correlation_id
         self.bytes = self.counted = request.bytes
         """`counted` includes what a Produce takes for its partitions, if they are many."""
+        self.client_id = request.client_id
+        self.began_ns = request.began_ns
         self.arrived_ns = request.arrived_ns
         self.started_ns = started_ns
         self.worked_ns = 0
-        """Time at which the handler returned without the answer; 0 if it returned with it."""
+        """Time at which the handler of it, or of its last part, returned; 0: there was none."""
         self.answer: Any = None
         """A response, Encoded, Reply, an exception, a step in turn, or a Later that becomes one of
         them."""

@@ -243,6 +243,8 @@ class Request:
     """Size of the frame, including the header."""
     arrived_ns: int = 0
     """Time when the request was whole, if the receiver set it."""
+    began_ns: int = 0
+    """Time when its first bytes were read; 0: together with its last ones."""
 
 
 class Transport(Protocol):
@@ -401,6 +403,7 @@ class Connection:
                         frame[header.body_start :],
                         len(frame),
                         now_ns,
+                        self.frame_since_ns,
                     )
                 requests.append(one)
                 self.frame_since_ns = 0

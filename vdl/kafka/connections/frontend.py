@@ -54,7 +54,7 @@ class Frontend:
         """`most_of`: maximum number of connections of each listener that has a bound of its own."""
         self.context = context
         self.turn = Turn(context)
-        self.stats = RequestStats(context.log)
+        self.stats = RequestStats(context.log, context.clock.now_ns)
         self.connections_accepted = 0
         self.connections_refused = 0
         self.connections_ended: Counter[str] = Counter()
@@ -206,6 +206,7 @@ class Frontend:
         idle_before = now_ns - config.connection_idle_ms * MS
         deadline_ns = config.frame_deadline_ms * MS
         self._stalled.clear()
+        self.stats.slow.turn_minute()
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.is_overdue(now_ns):

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import traceback
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from segments.histogram import DURATION_BOUNDS_NS, Histogram
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.api import API, Api
+from vdl.kafka.connections.slow_requests import LEAST_SLOW_NS, SlowRequests
 from vdl.log import Log
 
 _BOUNDS = DURATION_BOUNDS_NS
 _LEAST = _BOUNDS[0]
+
+LONG_POLLS: Final = frozenset({"Fetch", "ShareFetch"})
+"""APIs whose clients ask the server to wait for records."""
 
 
 class ApiStats:
@@ -32,15 +37,19 @@ class ApiStats:
     total    it has arrived                            its answer is queued for the socket
 
     An answer that waits for earlier ones of its connection, for memory, or for a client that does
-    not read, is in the phase `send`.
+    not read, is in the phase `send`. So is its encoding, and the making of one that is built late.
     """
 
     __slots__ = (
-        "bytes_in", "bytes_out", "errors", "queue", "requests", "send", "total", "total_ns",
-        "wait", "work",
+        "bytes_in", "bytes_out", "errors", "is_long_poll", "queue", "requests", "send", "slow_ns",
+        "total", "total_ns", "wait", "work",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_long_poll: bool = False) -> None:
+        """`is_long_poll`: the wait of its requests is what clients asked for."""
+        self.is_long_poll = is_long_poll
+        self.slow_ns = LEAST_SLOW_NS
+        """Time from which on a request is looked at by `SlowRequests`."""
         self.requests = 0
         self.errors = 0
         self.bytes_in = 0
@@ -53,12 +62,20 @@ class ApiStats:
         self.total = Histogram()
 
     def answered(
-        self, arrived_ns: int, started_ns: int, worked_ns: int, known_ns: int, now_ns: int
-    ) -> None:
-        """Observe the phases of one request.
+        self,
+        arrived_ns: int,
+        started_ns: int,
+        worked_ns: int,
+        known_ns: int,
+        now_ns: int,
+        busy_ns: int = 0,
+    ) -> bool:
+        """Observe the phases of one request. Return True if it is slow.
 
-        `worked_ns`: 0 if the answer was known when the handler returned. One call for all phases,
-        and none for a phase in the first bucket: this runs for each request.
+        `worked_ns`: 0 if no handler was called. `known_ns`: 0 if the answer was known when the
+        handler returned. `busy_ns`: part of the wait of a long poll that its client did not ask
+        for. One call for all phases, and none for a phase in the first bucket: this runs for each
+        request.
         """
         if not worked_ns:
             worked_ns = known_ns = now_ns
@@ -70,24 +87,30 @@ class ApiStats:
         of, ns = self.work, worked_ns - started_ns
         of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
         of.sum_ns += ns
-        of, ns = self.wait, known_ns - worked_ns
-        of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
-        of.sum_ns += ns
+        of, wait_ns = self.wait, known_ns - worked_ns
+        of.counts[0 if wait_ns <= _LEAST else bisect_left(_BOUNDS, wait_ns)] += 1
+        of.sum_ns += wait_ns
         of, ns = self.send, now_ns - known_ns
         of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
         of.sum_ns += ns
         of, ns = self.total, now_ns - arrived_ns
         of.counts[0 if ns <= _LEAST else bisect_left(_BOUNDS, ns)] += 1
         of.sum_ns += ns
+        if self.is_long_poll:
+            ns -= wait_ns - busy_ns
+        return ns >= self.slow_ns
 
 
 class RequestStats:
     """Counters of one server. Sessions add the requests that they answer to `by_api`."""
 
-    __slots__ = ("_log", "_logged", "by_api", "handler_errors", "login_failures")
+    __slots__ = ("_log", "_logged", "by_api", "handler_errors", "login_failures", "slow")
 
-    def __init__(self, log: Log) -> None:
-        self.by_api = {api.name: ApiStats() for api in API.values()}
+    def __init__(self, log: Log, now_ns: Callable[[], int]) -> None:
+        self.by_api = {
+            api.name: ApiStats(is_long_poll=api.name in LONG_POLLS) for api in API.values()
+        }
+        self.slow = SlowRequests(self.by_api, now_ns)
         self.handler_errors = 0
         self.login_failures = 0
         self._log = log

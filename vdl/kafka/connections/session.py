@@ -28,11 +28,12 @@ from typing import Any
 
 from segments.api import Buffer
 from vdl.clock import MS
-from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
+from vdl.kafka.answer import Encoded, Later, Reply, Traceable, Unbuilt
 from vdl.kafka.api import API, Api, Handler
 from vdl.kafka.connections.admission import Admission, Exchange
 from vdl.kafka.connections.connection import BARE_TOKEN, Connection, Request, Transport
 from vdl.kafka.connections.request_stats import RequestStats
+from vdl.kafka.connections.traced_request import Times, traced
 from vdl.kafka.connections.turn import Turn
 from vdl.kafka.connections.wide_request import (
     NARROW_BYTES,
@@ -465,9 +466,8 @@ class Session:
             exchange.request = message
             answer = error
         exchange.answer = answer
-        exchange.worked_ns = 0
+        exchange.worked_ns = context.clock.now_ns()
         if type(answer) is Later and not answer.done:
-            exchange.worked_ns = context.clock.now_ns()
             answer.when_done(self.mark)
             if self.admission.decoded:
                 self.admission.hasten()
@@ -517,9 +517,11 @@ class Session:
         has to wait for its turn or for memory."""
         exchange = self._started[0]
         answer = exchange.answer
-        known_ns = 0
+        known_ns = busy_ns = 0
+        about: Traceable | None = None
         if type(answer) is Later:
-            known_ns = answer.known_ns
+            known_ns, busy_ns, about = answer.known_ns, answer.busy_ns, answer.about
+            answer.about = None  # it refers to the answer: no cycle may be left to the collector
             answer = answer.response
         admission, wide = self.admission, exchange.wide
         if type(answer) is _InTurn:
@@ -557,14 +559,26 @@ class Session:
         stats.bytes_in += exchange.bytes
         stats.bytes_out += size
         stats.total_ns += now_ns - exchange.started_ns
-        stats.answered(
-            exchange.arrived_ns, exchange.started_ns, exchange.worked_ns, known_ns, now_ns
+        is_slow = stats.answered(
+            exchange.arrived_ns, exchange.started_ns, exchange.worked_ns, known_ns, now_ns, busy_ns
         )
+        if is_slow:
+            self._note_slow(exchange, answer, about, Times(known_ns, busy_ns, now_ns, size))
         if self.info.login is not None and api.key in LOGIN_APIS:
             self._login_went_on()
         if answer is Reply.CLOSE:
             self.end(f"{api.name} failed, and its response has no error code")
         return True
+
+    def _note_slow(
+        self, exchange: Exchange, answer: Any, about: Traceable | None, times: Times
+    ) -> None:
+        """Note a slow request. Nothing that is wrong here concerns its client."""
+        try:
+            context = self._turn.context
+            self._stats.slow.note(traced(exchange, self.info, context, answer, about, times))
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._stats.log_failure("trace", error)
 
     def _goes_on(self, exchange: Exchange, wide: WideRequest, answer: Any) -> bool:
         """Add the answer of a part, and schedule the next part for a later turn.

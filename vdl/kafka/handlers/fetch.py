@@ -37,6 +37,7 @@ from functools import partial
 from typing import Final
 
 from ids import GroupId, Offset, ServerId
+from rpc.traces import PARTITIONS_NAMED, TOPICS_NAMED, TracedRequest
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
@@ -176,6 +177,7 @@ class _Poll:
         "ctx",
         "deadline_ns",
         "expired",
+        "gate_began_ns",
         "gates",
         "is_committed",
         "later",
@@ -212,6 +214,8 @@ class _Poll:
         self.topics: list[tuple[FetchableTopicResponse, list[_Target]]] = []
         self.gates = 0
         """Number of pending results that the next attempt waits for. Invariant: not 0 if GATED."""
+        self.gate_began_ns = 0
+        """Time at which the first of the closed gates was closed."""
         self.expired = request.max_wait_ms <= 0
         """True once the poll's time is over: the next attempt answers with what there is."""
         self.woken = False
@@ -451,14 +455,35 @@ class _Poll:
 
     def _close_gate(self) -> None:
         """End the attempt under way. The next one starts when all gates are open."""
+        if not self.gates:
+            self.gate_began_ns = self.ctx.server.clock.now_ns()
         self.gates += 1
         self.state = _State.GATED
 
     def _open_gate(self) -> None:
         self.gates -= 1
         assert self.gates >= 0, self.gates
+        if not self.gates:
+            self._count_gated()
         if not self.gates and self.state is _State.GATED:
             self._schedule_now()
+
+    def _count_gated(self) -> None:
+        """Add the time since the first of the gates was closed."""
+        self.later.busy_ns += self.ctx.server.clock.now_ns() - self.gate_began_ns
+
+    def trace(
+        self, into: TracedRequest, since_ns: int, until_ns: int
+    ) -> list[tuple[str, int, int]]:
+        """See `Traceable`."""
+        into.partition_count = len(self.targets)
+        into.topics = frozenset(target.topic for target in self.targets[:TOPICS_NAMED])
+        into.partitions = [
+            f"{target.topic or '?'}-{target.asked.partition}"
+            for target in self.targets[:PARTITIONS_NAMED]
+        ]
+        read_ns = min(self.later.busy_ns, until_ns - since_ns)
+        return [("wait", since_ns, until_ns - read_ns), ("read", until_ns - read_ns, until_ns)]
 
     def _check_divergence(self, target: _Target, stream: LogStream) -> None:
         """Detect a reader whose last epoch ends earlier here: it has read a truncated suffix
@@ -719,6 +744,7 @@ class _Poll:
             return
         self.gates -= 1
         assert not self.gates, self.gates
+        self._count_gated()
         self.state = _State.RUNNING
         self.ctx.connection.answers.reserve(total if total > UNCOUNTED_BYTES else 0)
         self._build()
@@ -1013,6 +1039,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     if ctx.api_version <= LAST_FETCH_VERSION:
         poll.begin_converting()
     later = poll.later
+    later.about = poll
     later.on_cancel = poll.release
     later.answer_early = poll.answer_early
     if not poll.throttled():

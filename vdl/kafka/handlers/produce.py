@@ -31,6 +31,7 @@ from collections import deque
 from functools import partial
 
 from ids import GroupId
+from rpc.traces import TracedRequest
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Reply
 from vdl.kafka.context import RequestContext
@@ -48,6 +49,7 @@ from vdl.kafka.wire.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from vdl.logstream.group.replica_ids import server_of
 from vdl.records.batch import (
     NO_TIMESTAMP,
     TRANSACTIONAL_FLAG,
@@ -108,8 +110,8 @@ class _Produce:
     """One request under way: its answer, and the number of appends it waits for."""
 
     __slots__ = (
-        "acks", "ctx", "deadline_ns", "is_late", "later", "line", "response", "transactional_id",
-        "waiting",
+        "acks", "ctx", "deadline_ns", "is_late", "later", "line", "placed_ns", "response",
+        "settled_group", "settled_last", "transactional_id", "waiting",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext, request: ProduceRequest) -> None:
@@ -128,6 +130,11 @@ class _Produce:
         self.line: deque[_Placed] = deque()
         """Batches that are not appended yet: the first is being checked, the rest waits behind
         it."""
+        self.placed_ns = 0
+        """Time at which the last batch that was checked off the loop was appended; 0: none."""
+        self.settled_last: Appended | None = None
+        """Outcome of the append that was decided last, in `settled_group`; None: none yet."""
+        self.settled_group = GroupId(-1)
 
     def append(
         self, topic: Topic, data: PartitionProduceData, answer: PartitionProduceResponse
@@ -251,6 +258,7 @@ class _Produce:
 
         Called from the loop, which must not see exceptions of this file.
         """
+        self.placed_ns = self.ctx.server.clock.now_ns()
         try:
             placed.verdict = verdict
             while self.line and self.line[0].verdict is not None:
@@ -327,6 +335,7 @@ class _Produce:
         Called from the host's turn, which must not see exceptions of this file.
         """
         self.ctx.server.read_throttle.waiting -= 1
+        self.settled_last, self.settled_group = appended, group_id
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
                 answer.log_append_time_ms = appended.duplicate_timestamp
@@ -351,6 +360,27 @@ class _Produce:
         self.waiting -= 1
         if not self.waiting and self.later is not None:
             self.later.complete(self.answer())
+
+    def trace(
+        self, into: TracedRequest, since_ns: int, until_ns: int
+    ) -> list[tuple[str, int, int]]:
+        """See `Traceable`. The batch that was decided last counts: the answer waited for it."""
+        host, last = self.ctx.server.host, self.settled_last
+        if last is None:
+            return [("check", since_ns, until_ns)]
+        group = host.catalog.groups.get(self.settled_group)
+        if group is not None:
+            into.slowest = f"{group.topic}-{group.partition}"
+        into.term, into.acked_by = last.term, server_of(last.acked_by)
+        appended_ns = min(max(since_ns, self.placed_ns, last.appended_ns), until_ns)
+        durable_ns = min(host.written_after(appended_ns) or appended_ns, until_ns)
+        if into.acked_by == host.server_id:
+            durable_ns = until_ns
+        return [
+            ("check", since_ns, appended_ns),
+            ("disk", appended_ns, durable_ns),
+            ("replication", durable_ns, until_ns),
+        ]
 
     def refuse_as_follower(self, group_id: GroupId, answer: PartitionProduceResponse) -> None:
         """Set NOT_LEADER_OR_FOLLOWER, and from v10 on the leader (KIP-951)."""
@@ -415,6 +445,7 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
     if not produce.waiting:
         return produce.answer()
     later = produce.later = Later()
+    later.about = produce
     later.holding = bool(produce.line)
     return later
 
