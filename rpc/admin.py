@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ids import NO_INDEX, DirectoryId, GroupId, Index, NodeId, Offset, ServerId, Term
 from rpc.streams import LinkStatus
+from rpc.traces import TracedRequests, TraceFilter
 
 
 class Role(IntEnum):
@@ -121,3 +122,12 @@ class AdminBackend(Protocol):
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
         """Announce an imminent stop. `whole_cluster`: leadership need not be transferred."""
+
+    def slowest_requests(self) -> TracedRequests:
+        """Return the slowest requests of the last minutes."""
+
+    def start_trace(self, wanted: TraceFilter) -> int:
+        """Begin to trace requests. Return the number of the trace; 0 if there are too many."""
+
+    def read_trace(self, trace: int, *, ends: bool) -> TracedRequests:
+        """Return what a trace has found since it was last read. `ends`: end it."""

@@ -26,6 +26,7 @@ from rpc.errors import AdminError
 from rpc.proto import admin_pb2
 from rpc.streams import Address, LinkStatus
 from rpc.tls_context import TlsFiles
+from rpc.traces import Stage, TracedRequest, TracedRequests, TraceFilter
 
 _SERVICE = "vdl.admin.v1.Admin"
 _MESSAGE_BYTES_MAX = 64 << 20
@@ -100,6 +101,41 @@ class AdminClient:
             admin_pb2.HintStopReply.FromString,
         )
 
+    def slowest_requests(self) -> list[TracedRequest]:
+        """Return the slowest requests of the server's last minutes. Raises AdminError."""
+        reply: admin_pb2.TracedRequests = self._call(
+            "SlowestRequests",
+            admin_pb2.SlowestRequestsRequest(),
+            admin_pb2.TracedRequests.FromString,
+        )
+        return _traced_requests(reply).requests
+
+    def start_trace(self, wanted: TraceFilter) -> int:
+        """Begin a trace. Return its number, 0 if the server refuses one more. Raises AdminError."""
+        reply: admin_pb2.StartTraceReply = self._call(
+            "StartTrace",
+            admin_pb2.StartTraceRequest(
+                apis=wanted.apis,
+                topics=wanted.topics,
+                client_ids=wanted.client_ids,
+                slower_than_ns=wanted.slower_than_ns,
+                duration_ns=wanted.duration_ns,
+                requests_max=wanted.requests_max,
+            ),
+            admin_pb2.StartTraceReply.FromString,
+        )
+        return reply.trace
+
+    def read_trace(self, trace: int, *, ends: bool = False) -> TracedRequests:
+        """Return what a trace has found since it was last read. `ends`: end it. Raises
+        AdminError."""
+        reply: admin_pb2.TracedRequests = self._call(
+            "ReadTrace",
+            admin_pb2.ReadTraceRequest(trace=trace, ends=ends),
+            admin_pb2.TracedRequests.FromString,
+        )
+        return _traced_requests(reply)
+
     def _call(self, method: str, request: Any, decode: Callable[[bytes], Any]) -> Any:
         call: grpc.UnaryUnaryMultiCallable[Any, Any] = self._channel.unary_unary(
             f"/{_SERVICE}/{method}",
@@ -123,6 +159,37 @@ def _server_status(message: admin_pb2.ServerStatus) -> ServerStatus:
         problems=list(message.problems),
         links=[_link_status(link) for link in message.links],
         groups=[_group_status(group) for group in message.groups],
+    )
+
+
+def _traced_requests(message: admin_pb2.TracedRequests) -> TracedRequests:
+    return TracedRequests([_traced_request(one) for one in message.requests], message.ended)
+
+
+def _traced_request(message: admin_pb2.TracedRequest) -> TracedRequest:
+    return TracedRequest(
+        number=message.number,
+        server_id=ServerId(message.server_id),
+        api=message.api,
+        version=message.version,
+        correlation_id=message.correlation_id,
+        client_id=message.client_id,
+        principal=message.principal,
+        listener=message.listener,
+        peer=message.peer,
+        connection_id=message.connection_id,
+        began_ms=message.began_ms,
+        total_ns=message.total_ns,
+        busy_ns=message.busy_ns,
+        request_bytes=message.request_bytes,
+        response_bytes=message.response_bytes,
+        partitions=list(message.partitions),
+        partition_count=message.partition_count,
+        group=message.group,
+        slowest=message.slowest,
+        term=Term(message.term),
+        acked_by=ServerId(message.acked_by),
+        stages=[Stage(one.name, one.start_ns, one.duration_ns) for one in message.stages],
     )
 
 

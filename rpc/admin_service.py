@@ -27,6 +27,13 @@ from rpc.admin_gate import CONNECTIONS_MAX, AdminGate
 from rpc.admin_security import AdminSecurity
 from rpc.proto import admin_pb2
 from rpc.streams import Address
+from rpc.traces import (
+    TRACE_NAME_CHARS_MAX,
+    TRACE_NAMES_MAX,
+    TracedRequest,
+    TracedRequests,
+    TraceFilter,
+)
 
 SERVICE = "vdl.admin.v1.Admin"
 
@@ -38,6 +45,8 @@ must be complete."""
 _IDLE_SECONDS = 60
 """Time without a call."""
 _AGE_SECONDS, _AGE_GRACE_SECONDS = 3_600, 60
+_REQUESTS_PER_PART = 50
+"""Traced requests that are encoded in one turn: about a millisecond."""
 _TELL_SECONDS, _TELL_SHARE = 0.002, 0.1
 """Time that a status takes of a turn: this long, but at least that share of the turn before.
 Otherwise an overloaded server with thousands of groups would answer after the caller has left."""
@@ -131,6 +140,9 @@ class AdminService:
                 self._transfer_leadership, admin_pb2.TransferLeadershipRequest
             ),
             "HintStop": method(self._hint_stop, admin_pb2.HintStopRequest),
+            "SlowestRequests": method(self._slowest_requests, admin_pb2.SlowestRequestsRequest),
+            "StartTrace": method(self._start_trace, admin_pb2.StartTraceRequest),
+            "ReadTrace": method(self._read_trace, admin_pb2.ReadTraceRequest),
         }
 
     async def _status(self, request: admin_pb2.StatusRequest) -> admin_pb2.ServerStatus:
@@ -168,6 +180,39 @@ class AdminService:
         self._backend.hint_stop(whole_cluster=request.whole_cluster)
         return admin_pb2.HintStopReply()
 
+    async def _slowest_requests(
+        self, request: admin_pb2.SlowestRequestsRequest
+    ) -> admin_pb2.TracedRequests:
+        del request
+        return await self._traced_message(self._backend.slowest_requests())
+
+    async def _start_trace(self, request: admin_pb2.StartTraceRequest) -> admin_pb2.StartTraceReply:
+        wanted = TraceFilter(
+            list(request.apis),
+            list(request.topics),
+            list(request.client_ids),
+            request.slower_than_ns,
+            request.duration_ns,
+            request.requests_max,
+        )
+        names = (*wanted.apis, *wanted.topics, *wanted.client_ids)
+        if len(names) > TRACE_NAMES_MAX or max(map(len, names), default=0) > TRACE_NAME_CHARS_MAX:
+            return admin_pb2.StartTraceReply(trace=0)
+        return admin_pb2.StartTraceReply(trace=self._backend.start_trace(wanted))
+
+    async def _read_trace(self, request: admin_pb2.ReadTraceRequest) -> admin_pb2.TracedRequests:
+        found = self._backend.read_trace(request.trace, ends=request.ends)
+        return await self._traced_message(found)
+
+    async def _traced_message(self, found: TracedRequests) -> admin_pb2.TracedRequests:
+        """Return the message, made in parts: there may be thousands of requests."""
+        reply = admin_pb2.TracedRequests(ended=found.ended)
+        for position, request in enumerate(found.requests, start=1):
+            reply.requests.append(_request_message(request))
+            if position % _REQUESTS_PER_PART == 0:
+                await asyncio.sleep(0)
+        return reply
+
 
 # Names are the same on both sides; tests compare them. Objects that may number thousands are filled
 # field by field: `asdict` is a deep copy and costs five times as much.
@@ -184,6 +229,36 @@ def _server_message(status: ServerStatus) -> admin_pb2.ServerStatus:
         problems=status.problems,
         links=[admin_pb2.LinkStatus(**asdict(link)) for link in status.links],
         groups=[_group_message(group) for group in status.groups],
+    )
+
+
+def _request_message(request: TracedRequest) -> admin_pb2.TracedRequest:
+    return admin_pb2.TracedRequest(
+        number=request.number,
+        server_id=request.server_id,
+        api=request.api,
+        version=request.version,
+        correlation_id=request.correlation_id,
+        client_id=request.client_id,
+        principal=request.principal,
+        listener=request.listener,
+        peer=request.peer,
+        connection_id=request.connection_id,
+        began_ms=request.began_ms,
+        total_ns=request.total_ns,
+        busy_ns=request.busy_ns,
+        request_bytes=request.request_bytes,
+        response_bytes=request.response_bytes,
+        partitions=request.partitions,
+        partition_count=request.partition_count,
+        group=request.group,
+        slowest=request.slowest,
+        term=request.term,
+        acked_by=request.acked_by,
+        stages=[
+            admin_pb2.Stage(name=stage.name, start_ns=stage.start_ns, duration_ns=stage.duration_ns)
+            for stage in request.stages
+        ],
     )
 
 

@@ -163,3 +163,103 @@ class HintStopRequest(_message.Message):
 class HintStopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SlowestRequestsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StartTraceRequest(_message.Message):
+    __slots__ = ("apis", "topics", "client_ids", "slower_than_ns", "duration_ns", "requests_max")
+    APIS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    SLOWER_THAN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    apis: _containers.RepeatedScalarFieldContainer[str]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    client_ids: _containers.RepeatedScalarFieldContainer[str]
+    slower_than_ns: int
+    duration_ns: int
+    requests_max: int
+    def __init__(self, apis: _Optional[_Iterable[str]] = ..., topics: _Optional[_Iterable[str]] = ..., client_ids: _Optional[_Iterable[str]] = ..., slower_than_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., requests_max: _Optional[int] = ...) -> None: ...
+
+class StartTraceReply(_message.Message):
+    __slots__ = ("trace",)
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    trace: int
+    def __init__(self, trace: _Optional[int] = ...) -> None: ...
+
+class ReadTraceRequest(_message.Message):
+    __slots__ = ("trace", "ends")
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    trace: int
+    ends: bool
+    def __init__(self, trace: _Optional[int] = ..., ends: _Optional[bool] = ...) -> None: ...
+
+class TracedRequests(_message.Message):
+    __slots__ = ("requests", "ended")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[TracedRequest]
+    ended: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[TracedRequest, _Mapping]]] = ..., ended: _Optional[str] = ...) -> None: ...
+
+class TracedRequest(_message.Message):
+    __slots__ = ("number", "server_id", "api", "version", "correlation_id", "client_id", "principal", "listener", "peer", "connection_id", "began_ms", "total_ns", "busy_ns", "request_bytes", "response_bytes", "partitions", "partition_count", "group", "slowest", "term", "acked_by", "stages")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    API_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ACKED_BY_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    server_id: int
+    api: str
+    version: int
+    correlation_id: int
+    client_id: str
+    principal: str
+    listener: str
+    peer: str
+    connection_id: int
+    began_ms: int
+    total_ns: int
+    busy_ns: int
+    request_bytes: int
+    response_bytes: int
+    partitions: _containers.RepeatedScalarFieldContainer[str]
+    partition_count: int
+    group: str
+    slowest: str
+    term: int
+    acked_by: int
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    def __init__(self, number: _Optional[int] = ..., server_id: _Optional[int] = ..., api: _Optional[str] = ..., version: _Optional[int] = ..., correlation_id: _Optional[int] = ..., client_id: _Optional[str] = ..., principal: _Optional[str] = ..., listener: _Optional[str] = ..., peer: _Optional[str] = ..., connection_id: _Optional[int] = ..., began_ms: _Optional[int] = ..., total_ns: _Optional[int] = ..., busy_ns: _Optional[int] = ..., request_bytes: _Optional[int] = ..., response_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[str]] = ..., partition_count: _Optional[int] = ..., group: _Optional[str] = ..., slowest: _Optional[str] = ..., term: _Optional[int] = ..., acked_by: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("name", "start_ns", "duration_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start_ns: int
+    duration_ns: int
+    def __init__(self, name: _Optional[str] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""Admin service of a server: its status, leadership transfers, stop hints.
+"""Admin service of a server: its status, leadership transfers, stop hints, traces.
 
 Answers come from memory, and are right about this server however many others are down. Does not
 depend on gRPC.
@@ -20,6 +20,7 @@ from rpc.admin import (
     TransferOutcome,
     TransferResult,
 )
+from rpc.traces import TracedRequests, TraceFilter
 from vdl import __version__
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
@@ -187,3 +188,20 @@ class Administration:
     def hint_stop(self, *, whole_cluster: bool) -> None:
         """See `AdminBackend.hint_stop`."""
         self._server.whole_set_stops = whole_cluster
+
+    def slowest_requests(self) -> TracedRequests:
+        """See `AdminBackend.slowest_requests`."""
+        frontend = self._server.frontend
+        return TracedRequests([] if frontend is None else list(frontend.stats.slow.slowest()))
+
+    def start_trace(self, wanted: TraceFilter) -> int:
+        """See `AdminBackend.start_trace`."""
+        frontend = self._server.frontend
+        return 0 if frontend is None else frontend.stats.slow.start(wanted)
+
+    def read_trace(self, trace: int, *, ends: bool) -> TracedRequests:
+        """See `AdminBackend.read_trace`."""
+        frontend = self._server.frontend
+        if frontend is None:
+            return TracedRequests(ended="the server does not serve clients")
+        return frontend.stats.slow.read(trace, ends=ends)
