@@ -47,7 +47,8 @@ class Cluster:
     ) -> None:
         """Prepare a cluster; `start_up` or `with` starts it.
 
-        `settings`: keys of docs/configure.md, such as {"kafka.message.max.bytes": 2_000_000}.
+        `settings`: keys of docs/configure.md, such as {"kafka.message.max.bytes": 2_000_000}. For
+        an address "127.0.0.1:0" each server gets a port of its own; `vdl.toml` has it.
         `directory`: where to make the cluster's folder; None: in memory, if there is a gigabyte.
         """
         self.nodes = nodes

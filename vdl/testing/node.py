@@ -58,6 +58,8 @@ class Node:
         self.pid = 0
         self.is_paused = False
         self._kafka, self._peer = reserve_port(), reserve_port()
+        self._others: list[socket.socket] = []
+        """Reserved ports of settings with port 0."""
         self._control: socket.socket | None = None
         folder.mkdir(mode=0o700)
 
@@ -89,9 +91,18 @@ class Node:
             "server.rack": f"rack{self.id}",
         }
         listener = f'[[listeners]]\nname = "PLAINTEXT"\nlisten = "{HOST}:{self.port}"\n'
-        text = toml({**own, **seeds, **settings})
+        text = toml({**own, **seeds, **self._with_ports(settings)})
         (self.folder / "vdl.toml").write_text(f"{text}\n{listener}", encoding="utf-8")
         self._config: Config = load_config(self.folder / "vdl.toml")
+
+    def _with_ports(self, settings: Mapping[str, object]) -> dict[str, object]:
+        """Return the settings, with a free port in place of each port 0."""
+        found = dict(settings)
+        for key, value in settings.items():
+            if value == f"{HOST}:0":
+                self._others.append(reserve_port())
+                found[key] = f"{HOST}:{self._others[-1].getsockname()[1]}"
+        return found
 
     # --- the process ------------------------------------------------------------------------------
     def start(self) -> None:
@@ -216,5 +227,5 @@ class Node:
                 os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self._ended()
-        self._kafka.close()
-        self._peer.close()
+        for reserved in (self._kafka, self._peer, *self._others):
+            reserved.close()
