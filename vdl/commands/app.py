@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),
     "down": ("vdl.commands.up", "down", "Stop a replica set on this machine."),
     "status": ("vdl.commands.status", "status", "Show servers, topics, leaders, offsets and lag."),
+    "trace": ("vdl.commands.trace", "trace", "Show slow requests, and where their time went."),
     "serve": ("", "", "Run one server."),
     "cert": ("vdl.commands.cert", "cert", "Make and revoke the certificates of a replica set."),
     "acl": ("vdl.commands.acl", "acl", "Manage access control lists."),

@@ -180,7 +180,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
 
         connecting = {address: pool.submit(connect, address) for address in addresses}
         admin_client = pool.submit(_load_admin_client)  # while waiting for servers
-        metadata, brokers = _discover(connecting)
+        metadata, brokers = discover(connecting)
         status = ClusterStatus(metadata.cluster_id or "")
         asked = []
         for broker in brokers:
@@ -207,7 +207,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
     return status
 
 
-def _discover(
+def discover(
     connecting: Mapping[Address, Future[KafkaClient]],
 ) -> tuple[Any, list[DescribeClusterBroker]]:
     """Return the Metadata of all topics and the servers by id, from the first server that answers.
@@ -229,7 +229,7 @@ def _discover(
     raise Unreachable("no server answers", "; ".join(sorted(lines)))
 
 
-def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:
+def find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:
     """Return the address of a server's admin service, as it reports it. Raises Unreachable."""
     # Servers of an earlier build have it among their listeners.
     names = [ADMIN_SETTING, "advertised.listeners"]
@@ -271,7 +271,7 @@ def _ask_server(
 ) -> ServerStatus | None:
     """Return the server's status and put its summary into `server`; None if it does not answer."""
     try:
-        admin = _find_admin(connecting.result(), server.id, address)
+        admin = find_admin(connecting.result(), server.id, address)
         server.admin = str(admin)
         with admin_client.result()(
             (admin.host, admin.port),
