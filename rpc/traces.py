@@ -61,7 +61,7 @@ class TracedRequest:
     """Topics or partitions that the request named, the first few."""
     partition_count: int = 0
     topics: frozenset[str] = frozenset()
-    """Topics that it named, the first hundred. Not sent."""
+    """Topics that it named, the first hundred, until filters have seen them. Not sent."""
     group: str = ""
     """Consumer group, share group or transactional id that it named."""
     slowest: str = ""
@@ -76,7 +76,7 @@ class TracedRequest:
     def bytes(self) -> int:
         """Upper bound of the memory that it takes."""
         names = self.client_id, self.principal, self.peer, self.group, self.slowest
-        return _FIXED_BYTES + 4 * sum(map(len, (*names, *self.partitions, *self.topics)))
+        return _FIXED_BYTES + 4 * sum(map(len, (*names, *self.partitions)))
 
 
 _FIXED_BYTES = 2_400

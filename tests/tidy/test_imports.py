@@ -24,6 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     (
         "vdl.server.administration",
         "vdl.server.loop",
+        "vdl.server.otlp",
         "vdl.server.recovery_progress",
         "vdl.server.sources",
     ),
@@ -46,6 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
         "vdl.server.audit_file",
         "vdl.server.group_lag",
         "vdl.server.metrics",
+        "vdl.server.otlp_exporter",
         "vdl.server.topic_traffic",
         "vdl.pipeline",
         "vdl.kafka.connections",
@@ -59,6 +61,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.limits", "vdl.kafka.partitions", "vdl.kafka.security", "vdl.kafka.transactions"),
     ("vdl.kafka.answer", "vdl.kafka.fair_queue", "vdl.kafka.host", "vdl.kafka.shares"),
     ("vdl.server.exposition",),
+    ("vdl.server.otlp_names",),
     ("vdl.server.http", "vdl.server.problem"),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),
@@ -137,8 +140,9 @@ ASYNCIO_EDGES = {
 PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyiceberg", "moto")
 
 NOT_BEFORE_LISTENING = {
-    "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
-    "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline", "vdl.testing",
+    "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "opentelemetry",
+    "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline",
+    "vdl.testing",
 }  # fmt: skip
 """Packages that a server does not load at its start, to save memory and time."""
 

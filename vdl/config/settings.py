@@ -20,6 +20,7 @@ Rules:
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,7 @@ from vdl.config.values import (
     link_encryption,
     milliseconds,
     number_from,
+    otlp_endpoint,
     parse_address,
     path,
     path_or_off,
@@ -112,6 +114,21 @@ class MetricsOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OtlpOptions:
+    """Export to OpenTelemetry."""
+
+    endpoint: str = ""
+    """Base URL of the receiver; "environment": that of OTEL_EXPORTER_OTLP_ENDPOINT; "": none."""
+    metrics: bool = True
+    interval_ms: int = 60_000
+    """Interval of the metrics."""
+    traces: bool = True
+    """True if the slowest requests are sent as spans."""
+    traces_slower_than_ms: int = 100
+    """Least time of such a request, without the wait of a long poll."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Complete configuration of one server. `source` names the file in messages."""
 
@@ -140,6 +157,7 @@ class Config:
     store: StoreOptions = field(default_factory=StoreOptions)
     log: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    otlp: OtlpOptions = field(default_factory=OtlpOptions)
     tls: TlsFiles = field(default_factory=TlsFiles)
     oauth: OauthOptions = field(default_factory=OauthOptions)
     first_users: Path | None = None
@@ -197,6 +215,7 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
         config = replace(config, listeners=tables)
     _check_whole(config)
     _check_identities(config)
+    _check_extra(config)
     return config
 
 
@@ -217,6 +236,11 @@ KEYS: dict[str, Key] = {
     "http.listen": Key("http", address_or_off),
     "metrics.topics_max": Key("metrics.topics_max", integer(0, 1_000)),
     "metrics.groups_max": Key("metrics.groups_max", integer(0, 1_000)),
+    "otlp.endpoint": Key("otlp.endpoint", otlp_endpoint),
+    "otlp.metrics": Key("otlp.metrics", boolean),
+    "otlp.interval": Key("otlp.interval_ms", duration(1_000, 3_600_000)),
+    "otlp.traces": Key("otlp.traces", boolean),
+    "otlp.traces_slower_than": Key("otlp.traces_slower_than_ms", duration(1, 3_600_000)),
     # --- Kafka's settings, by Kafka's names and in Kafka's units
     "kafka.auto.create.topics.enable": Key("kafka.auto_create_topics", boolean),
     "kafka.num.partitions": Key("kafka.num_partitions", integer(1, 10_000)),
@@ -426,7 +450,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit", "metrics")
+_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit", "metrics", "otlp")
 _SHOWN_MAX = 100
 """Maximum number of characters of a wrong value that a message repeats."""
 
@@ -610,6 +634,27 @@ def _check_identities(config: Config) -> None:
         raise ConfigError(config.source, "tls.ca", f"{need} are required for the peer port, {why}")
     if config.admin is not None:
         raise ConfigError(config.source, "admin.listen", f'expected "off", or {need}, {why}')
+
+
+def _check_extra(config: Config) -> None:
+    """Check that what the export needs is installed. Nothing of it is loaded."""
+    if config.otlp.endpoint and not is_installed(_OTLP_MODULE):
+        raise ConfigError(
+            config.source,
+            "otlp.endpoint",
+            "requires packages that are not installed: pip install 'vdl-log[otlp]'",
+        )
+
+
+_OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a module can be imported. Only the packages above it are."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 _OWN_LOGS = 256

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from sys import float_info
+from urllib.parse import urlsplit
 
 from rpc.tls_context import LinkEncryption
 from vdl.kafka.security.principal import ANONYMOUS, Principal, parse_principal
@@ -242,6 +243,22 @@ def path(raw: Scalar) -> Path:
 def path_or_off(raw: Scalar) -> Path | None:
     """Parse a path, or "off" as None. Raise ValueError(expected value)."""
     return None if raw == "off" else path(raw)
+
+
+def otlp_endpoint(raw: Scalar) -> str:
+    """Parse the base URL of a receiver of OTLP, or "environment"; "off" as "". Raise
+    ValueError(expected value)."""
+    if raw == "off":
+        return ""
+    if raw == "environment":
+        return raw
+    if isinstance(raw, str) and raw.startswith(("http://", "https://")):
+        try:
+            if urlsplit(raw).hostname:
+                return raw
+        except ValueError:  # such as a port that is no number
+            pass
+    raise ValueError('"off", "environment" or a URL such as "http://127.0.0.1:4318"')
 
 
 def choice(*allowed: str) -> Parse:

@@ -86,15 +86,20 @@ class Exposition:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         parts: list[bytes] = []
+        for family in self.collect():
+            if family is not None:
+                parts.append(generate_latest(_One(family)))
+            yield None
+        yield Response(200, CONTENT_TYPE_LATEST, b"".join(parts))
+
+    def collect(self, *, with_old_names: bool = True) -> Iterator[Metric | None]:
+        """Yield the metrics of a page, and None after a step of work that gives none."""
         for source in self._sources:
             for _ in source.prepare():
                 yield None
-            for family in self._families(source):
-                parts.append(generate_latest(_One(family)))
-                yield None
-        yield Response(200, CONTENT_TYPE_LATEST, b"".join(parts))
+            yield from self._families(source, with_old_names=with_old_names)
 
-    def _families(self, source: Source) -> Iterator[Metric]:
+    def _families(self, source: Source, *, with_old_names: bool) -> Iterator[Metric]:
         """Yield the metrics of one source, in the order of their first appearance. One that has an
         old name follows under that, too."""
         numbers = source.read()
@@ -110,10 +115,12 @@ class Exposition:
             name = f"{source.prefix}{source.name}_{key}"
             text = self._help.get(name, key.replace("_", " "))
             if name in REPLACED:
+                if not with_old_names:
+                    continue
                 text = deprecation(REPLACED[name])
             yield _family(name, text, of_key)
             old = RENAMED.get(name)
-            if old is not None:
+            if old is not None and with_old_names:
                 yield _family(old.name, deprecation(name), of_key, times=old.times)
 
 

@@ -107,6 +107,11 @@ HELP: dict[str, str] = {
     "vdl_server_client_connections_refused_total": (
         "Client connections refused because of a connection limit."
     ),
+    "vdl_otlp_pages_sent_total": "Pages of metrics sent to the receiver of OpenTelemetry.",
+    "vdl_otlp_pages_skipped_total": "Pages not made, because the one before was still being sent.",
+    "vdl_otlp_requests_sent_total": "Slow requests sent as spans.",
+    "vdl_otlp_requests_dropped_total": "Slow requests that could not be sent as spans.",
+    "vdl_otlp_failures_total": "Pages, and lists of slow requests, that the receiver did not take.",
     "vdl_server_slow_requests_kept_total": (
         "Requests kept because they were among the slowest of their minute, or selected by a trace."
     ),
@@ -462,16 +467,18 @@ def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
         yield Sample("dial_failures", labels, link.dial_failures)
 
 
+def exposition_of(sources: Iterable[Source]) -> Exposition:
+    """Return what makes the pages of these sources and of the process."""
+    process = (
+        Source("process", process_numbers, prefix=""),
+        Source("process", collector_numbers),
+    )
+    return Exposition((*process, *sources), HELP)
+
+
 def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
     """Return the routes of the operations port."""
-    exposition = Exposition(
-        (
-            Source("process", process_numbers, prefix=""),
-            Source("process", collector_numbers),
-            *sources,
-        ),
-        HELP,
-    )
+    exposition = exposition_of(sources)
     return {
         "/metrics": exposition.page,
         # A server that answers is healthy even if it has problems: a restart would take longer.
@@ -497,6 +504,11 @@ def collector_numbers() -> dict[str, Number]:
 
 
 _STARTED_SECONDS = round(time.time(), 3)
+
+
+def started_seconds() -> float:
+    """Return the time, in seconds since 1970, from which all counters count."""
+    return _STARTED_SECONDS
 
 
 def _resident_bytes() -> int:

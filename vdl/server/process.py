@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -38,6 +39,7 @@ from rpc.transport import SocketTransport
 from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
+from vdl import __version__
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
 from vdl.config.settings import Config, ConfigError
 from vdl.config.values import ADMIN_LISTENER
@@ -52,12 +54,14 @@ from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
 from vdl.server.delegation_key import read_delegation_keys
 from vdl.server.diagnosis import problems_of
+from vdl.server.exposition import Numbers, Source
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, TurnLoop
 from vdl.server.machine import Machine
-from vdl.server.metrics import Health, operations_routes
+from vdl.server.metrics import Health, exposition_of, operations_routes
 from vdl.server.offline_users import take_added_users
+from vdl.server.otlp import OtlpExport
 from vdl.server.problem import NOT_WRONG
 from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.secret_files import readable_by_others
@@ -131,6 +135,7 @@ class Process:
         self._tls = ServerTls(config)
         self._link_security: LinkSecurity | None = None
         self._admin: AdminService | None = None
+        self._export: OtlpExport | None = None
         self._audit_file: AuditFile | None = None
         self._audit: AuditLog | None = None
         self._next_warning = 0.0
@@ -246,6 +251,8 @@ class Process:
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
             loop.add_signal_handler(number, self._stop, transfer)
         await self._open_operations(server, store)
+        if config.otlp.endpoint:
+            self._export = self._make_export(server, store)
         self._check_ports()
         server.start()
         if self._tls.contexts:
@@ -377,6 +384,7 @@ class Process:
             self._loop.create_task(self._open_admin())
         load = threading.Thread(target=load_apis, name="load", daemon=True)
         self._loop.call_later(_LOAD_AFTER_SECONDS, load.start)
+        self._start_export()
 
     def _cannot_listen(self, name: str, port: int, error: OSError) -> None:
         self._log.error("cannot_listen", listener=name, port=port, error=str(error))
@@ -412,15 +420,51 @@ class Process:
         http = self._config.http
         if http is None:
             return
+        routes = operations_routes(self._sources(server, store), lambda: _health(server))
+        self._http = HttpServer(routes, self._log)
+        await self._http.start(http.host, http.port)
+
+    def _sources(self, server: Server, store: DiskStore) -> tuple[Source, ...]:
+        """Return the sources of the metrics, with a memory of their own."""
         sources = ServerSources(
             server,
             store,
             self._config.metrics,
             lambda: (one.tls for one in self._listeners if one.tls is not None),
         )
-        routes = operations_routes(sources.all(), lambda: _health(server))
-        self._http = HttpServer(routes, self._log)
-        await self._http.start(http.host, http.port)
+        return (*sources.all(), Source("otlp", self._export_numbers))
+
+    def _export_numbers(self) -> Numbers:
+        return {} if self._export is None else self._export.stats.numbers()
+
+    def _make_export(self, server: Server, store: DiskStore) -> OtlpExport:
+        """Return the export to OpenTelemetry, which starts once clients are served. Its sources are
+        not those of the scrapes: a page in the making would be disturbed."""
+        config = self._config
+        exposition = exposition_of(self._sources(server, store))
+        return OtlpExport(
+            config.otlp,
+            collect=partial(exposition.collect, with_old_names=False),
+            compute=SideThread("otlp", self._doorbell.ring).run,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    def _start_export(self) -> None:
+        """Begin to send metrics and slow requests, if that is configured."""
+        host, frontend = self.server.host, self.server.frontend
+        if self._export is None or host is None or frontend is None:
+            return
+        self._export.start(
+            {
+                "service.name": "vdl",
+                "service.version": __version__,
+                "service.instance.id": str(self._config.server_id),
+                "vdl.cluster.id": host.cluster_id,
+            }
+        )
+        if self._config.otlp.traces:
+            frontend.stats.slow.on_slow = self._export.note
 
     # --- ends ------------------------------------------------------------------------------------
     def _stop(self, transfer: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ids import ServerId, Term
 from rpc.admin import (
     GroupStatus,
     ProgressState,
@@ -31,6 +32,7 @@ from rpc.admin_service import AdminService
 from rpc.errors import AdminError
 from rpc.proto import admin_pb2
 from rpc.streams import LinkStatus
+from rpc.traces import TRACE_NAMES_MAX, Stage, TracedRequest, TracedRequests, TraceFilter
 from tests.hangs import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -72,6 +74,14 @@ STATUS = ServerStatus(
 )
 
 
+REQUEST = TracedRequest(
+    5, ServerId(3), "Produce", 11, 77, "a client", "User:a", "PLAINTEXT", "10.0.0.1:5", 6,
+    1_764_489_600_000, 62_000_000, 61_000_000, 100, 50, ["orders-1", "orders-2"], 9,
+    group="payments", slowest="orders-2", term=Term(4), acked_by=ServerId(2),
+    stages=[Stage("disk", 1_000, 60_000_000), Stage("send", 60_001_000, 9_000)],
+)  # fmt: skip
+
+
 class Backend:
     """A server as the admin plane sees it."""
 
@@ -100,6 +110,17 @@ class Backend:
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
         self.asked.append(whole_cluster)
+
+    def slowest_requests(self) -> TracedRequests:
+        return TracedRequests([replace(REQUEST, number=number) for number in range(120)])
+
+    def start_trace(self, wanted: TraceFilter) -> int:
+        self.asked.append(wanted)
+        return 7
+
+    def read_trace(self, trace: int, *, ends: bool) -> TracedRequests:
+        self.asked.append((trace, ends))
+        return TracedRequests([REQUEST], "its time is over")
 
 
 def run(
@@ -205,7 +226,40 @@ def test_admin_stop_hint_arrives(whole_cluster: bool) -> None:
     assert backend.asked == [whole_cluster]
 
 
-@pytest.mark.parametrize("method", ["Status", "TransferLeadership", "HintStop"])
+def test_admin_traced_requests_arrive_whole() -> None:
+    """More of them than are encoded in one turn keep their order."""
+    found = run(lambda client: client.slowest_requests(), Backend())
+    assert found == [replace(REQUEST, number=number) for number in range(120)]
+
+
+def test_admin_trace_is_started_and_read() -> None:
+    backend = Backend()
+    wanted = TraceFilter(["Produce"], ["orders"], ["a client"], 50_000_000, 30_000_000_000, 100)
+
+    def trace(client: AdminClient) -> tuple[int, TracedRequests]:
+        number = client.start_trace(wanted)
+        return number, client.read_trace(number, ends=True)
+
+    assert run(trace, backend) == (7, TracedRequests([REQUEST], "its time is over"))
+    assert backend.asked == [wanted, (7, True)]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [TraceFilter(topics=["t"] * (TRACE_NAMES_MAX + 1)), TraceFilter(topics=["t" * 257])],
+    ids=["names", "characters"],
+)
+def test_admin_trace_with_a_large_filter_is_refused(wanted: TraceFilter) -> None:
+    """Each request is compared with the filter: it is bounded."""
+    backend = Backend()
+    assert run(lambda client: client.start_trace(wanted), backend) == 0
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["Status", "TransferLeadership", "HintStop", "SlowestRequests", "StartTrace", "ReadTrace"],
+)
 def test_admin_malformed_request_is_refused_without_a_line_in_the_log(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,6 +391,9 @@ def test_admin_second_service_on_the_port_is_an_error() -> None:
         (ReplicaProgress, admin_pb2.ReplicaProgress),
         (LinkStatus, admin_pb2.LinkStatus),
         (TransferResult, admin_pb2.TransferLeadershipReply),
+        (TracedRequests, admin_pb2.TracedRequests),
+        (TraceFilter, admin_pb2.StartTraceRequest),
+        (Stage, admin_pb2.Stage),
     ],
 )
 def test_admin_dataclasses_have_the_fields_of_the_messages(ours: type, theirs: type) -> None:

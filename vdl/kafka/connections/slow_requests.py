@@ -133,6 +133,7 @@ class SlowRequests:
         is_kept = False
         for trace in self._traces.values():
             is_kept = trace.look(request, now_ns) or is_kept
+        request.topics = frozenset()  # they may be long; only filters need them
         if self._enters(request, now_ns):
             is_kept = True
             if self.on_slow is not None:
@@ -146,22 +147,20 @@ class SlowRequests:
             return False
         minute = self._minute(now_ns)
         heap = minute.by_api.setdefault(request.api, [])
-        size = request.bytes
         is_full = len(heap) >= SLOWEST
         if is_full and request.busy_ns <= heap[0][0]:
             return False
-        if is_full:
-            minute.bytes -= heap[0][2].bytes
-        while len(self._minutes) > 1 and self.ring_bytes + size > RING_BYTES_MAX:
+        more = request.bytes - (heap[0][2].bytes if is_full else 0)
+        while len(self._minutes) > 1 and self.ring_bytes + more > RING_BYTES_MAX:
             self._minutes.popleft()
+        if self.ring_bytes + more > RING_BYTES_MAX:
+            return False
         item = request.busy_ns, request.number, request
         if is_full:
             heapreplace(heap, item)
-        elif self.ring_bytes + size > RING_BYTES_MAX:
-            return False
         else:
             heappush(heap, item)
-        minute.bytes += size
+        minute.bytes += more
         return True
 
     def _minute(self, now_ns: int) -> _Minute:

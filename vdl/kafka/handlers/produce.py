@@ -371,6 +371,7 @@ class _Produce:
         group = host.catalog.groups.get(self.settled_group)
         if group is not None:
             into.slowest = f"{group.topic}-{group.partition}"
+            into.topics |= {group.topic}  # with acks=0 no answer names it
         into.term, into.acked_by = last.term, server_of(last.acked_by)
         appended_ns = min(max(since_ns, self.placed_ns, last.appended_ns), until_ns)
         durable_ns = min(host.written_after(appended_ns) or appended_ns, until_ns)

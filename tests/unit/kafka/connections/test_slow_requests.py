@@ -163,7 +163,7 @@ def test_trace_ends_after_its_looks(requests: Requests, monkeypatch: pytest.Monk
 def test_traces_are_bounded_in_number_and_bytes(
     requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = TracedRequest(topics=frozenset({"t"})).bytes
+    one = TracedRequest().bytes
     monkeypatch.setattr(slow_requests, "TRACE_BYTES_MAX", 3 * one)
     traces = [requests.slow.start(filtered()) for _ in range(TRACES_MAX)]
     assert all(traces)
