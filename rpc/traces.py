@@ -107,7 +107,10 @@ class TraceFilter:
 
 @dataclass(slots=True)
 class TracedRequests:
-    """What a server has traced. `ended`: reason why nothing follows; empty while a trace runs."""
+    """Requests that a server has traced.
+
+    `ended`: reason why nothing follows; empty while a trace runs.
+    """
 
     requests: list[TracedRequest] = field(default_factory=list)
     ended: str = ""

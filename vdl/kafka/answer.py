@@ -83,7 +83,7 @@ class Later:
         self.about: Traceable | None = None
         """Knows what the answer waits for; None: nothing more than the times of the wait."""
         self.busy_ns = 0
-        """Of a long poll: time that it waited for other things than records."""
+        """Time that a long poll waited for other things than records."""
         self.done = False
         self.cancelled = False
         self.holding = False

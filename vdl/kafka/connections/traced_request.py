@@ -31,7 +31,7 @@ _PARTITION_NUMBERS: Final = ("partition_index", "partition", "index")
 
 
 class Times(NamedTuple):
-    """What is known when a request is answered, beside its exchange."""
+    """Times and size that are known when a request is answered, beside its exchange."""
 
     known_ns: int
     busy_ns: int
