@@ -19,6 +19,7 @@ Rules:
   libraries here (`RepeatFilter`), VDL's own where they are reported (`Repeats`).
 * Each part of the server has a logger of its own, below that of the server (`EventLog.part`), so
   that its level can be changed at run time (`Loggers`).
+* Each event is also kept in memory for a while (`vdl/events.py`).
 * A value from outside can start neither a new line nor a new field.
 * A line that cannot be written is lost: a full log disk does not stop a server.
 """
@@ -33,6 +34,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
+
+from vdl.events import Events, Value
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -62,9 +65,6 @@ KAFKA_LEVELS: Mapping[str, int] = {
 
 Line = dict[str, object]
 
-Value = str | float | bool | None
-"""Value of a field beside an event: a number, a name."""
-
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
@@ -92,7 +92,12 @@ def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger
 
 
 class Log(Protocol):
-    """Interface for reporting events: a short name, and values."""
+    """Interface for reporting events: a short name, and values.
+
+    `note` reports one that has no line: it is only kept in memory for a while (`vdl/events.py`).
+    """
+
+    def note(self, event: str, **fields: Value) -> None: ...
 
     def info(self, event: str, **fields: Value) -> None: ...
 
@@ -102,25 +107,32 @@ class Log(Protocol):
 
 
 class EventLog:
-    """`Log` that writes to the process's logger."""
+    """`Log` that writes to the process's logger, and keeps the latest events in memory."""
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_events", "_logger")
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, events: Events) -> None:
         self._logger = logger
+        self._events = events
+
+    def note(self, event: str, **fields: Value) -> None:
+        self._events.add(event, "", fields)
 
     def info(self, event: str, **fields: Value) -> None:
+        self._events.add(event, "info", fields)
         self._logger.info(event, extra={"fields": fields})
 
     def warning(self, event: str, **fields: Value) -> None:
+        self._events.add(event, "warning", fields)
         self._logger.warning(event, extra={"fields": fields})
 
     def error(self, event: str, **fields: Value) -> None:
+        self._events.add(event, "error", fields)
         self._logger.error(event, extra={"fields": fields})
 
     def part(self, name: str) -> EventLog:
         """Return the log of one part of the server."""
-        return EventLog(self._logger.getChild(name))
+        return EventLog(self._logger.getChild(name), self._events)
 
 
 class Loggers:

@@ -90,6 +90,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.records.compression",),
     ("vdl.patterns",),
     ("vdl.check", "vdl.listening", "vdl.log", "vdl.errors", "vdl.clock"),
+    ("vdl.events",),
     ("vdl.config", "vdl.kafka", "vdl.logstream", "vdl.records", "vdl.server"),
     ("vdl",),
     ("rpc",),

@@ -43,6 +43,7 @@ from vdl import __version__
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
 from vdl.config.settings import Config, ConfigError
 from vdl.config.values import ADMIN_LISTENER
+from vdl.events import Events
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.connections.listener import Listener
 from vdl.kafka.security.audit import AuditLog
@@ -119,8 +120,9 @@ class Process:
         self._on_open = on_open
         self._loop = loop
         self._logger = start_logging(config.log)
-        self._log = EventLog(self._logger)
         self._clock = self._machine.clock(loop)
+        self._events = Events(self._clock.wall_ms)
+        self._log = EventLog(self._logger, self._events)
         # The generator spreads timers; identities are drawn from the system.
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
         self._ended: asyncio.Future[int] = loop.create_future()

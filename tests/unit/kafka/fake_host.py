@@ -543,6 +543,9 @@ class FakeLog:
 
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
+    def note(self, event: str, **fields: Any) -> None:
+        self.events.append(("", event, fields))
+
     def info(self, event: str, **fields: Any) -> None:
         self.events.append(("info", event, fields))
 

@@ -310,6 +310,9 @@ class Told:
     def __init__(self) -> None:
         self.seen: list[dict[str, object]] = []
 
+    def note(self, event: str, **fields: object) -> None:
+        pass
+
     def info(self, event: str, **fields: object) -> None:
         self.seen.append({"event": event, **fields})
 

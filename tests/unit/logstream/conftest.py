@@ -103,6 +103,11 @@ class ErrorLog:
         self.fields: list[tuple[str, dict[str, Any]]] = []
         self.others: list[tuple[str, dict[str, Any]]] = []
         """Events that are no errors."""
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        """Events that have no line."""
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
 
     def info(self, event: str, **fields: Any) -> None:
         self.others.append((event, fields))

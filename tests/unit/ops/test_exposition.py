@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from segments.histogram import Histogram
+from vdl.events import Events
 from vdl.kafka.connections.request_stats import ApiStats
 from vdl.log import EventLog
 from vdl.server import http
@@ -17,7 +18,7 @@ from vdl.server.http import LATE_SLICE_SECONDS, HttpServer, Response
 from vdl.server.metrics import HELP, WAITING_APIS, latency_distributions
 from vdl.server.renamed_metrics import RENAMED, REPLACED
 
-LOG = EventLog(logging.getLogger("test"))
+LOG = EventLog(logging.getLogger("test"), Events(lambda: 0))
 MS = 1_000_000
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from vdl.events import Events
 from vdl.log import (
     REPEATED_NS,
     REPEATS_MAX,
@@ -114,7 +115,7 @@ def test_log_event_fields_may_have_any_name():
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(LineFormatter("json").format(record))
     logger.addHandler(handler)
-    EventLog(logger).warning("topic_made", name="t", args="100%s", module=None)
+    EventLog(logger, Events(lambda: 0)).warning("topic_made", name="t", args="100%s", module=None)
     line = json.loads(lines[0])
     assert line["event"] == "topic_made"
     assert (line["name"], line["args"], line["module"]) == ("t", "100%s", None)

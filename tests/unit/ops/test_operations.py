@@ -13,6 +13,7 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
+from vdl.events import Events
 from vdl.kafka.connections.request_stats import ApiStats
 from vdl.kafka.telemetry.client_metrics import ClientMetrics
 from vdl.kafka.telemetry.otlp import Point
@@ -33,7 +34,7 @@ from vdl.server.metrics import (
 from vdl.server.problem import CLUSTER_KINDS, SERVER_KINDS, Problem
 from vdl.server.server import Server, ServerState
 
-LOG = EventLog(logging.getLogger("test"))
+LOG = EventLog(logging.getLogger("test"), Events(lambda: 0))
 
 
 def get(routes, target="/metrics", method="GET"):
