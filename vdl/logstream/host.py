@@ -409,8 +409,8 @@ class Host:
                 self.stats.elections += 1
         elif group.group_id in self.liveness.led:
             self.liveness.resign(group.group_id)
-            self.in_sync.resign(group.group_id)
             self._changes.leads_no_more(group.group_id)
+            self.in_sync.resign(group.group_id)
         due = node.ticks_until_due()
         if group.owes_tick and due > 1 and raft.state is StateType.LEADER:
             due = group.count_owed()
@@ -797,6 +797,9 @@ class Host:
         else:
             self.liveness.resign(group_id)  # the present leader still has to be known
         self.state.state_groups.pop(group_id, None)
+        if stream is not None and deleted:
+            name = f"{stream.topic}-{stream.partition}"
+            self.state.log.note("partition_deleted", partition=name)
         if stream is not None:
             stream.close()
         if group is not None:

@@ -142,6 +142,7 @@ class Periodic:
         store, watch = self._state.store, self._disk_watch
         watch.staged(self._state.outbox.urgent_token)
         if watch.is_hung(store.durable_token, now_ns, store.writing_bytes):
+            self._state.log.note("disk_hung", disk="journal")
             self._transfers.make_room()
         self._status.note_stalled(watch.is_stalled(store.file_work, now_ns))
 

@@ -71,9 +71,9 @@ def test_many_leaderships_return_in_batches(cluster: Any, monkeypatch: Any) -> N
     at: Counter[int] = Counter()
     hand_over = Transfers._hand_over
 
-    def noted(self: Transfers, group: Group, transferee: int) -> None:
+    def noted(self: Transfers, group: Group, transferee: int, reason: str) -> None:
         at[cluster.time.now_ns // 10**9] += 1
-        hand_over(self, group, transferee)
+        hand_over(self, group, transferee, reason)
 
     monkeypatch.setattr(Transfers, "_hand_over", noted)
     cluster.nodes[3].start()

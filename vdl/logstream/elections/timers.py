@@ -156,7 +156,10 @@ class Timers:
         tick = self._loop_time.tick()
         group.catch_up(tick)
         self._proofs.report_leader(group)
+        leader = group.node.lead
         due, _ = group.fall_due(tick)
+        if leader and group.node.raft.state is not StateType.FOLLOWER:
+            group.campaigning.because("timeout", leader)
         if group.needs_pump:
             state.outbox.mark_dirty(group)
         elif not group.dirty:

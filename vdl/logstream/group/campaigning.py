@@ -30,7 +30,9 @@ _NO_LOSS = (0, ServerId(0))
 class Campaigning:
     """Early campaigns of one replica, and the last loss of its group's leader."""
 
-    __slots__ = ("_node", "_options", "_rng", "gone_tick", "lost_leader")
+    __slots__ = (
+        "_node", "_options", "_rng", "before", "gone_tick", "lost_leader", "reason",
+    )  # fmt: skip
 
     def __init__(self, node: RawNode, options: HostOptions, rng: random.Random) -> None:
         self._node = node
@@ -41,6 +43,14 @@ class Campaigning:
         election timeout applies again."""
         self.lost_leader = _NO_LOSS
         """Time of the last loss of the leader's server (monotonic ns), and that server."""
+        self.reason = ""
+        """Reason of the next election, should this replica win it; empty: no leader was known."""
+        self.before = ServerId(0)
+        """The leader's server until then; 0: unknown."""
+
+    def because(self, reason: str, leader: NodeId) -> None:
+        """Note why an election is due, and the replica that led until then, 0 if unknown."""
+        self.reason, self.before = reason, server_of(leader)
 
     def is_leaderless(self, servers: Set[ServerId]) -> bool:
         """Return True if the group has no leader, though most voters are on these servers."""
@@ -71,6 +81,7 @@ class Campaigning:
         # Leader lists prove that a leader is alive, and are looked up only when the election timer
         # is due: with this it may be due now, for all remaining replicas.
         node.leader_heard(0)
+        self.because("process_ended", node.lead)
         node.forget_leader()
         # If none is there, the replicas are about to be moved away; they still exist.
         members = sorted(node.membership.members())
@@ -104,6 +115,7 @@ class Campaigning:
         """
         node = self._node
         self.leader_resigned()
+        self.because("gave_up", node.lead)
         node.forget_leader()
         alive = _in_turn(placement, servers)
         if alive and alive[0] == node.id:

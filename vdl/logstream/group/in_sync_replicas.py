@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
-from ids import NO_INDEX, GroupId, Index, NodeId, ServerId
+from ids import NO_INDEX, GroupId, Index, NodeId, ServerId, Term
 from raft.progress import PROBE
 from raft.quorum import copied_index
 from vdl.clock import MS, Clock
@@ -150,6 +150,17 @@ class InSync:
             return lag_ns <= lag_max_ns
         return match >= self.group.node.raft.term_start and lag_ns <= min(JOIN_NS, lag_max_ns)
 
+    def reason_out(self, replica: NodeId, now_ns: int) -> str:
+        """Return why a replica is not in sync: its process ended, or it is silent, behind, or no
+        voter."""
+        follower = self._followers.get(replica)
+        if follower is None:
+            return "no_voter"
+        if follower.is_gone:
+            return "process_ended"
+        is_silent = now_ns - follower.heard_ns > silence_ns(self._options)
+        return "silent" if is_silent else "behind"
+
     def times(self, replica: NodeId, clock: Clock) -> tuple[int, int]:
         """Return (when the replica was last heard of, a time whose data it holds completely).
 
@@ -224,6 +235,11 @@ class InSyncReplicas:
         found = self._led.get(group_id)
         is_led = found is not None and found.group.node.is_leader
         return found if is_led else None
+
+    def term_of(self, group_id: GroupId) -> Term:
+        """Return the term in which a group is led here, or was until now; 0 if in none."""
+        found = self._led.get(group_id)
+        return Term(0) if found is None else found.term
 
     @property
     def count(self) -> int:

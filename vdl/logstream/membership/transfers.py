@@ -71,18 +71,20 @@ class Transfers:
 
         Used when this server stops, or should not lead.
         """
-        return self._hand_out([group for group in self._groups.values() if group.node.is_leader])
+        led = [group for group in self._groups.values() if group.node.is_leader]
+        return self._hand_out(led, self._status.reason_not_to_lead or "stopping")
 
     def make_room(self) -> None:
         """Transfer leaderships that followers' disks keep alive, while this server's disk hangs."""
         groups = self._groups.values()
-        self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
+        kept = [g for g in groups if g.node.is_leader and g.node.commit > g.node.stable]
+        self._hand_out(kept, "disk_hung")
 
     def hand_to_wanted(self, group: Group) -> None:
         """Transfer the leadership of a group that this replica leaves to a remaining one."""
         transferee = self._best_transferee(group, {}, among=group.placement)
         if transferee:
-            self._hand_over(group, transferee)
+            self._hand_over(group, transferee, "replica_leaves")
 
     def return_some(self) -> None:
         """Return some leaderships to the preferred leaders. Use: once a second.
@@ -98,7 +100,7 @@ class Transfers:
             before = self._returned.get(group.group_id, _Attempt(0, 1))
             wait = min(2 * before.wait, RETURN_ROUNDS_MAX)
             self._returned[group.group_id] = _Attempt(self._round + wait, wait)
-            self._hand_over(group, group.placement[0])
+            self._hand_over(group, group.placement[0], "preferred_leader")
         for group_id, attempt in list(self._returned.items()):
             if attempt.due <= self._round and not self._leads(group_id):
                 del self._returned[group_id]  # it moved, and did not come back
@@ -120,7 +122,7 @@ class Transfers:
         able = to_return(due, self._can_take) if due else []
         for group in able:
             del due[group.group_id]
-            self._hand_over(group, group.placement[0])
+            self._hand_over(group, group.placement[0], "operator")
         # A transfer to the preferred leader that is under way need not be started again.
         refused += [g for g, group in due.items() if group.node.transferring != group.placement[0]]
         return refused
@@ -145,14 +147,14 @@ class Transfers:
             server, group_id
         )
 
-    def _hand_out(self, groups: Collection[Group]) -> int:
+    def _hand_out(self, groups: Collection[Group], reason: str) -> int:
         """Transfer these leaderships. Return the number that have a transferee."""
         given: Counter[ServerId] = Counter()
         for group in groups:
             transferee = group.node.transferring or self._best_transferee(group, given)
             if transferee:
                 given[server_of(transferee)] += 1
-                self._hand_over(group, transferee)
+                self._hand_over(group, transferee, reason)
         return given.total()
 
     def _best_transferee(
@@ -187,8 +189,14 @@ class Transfers:
                 best, best_rank = replica, rank
         return best
 
-    def _hand_over(self, group: Group, transferee: NodeId) -> None:
+    def _hand_over(self, group: Group, transferee: NodeId, reason: str) -> None:
         if not group.node.transferring:
+            self._state.log.note(
+                "leadership_transferred",
+                partition=self._state.told_of(group.group_id),
+                to=server_of(transferee),
+                reason=reason,
+            )
             group.catch_up(self._state.loop_time.tick())
             group.node.transfer_leader(transferee)
             self._state.outbox.mark_dirty(group)

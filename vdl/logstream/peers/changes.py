@@ -1,7 +1,8 @@
-"""Log messages about changes of leaderships, in-sync replicas and the quorum, once a second.
+"""Events of changes of leaderships, in-sync replicas and the quorum; log messages once a second.
 
 A server that fails moves thousands of leaderships at once. So the changes within a second are
 logged in one line of each kind, with the number of partitions and the names of the first of them.
+Each change of a partition is also kept in memory for a while, with its reason (`Log.note`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Final
 
-from ids import GroupId, ServerId
+from ids import GroupId, NodeId, ServerId
+from raft.types import NONE
+from vdl.logstream.group.in_sync_replicas import InSync
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.state import HostState
 
@@ -33,11 +36,34 @@ class Changes:
     def leads(self, group_id: GroupId) -> None:
         """Note that this server leads the group, in a new term."""
         self._gained[group_id] = None
+        group = self._state.groups[group_id]
+        why = group.campaigning
+        self._state.log.note(
+            "elected",
+            partition=self._state.told_of(group_id),
+            term=group.node.term,
+            reason=why.reason or "no_leader",
+            before=why.before or None,
+        )
+        why.because("", NONE)
 
     def leads_no_more(self, group_id: GroupId) -> None:
-        """Note that this server does not lead the group any more."""
+        """Note that this server does not lead the group any more.
+
+        Must precede `InSyncReplicas.resign`.
+        """
         self._lost[group_id] = None
         self._out.pop(group_id, None)
+        group, term = self._state.groups[group_id], self._state.in_sync.term_of(group_id)
+        # A leader that hears no majority gives up without a newer term (thesis §6.2).
+        gave_up = group.node.term == term
+        self._state.log.note(
+            "resigned",
+            partition=self._state.told_of(group_id),
+            term=term,
+            reason="no_majority" if gave_up else "newer_term",
+            successor=server_of(group.node.lead) or None,
+        )
 
     def look(self) -> None:
         """Log the changes since the last call."""
@@ -79,15 +105,18 @@ class Changes:
             found = in_sync.get(group_id)
             if found is None:
                 continue
-            wanted = {server_of(replica) for replica in found.group.listed}
-            out = frozenset(wanted.difference(found.servers))
+            wanted = {server_of(replica): replica for replica in found.group.listed}
+            out = frozenset(wanted.keys() - set(found.servers))
             known = self._out.get(group_id, frozenset())
             if found.is_young(now_ns):
                 out &= known  # the others may not have been heard of yet
             for server_id in out - known:
                 left[server_id].append(group_id)
-            for server_id in (known - out) & wanted:
+                self._note_out(found, wanted[server_id], now_ns)
+            for server_id in (known - out) & wanted.keys():
                 joined[server_id].append(group_id)
+                name = self._state.told_of(group_id)
+                self._state.log.note("isr_grown", partition=name, replica=server_id)
             self._out[group_id] = out
             if not out:
                 del self._out[group_id]
@@ -98,6 +127,15 @@ class Changes:
         for server_id, groups in sorted(joined.items()):
             names = self._named(groups)
             log.info("in_sync_again", server=server_id, partitions=len(names), names=_told(names))
+
+    def _note_out(self, found: InSync, replica: NodeId, now_ns: int) -> None:
+        self._state.log.note(
+            "isr_shrunk",
+            partition=self._state.told_of(found.group.group_id),
+            replica=server_of(replica),
+            reason=found.reason_out(replica, now_ns),
+            in_sync=_listed(found.servers),
+        )
 
     def _named(self, groups: Collection[GroupId]) -> list[str]:
         """Return the groups' names, topics' first, without those of deleted topics."""

@@ -191,6 +191,8 @@ class Inbox:
             # Leaders' liveness is looked up only when needed, as here (§6, stickiness).
             self._proofs.report_leader(group)
             self._last_resort.requested(group, message, server_id)
+        elif type(message) is MsgTimeoutNow:
+            group.campaigning.because("transfer", message.from_)
         try:
             group.node.step(message)
         except StepPeerNotFound:

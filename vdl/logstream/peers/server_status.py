@@ -95,6 +95,19 @@ class ServerStatus:
         """True if this server's leaderships are better elsewhere, for as long as this lasts."""
         return not self._serves or self._is_late or self._stalled or self.is_full
 
+    @property
+    def reason_not_to_lead(self) -> str:
+        """Reason of `should_not_lead`, empty if there is none."""
+        if self._stopping:
+            return "stopping"
+        if self.is_full:
+            return "disk_full"
+        if self._stalled:
+            return "flush_stalled"
+        if self._is_late:
+            return "late_for_long"
+        return "" if self._serves else "not_serving"
+
     def may_seek_group(self, group_id: GroupId) -> bool:
         """Return True if this server should campaign for a group as its preferred leader.
 
