@@ -376,6 +376,7 @@ KEYS: dict[str, Key] = {
     ),
     "response.memory_max": Key("kafka.answer_memory_max", size(MIB, TIB)),
     "request.timeout_max": Key("kafka.request_timeout_ms_max", duration(1_000, DAY_MS)),
+    "request.slow": Key("kafka.slow_request_ms", duration(1, 600_000)),
     "request.read_timeout": Key("kafka.read_timeout_ms", duration(100, 600_000)),
     "request.cold_read_rate": Key("kafka.cold_read_bytes_per_second", size(64 * KIB, 64 * GIB)),
     "request.overload_retry": Key("kafka.overload_retry_ms", duration(1, 60_000)),

@@ -236,6 +236,11 @@ class RequestContext:
         return self.connection.peer_host
 
     @property
+    def client_text(self) -> str:
+        """The client's name in events."""
+        return f"{self.client_id} at {self.connection.peer_host}"
+
+    @property
     def asker(self) -> str:
         """See `ConnectionInfo.asker`."""
         return self.connection.asker

@@ -149,6 +149,9 @@ class KafkaOptions:
     cold_read_bytes_per_second: int = 8 << 20
     """Least rate at which all consumers far behind together are sent data from disk while producers
     are active, even if it slows these down."""
+    slow_request_ms: int = 1_000
+    """A request that takes longer is kept as an event, with its phases. The time for which a long
+    poll waits by itself does not count."""
     read_timeout_ms: int = 10_000
     """Time that a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000

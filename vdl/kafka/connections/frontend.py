@@ -54,7 +54,9 @@ class Frontend:
         """`most_of`: maximum number of connections of each listener that has a bound of its own."""
         self.context = context
         self.turn = Turn(context)
-        self.stats = RequestStats(context.log, context.clock.now_ns)
+        self.stats = RequestStats(
+            context.log, context.clock.now_ns, slow_ns=context.config.slow_request_ms * MS
+        )
         self.connections_accepted = 0
         self.connections_refused = 0
         self.connections_ended: Counter[str] = Counter()

@@ -10,7 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Final
 
+from rpc.traces import TracedRequest
 from segments.histogram import DURATION_BOUNDS_NS, Histogram
+from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.api import API, Api
@@ -104,9 +106,13 @@ class ApiStats:
 class RequestStats:
     """Counters of one server. Sessions add the requests that they answer to `by_api`."""
 
-    __slots__ = ("_log", "_logged", "by_api", "handler_errors", "login_failures", "slow")
+    __slots__ = (
+        "_log", "_logged", "_slow_ns", "by_api", "handler_errors", "login_failures", "slow",
+    )  # fmt: skip
 
-    def __init__(self, log: Log, now_ns: Callable[[], int]) -> None:
+    def __init__(self, log: Log, now_ns: Callable[[], int], *, slow_ns: int) -> None:
+        """`slow_ns`: time from which a request is kept as an event."""
+        self._slow_ns = slow_ns
         self.by_api = {
             api.name: ApiStats(is_long_poll=api.name in LONG_POLLS) for api in API.values()
         }
@@ -115,6 +121,25 @@ class RequestStats:
         self.login_failures = 0
         self._log = log
         self._logged: set[tuple[str, str]] = set()
+
+    def note_slow(self, request: TracedRequest) -> None:
+        """Note a slow request, with its phases if it is above `request.slow`."""
+        self.slow.note(request)
+        if request.busy_ns < self._slow_ns:
+            return
+        spent_ns = {stage.name: stage.duration_ns for stage in request.stages}
+        queue_ns, work_ns, send_ns = (spent_ns.get(name, 0) for name in ("queue", "work", "send"))
+        total_ns = request.total_ns - spent_ns.get("receive", 0)
+        self._log.note(
+            "slow_request",
+            client=f"{request.client_id} at {request.peer.rpartition(':')[0]}",
+            api=request.api,
+            total_ms=total_ns // MS,
+            queue_ms=queue_ns // MS,
+            work_ms=work_ns // MS,
+            wait_ms=(total_ns - queue_ns - work_ns - send_ns) // MS,
+            send_ms=send_ns // MS,
+        )
 
     def handler_failed(self, api: Api, version: int, request: Any, error: BaseException) -> Any:
         """Count the failure, log the first of its kind, and return UNKNOWN_SERVER_ERROR.

@@ -576,7 +576,7 @@ class Session:
         """Note a slow request. Nothing that is wrong here concerns its client."""
         try:
             context = self._turn.context
-            self._stats.slow.note(traced(exchange, self.info, context, answer, about, times))
+            self._stats.note_slow(traced(exchange, self.info, context, answer, about, times))
         except Exception as error:  # noqa: BLE001 - the connection edge
             self._stats.log_failure("trace", error)
 
@@ -626,18 +626,29 @@ class Session:
         can_say = hasattr(answer, "throttle_time_ms")
         # The bytes that a Fetch read are counted already; their throttle time is in its answer.
         wait_ms = max(exchange.throttle_ms, answer.throttle_time_ms if can_say else 0)
+        quota = Quota.MUTATION if exchange.throttle_ms else Quota.FETCH
         if quotas is not None:
             now_ns = context.clock.now_ns()
             percent = exchange.used_ns * 100 / _SECOND_NS
             waits_ms = quotas.use(Quota.REQUEST, user, client_id, percent, now_ns)
-            wait_ms = max(wait_ms, min(waits_ms, REQUEST_THROTTLE_MS_MAX))
+            waits_ms = min(waits_ms, REQUEST_THROTTLE_MS_MAX)
+            if waits_ms > wait_ms:
+                wait_ms, quota = waits_ms, Quota.REQUEST
             if exchange.api.pipelined:
                 waits_ms = quotas.use(Quota.PRODUCE, user, client_id, exchange.bytes, now_ns)
-                wait_ms = max(wait_ms, waits_ms)
+                if waits_ms > wait_ms:
+                    wait_ms, quota = waits_ms, Quota.PRODUCE
             if wait_ms:
                 quotas.note_throttle(wait_ms)
         if not wait_ms:
             return
+        context.log.note(
+            "throttled",
+            client=ctx.client_text,
+            api=exchange.api.name,
+            quota=quota.value,
+            throttle_ms=wait_ms,
+        )
         if can_say:
             answer.throttle_time_ms = wait_ms
         self.admission.throttle(wait_ms)

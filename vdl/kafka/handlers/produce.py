@@ -149,6 +149,7 @@ class _Produce:
                     ErrorCode.INVALID_TOPIC_EXCEPTION, "producers cannot write to an internal topic"
                 )
             self.refuse_as_follower(group_id, answer)
+            self.note(group_id, answer)
             return
         try:
             self.check(topic, group_id, stream, data.records, answer)
@@ -278,12 +279,14 @@ class _Produce:
         if not isinstance(verdict, int):
             if not isinstance(verdict, Recompressed):
                 self.refused(verdict, answer, stream)
+                self.note(group_id, answer)
                 return
             placed.records, placed.header = verdict.batch, verdict.header
             verdict = verdict.max_timestamp
         header = placed.header
         if stream is None:
             self.refuse_as_follower(group_id, answer)
+            self.note(group_id, answer)
             self.settled()
             return
         if placed.log_append_time:
@@ -350,6 +353,7 @@ class _Produce:
                 answer.log_append_time_ms = -1
                 if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
                     self.refuse_as_follower(group_id, answer)
+                self.note(group_id, answer)
             self.settled()
         except Exception as fault:  # noqa: BLE001 - the connection edge
             if self.later is not None and not self.later.done:
@@ -382,6 +386,19 @@ class _Produce:
             ("disk", appended_ns, durable_ns),
             ("replication", durable_ns, until_ns),
         ]
+
+    def note(self, group_id: GroupId, answer: PartitionProduceResponse) -> None:
+        """Keep the refusal of a batch as an event of its partition."""
+        ctx = self.ctx
+        info = ctx.server.host.catalog.groups.get(group_id)
+        if info is not None:
+            ctx.server.log.note(
+                "produce_refused",
+                partition=f"{info.topic}-{info.partition}",
+                error=ErrorCode(answer.error_code).name,
+                message=answer.error_message,
+                client=ctx.client_text,
+            )
 
     def refuse_as_follower(self, group_id: GroupId, answer: PartitionProduceResponse) -> None:
         """Set NOT_LEADER_OR_FOLLOWER, and from v10 on the leader (KIP-951)."""
@@ -432,6 +449,8 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
                 answer.error_code = refusal
             elif topic is None:
                 answer.error_code = unknown
+                name = topic_data.topic_id.hex() if by_id else topic_data.name
+                ctx.server.log.note("topic_unknown", client=ctx.client_text, topic=name)
             elif (topic.name, data.index) in seen:
                 # Otherwise one request could submit any number of small batches for checking at
                 # once.
@@ -443,6 +462,8 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
                     produce.append(topic, data, answer)
                 except KafkaError as error:
                     refuse(answer, error)
+                    if data.index in range(len(topic.partitions)):
+                        produce.note(topic.partitions[data.index], answer)
     if not produce.waiting:
         return produce.answer()
     later = produce.later = Later()

@@ -90,9 +90,13 @@ def transaction_coordinator(ctx: RequestContext) -> TransactionCoordinator:
     return transactions
 
 
-def _as_of(code: ErrorCode, version: int) -> ErrorCode:
-    """Return the code for clients of a version, which may be older than KIP-588."""
-    if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM:
+def _as_of(ctx: RequestContext, code: ErrorCode, transactional_id: str) -> ErrorCode:
+    """Return the code for a client, whose version may be older than KIP-588."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        ctx.server.log.note(
+            "producer_fenced", client=ctx.client_text, transactional_id=transactional_id
+        )
+    if code is ErrorCode.PRODUCER_FENCED and ctx.api_version < _FENCED_FROM:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
 
@@ -180,7 +184,8 @@ def _add(
     parts.expect()
 
     def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
-        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        name = transaction.transactional_id
+        code = _as_of(ctx, error if answer is None else answer.error, name)
         for partition in partitions:
             partition.partition_error_code = code
         parts.arrived()
@@ -214,7 +219,7 @@ def handle_add_offsets_to_txn(
     later = Later()
 
     def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
-        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        code = _as_of(ctx, error if answer is None else answer.error, request.transactional_id)
         later.complete(add_offsets_wire.AddOffsetsToTxnResponse(error_code=code))
 
     command = commands.AddToTransaction(
@@ -243,7 +248,7 @@ def handle_end_txn(
     bumps = ctx.api_version >= _BUMPS_EPOCH_FROM
 
     def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
-        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        code = _as_of(ctx, error if answer is None else answer.error, request.transactional_id)
         response = end_wire.EndTxnResponse(error_code=code)
         if answer is not None and bumps and code is ErrorCode.NONE:
             response.producer_id, response.producer_epoch = answer.producer_id, answer.epoch
