@@ -16,6 +16,7 @@ from typing import Any
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
 from rpc.hello import PROTOCOL_VERSION
+from tests.unit.kafka.fake_host import FakeLog
 from tests.wire import codec_of
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -169,7 +170,7 @@ class FakeServer:
             host=self,
             config=cluster.options,
             clock=self.clock,
-            log=None,  # type: ignore[arg-type]
+            log=FakeLog(),
             random_bytes=random.Random(server_id).randbytes,
             pattern_work=self.pattern_work,
             groups=self.groups,

@@ -89,7 +89,7 @@ class GroupCoordinator:
         if led is None:
             return
         if result.events:
-            led.handle_events(result.events)
+            led.applied(result)
         if type(result) is CommitAnswer:
             led.committed(result.error)
 

@@ -15,13 +15,14 @@ Does not depend on wire formats and versions (the caller builds responses), nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, assert_never
 
-from vdl.clock import Clock
+from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.led_consumer_groups import ClassicStep, LedConsumerGroups
 from vdl.kafka.groups.live_group import Joined, LiveGroup, Options, Synced, Waiter
+from vdl.kafka.groups.rebalance_notes import RebalanceNotes
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state import commands
 from vdl.state.consumer_group import GroupState
@@ -51,6 +52,8 @@ class Leader(Protocol):
     def options(self) -> Options: ...
     @property
     def consumer(self) -> LedConsumerGroups: ...
+    @property
+    def notes(self) -> RebalanceNotes: ...
     def propose(self, command: Any) -> None: ...
     def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool: ...
     def renew_session(self, group_id: str, member_id: str) -> None: ...
@@ -76,6 +79,20 @@ class LedClassicGroups:
         if live is None:
             live = self._live[group_id] = LiveGroup(self._led, group_id)
         return live
+
+    def synced_of(self, group_id: str) -> Collection[str]:
+        """Return the members of a group that have their assignment of this generation."""
+        live = self._live.get(group_id)
+        return () if live is None else live.synced
+
+    def silence_ns(self, group_id: str, member_id: str) -> int | None:
+        """Return the time since a member's last request; None if that is not known."""
+        live, group = self._live.get(group_id), self._machine.group(group_id)
+        due_ns = None if live is None else live.sessions.get(member_id)
+        member = None if group is None else group.members.get(member_id)
+        if due_ns is None or member is None:
+            return None
+        return max(0, self._led.clock.now_ns() + member.session_timeout_ms * MS - due_ns)
 
     def close(self) -> None:
         """Answer all open requests, because this server no longer leads the coordinator."""
@@ -104,6 +121,7 @@ class LedClassicGroups:
                 if answer.error is not ErrorCode.NONE:
                     waiter.complete(Joined(answer.error, answer.member_id))
                 else:
+                    self._led.notes.joined(group_id, answer.member_id)
                     self.live(group_id).joined(answer.member_id, waiter, answer.leader_before)
 
         if not self._led.propose_for(asker, command, decided):

@@ -35,6 +35,7 @@ from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.member_sessions import MemberSessions
 from vdl.kafka.groups.pattern_subscriptions import Matched, PatternSubscriptions, Sender
+from vdl.kafka.groups.rebalance_notes import RebalanceNotes, member_text
 from vdl.kafka.groups.target_computation import (
     INLINE_WORK_MAX,
     Request,
@@ -71,6 +72,8 @@ REPEAT_NS = 200 * MS
 PATTERNS_WAIT_NS = 500 * MS
 """Longest wait of targets for the group's patterns to be matched. Then targets are computed from
 the known matches, and again when the rest is known."""
+LATE_NOTED_MAX = 10
+"""Late members of one timer that are noted by name."""
 MOVING_NS = 60_000 * MS
 """Time after its last change for which a group of several members counts as rebalancing."""
 WAITING_INTERVAL_MS = 500
@@ -110,6 +113,8 @@ class Leader(Protocol):
     def compute(self) -> Compute: ...
     @property
     def pattern_work(self) -> PatternWork: ...
+    @property
+    def notes(self) -> RebalanceNotes: ...
     @property
     def own_topics(self) -> Mapping[str, TopicInfo]: ...
     def propose(self, command: Any) -> None: ...
@@ -523,7 +528,7 @@ class LedConsumerGroups:
         if member.classic is not None:
             period_ms = member.classic.session_timeout_ms
         else:
-            period_ms = self._session_ms(group.group_id)
+            period_ms = self.session_ms(group.group_id)
         self._sessions.renew(group.group_id, member.member_id, period_ms)
 
     def renew(self, group_id: str, member_id: str) -> None:
@@ -534,10 +539,25 @@ class LedConsumerGroups:
             self._renew(group, member)
 
     def _session_over(self, group_id: str, member_ids: list[str]) -> None:
+        self._note_late(group_id, member_ids, "session_timeout")
         self._expire(group_id, [(member_id, -1) for member_id in member_ids])
 
+    def _note_late(self, group_id: str, member_ids: list[str], reason: str) -> None:
+        """Note members that are about to be removed, the first few of them."""
+        group = self._groups.groups.get(group_id)
+        for member_id in member_ids[:LATE_NOTED_MAX]:
+            one = None if group is None else group.members.get(member_id)
+            if one is not None:
+                text = member_text(one.client_id, one.client_host)
+                self._led.notes.note("member_timed_out", group_id, member=text, reason=reason)
+
+    def silence_ns(self, group_id: str, member_id: str) -> int | None:
+        """Return the time since a member's last request; None if that is not known."""
+        return self._sessions.silence_ns(group_id, member_id)
+
     def _phase_over(self, group_id: str, member_ids: list[str]) -> None:
-        self._session_over(group_id, member_ids)
+        self._note_late(group_id, member_ids, "did_not_join")
+        self._expire(group_id, [(member_id, -1) for member_id in member_ids])
 
     def _expire(self, group_id: str, members: list[tuple[str, int]]) -> None:
         self._led.propose(commands.ExpireConsumers(group_id, members, self._may_downgrade))
@@ -547,6 +567,7 @@ class LedConsumerGroups:
         members = [] if group is None else [group.members.get(one) for one in member_ids]
         late = [(member.member_id, member.epoch) for member in members if member is not None]
         if late:
+            self._note_late(group_id, [member_id for member_id, _ in late], "did_not_revoke")
             self._expire(group_id, late)
 
     # --- applied commands ----------------------------------------------------------------------
@@ -555,9 +576,12 @@ class LedConsumerGroups:
         changed, too."""
         group = self._groups.groups.get(group_id)
         if group is None:
+            self._led.notes.forget(group_id)
             self._forget(group_id)
             return
-        for member_id in member_ids:
+        changed = list(member_ids)
+        self._led.notes.moved(group, changed)
+        for member_id in changed:
             self._member_changed(group, member_id)
         if not group.members:
             self._forget(group_id)
@@ -747,7 +771,8 @@ class LedConsumerGroups:
         own = self._led.catalog.resources.of(ResourceType.GROUP, group_id).get(f"consumer.{name}")
         return default if own is None else int(own)
 
-    def _session_ms(self, group_id: str) -> int:
+    def session_ms(self, group_id: str) -> int:
+        """Return the session timeout of a group's members."""
         default = self._led.options.group_consumer_session_timeout_ms
         return self._setting(group_id, "session.timeout.ms", default)
 

@@ -29,6 +29,7 @@ from vdl.kafka.groups.led_classic_groups import LedClassicGroups
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
 from vdl.kafka.groups.offset_expiry import OffsetExpiry
+from vdl.kafka.groups.rebalance_notes import RebalanceNotes
 from vdl.kafka.host import Compute
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.log import Log
@@ -120,6 +121,7 @@ class LedCoordinator:
         self._log = log
         self._told_ns = -TOLD_NS
         """Time of the last log event that room is short."""
+        self.notes = RebalanceNotes(machine, clock, log)
         self.classic = LedClassicGroups(self)
         self.consumer = LedConsumerGroups(self)
         self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
@@ -244,6 +246,11 @@ class LedCoordinator:
         self.classic.renew(group_id, member_id)
 
     # --- applied commands ----------------------------------------------------------------------
+    def applied(self, result: Any) -> None:
+        """Process the events in the answer of an applied command."""
+        self.notes.applied(result, self.classic.synced_of)
+        self.handle_events(result.events)
+
     def handle_events(self, events: list[GroupEvent]) -> None:
         """Turn the events of one command into answers and timers. The state is the one after all
         events."""

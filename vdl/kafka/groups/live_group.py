@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
+from vdl.kafka.groups.rebalance_notes import RebalanceNotes, client_of, member_text
 from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.coordinator import Coordinator
@@ -31,6 +32,9 @@ from vdl.state.modern.member import ModernMember
 RETRY_NS = 500 * MS
 """Delay until a timer proposes its command again, if that was not appended or its outcome is
 unknown."""
+
+LATE_NOTED_MAX = 10
+"""Late members of one timer that are noted by name."""
 
 STALL_NS = 1_000 * MS
 """A timer this late means that the server was stalled, not that clients were silent."""
@@ -52,6 +56,8 @@ class Leader(Protocol):
     def clock(self) -> Clock: ...
     @property
     def options(self) -> Options: ...
+    @property
+    def notes(self) -> RebalanceNotes: ...
     def propose(self, command: Any) -> None: ...
 
 
@@ -284,6 +290,7 @@ class LiveGroup:
                     over.append(member_id)
                     sessions[member_id] = now_ns + RETRY_NS
         if over:
+            self._note_late(over, "session_timeout")
             self.led.propose(commands.ExpireMembers(self.group_id, over))
         if sessions:
             self._arm_sessions(min(sessions.values()))
@@ -339,8 +346,26 @@ class LiveGroup:
             self._join_timed_out()
 
     def _join_timed_out(self) -> None:
+        group = self.group
         self._set_phase(RETRY_NS, self._join_timed_out)
-        self.led.propose(commands.CompleteJoin(self.group_id, self.group.generation))
+        absent = [one.member_id for one in group.members.values() if not one.joined]
+        self._note_late([*absent, *group.pending], "did_not_join")
+        self.led.propose(commands.CompleteJoin(self.group_id, group.generation))
+
+    def _note_late(self, member_ids: list[str], reason: str) -> None:
+        """Note members that are about to be removed, the first few of them."""
+        members = self.group.members
+        for member_id in member_ids[:LATE_NOTED_MAX]:
+            one = members.get(member_id)
+            known = None if one is None else member_text(one.client_id, one.client_host)
+            self.led.notes.note(
+                "member_timed_out",
+                self.group_id,
+                member=known or client_of(member_id),
+                reason=reason,
+                session_timeout_ms=None if one is None else one.session_timeout_ms,
+                rebalance_timeout_ms=None if one is None else one.rebalance_timeout_ms,
+            )
 
     def _sync_timed_out(self) -> None:
         """Propose to remove members that joined but do not sync: no member reads their
@@ -350,6 +375,7 @@ class LiveGroup:
         self._cancel_phase()
         if missing:
             self._set_phase(RETRY_NS, self._sync_timed_out)
+            self._note_late(missing, "did_not_sync")
             self.led.propose(
                 commands.ExpireMembers(self.group_id, missing, generation=group.generation)
             )

@@ -67,6 +67,11 @@ class MemberSessions:
             if self._timer is None or due_ns < self._timer_ns:
                 self._arm()
 
+    def silence_ns(self, group_id: str, member_id: str) -> int | None:
+        """Return the time since the member was renewed, None if it has no session."""
+        known = self._due.get((group_id, member_id))
+        return None if known is None else max(0, self._clock.now_ns() + known[1] - known[0])
+
     def end(self, group_id: str, member_id: str) -> None:
         """Remove the member."""
         if self._due.pop((group_id, member_id), None) is not None:
