@@ -79,6 +79,10 @@ class GroupStatus:
     learners: list[int] = field(default_factory=list)
     progress: list[ReplicaProgress] = field(default_factory=list)
     """Progress of every replica, on the leader; empty elsewhere."""
+    in_sync: list[int] = field(default_factory=list)
+    """Servers whose replicas of a partition are in sync, on the leader; empty elsewhere."""
+    in_sync_min: int = 0
+    """`min.insync.replicas` of a partition, at most its replicas; 0 if not known here."""
 
 
 @dataclass(slots=True)
@@ -94,6 +98,93 @@ class ServerStatus:
     problems: list[str] = field(default_factory=list)
     links: list[LinkStatus] = field(default_factory=list)
     groups: list[GroupStatus] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Event:
+    """One event of a server, or repetitions of it. Times are ms since 1970 on its clock."""
+
+    event: str
+    level: str
+    """Level of its line in the log; empty if it has none."""
+    first_ms: int
+    last_ms: int
+    count: int
+    fields: str
+    """A JSON object, with texts that clients chose."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Events of one kind that are not kept any more: there may be more up to `until_ms`."""
+
+    kind: str
+    until_ms: int
+
+
+@dataclass(slots=True)
+class GroupMember:
+    """A member of a consumer group, as its coordinator knows it."""
+
+    id: str
+    client_id: str
+    host: str
+    instance: str = ""
+    silent_ms: int = -1
+    """Time since its last request; -1: not known."""
+    session_timeout_ms: int = 0
+    is_awaited: bool = False
+    """True if the group waits for it: it has not joined, synced or revoked."""
+    partitions: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CommittedOffset:
+    """The position of a consumer group in a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    committed_ms: int
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A consumer group, as its coordinator knows it."""
+
+    name: str
+    type: str
+    """"classic" or "consumer"."""
+    state: str
+    generation: int = 0
+    changed_ms: int = 0
+    """Time since which it has this state; 0: not known."""
+    members_count: int = 0
+    members: list[GroupMember] = field(default_factory=list)
+    """The first `MEMBERS_MAX`."""
+    offsets_count: int = 0
+    offsets: list[CommittedOffset] = field(default_factory=list)
+    """The first `OFFSETS_MAX`, or those of one topic."""
+
+
+@dataclass(slots=True)
+class ServerEvents:
+    """The latest rare events of one server, and a consumer group that it coordinates."""
+
+    server_id: ServerId
+    now_ms: int = 0
+    """The server's wall clock."""
+    started_ms: int = 0
+    """Time at which it began to keep events."""
+    events: list[Event] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    groups: list[ConsumerGroup] = field(default_factory=list)
+    """The group that was named, if it is coordinated here."""
+
+
+MEMBERS_MAX = 200
+OFFSETS_MAX = 1_000
+"""Limits of a `ConsumerGroup`, which is described in one turn of the loop."""
 
 
 @dataclass(slots=True)
@@ -119,6 +210,10 @@ class AdminBackend(Protocol):
         self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]
     ) -> None:
         """Begin a transfer; `done` is called once, possibly before this returns."""
+
+    def events(self, topic: str, group: str) -> Iterator[ServerEvents]:
+        """Return the events of the server, with those of one topic and one consumer group only;
+        of all if empty. In parts as in `status`."""
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
         """Announce an imminent stop. `whole_cluster`: leadership need not be transferred."""

@@ -13,10 +13,16 @@ import grpc
 
 from ids import DirectoryId, GroupId, Index, NodeId, Offset, ServerId, Term
 from rpc.admin import (
+    CommittedOffset,
+    ConsumerGroup,
+    Dropped,
+    Event,
+    GroupMember,
     GroupStatus,
     ProgressState,
     ReplicaProgress,
     Role,
+    ServerEvents,
     ServerStatus,
     TransferOutcome,
     TransferResult,
@@ -92,6 +98,16 @@ class AdminClient:
             admin_pb2.TransferLeadershipReply.FromString,
         )
         return TransferResult(TransferOutcome(reply.outcome), reply.leader)
+
+    def events(self, *, topic: str = "", group: str = "") -> ServerEvents:
+        """Return the server's latest events, with those of one topic and one consumer group only;
+        of all if empty. Raises AdminError."""
+        reply: admin_pb2.EventsReply = self._call(
+            "Events",
+            admin_pb2.EventsRequest(topic=topic, group=group),
+            admin_pb2.EventsReply.FromString,
+        )
+        return _server_events(reply)
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
         """Announce an imminent stop of one server or the whole cluster. Raises AdminError."""
@@ -232,5 +248,50 @@ def _group_status(message: admin_pb2.GroupStatus) -> GroupStatus:
                 is_paused=replica.is_paused,
             )
             for replica in message.progress
+        ],
+        in_sync=list(message.in_sync),
+        in_sync_min=message.in_sync_min,
+    )
+
+
+def _server_events(message: admin_pb2.EventsReply) -> ServerEvents:
+    return ServerEvents(
+        server_id=ServerId(message.server_id),
+        now_ms=message.now_ms,
+        started_ms=message.started_ms,
+        events=[
+            Event(one.event, one.level, one.first_ms, one.last_ms, one.count, one.fields)
+            for one in message.events
+        ],
+        dropped=[Dropped(one.kind, one.until_ms) for one in message.dropped],
+        groups=[_consumer_group(one) for one in message.groups],
+    )
+
+
+def _consumer_group(message: admin_pb2.ConsumerGroup) -> ConsumerGroup:
+    return ConsumerGroup(
+        name=message.name,
+        type=message.type,
+        state=message.state,
+        generation=message.generation,
+        changed_ms=message.changed_ms,
+        members_count=message.members_count,
+        members=[
+            GroupMember(
+                id=one.id,
+                client_id=one.client_id,
+                host=one.host,
+                instance=one.instance,
+                silent_ms=one.silent_ms,
+                session_timeout_ms=one.session_timeout_ms,
+                is_awaited=one.is_awaited,
+                partitions=list(one.partitions),
+            )
+            for one in message.members
+        ],
+        offsets_count=message.offsets_count,
+        offsets=[
+            CommittedOffset(one.topic, one.partition, one.offset, one.committed_ms)
+            for one in message.offsets
         ],
     )

@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from ids import GroupId, ServerId
-from rpc.admin import AdminBackend, GroupStatus, ServerStatus, TransferResult
+from rpc.admin import AdminBackend, GroupStatus, ServerEvents, ServerStatus, TransferResult
 from rpc.admin_gate import CONNECTIONS_MAX, AdminGate
 from rpc.admin_security import AdminSecurity
 from rpc.proto import admin_pb2
@@ -139,6 +139,7 @@ class AdminService:
             "TransferLeadership": method(
                 self._transfer_leadership, admin_pb2.TransferLeadershipRequest
             ),
+            "Events": method(self._events, admin_pb2.EventsRequest),
             "HintStop": method(self._hint_stop, admin_pb2.HintStopRequest),
             "SlowestRequests": method(self._slowest_requests, admin_pb2.SlowestRequestsRequest),
             "StartTrace": method(self._start_trace, admin_pb2.StartTraceRequest),
@@ -149,17 +150,28 @@ class AdminService:
         # All groups at once would block the loop for as long as an election takes. So would many
         # callers that each process a part in every turn, hence the lock.
         reply = admin_pb2.ServerStatus()
+        groups = [GroupId(group) for group in request.group_ids]
+        await self._merge(reply, map(_server_message, self._backend.status(groups)))
+        return reply
+
+    async def _events(self, request: admin_pb2.EventsRequest) -> admin_pb2.EventsReply:
+        reply = admin_pb2.EventsReply()
+        parts = self._backend.events(request.topic, request.group)
+        await self._merge(reply, map(_events_message, parts))
+        return reply
+
+    async def _merge(self, reply: Message, parts: Iterator[Message]) -> None:
+        """Add the parts to `reply`, in as many turns of the loop as that takes."""
         async with self._telling:
             began, share = self._now(), _TELL_SECONDS
-            for part in self._backend.status([GroupId(group) for group in request.group_ids]):
-                reply.MergeFrom(_server_message(part))
+            for part in parts:
+                reply.MergeFrom(part)
                 told = self._now()
                 if told - began >= share:
                     await asyncio.sleep(0)
                     began = self._now()
                     share = max(_TELL_SECONDS, (began - told) * _TELL_SHARE)
             await asyncio.sleep(0)  # the next caller starts in a turn of its own
-        return reply
 
     async def _transfer_leadership(
         self, request: admin_pb2.TransferLeadershipRequest
@@ -290,4 +302,27 @@ def _group_message(group: GroupStatus) -> admin_pb2.GroupStatus:
             )
             for replica in group.progress
         ],
+        in_sync=group.in_sync,
+        in_sync_min=group.in_sync_min,
+    )
+
+
+def _events_message(part: ServerEvents) -> admin_pb2.EventsReply:
+    return admin_pb2.EventsReply(
+        server_id=part.server_id,
+        now_ms=part.now_ms,
+        started_ms=part.started_ms,
+        events=[
+            admin_pb2.Event(
+                event=one.event,
+                level=one.level,
+                first_ms=one.first_ms,
+                last_ms=one.last_ms,
+                count=one.count,
+                fields=one.fields,
+            )
+            for one in part.events
+        ],
+        dropped=[admin_pb2.Dropped(**asdict(one)) for one in part.dropped],
+        groups=[admin_pb2.ConsumerGroup(**asdict(one)) for one in part.groups],
     )

@@ -87,7 +87,7 @@ class LinkStatus(_message.Message):
     def __init__(self, server_id: _Optional[int] = ..., is_up: _Optional[bool] = ..., dialed_by_us: _Optional[bool] = ..., unsent_bytes: _Optional[int] = ..., round_trip_ns: _Optional[int] = ..., silent_ns: _Optional[int] = ..., dial_failures: _Optional[int] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
-    __slots__ = ("group_id", "name", "replica_id", "role", "term", "leader", "first_index", "last_index", "commit", "applied", "log_start_offset", "high_watermark", "end_offset", "voters", "learners", "progress")
+    __slots__ = ("group_id", "name", "replica_id", "role", "term", "leader", "first_index", "last_index", "commit", "applied", "log_start_offset", "high_watermark", "end_offset", "voters", "learners", "progress", "in_sync", "in_sync_min")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,8 @@ class GroupStatus(_message.Message):
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_MIN_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     name: str
     replica_id: int
@@ -120,7 +122,9 @@ class GroupStatus(_message.Message):
     voters: _containers.RepeatedScalarFieldContainer[int]
     learners: _containers.RepeatedScalarFieldContainer[int]
     progress: _containers.RepeatedCompositeFieldContainer[ReplicaProgress]
-    def __init__(self, group_id: _Optional[int] = ..., name: _Optional[str] = ..., replica_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., term: _Optional[int] = ..., leader: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., commit: _Optional[int] = ..., applied: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., end_offset: _Optional[int] = ..., voters: _Optional[_Iterable[int]] = ..., learners: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ...) -> None: ...
+    in_sync: _containers.RepeatedScalarFieldContainer[int]
+    in_sync_min: int
+    def __init__(self, group_id: _Optional[int] = ..., name: _Optional[str] = ..., replica_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., term: _Optional[int] = ..., leader: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., commit: _Optional[int] = ..., applied: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., end_offset: _Optional[int] = ..., voters: _Optional[_Iterable[int]] = ..., learners: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., in_sync: _Optional[_Iterable[int]] = ..., in_sync_min: _Optional[int] = ...) -> None: ...
 
 class ReplicaProgress(_message.Message):
     __slots__ = ("replica_id", "state", "match", "next", "recent_active", "is_paused")
@@ -153,6 +157,108 @@ class TransferLeadershipReply(_message.Message):
     outcome: TransferOutcome
     leader: int
     def __init__(self, outcome: _Optional[_Union[TransferOutcome, str]] = ..., leader: _Optional[int] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("topic", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class EventsReply(_message.Message):
+    __slots__ = ("server_id", "now_ms", "started_ms", "events", "dropped", "groups")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    server_id: int
+    now_ms: int
+    started_ms: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    dropped: _containers.RepeatedCompositeFieldContainer[Dropped]
+    groups: _containers.RepeatedCompositeFieldContainer[ConsumerGroup]
+    def __init__(self, server_id: _Optional[int] = ..., now_ms: _Optional[int] = ..., started_ms: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[Dropped, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[ConsumerGroup, _Mapping]]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("event", "level", "first_ms", "last_ms", "count", "fields")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    event: str
+    level: str
+    first_ms: int
+    last_ms: int
+    count: int
+    fields: str
+    def __init__(self, event: _Optional[str] = ..., level: _Optional[str] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., count: _Optional[int] = ..., fields: _Optional[str] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("kind", "until_ms")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    until_ms: int
+    def __init__(self, kind: _Optional[str] = ..., until_ms: _Optional[int] = ...) -> None: ...
+
+class ConsumerGroup(_message.Message):
+    __slots__ = ("name", "type", "state", "generation", "changed_ms", "members_count", "members", "offsets_count", "offsets")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    state: str
+    generation: int
+    changed_ms: int
+    members_count: int
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    offsets_count: int
+    offsets: _containers.RepeatedCompositeFieldContainer[CommittedOffset]
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., changed_ms: _Optional[int] = ..., members_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., offsets_count: _Optional[int] = ..., offsets: _Optional[_Iterable[_Union[CommittedOffset, _Mapping]]] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("id", "client_id", "host", "instance", "silent_ms", "session_timeout_ms", "is_awaited", "partitions")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_AWAITED_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    client_id: str
+    host: str
+    instance: str
+    silent_ms: int
+    session_timeout_ms: int
+    is_awaited: bool
+    partitions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., instance: _Optional[str] = ..., silent_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., is_awaited: _Optional[bool] = ..., partitions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CommittedOffset(_message.Message):
+    __slots__ = ("topic", "partition", "offset", "committed_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: int
+    committed_ms: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_ms: _Optional[int] = ...) -> None: ...
 
 class HintStopRequest(_message.Message):
     __slots__ = ("whole_cluster",)

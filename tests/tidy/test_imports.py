@@ -23,6 +23,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.machine",),
     (
         "vdl.server.administration",
+        "vdl.server.group_description",
         "vdl.server.loop",
         "vdl.server.otlp",
         "vdl.server.recovery_progress",

@@ -6,16 +6,20 @@ depend on gRPC.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 
+import rpc.admin as rpc_admin
 from ids import GroupId, ServerId
 from raft.progress import ProgressState as RaftProgressState
 from raft.types import NONE
 from rpc.admin import (
+    Dropped,
     GroupStatus,
     ProgressState,
     ReplicaProgress,
     Role,
+    ServerEvents,
     ServerStatus,
     TransferOutcome,
     TransferResult,
@@ -23,6 +27,8 @@ from rpc.admin import (
 from rpc.traces import TracedRequests, TraceFilter
 from vdl import __version__
 from vdl.clock import MS
+from vdl.events import Event, Events, Kind
+from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
@@ -31,7 +37,8 @@ from vdl.server.diagnosis import (
     problems_of_links,
     problems_of_server,
 )
-from vdl.server.partition_counts import is_being_moved, is_being_replaced
+from vdl.server.group_description import describe_group
+from vdl.server.partition_counts import is_being_moved, is_being_replaced, min_in_sync
 from vdl.server.problem import NO_LEADER
 from vdl.server.server import Server
 
@@ -39,6 +46,8 @@ TRANSFER_PATIENCE_MS = 2_000
 TRANSFER_POLL_MS = 5
 GROUPS_PER_PART = 100
 """Groups in one part of a status, built in one turn of the loop: a few ms on any server."""
+
+EVENTS_PER_PART = 100
 
 _PROGRESS_STATES = {
     RaftProgressState.PROBE: ProgressState.PROBE,
@@ -50,8 +59,9 @@ _PROGRESS_STATES = {
 class Administration:
     """`rpc.admin.AdminBackend` of one server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, events: Events) -> None:
         self._server = server
+        self._events = events
         self._started_ns = server.clock.now_ns()
 
     def status(self, groups: Sequence[GroupId]) -> Iterator[ServerStatus]:
@@ -126,6 +136,13 @@ class Administration:
             voters=sorted(node.membership.voters()),
             learners=sorted(node.membership.learners),
         )
+        in_sync = host.in_sync.get(group.group_id)
+        info = host.catalog.groups.get(group.group_id)
+        frontend = self._server.frontend
+        if in_sync is not None and info is not None and frontend is not None:
+            default = frontend.context.config.min_insync_replicas
+            status.in_sync = list(in_sync.servers)
+            status.in_sync_min = min_in_sync(host, info, default)
         stream = host.stream(group.group_id)
         if stream is not None:
             status.log_start_offset = stream.log_start_offset
@@ -147,6 +164,35 @@ class Administration:
                     )
         return status
 
+    def events(self, topic: str, group: str) -> Iterator[ServerEvents]:
+        """See `AdminBackend.events`."""
+        server, events = self._server, self._events
+        first = ServerEvents(server.config.server_id, events.now_ms, events.started_ms)
+        owners = {Kind.PARTITION: topic, Kind.REFUSAL: topic, Kind.GROUP: group}
+        chosen: list[Event] = []
+        for kind, ring in events.rings.items():
+            owner = owners.get(kind, "")
+            until_ms = ring.dropped_until_ms(owner)
+            if until_ms:
+                first.dropped.append(Dropped(kind.name.lower(), until_ms))
+            chosen += ring.of(owner) if owner else ring
+        groups = None if server.frontend is None else server.frontend.context.groups
+        if group and groups is not None:
+            led = groups.find(group)
+            found = describe_group(led, group, topic) if isinstance(led, LedCoordinator) else None
+            first.groups = [] if found is None else [found]
+        yield first
+        for start in range(0, len(chosen), EVENTS_PER_PART):
+            part = ServerEvents(server.config.server_id)
+            part.events = [
+                rpc_admin.Event(
+                    one.event, one.level, one.first_ms, one.last_ms, one.count,
+                    json.dumps(one.fields, ensure_ascii=True),
+                )
+                for one in chosen[start : start + EVENTS_PER_PART]
+            ]  # fmt: skip
+            yield part
+
     def transfer_leadership(
         self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]
     ) -> None:
@@ -165,6 +211,12 @@ class Administration:
             done(TransferResult(TransferOutcome.NO_REPLICA))
             return
         if target != here.replica_id:
+            host.state.log.note(
+                "leadership_transferred",
+                partition=host.state.told_of(group),
+                to=to_server,
+                reason="operator",
+            )
             here.node.transfer_leader(target)
             host.mark_dirty(here)
         self._await_transfer(

@@ -15,6 +15,7 @@ from typing import Final
 from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.logstream.group.group import Group
 from vdl.logstream.host import Host
+from vdl.state.catalog import GroupInfo
 
 STEP_GROUPS: Final = 250
 """Groups counted in one step, which takes about half a millisecond."""
@@ -60,9 +61,7 @@ class PartitionCounts:
                 continue
             wanted = wanted_by_topic.get(info.topic)
             if wanted is None:
-                configs = catalog.topics[info.topic].configs
-                wanted = int(configs.get(MIN_IN_SYNC_REPLICAS, min_in_sync_default))
-                wanted_by_topic[info.topic] = wanted
+                wanted = wanted_by_topic[info.topic] = _wanted(host, info, min_in_sync_default)
             replicas = len(info.replicas)
             count, wanted = len(in_sync.replicas), min(wanted, replicas)
             self.under_replicated += count < replicas
@@ -76,6 +75,15 @@ def count_partitions(host: Host, min_in_sync_default: int) -> PartitionCounts:
     for _ in counts.counting(host, min_in_sync_default):
         pass
     return counts
+
+
+def min_in_sync(host: Host, info: GroupInfo, default: int) -> int:
+    """Return the replicas that a partition must have in sync, at most all of them."""
+    return min(_wanted(host, info, default), len(info.replicas))
+
+
+def _wanted(host: Host, info: GroupInfo, default: int) -> int:
+    return int(host.catalog.topics[info.topic].configs.get(MIN_IN_SYNC_REPLICAS, default))
 
 
 def is_being_moved(group: Group) -> bool:

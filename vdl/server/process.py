@@ -412,7 +412,7 @@ class Process:
             if self._config.tls.secures_links
             else None
         )
-        self._admin = AdminService(Administration(self.server), security=security)
+        self._admin = AdminService(Administration(self.server, self._events), security=security)
         try:
             await self._admin.start((admin.listen.host, admin.listen.port))
         except OSError as error:

@@ -7,8 +7,9 @@ import pytest
 
 from rpc.admin import Role
 from rpc.streams import LinkStatus
+from vdl.events import ENTRIES_MAX, Events, Kind
 from vdl.logstream.state import HostState
-from vdl.server.administration import GROUPS_PER_PART, Administration
+from vdl.server.administration import EVENTS_PER_PART, GROUPS_PER_PART, Administration
 from vdl.server.partition_counts import PartitionCounts
 from vdl.server.server import ServerState
 
@@ -41,6 +42,7 @@ class Host:
             system_groups=range(FIRST_PARTITION),
         )
         self.state.groups = {}
+        self.in_sync: dict[int, object] = {}
         self.state.name_of = partial(HostState.name_of, self.state)  # type: ignore[arg-type]
         self.state.told_of = partial(HostState.told_of, self.state)  # type: ignore[arg-type]
         self.looked_at = 0
@@ -86,7 +88,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
     )
-    return Administration(server)  # type: ignore[arg-type]  # stand-ins
+    return Administration(server, Events(lambda: 1_000))  # type: ignore[arg-type]  # stand-ins
 
 
 @pytest.mark.parametrize("wanted", [(), (17,)])
@@ -158,3 +160,27 @@ def test_administration_status_says_that_the_server_is_overloaded():
     host.overloaded = "the event loop was late"
     (first, *_) = administration_of(host).status(())
     assert first.problems == ["overloaded: the event loop was late", unreachable]
+
+
+def test_events_come_in_bounded_parts_of_one_topic_and_one_group() -> None:
+    """The loop goes on between two parts, however many events there are."""
+    events = Events(lambda: 1_000)
+    server = SimpleNamespace(
+        config=SimpleNamespace(server_id=1), frontend=None, clock=SimpleNamespace(now_ns=lambda: 0)
+    )
+    administration = Administration(server, events)  # type: ignore[arg-type]  # stand-ins
+    events.add("disk_full", "error", {})
+    for number in range(2 * ENTRIES_MAX):
+        for topic in ("orders", "others"):
+            events.add("elected", "", {"partition": f"{topic}-{number}", "term": 1})
+    events.add("rebalance_began", "", {"group": "g", "cause": "member_left", "member": "m"})
+    first, *parts = administration.events("", "")
+    assert (first.server_id, first.now_ms, first.started_ms) == (1, 1_000, 1_000)
+    assert [one.kind for one in first.dropped] == [Kind.PARTITION.name.lower()]
+    assert max(len(part.events) for part in parts) == EVENTS_PER_PART
+    assert sum(len(part.events) for part in parts) == ENTRIES_MAX + 2
+    _, *parts = administration.events("orders", "other-group")
+    found = [one for part in parts for one in part.events]
+    assert {one.event for one in found} == {"disk_full", "elected"}
+    assert all("orders-" in one.fields for one in found if one.event == "elected")
+    assert len(found) == 1 + ENTRIES_MAX // 2

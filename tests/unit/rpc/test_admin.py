@@ -18,10 +18,16 @@ import pytest
 
 from ids import ServerId, Term
 from rpc.admin import (
+    CommittedOffset,
+    ConsumerGroup,
+    Dropped,
+    Event,
+    GroupMember,
     GroupStatus,
     ProgressState,
     ReplicaProgress,
     Role,
+    ServerEvents,
     ServerStatus,
     TransferOutcome,
     TransferResult,
@@ -68,8 +74,26 @@ STATUS = ServerStatus(
             voters=[1 << 16 | 1, 2 << 16 | 1],
             learners=[3 << 16 | 2],
             progress=[ReplicaProgress(2 << 16 | 1, ProgressState.SNAPSHOT, 90, 101, True, True)],
+            in_sync=[1, 3],
+            in_sync_min=2,
         ),
         GroupStatus(0, "catalog", 1 << 16 | 1, Role.FOLLOWER, 3, 0),
+    ],
+)
+MEMBER = GroupMember("m-1", "app", "10.0.0.1", "i-1", 5_000, 45_000, True, ["orders-0"])
+EVENTS = ServerEvents(
+    server_id=1,
+    now_ms=1 << 40,
+    started_ms=1 << 39,
+    events=[
+        Event("elected", "", 5, 6, 2, '{"partition": "orders-0"}'),
+        Event("disk_full", "error", 7, 7, 1, "{}"),
+    ],
+    dropped=[Dropped("client", 4)],
+    groups=[
+        ConsumerGroup(
+            "g", "classic", "Stable", 3, 8, 1, [MEMBER], 1, [CommittedOffset("orders", 0, 10, 9)]
+        )
     ],
 )
 
@@ -94,6 +118,11 @@ class Backend:
         yield replace(STATUS, problems=STATUS.problems[:1], groups=[])
         yield ServerStatus(1, problems=STATUS.problems[1:], groups=STATUS.groups[:1])
         yield ServerStatus(1, groups=STATUS.groups[1:])
+
+    def events(self, topic: str, group: str) -> Iterator[ServerEvents]:
+        self.asked.append((topic, group))
+        yield replace(EVENTS, events=EVENTS.events[:1])
+        yield ServerEvents(1, events=EVENTS.events[1:])
 
     def transfer_leadership(
         self, group: int, to_server: int, done: Callable[[TransferResult], None]
@@ -153,6 +182,13 @@ def test_admin_status_arrives_whole() -> None:
     assert run(lambda client: client.status(), backend) == STATUS
     assert run(lambda client: client.status([9, 10]), backend) == STATUS
     assert backend.asked == [[], [9, 10]]
+
+
+def test_admin_events_arrive_whole() -> None:
+    backend = Backend()
+    assert run(lambda client: client.events(), backend) == EVENTS
+    assert run(lambda client: client.events(topic="orders", group="g"), backend) == EVENTS
+    assert backend.asked == [("", ""), ("orders", "g")]
 
 
 @pytest.mark.parametrize(("turn_s", "expected"), [(0.001, 1), (0.2, 10)])
