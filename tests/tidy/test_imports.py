@@ -62,7 +62,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.limits", "vdl.kafka.partitions", "vdl.kafka.security", "vdl.kafka.transactions"),
     ("vdl.kafka.answer", "vdl.kafka.fair_queue", "vdl.kafka.host", "vdl.kafka.shares"),
     ("vdl.server.exposition",),
-    ("vdl.server.otlp_names",),
+    ("vdl.server.explain", "vdl.server.otlp_names"),
     ("vdl.server.http", "vdl.server.problem"),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),

@@ -20,6 +20,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "down": ("vdl.commands.up", "down", "Stop a replica set on this machine."),
     "status": ("vdl.commands.status", "status", "Show servers, topics, leaders, offsets and lag."),
     "trace": ("vdl.commands.trace", "trace", "Show slow requests, and where their time went."),
+    "explain": (
+        "vdl.commands.explain",
+        "explain",
+        "Say why something is as it is, and what to do.",
+    ),
     "serve": ("", "", "Run one server."),
     "cert": ("vdl.commands.cert", "cert", "Make and revoke the certificates of a replica set."),
     "acl": ("vdl.commands.acl", "acl", "Manage access control lists."),

@@ -10,7 +10,7 @@ Does not depend on how the state is shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -168,9 +168,21 @@ class ClusterStatus:
 
 
 def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED) -> ClusterStatus:
+    """Return the state of a cluster: see `collect_answers`."""
+    return collect_answers(bootstrap, settings)[0]
+
+
+def collect_answers(
+    bootstrap: Iterable[Address],
+    settings: ClientSettings = NOT_SECURED,
+    ask_more: Callable[[Server, AdminClient], None] | None = None,
+) -> tuple[ClusterStatus, dict[ServerId, ServerStatus]]:
     """Get the list of servers from the server of `bootstrap` that answers first, then query all of
-    them at the same time, because an overloaded one takes a while for each request. Raises
-    Unreachable if none answers, ClientSettingsError for unusable files."""
+    them at the same time, because an overloaded one takes a while for each request. Return the
+    state of the cluster, and the answers of the servers.
+
+    `ask_more`: called with each server that answers, in a thread of its own. Raises Unreachable if
+    none answers, ClientSettingsError for unusable files."""
     addresses = list(dict.fromkeys(bootstrap))
     with ExitStack() as open_clients, ThreadPoolExecutor(max_workers=SERVERS_AT_ONCE) as pool:
 
@@ -189,7 +201,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
             status.servers.append(server)
             # An open connection is reused: each new one costs round trips.
             client = connecting.get(address) or pool.submit(connect, address)
-            ask = partial(_ask_server, settings, server, address, client, admin_client)
+            ask = partial(_ask_server, settings, server, address, client, admin_client, ask_more)
             asked.append(pool.submit(ask))
         answers = {
             server.id: answer
@@ -204,7 +216,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
         if name == "catalog" or name.startswith("coordinator-")
     ]
     _add_missing_servers(status)
-    return status
+    return status, answers
 
 
 def discover(
@@ -268,6 +280,7 @@ def _ask_server(
     address: Address,
     connecting: Future[KafkaClient],
     admin_client: Future[type[AdminClient]],
+    ask_more: Callable[[Server, AdminClient], None] | None,
 ) -> ServerStatus | None:
     """Return the server's status and put its summary into `server`; None if it does not answer."""
     try:
@@ -279,6 +292,8 @@ def _ask_server(
             timeout_s=ADMIN_TIMEOUT_SECONDS,
         ) as client:
             answer = client.status()
+            if ask_more is not None:
+                ask_more(server, client)
     except Unreachable as error:
         server.problem = error.reason
         return None
