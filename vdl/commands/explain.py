@@ -70,7 +70,7 @@ def _run(question: Question, bootstrap: str, config: Path | None, *, as_json: bo
     except (Unreachable, ClientSettingsError) as error:
         raise click.ClickException(str(error)) from error
     found = answer_to(question, facts)
-    emit(as_json, found, lambda: click.echo("\n".join(map(visible_text, lines_of(found)))))
+    emit(as_json, found, lambda: click.echo(shown(found)))
     return 0 if found["ok"] else 1
 
 
@@ -123,6 +123,12 @@ def server(*, number: int) -> Question:
 def cluster() -> Question:
     """Say what is wrong with the cluster."""
     return Question(About.CLUSTER)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Return an answer as text for people. A text of a client can neither control a terminal nor
+    look like a line of the answer."""
+    return "\n".join(visible_text(line).replace("\n", "\\x0a") for line in lines_of(found))
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from rpc.admin import (
     ServerEvents,
     ServerStatus,
 )
-from vdl.commands.explain import lines_of
+from vdl.commands.explain import lines_of, shown
 from vdl.events import NOTED
 from vdl.server.explain import event_words
 from vdl.server.explain.event_words import sentence
@@ -307,6 +307,17 @@ def test_pages_of_answers_are_in_the_runbook() -> None:
     text = (ROOT / "deploy" / "runbook.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^### (\S+)$", text, re.M)) >= PAGES
     assert "\n## Look\n" in text
+
+
+def test_texts_of_clients_neither_control_a_terminal_nor_make_lines() -> None:
+    hostile = "rogue\x1b[2J\nNothing is wrong: all is well."
+    refused = event("produce_refused", partition="orders-0", error="MESSAGE_TOO_LARGE",
+                    client=hostile)  # fmt: skip
+    found = of_partition(facts(server(1, refused)))
+    text = shown(found)
+    assert "\x1b" not in text
+    assert "rogue\\x1b[2J\\x0aNothing is wrong" in text
+    assert len(text.split("\n")) == len(lines_of(found))
 
 
 def test_lines_for_people_have_the_answer_first_and_what_is_unknown_last() -> None:
