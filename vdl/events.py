@@ -118,7 +118,7 @@ class Ring:
 
     __slots__ = (
         "_by_count", "_by_owner", "_dropped_ms", "_largest", "_others_dropped_ms", "_repeating",
-        "bytes", "dropped", "entries",
+        "bytes", "dropped", "entries", "last_dropped_ms",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -135,6 +135,8 @@ class Ring:
         self.entries = 0
         self.bytes = 0
         self.dropped = 0
+        self.last_dropped_ms = 0
+        """Time of the latest event that was dropped, of any owner; 0: none was."""
 
     def repeats(self, key: tuple[object, ...], now_ms: int) -> Event | None:
         """Return the event that one with this key repeats now, None if there is none."""
@@ -174,6 +176,7 @@ class Ring:
         self.entries -= 1
         self.bytes -= event.bytes
         self.dropped += 1
+        self.last_dropped_ms = max(self.last_dropped_ms, event.last_ms)
         if held:
             self._dropped_ms[owner] = event.last_ms
         else:

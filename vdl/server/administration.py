@@ -172,7 +172,7 @@ class Administration:
         chosen: list[Event] = []
         for kind, ring in events.rings.items():
             owner = owners.get(kind, "")
-            until_ms = ring.dropped_until_ms(owner)
+            until_ms = ring.dropped_until_ms(owner) if owner else ring.last_dropped_ms
             if until_ms:
                 first.dropped.append(Dropped(kind.name.lower(), until_ms))
             chosen += ring.of(owner) if owner else ring

@@ -18,6 +18,7 @@ from vdl.log import Log
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import (
     GroupChanged,
+    GroupDeleted,
     JoinAnswer,
     JoinCompleted,
     LeaveAnswer,
@@ -29,6 +30,9 @@ from vdl.state.coordinator import Coordinator
 from vdl.state.modern.group import ModernGroup, ModernState
 from vdl.state.modern.member import JOINING_EPOCH
 
+MEMBERS_MAX = 500
+"""Members of a group of the newer protocol up to which the end of a rebalance is noted: all of them
+are looked at with each change until then."""
 _UUID_CHARS = 37
 """Characters of a dash and the random part of a member id that a coordinator drew."""
 
@@ -76,6 +80,8 @@ class RebalanceNotes:
                     self._open.pop(event.group_id, None)
             elif type(event) is MemberRemoved and event.error is ErrorCode.FENCED_INSTANCE_ID:
                 self.note("member_fenced", event.group_id, instance=client_of(event.member_id))
+            elif type(event) is GroupDeleted:
+                self._open.pop(event.group_id, None)
 
     def joined(self, group_id: str, member_id: str) -> None:
         """Note that a member joined the next generation."""
@@ -143,6 +149,8 @@ class RebalanceNotes:
                 generation=group.epoch,
                 members=len(group.members),
             )
+            if len(group.members) > MEMBERS_MAX:
+                del self._open[group_id]
         elif one is not None and group.state is ModernState.STABLE:
             del self._open[group_id]
             self.note(
