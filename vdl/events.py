@@ -59,7 +59,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What is kept of one kind of event."""
+    """Rule for keeping events of one name."""
 
     kind: Kind
     owner: str

@@ -23,13 +23,12 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.machine",),
     (
         "vdl.server.administration",
-        "vdl.server.group_description",
         "vdl.server.loop",
         "vdl.server.otlp",
         "vdl.server.recovery_progress",
         "vdl.server.sources",
     ),
-    ("vdl.server.diagnosis", "vdl.server.offline_users"),
+    ("vdl.server.diagnosis", "vdl.server.group_description", "vdl.server.offline_users"),
     (
         "vdl.server.delegation_key",
         "vdl.server.first_users",

@@ -23,10 +23,10 @@ class Finding:
 
     kind: str
     summary: str
-    """What is so, in one sentence."""
+    """One sentence that says how it is."""
     cause: str
     next: str
-    """What to do."""
+    """The next step."""
     page: str
     """Page of the runbook."""
     evidence: Sequence[Seen] = field(default=())

@@ -17,7 +17,7 @@ from vdl.server.explain.servers import explain_cluster, explain_server, explain_
 
 
 class About(Enum):
-    """What a question is about."""
+    """Subject of a question."""
 
     PARTITION = "partition"
     LEADER = "leader"

@@ -1,4 +1,4 @@
-"""What is wrong with a server, and with a cluster; why requests are slow.
+"""Faults of a server and of a cluster; why requests are slow.
 
 Does not depend on how facts are collected.
 """
