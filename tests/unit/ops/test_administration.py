@@ -75,6 +75,7 @@ def group_of(group_id: int) -> SimpleNamespace:
 
 def administration_of(host: Host | None, under_min: int = 0) -> Administration:
     server = SimpleNamespace(
+        frontend=None,
         host=host,
         config=SimpleNamespace(server_id=1),
         clock=SimpleNamespace(now_ns=lambda: 0),
