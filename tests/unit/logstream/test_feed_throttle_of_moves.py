@@ -100,7 +100,7 @@ def test_limits_that_change_hold_for_what_waits() -> None:
 
 
 def test_raised_limit_helps_what_waits_already() -> None:
-    """What was begun has its share of the new rate, and what it did not move is given back."""
+    """A piece that was begun has its share of the new rate."""
     time = VirtualTime()
     throttle = FeedThrottle(NodeClock(time), 1 << 40)
     done: list[str] = []
