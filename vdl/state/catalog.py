@@ -10,11 +10,11 @@ its members. The catalog holds the members that a group *should have*; the group
 change.
 
 This module relates servers, topics and replicas to one another: topics are placed on servers, a
-lost directory renumbers replicas, a reassignment moves them. Related modules: membership changes
-(`reassignment.py`), placement of new replicas (`placement.py`), the groups that exist from the
-beginning (`system_groups.py`), topic names (`topic_names.py`). The rest of the stored state does
-not depend on servers, topics or replicas, and has one table per kind: settings, features, users,
-tokens, ACLs, quotas.
+lost directory renumbers replicas, a reassignment moves them, servers join and leave. Related
+modules: membership changes (`reassignment.py`), servers added later (`added_servers.py`), placement
+of new replicas (`placement.py`), the groups that exist from the beginning (`system_groups.py`),
+topic names (`topic_names.py`). The rest of the stored state does not depend on servers, topics or
+replicas, and has one table per kind: settings, features, users, tokens, ACLs, quotas.
 
 Rules:
 
@@ -38,6 +38,7 @@ from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
 from vdl.state import acls, commands, quotas
 from vdl.state.acls import Acls
+from vdl.state.added_servers import ADDED_SERVERS_MAX, AddedServer, why_not_without
 from vdl.state.catalog_answers import (
     AclsCreated,
     AclsDeleted,
@@ -48,6 +49,7 @@ from vdl.state.catalog_answers import (
     GroupAdded,
     GroupRemoved,
     GrownTopic,
+    MembershipChanged,
     PartitionsCreated,
     ProducerIdBlock,
     ReassignmentsAltered,
@@ -61,7 +63,7 @@ from vdl.state.catalog_answers import (
 from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
 from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
-from vdl.state.placement import Load, overfull, place
+from vdl.state.placement import Load, overfull, place, substitute
 from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
     FIRST_REPLICA,
@@ -141,9 +143,11 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     features_epoch: int = 0
 
 
+_CATALOG = GroupId(0)
 _KEY_COUNTERS = b"c"
 _KEY_GROUP = Struct(">cQ")
 _KEY_SERVER = Struct(">cI")
+_ADDED_PREFIX = b"e"
 
 
 class Catalog:
@@ -172,6 +176,8 @@ class Catalog:
         self.system = SystemGroups(tuple(self.initial_voters))
         """Replicas of the catalog and of the coordinators."""
         self.servers: dict[ServerId, ServerInfo] = {}
+        self.added: dict[ServerId, AddedServer] = {}
+        """Servers that were added after the cluster's birth, registered yet or not."""
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
         self.groups: dict[GroupId, GroupInfo] = {}
@@ -196,7 +202,10 @@ class Catalog:
         self.topics_revision = 0
         """Number of topic changes seen by this object. Not part of the state."""
         self.retired: dict[DirectoryId, int] = {}
-        """Replaced directories and the servers they belonged to. They never take part again."""
+        """Directories of replaced and removed servers, and the servers they belonged to.
+
+        They never take part again.
+        """
         self.names = TopicNames()
         """Topic names in use. Derived from `topics`."""
         self._first_group_id = self.next_group_id
@@ -214,6 +223,10 @@ class Catalog:
             commands.AlterResourceConfigs: self._alter_resource_configs,
             commands.AlterReassignments: self._alter_reassignments,
             commands.FinishReassignments: self._finish_reassignments,
+            commands.AdmitServer: self._admit_server,
+            commands.DecommissionServer: self._decommission_server,
+            commands.DrainServers: self._drain_servers,
+            commands.RemoveServer: self._remove_server,
             commands.AlterScramCredentials: self._alter_scram_credentials,
             commands.CreateAcls: self._create_acls,
             commands.DeleteAcls: self._delete_acls,
@@ -259,6 +272,10 @@ class Catalog:
             return Registration(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"server {command.server_id} is registered with another data directory",
+            )
+        if self.is_removed(command.server_id, command.directory_id):
+            return Registration(
+                ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {command.server_id} was removed"
             )
         for other in self.servers.values():
             if other.directory_id == command.directory_id and other.server_id != command.server_id:
@@ -329,8 +346,181 @@ class Catalog:
 
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """Return the directory that holds the server's replicas; None for an unknown server."""
-        known = self.servers.get(server_id)
+        known = self.servers.get(server_id) or self.added.get(server_id)
         return self.initial_voters.get(server_id) if known is None else known.directory_id
+
+    # --- servers that join and leave ---------------------------------------------------------
+    @property
+    def leaving(self) -> frozenset[ServerId]:
+        """Servers that are to be removed: they get no new replica."""
+        return frozenset(server for server, added in self.added.items() if added.is_leaving)
+
+    def is_member(self, server_id: ServerId) -> bool:
+        """Return True if the cluster has a server of this id, in whichever directory."""
+        return server_id in self.initial_voters or server_id in self.added
+
+    def is_removed(self, server_id: ServerId, directory_id: DirectoryId) -> bool:
+        """Return True if the server was removed from the cluster with this directory."""
+        return self.directory_of(server_id) is None and directory_id in self.retired
+
+    def observers(self, group_id: GroupId) -> list[ReplicaInfo]:
+        """Return the replicas that a group should have and that never vote, by server."""
+        if group_id != _CATALOG:
+            return []
+        number = self.system.number
+        return [ReplicaInfo(server, number(_CATALOG, server)) for server in sorted(self.added)]
+
+    def _placeable(self) -> dict[ServerId, str]:
+        """Return the servers that may get new replicas, with their racks."""
+        leaving = self.leaving
+        return {s.server_id: s.rack for s in self.servers.values() if s.server_id not in leaving}
+
+    def _admit_server(self, command: commands.AdmitServer) -> MembershipChanged:
+        server_id, directory_id = command.server_id, command.directory_id
+        known = self.added.get(server_id)
+        if known is not None and known.directory_id == directory_id:
+            # Sent again, perhaps with a new address.
+            self._note_added(msgspec.structs.replace(known, host=command.host, port=command.port))
+            return MembershipChanged(ErrorCode.NONE)
+        if self.is_member(server_id):
+            return MembershipChanged(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                f"server {server_id} is a server of this cluster already",
+            )
+        servers = (*self.initial_voters, *self.added)
+        if directory_id in self.retired or directory_id in map(self.directory_of, servers):
+            return MembershipChanged(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                "the data directory was already used by a server: an empty one is needed",
+            )
+        if len(self.added) >= ADDED_SERVERS_MAX:
+            return MembershipChanged(
+                ErrorCode.POLICY_VIOLATION, f"at most {ADDED_SERVERS_MAX} servers can be added"
+            )
+        if server_id in self.retired.values():
+            # It was a member before: its replica of the catalog had a number.
+            number = ReplicaNumber(self.system.number(_CATALOG, server_id) + 1)
+            if number > REPLICA_NUMBER_MAX:
+                return MembershipChanged(
+                    ErrorCode.POLICY_VIOLATION, f"server {server_id} was added too often"
+                )
+            self._dirty.add(self.system.renumber(_CATALOG, server_id, number))
+        self._note_added(AddedServer(server_id, directory_id, command.host, command.port))
+        return MembershipChanged(ErrorCode.NONE)
+
+    def _note_added(self, added: AddedServer) -> None:
+        self.added[added.server_id] = added
+        self.renumbered += 1
+        self._dirty.add(_added_key(added.server_id))
+
+    def why_no_removal(self, server_id: ServerId) -> tuple[ErrorCode, str]:
+        """Return why a server cannot be removed, whatever it holds; NONE if it can.
+
+        Use: also before a command about it is proposed. Servers of an older version know none of
+        these commands, and while there is an added server, there are none of these servers.
+        """
+        if server_id in self.initial_voters:
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"server {server_id} has replicas of the catalog and the coordinators since the "
+                "cluster began, and these cannot be moved: its directory can be replaced",
+            )
+        if server_id not in self.added:
+            return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
+        return ErrorCode.NONE, ""
+
+    def _decommission_server(self, command: commands.DecommissionServer) -> MembershipChanged:
+        server_id = command.server_id
+        error, complaint = self.why_no_removal(server_id)
+        if error is not ErrorCode.NONE:
+            return MembershipChanged(error, complaint)
+        if command.is_leaving:
+            partitions = {
+                f"{info.topic}-{info.partition}": info.replicas for info in self.groups.values()
+            }
+            staying = self._placeable().keys() - {server_id}
+            leaving = self.leaving | {server_id}
+            if complaint := why_not_without(leaving, staying, partitions):
+                return MembershipChanged(ErrorCode.INVALID_REPLICATION_FACTOR, complaint)
+        added = msgspec.structs.replace(self.added[server_id], is_leaving=command.is_leaving)
+        self._note_added(added)
+        return MembershipChanged(ErrorCode.NONE)
+
+    def _drain_servers(self, command: commands.DrainServers) -> MembershipChanged:
+        """Give partitions of leaving servers other replicas, in the place of those."""
+        leaving, load, racks = self.leaving, self._load(), self._placeable()
+        left = command.moves_max - sum(
+            not leaving.isdisjoint(replica.server_id for replica in move.leaving)
+            for move in self.moves.values()
+        )
+        for group_id in sorted(self.groups):
+            if left <= 0:
+                break
+            servers = [replica.server_id for replica in self.groups[group_id].replicas]
+            if leaving.isdisjoint(servers):
+                continue
+            wanted = self._without(servers, leaving, load, racks, command)
+            if wanted is not None and self._reassign(group_id, wanted) is ErrorCode.NONE:
+                left -= 1
+        return MembershipChanged(ErrorCode.NONE)
+
+    def _without(
+        self,
+        servers: list[ServerId],
+        leaving: frozenset[ServerId],
+        load: Load,
+        racks: dict[ServerId, str],
+        command: commands.DrainServers,
+    ) -> list[ServerId] | None:
+        """Return the servers of a partition without leaving ones, None if there are too few.
+
+        New replicas are counted in `load`.
+        """
+        wanted = list(servers)
+        for place_of, server in enumerate(servers):
+            if server not in leaving:
+                continue
+            chosen = substitute(
+                load,
+                racks,
+                [other for other in wanted if other != server],
+                alive=frozenset(command.alive),
+                replicas_max=command.replicas_per_server_max,
+            )
+            if chosen is None:
+                return None
+            wanted[place_of] = chosen
+        for server in wanted:
+            if server not in servers:
+                load.replicas[server] += 1
+        return wanted
+
+    def _remove_server(self, command: commands.RemoveServer) -> MembershipChanged:
+        server_id = command.server_id
+        error, complaint = self.why_no_removal(server_id)
+        if error is not ErrorCode.NONE:
+            return MembershipChanged(error, complaint)
+        if self.directory_of(server_id) != command.directory_id:
+            return MembershipChanged(
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
+            )
+        if not self.added[server_id].is_leaving:
+            return MembershipChanged(ErrorCode.INVALID_REQUEST, f"server {server_id} stays")
+        held = self.held_by(server_id)
+        if held:
+            return MembershipChanged(
+                ErrorCode.INVALID_REQUEST,
+                f"server {server_id} still has replicas of {len(held)} partitions, such as "
+                f"{held[0].topic}-{held[0].partition}: they are moved by `vdl member remove`",
+            )
+        del self.added[server_id]
+        self.servers.pop(server_id, None)
+        self.retired[command.directory_id] = server_id
+        self.renumbered += 1
+        self._dirty.add(_added_key(server_id))
+        self._dirty.add(_server_key(server_id))
+        self._dirty.add(_retired_key(command.directory_id))
+        return MembershipChanged(ErrorCode.NONE)
 
     # --- replicas --------------------------------------------------------------------------
     def replicas(self, group_id: GroupId) -> list[ReplicaInfo]:
@@ -381,7 +571,14 @@ class Catalog:
             for replica in self.moves[group_id].leaving:
                 if replica.server_id == server_id:
                     return replica.replica_number
+        if group_id == _CATALOG and server_id in self.added:
+            return self.system.number(_CATALOG, server_id)
         return NO_REPLICA
+
+    def held_by(self, server_id: ServerId) -> list[GroupInfo]:
+        """Return the partitions of which the server must keep a replica, by group id."""
+        groups = (self.groups[group_id] for group_id in sorted(self.groups))
+        return [info for info in groups if self.replica_number(info.group_id, server_id)]
 
     def is_sole(self, group_id: GroupId) -> bool:
         """Return True if the group has a single replica, which cannot be replaced."""
@@ -404,8 +601,11 @@ class Catalog:
         if answer.error is ErrorCode.NONE:
             known = self.servers.get(server_id)
             if known is None:  # the server lost its directory before it could register
-                known = ServerInfo(server_id, new, "", {}, replica_of_catalog=True)
+                is_voter = server_id in self.initial_voters
+                known = ServerInfo(server_id, new, "", {}, replica_of_catalog=is_voter)
             self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
+            if server_id in self.added:
+                self._note_added(msgspec.structs.replace(self.added[server_id], directory_id=new))
             self.retired[command.old_directory_id] = server_id
             self._dirty.add(_server_key(server_id))
             self._dirty.add(_retired_key(command.old_directory_id))
@@ -491,7 +691,7 @@ class Catalog:
             if not move.origin:
                 return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is in progress"
             servers, cancels = move.origin, True
-        elif complaint := self._why_not_on(servers):
+        elif complaint := self._why_not_on(servers, self.listed(group_id)):
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         elif len(servers) != len(info.replicas) and not command.may_change_count:
             return (
@@ -499,9 +699,6 @@ class Catalog:
                 f"the partition has {len(info.replicas)} replicas, but {len(servers)} were "
                 "requested",
             )
-        replicas, moved = reassigned(info.replicas, move, servers, cancels=cancels)
-        if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
-            return ErrorCode.POLICY_VIOLATION, "the partition was moved to this server too often"
         there = {replica.server_id for replica in self.listed(group_id)}
         more = [server for server in servers if server not in there]
         for server in more:
@@ -511,23 +708,49 @@ class Catalog:
                     f"server {server} already has {held[server]} partition replicas, the "
                     "maximum (cluster.replicas_per_server)",
                 )
+        if self._reassign(group_id, servers, cancels=cancels) is not ErrorCode.NONE:
+            return ErrorCode.POLICY_VIOLATION, "the partition was moved to this server too often"
         held.update(more)
+        return ErrorCode.NONE, ""
+
+    def _reassign(
+        self, group_id: GroupId, servers: list[ServerId], *, cancels: bool = False
+    ) -> ErrorCode:
+        """Set the target members of a partition's group. Return NONE unless a number runs out."""
+        info, move = self.groups[group_id], self.move(group_id)
+        replicas, moved = reassigned(info.replicas, move, servers, cancels=cancels)
+        if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
+            return ErrorCode.POLICY_VIOLATION
         if replicas != info.replicas:
             self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
             self._dirty.add(_group_key(group_id))
             self.renumbered += 1
         if moved != move:
             self._note_move(group_id, moved)
-        return ErrorCode.NONE, ""
+        return ErrorCode.NONE
 
-    def _why_not_on(self, servers: list[ServerId]) -> str:
-        """Return why a partition cannot have its replicas on these servers; empty if it can."""
+    def _why_not_on(self, servers: list[ServerId], there: list[ReplicaInfo]) -> str:
+        """Return why a partition cannot have its replicas on these servers; empty if it can.
+
+        `there`: the replicas that it has.
+        """
         if not servers:
             return "a partition needs at least one replica"
         if len(set(servers)) != len(servers):
             return "the replicas of a partition must be on different servers"
+        held = {replica.server_id for replica in there}
+        return self._why_not_placed([server for server in servers if server not in held]) or (
+            self._why_unknown(servers)
+        )
+
+    def _why_unknown(self, servers: list[ServerId]) -> str:
         unknown = [server for server in servers if server not in self.servers]
         return f"server {unknown[0]} is not registered" if unknown else ""
+
+    def _why_not_placed(self, servers: list[ServerId]) -> str:
+        """Return why new replicas cannot be on these servers; empty if they can."""
+        leaving = self.leaving.intersection(servers)
+        return f"server {min(leaving)} is being removed from the cluster" if leaving else ""
 
     def _finish_reassignments(self, command: commands.FinishReassignments) -> ReassignmentsAltered:
         answer = ReassignmentsAltered([])
@@ -607,7 +830,7 @@ class Catalog:
     ) -> list[list[ServerId]]:
         return place(
             load,
-            {server.server_id: server.rack for server in self.servers.values()},
+            self._placeable(),
             partitions=partitions,
             replication_factor=replication_factor,
             alive=alive,
@@ -640,19 +863,15 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                servers = len(self.initial_voters.keys() | self.servers.keys())
-                factor = min(command.default_replication_factor, servers)
+                servers = self.initial_voters.keys() | self.servers.keys()
+                factor = min(command.default_replication_factor, len(servers - self.leaving))
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
                 ErrorCode.INVALID_PARTITIONS,
                 f"the number of partitions must be 1 to {PARTITIONS_PER_TOPIC_MAX}",
             )
-        if not 0 < factor <= len(self.servers):
-            return refused(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {factor} is not possible: {len(self.servers)} servers are "
-                "registered",
-            )
+        if not 0 < factor <= len(self._placeable()):
+            return refused(ErrorCode.INVALID_REPLICATION_FACTOR, self._too_few(factor))
         if configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
             return refused(
                 ErrorCode.INVALID_CONFIG, f"the settings are larger than {CONFIGS_BYTES_MAX} bytes"
@@ -664,6 +883,14 @@ class Catalog:
             partitions=partitions,
             replication_factor=factor,
             configs=new.configs,
+        )
+
+    def _too_few(self, factor: int) -> str:
+        leaving = self.leaving.intersection(self.servers)
+        told = f", {len(leaving)} of which are being removed" if leaving else ""
+        return (
+            f"replication factor {factor} is not possible: {len(self.servers)} servers are "
+            f"registered{told}"
         )
 
     def _check_assignments(self, new: commands.NewTopic) -> tuple[ErrorCode, str]:
@@ -687,8 +914,7 @@ class Catalog:
             return "the replicas of a partition must be on different servers"
         if len(replicas) != replication_factor:
             return "all partitions must have the same number of replicas"
-        unknown = [server for server in replicas if server not in self.servers]
-        return f"server {unknown[0]} is not registered" if unknown else ""
+        return self._why_unknown(replicas) or self._why_not_placed(replicas)
 
     def _create(
         self,
@@ -779,12 +1005,8 @@ class Catalog:
             if complaint := self._growth_complaint(new.assignments, added, factor, alive):
                 return refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint)
             placements = new.assignments
-        elif factor > len(self.servers):
-            return refused(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {factor} is not possible: {len(self.servers)} servers are "
-                "registered",
-            )
+        elif factor > len(self._placeable()):
+            return refused(ErrorCode.INVALID_REPLICATION_FACTOR, self._too_few(factor))
         else:
             placements = self._place(
                 load.copy(), partitions=added, replication_factor=factor, alive=alive
@@ -931,6 +1153,7 @@ class Catalog:
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
+        keys.extend(map(_added_key, self.added))
         keys.extend(map(_topic_key, self.topics))
         keys.extend(map(_retired_key, self.retired))
         keys.extend(self.system.keys())
@@ -950,7 +1173,8 @@ class Catalog:
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self.system)
         of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
-        return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
+        moves_and_more = len(self.moves) + len(self.resources) + len(self.added)
+        return 1 + named + several + moves_and_more + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state.
@@ -958,6 +1182,7 @@ class Catalog:
         Raise msgspec.DecodeError for a value that the catalog never stored.
         """
         self.servers = {}
+        self.added = {}
         self.topics_revision += 1
         self.topics = {}
         self.names = TopicNames()
@@ -985,6 +1210,9 @@ class Catalog:
                     self.next_producer_id = counters.next_producer_id
                     self.noted_ms = counters.noted_ms
                     self.features.epoch = counters.features_epoch
+                case b"e":
+                    added = decode_value(value, AddedServer)
+                    self.added[added.server_id] = added
                 case b"f":
                     self.features.levels[key[1:].decode()] = decode_value(value, int)
                 case b"g":
@@ -1017,6 +1245,8 @@ class Catalog:
                     self.noted_ms,
                     self.features.epoch,
                 )
+            case b"e":
+                value = self.added.get(_KEY_SERVER.unpack(key)[1])
             case b"f":
                 value = self.features.levels.get(key[1:].decode())
             case b"g":
@@ -1042,6 +1272,10 @@ class Catalog:
             case _:
                 value = self.topics.get(key[1:].decode())
         return None if value is None else encode_value(value)
+
+
+def _added_key(server_id: ServerId) -> bytes:
+    return _KEY_SERVER.pack(_ADDED_PREFIX, server_id)
 
 
 def _feature_key(feature: str) -> bytes:

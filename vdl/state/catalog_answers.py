@@ -74,6 +74,15 @@ class Registration:
 
 
 @dataclass(slots=True)
+class MembershipChanged:
+    """Answer to the commands that add, drain and remove servers."""
+
+    error: ErrorCode
+    message: str = ""
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class CreatedTopic:
     """Answer for one topic of CreateTopics; the numbers are valid if `error` is NONE."""
 

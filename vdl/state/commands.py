@@ -261,6 +261,43 @@ class FinishReassignments(Command, frozen=True, tag=19):
     moves: list[FinishedMove]
 
 
+class AdmitServer(Command, frozen=True, tag=45):
+    """Add a server that waits, in an empty data directory, to be added to the cluster."""
+
+    server_id: ServerId
+    directory_id: DirectoryId
+    """Data directory in which the server waits."""
+    host: str
+    port: int
+    """Address at which the other servers reach it."""
+
+
+class DecommissionServer(Command, frozen=True, tag=46):
+    """Begin to remove an added server, or take it back before it is removed."""
+
+    server_id: ServerId
+    is_leaving: bool = True
+
+
+class DrainServers(Command, frozen=True, tag=47):
+    """Begin the next moves of partitions away from the servers that are leaving."""
+
+    alive: list[ServerId]
+    """As in `CreateTopics`."""
+    moves_max: int
+    """Limit on the number of these moves in progress."""
+    replicas_per_server_max: int = 0
+    """As in `AlterReassignments`."""
+
+
+class RemoveServer(Command, frozen=True, tag=48):
+    """Remove an added server that holds no replica of a partition any more."""
+
+    server_id: ServerId
+    directory_id: DirectoryId
+    """Directory known to the proposer. A mismatch means that another command came first."""
+
+
 class ScramUpsert(Part, frozen=True):
     """One user's credential for one mechanism, as stored.
 

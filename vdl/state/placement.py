@@ -86,6 +86,35 @@ def _place_one(
     return chosen
 
 
+def substitute(
+    load: Load,
+    racks: Mapping[ServerId, str],
+    replicas: Sequence[ServerId],
+    *,
+    alive: frozenset[ServerId],
+    replicas_max: int,
+) -> ServerId | None:
+    """Return the server for one more replica of a partition; None if no server may take it.
+
+    `racks` has the servers that may; `replicas` are the servers that have one and keep it. If
+    `alive` is empty, all servers are. `replicas_max` 0 means no limit.
+    """
+    used_racks = {racks[server] for server in replicas if server in racks}
+    return min(
+        (
+            server
+            for server in sorted(racks)
+            if server not in replicas and not 0 < replicas_max <= load.replicas[server]
+        ),
+        key=lambda s: (
+            bool(racks[s]) and racks[s] in used_racks,
+            bool(alive) and s not in alive,
+            load.replicas[s],
+        ),
+        default=None,
+    )
+
+
 def overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) -> str:
     """Return why a server would exceed its replica limit; empty if none would.
 

@@ -1,8 +1,8 @@
 """Groups that a cluster begins with: the catalog and the coordinators.
 
-Their replicas always are on the initial voters, rotated by group so that the preferred leaders of
+Their voters always are on the initial voters, rotated by group so that the preferred leaders of
 coordinators are distributed. Only the number of a lost replica changes. Numbers are stored if they
-are not the first.
+are not the first. Servers that were added later have replicas of the catalog without a vote.
 
 Does not depend on the groups of partitions, on the number of coordinators, or on why a replica is
 replaced.
@@ -46,6 +46,10 @@ class SystemGroups:
     def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
         """Return the members the group was created with, preferred leader first."""
         return [ReplicaInfo(server, FIRST_REPLICA) for server in self._servers_from(group_id)]
+
+    def number(self, group_id: GroupId, server_id: ServerId) -> ReplicaNumber:
+        """Return the number of a server's replica of a group."""
+        return self._numbers.get((group_id, server_id), FIRST_REPLICA)
 
     def renumber(self, group_id: GroupId, server_id: ServerId, number: ReplicaNumber) -> bytes:
         """Set the number of a server's new replica of a group. Return the number's stored key."""
