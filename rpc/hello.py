@@ -34,7 +34,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 PROTOCOL_VERSION_MIN = 3
 """Range of protocol versions supported here. 2: commit indexes are sent in messages of their own
 kind (`MsgCommit`). 3: leader lists carry the in-sync replicas. 4: logs of partitions may hold
@@ -86,6 +86,9 @@ snapshot in parts."""
 VERSION_OF_LARGE_FRAMES = 14
 """Peers below this version end the link at a frame of more than `OLD_FRAME_BYTES_MAX`."""
 
+VERSION_OF_ADDED_SERVERS = 15
+"""Peers below this version know none of the commands that add and remove servers."""
+
 OLD_FRAME_BYTES_MAX = 64 << 20
 
 DIRECTORY_ID_BYTES = 16
@@ -118,6 +121,8 @@ class RejectReason(IntEnum):
     """The server is linked already: the refused process runs in a copy of its data directory."""
     FOREIGN_DIRECTORY = 11
     """The data directory is another server's."""
+    REMOVED = 12
+    """The server was removed from the cluster, with this data directory."""
 
 
 _REASON_BY_CODE = {reason.value: reason for reason in RejectReason}

@@ -89,9 +89,13 @@ _LASTING = frozenset(
     (
         RejectReason.WRONG_CLUSTER, RejectReason.WRONG_SERVER, RejectReason.VERSION,
         RejectReason.NOT_ADMITTED, RejectReason.TOO_MANY_LINKS, RejectReason.SECOND_PROCESS,
-        RejectReason.FOREIGN_DIRECTORY,
+        RejectReason.FOREIGN_DIRECTORY, RejectReason.REMOVED,
     )
 )  # fmt: skip
+
+
+_OF_THE_DIALED = (RejectReason.SECOND_PROCESS, RejectReason.REMOVED)
+"""Reasons that are believed only if this server dialled."""
 
 
 class _Connection:
@@ -437,8 +441,8 @@ class Links:
             peer.failures = 0
             self._schedule_dial(peer, delay_ns=0)
 
-    def remove_peer(self, server_id: ServerId) -> None:
-        """Forget the server; its link is closed and reported as down."""
+    def remove_peer(self, server_id: ServerId, text: str) -> None:
+        """Forget a removed server; its link is closed with that text and reported as down."""
         peer = self._peers.pop(server_id, None)
         if peer is None:
             return
@@ -446,9 +450,9 @@ class Links:
         peer.dial_timer = _cancel(peer.dial_timer)
         for waiting in (peer.held, peer.challenger):
             if waiting is not None:
-                waiting.close(RejectReason.NOT_ADMITTED, "removed")
+                waiting.close(RejectReason.REMOVED, text)
         if peer.link is not None:
-            self._unlink(peer).close(RejectReason.NOT_ADMITTED, "removed")
+            self._unlink(peer).close(RejectReason.REMOVED, text)
         self._report_down(peer, refused=False)
 
     def set_local(self, local: Hello) -> None:
@@ -758,7 +762,7 @@ class Links:
         connection.close()
         self._over(connection, reason=event.reason, text=event.text)
         is_dialer = connection.engine.role is Role.DIALER
-        if event.reason is RejectReason.SECOND_PROCESS and not is_dialer:
+        if event.reason in _OF_THE_DIALED and not is_dialer:
             event = replace(event, reason=RejectReason.PROTOCOL_ERROR)  # not the dialer's decision
         if not event.by_peer:
             self._refuses(server_id, event.reason, event.text)

@@ -43,6 +43,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.membership.added_servers import AddedServers, removed_text
 from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.open_replica import ReplicaOpener
@@ -135,6 +136,7 @@ class Host:
         self._replacement = Replacement(
             state, self._replicas, self.liveness, self._forwarding, self._transfers
         )
+        self.added_servers = AddedServers(state, self.liveness, self._forwarding)
         self.in_sync = state.in_sync
         self.periodic = Periodic(
             state,
@@ -144,6 +146,7 @@ class Host:
             self._repair,
             self._transfers,
             self._replacement,
+            self.added_servers,
             self._forwarding,
             self._requests.queries,
             self.commands,
@@ -454,10 +457,13 @@ class Host:
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         """Return why a link with this server is refused, None if it is admitted.
 
-        Admitted: initial voters, also with a new directory, and servers without a birth record,
-        which may only request it. Refused: a retired directory, a directory of another server, and
-        a process in another directory than that of a linked server which the catalog lists.
+        Admitted: initial voters and servers that were added, also with a new directory, and servers
+        without a birth record, which may only request it. Refused: a retired directory, a directory
+        of another server, and a process in another directory than that of a linked server which the
+        catalog lists.
         """
+        if hello.cluster_id and self.catalog.is_removed(hello.server_id, hello.directory_id):
+            return RejectReason.REMOVED, removed_text(hello.server_id)
         if not self._is_admitted(hello):
             return RejectReason.NOT_ADMITTED, ""
         return self._marks.refusal(hello)
@@ -473,18 +479,21 @@ class Host:
         if not hello.cluster_id:
             return True
         is_initial = self.state.record.directory_of(hello.server_id) is not None
-        return is_initial and hello.directory_id not in self.catalog.retired
+        is_member = is_initial or hello.server_id in self.catalog.added
+        return is_member and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
         """Start a session. A server without a birth record receives the record on request."""
-        if not hello.cluster_id:
-            self._marks.unborn(hello.server_id)
-            return
         server = hello.server_id
+        if not hello.cluster_id:
+            self.state.newcomers[server] = hello
+            self._marks.unborn(server)
+            return
         self._alive[server] = hello
         self._marks.link_up(hello)
         self.state.silent.discard(server)
-        self.time.linked(server)
+        if self.state.record.directory_of(server) is not None:
+            self.time.linked(server)
         for group in self.in_sync.server_linked(server, hello.incarnation):
             self.liveness.in_sync_changed(group)
         for frame_type, buffers in self.liveness.link_up(server):
@@ -509,6 +518,7 @@ class Host:
         """
         self.timers.wake_all()  # while the server's last list is still known
         self._alive.pop(server_id, None)
+        self.state.newcomers.pop(server_id, None)
         self._marks.link_down(server_id)
         self._dissent.link_down(server_id)
         if refused:
@@ -835,6 +845,7 @@ class Host:
         group.adding = frozenset(
             replica_ids([r for r in replicas if move.origin and r.server_id not in move.origin])
         )
+        group.observers = frozenset(replica_ids(self.catalog.observers(group.group_id)))
         group.wanted_revision = move.revision
         group.to_finish = move.is_open
         in_sync = self.in_sync.get(group.group_id)

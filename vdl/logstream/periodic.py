@@ -2,7 +2,8 @@
 
 Ten times a second: deadlines, commands that wait for a catalog leader, steps of membership changes
 under way, and checks for a hung or full disk. Twice a second: whether members have to change. Once
-a second: leadership transfers, replacement of replicas, entry repair, and logs that can be cut.
+a second: leadership transfers, replacement of replicas, removal of servers, entry repair, and logs
+that can be cut.
 Rarely: retention, idle producers, and noting the time. Changes are logged once a second.
 
 Does not depend on messages, the network, or how any of this is done.
@@ -22,6 +23,7 @@ from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import LOOK_NS
 from vdl.logstream.group.producer_expiry import ProducerExpiry
+from vdl.logstream.membership.added_servers import AddedServers
 from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.transfers import Transfers
@@ -60,6 +62,7 @@ class Periodic:
         repair: EntryRepair,
         transfers: Transfers,
         replacement: Replacement,
+        added_servers: AddedServers,
         forwarding: Forwarding,
         queries: Queries,
         commands: GroupCommands,
@@ -75,6 +78,7 @@ class Periodic:
         self._repair = repair
         self._transfers = transfers
         self._replacement = replacement
+        self._added_servers = added_servers
         self._forwarding = forwarding
         self._queries = queries
         self._commands = commands
@@ -171,6 +175,7 @@ class Periodic:
         self._move_limits.look()
         self._marks.look()
         self._replacement.look_around()
+        self._added_servers.look_around()
         self._repair.look_around()
         for group in state.groups.values():
             if group.apply_stalled:

@@ -54,9 +54,9 @@ class HostState:
     __slots__ = (
         "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "dissenting",
         "front", "full", "gaps", "groups", "in_sync", "large_room", "log", "loop_time", "lost",
-        "measures", "options", "outbox", "record", "request_numbers", "rng", "server_id", "silent",
-        "state_groups", "stats", "store", "streams", "system_groups", "time", "transport",
-        "unheard",
+        "measures", "newcomers", "options", "outbox", "record", "request_numbers", "rng",
+        "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups",
+        "time", "transport", "unheard",
     )  # fmt: skip
 
     def __init__(
@@ -99,10 +99,16 @@ class HostState:
         """Time base of the groups' timers."""
         self.gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.time = ClusterTime(
-            clock, servers=len(record.initial_voters), hold_ms=options.clock_hold_ms, log=log
+            clock,
+            servers=len(record.initial_voters),
+            counts_own=record.directory_of(server_id) is not None,
+            hold_ms=options.clock_hold_ms,
+            log=log,
         )
         self.alive: dict[ServerId, Hello] = {}
         """Linked servers, by server id, with the HELLO of each."""
+        self.newcomers: dict[ServerId, Hello] = {}
+        """Linked servers without a birth record, by server id, with the HELLO of each."""
         # --- groups ---
         self.catalog = Catalog(
             record.cluster_id,

@@ -38,6 +38,10 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
     host, state = server.host, server.state
     if state in (ServerState.STOPPING, ServerState.STOPPED):
         yield Problem("stopping", f"server is {state.value}")
+    elif state is ServerState.REMOVED:
+        yield Problem("removed", "the server was removed from the cluster")
+    elif server.waits_to_be_added:
+        yield Problem("starting", "server waits to be added to the cluster")
     elif state is not ServerState.SERVING:
         yield Problem("starting", f"server is {state.value}")
     for name, ends in server.certificates_ending().items():

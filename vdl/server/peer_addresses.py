@@ -1,7 +1,8 @@
 """Comparison of the servers' configured peer addresses when servers are linked.
 
-All files should have the same addresses. A server whose file has another address for a peer stays
-linked as long as that peer dials it, and loses the link once it does not.
+The files of the servers that formed the cluster should have the same addresses; that of a server
+that was added later may lack some. A server whose file has another address for a peer stays linked
+as long as that peer dials it, and loses the link once it does not.
 
 Does not depend on links.
 """
@@ -40,13 +41,18 @@ class PeerAddresses:
         text = "\n".join(lines).encode()
         return text if len(text) <= ADDRESSES_BYTES_MAX else b""
 
-    def linked(self, hello: Hello) -> bool:
-        """Compare a peer's addresses. Return True if there is a new difference."""
-        peer = hello.server_id
-        if hello.config_digest == self._digest:
+    def linked(self, hello: Hello, *, is_added: bool = False) -> bool:
+        """Compare a peer's addresses. Return True if there is a new difference.
+
+        `is_added`: one of the two servers was added later, or waits to be.
+        """
+        peer, theirs = hello.server_id, _decoded(hello.addresses)
+        own = self._addresses
+        is_equal = hello.config_digest == self._digest
+        if is_equal or (is_added and all(own.get(o, a) == a for o, a in theirs.items())):
             self.differences.pop(peer, None)
             return False
-        text = self._difference(peer, _decoded(hello.addresses))
+        text = self._difference(peer, theirs)
         is_new = self.differences.get(peer) != text
         self.differences[peer] = text
         return is_new

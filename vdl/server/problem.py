@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 SERVER_KINDS: Final = {
-    "starting": "the server does not serve clients: it starts, or waits to be replaced",
+    "starting": "the server does not serve clients: it starts, or waits to be replaced or added",
     "stopping": "the server is stopping",
+    "removed": "the server was removed from the cluster and takes no part",
     "no_quorum": "the server is not connected to a majority of the servers",
     "disk_full": "the disk is full: the server refuses new records",
     "out_of_file_descriptors": "the server has no file descriptors left and refuses new clients",

@@ -7,8 +7,9 @@ depends on whether time, disk and network are real: `vdl.server.process` runs a 
 
 States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED.
 WAITING is the state of a server whose directory its cluster does not know. It takes no part until
-its replicas are replaced; then it continues with STARTING. A server that is not one of the initial
-ones stays WAITING.
+its replicas are replaced, or, if it is not one of the initial servers, until it is added; then it
+continues with STARTING. REMOVED is the state of a server that was removed from its cluster: it
+takes no part and serves no clients.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from vdl.logstream.bootstrap import (
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
+from vdl.logstream.membership.added_servers import removed_text
 from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
@@ -80,6 +82,8 @@ REFUSED_NS = 30_000 * MS
 """Time for which a link counts as refused: it is dialled again each second."""
 _CLUSTER_ID_BYTES = 16
 _DECOY_KEY_BYTES = 32
+_ADDED_POLL_NS = 1_000 * MS
+"""Interval at which a server that waits to be added requests the cluster's answer."""
 _PATIENCE_NS = 5_000 * MS
 """Delay after which a server that waits for others to found a cluster logs it."""
 
@@ -91,6 +95,7 @@ class ServerState(Enum):
     WAITING = "waiting"
     STARTING = "starting"
     SERVING = "serving"
+    REMOVED = "removed"
     STOPPING = "stopping"
     STOPPED = "stopped"
 
@@ -163,6 +168,10 @@ class Server:
         self._log_of = log_of or (lambda _: log)
         self._loggers = loggers
         self._audit = audit
+        self._removed_by: set[ServerId] = set()
+        """Initial servers that refuse this one because it was removed from the cluster."""
+        self._followed: set[ServerId] = set()
+        """Added servers to which the links are kept by the catalog."""
         seeds = {server: str(address) for server, address in config.seeds.items()}
         self._digest = configuration_digest(seeds)
         self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest)
@@ -256,7 +265,7 @@ class Server:
         self.clock.call_soon(lambda: self._adopted(record))
 
     def _adopted(self, record: BirthRecord) -> None:
-        if self.state is not ServerState.ASKING:
+        if self.host is not None or self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
         self.links.set_local(self._hello(record.cluster_id))
         self._open(record)
@@ -267,7 +276,8 @@ class Server:
 
     def link_up(self, hello: Hello) -> None:
         self._refusals.pop(hello.server_id, None)
-        if self.peer_addresses.linked(hello):
+        self._removed_by.discard(hello.server_id)
+        if self.peer_addresses.linked(hello, is_added=self._is_one_added(hello)):
             text = self.peer_addresses.differences[hello.server_id]
             self._log.warning("seeds_differ", peer=hello.server_id, differences=text)
         if self.host is not None:
@@ -279,6 +289,13 @@ class Server:
             birth = self._birth
             birth.seed_is_empty(hello.server_id, hello.directory_id, hello.config_digest)
             self._found_if_all_are_empty()
+
+    def _is_one_added(self, hello: Hello) -> bool:
+        """Return True if this server or the peer is not one of the cluster's initial servers."""
+        if self.host is None:
+            return self.waits_to_be_added or self.config.server_id not in self.config.seeds
+        both = {self.config.server_id, hello.server_id}
+        return not both <= self.host.catalog.initial_voters.keys()
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         if self.host is not None:
@@ -294,37 +311,56 @@ class Server:
 
     def _answered(self, server_id: ServerId, payload: memoryview) -> None:
         """Process the answer of a cluster's member to this empty server."""
-        encoded, _ = decode_answer(payload)
+        encoded, number = decode_answer(payload)
         birth = self._birth
-        if not encoded or birth is None or birth.state is not BirthState.ASKING:
+        if not encoded or birth is None or birth.state is BirthState.BORN:
             return
+        was_waiting = self.waits_to_be_added
         try:
             record = decode_record(encoded)
         except msgspec.DecodeError as error:
             raise MalformedFrame("birth record") from error
-        if birth.answered(record) is BirthState.BORN:
+        if birth.answered(record) is BirthState.BORN or number:
             self._adopt(record)
-            return
-        is_initial = record.directory_of(self.config.server_id) is not None
-        known = "the cluster has another data directory recorded for this server; the server "
-        if is_initial:
+        elif record.directory_of(self.config.server_id) is not None:
             self._log.warning(
                 "directory_new",
                 cluster=record.cluster_id,
                 told_by=server_id,
                 directory=self.store.directory_id.hex(),
-                meaning=known + "waits until its replicas are replaced",
+                meaning=(
+                    "the cluster has another data directory recorded for this server; the server "
+                    "waits until its replicas are replaced"
+                ),
             )
             self._adopt(record)
-        else:
-            self._log.error(
-                "directory_unknown",
-                cluster=record.cluster_id,
-                told_by=server_id,
-                directory=self.store.directory_id.hex(),
-                meaning=known + "is not a member of the cluster",
-            )
+        elif not was_waiting:
             self.state = ServerState.WAITING
+            self._wait_to_be_added(record.cluster_id)
+
+    @property
+    def waits_to_be_added(self) -> bool:
+        """True if the server found a cluster that it does not belong to."""
+        return self._birth is not None and self._birth.state is BirthState.NEWCOMER
+
+    def _wait_to_be_added(self, cluster_id: str) -> None:
+        """Request the cluster's answer each second, until this server is added."""
+        if not self.waits_to_be_added or self.state is not ServerState.WAITING:
+            return
+        if self._repeats.count("waiting_to_be_added", self.clock.now_ns()):
+            self._log.warning(
+                "waiting_to_be_added",
+                cluster=cluster_id,
+                directory=self.store.directory_id.hex(),
+                meaning=(
+                    "the cluster does not have this server; it takes no part until it is added "
+                    f"with `vdl member add {self.config.server_id}`"
+                ),
+            )
+        for link in self.links.links():
+            if link.is_up:
+                self.links.send(link.server_id, FrameType.ASK, encode_ask())
+        self.clock.call_later(_ADDED_POLL_NS, partial(self._wait_to_be_added, cluster_id))
 
     def rejected(
         self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
@@ -335,6 +371,8 @@ class Server:
         elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
             # Those two are part of every planned stop and of every birth. All others are repeated
             # with each dial, as long as the cause lasts.
+            if reason is RejectReason.REMOVED and by_peer:
+                self._refused_as_removed(server_id, text)
             if server_id in self.config.seeds:
                 self._refusals[server_id] = self.clock.now_ns(), f"{reason.name}: {text}"
             event = "link_refused", server_id, reason, text, by_peer
@@ -347,6 +385,30 @@ class Server:
                     by_peer=by_peer,
                     times=times,
                 )
+
+    def _refused_as_removed(self, server_id: ServerId, text: str) -> None:
+        """Take no part any more once a majority of the initial servers says that it must not.
+
+        The catalog's own voters are believed, and only at the addresses that this server dials
+        (`rpc/links.py`). One that says it may be mistaken; a majority of them has applied the
+        removal.
+        """
+        voters = self.host.catalog.initial_voters if self.host is not None else {}
+        if server_id in voters and self.config.server_id not in voters:
+            self._removed_by.add(server_id)
+        if 2 * len(self._removed_by) > len(voters) > 0:
+            self.clock.call_soon(partial(self._leave, text))
+
+    def _leave(self, text: str) -> None:
+        """Serve no clients any more: this server was removed from the cluster."""
+        if self.state not in (ServerState.WAITING, ServerState.STARTING, ServerState.SERVING):
+            return
+        self.state = ServerState.REMOVED
+        self._log.warning("server_removed", server=self.config.server_id, meaning=text)
+        self.on_closing()
+        if self.frontend is not None:
+            self.frontend.stop()
+            self.frontend.close()
 
     def beat(self) -> None:
         if self.host is not None:
@@ -387,6 +449,7 @@ class Server:
             tokens=self._tokens,
             delegation_keys=self._delegation_keys,
         )
+        host.added_servers.replicas_max = lambda: context.config.replicas_per_server_max
         context.groups = GroupCoordinator(
             host=host,
             clock=self.clock,
@@ -431,9 +494,20 @@ class Server:
             directory_id=self.store.directory_id,
             rack=self.config.rack,
             listeners=self._advertised,
-            replica_of_catalog=True,
+            replica_of_catalog=self._is_initial,
             features=dict(SUPPORTED),
         )
+
+    @property
+    def _is_initial(self) -> bool:
+        assert self.host is not None
+        return self.config.server_id in self.host.catalog.initial_voters
+
+    @property
+    def _is_removed(self) -> bool:
+        """True if the catalog, as applied here, has removed this server."""
+        assert self.host is not None
+        return self.host.catalog.is_removed(self.config.server_id, self.store.directory_id)
 
     def _is_registered(self) -> bool:
         assert self.host is not None
@@ -472,14 +546,37 @@ class Server:
         if outcome.kind is OutcomeKind.APPLIED:
             self._has_caught_up = True
             self._catalog_changed()
+            if self._is_removed:
+                return
             if outcome.result.error is not ErrorCode.NONE:
                 self._log.error("registration_refused", reason=outcome.result.message)
                 retry_ns = _PATIENCE_NS
         if not self._has_caught_up or not self._is_registered():
             self.clock.call_later(retry_ns, self._register)
 
+    def _follow_added(self) -> None:
+        """Keep links to the servers that the catalog has added, and none to those it removed.
+
+        An address in this server's own file takes precedence.
+        """
+        host = self.host
+        if host is None or self.state in (ServerState.STOPPING, ServerState.STOPPED):
+            return
+        added, own = host.catalog.added, self.config.server_id
+        for server_id in sorted(self._followed - added.keys()):
+            self.links.remove_peer(server_id, removed_text(server_id))
+        self._followed = set(added) - {own}
+        for server_id in sorted(self._followed - self.config.seeds.keys()):
+            self.links.set_peer(server_id, (added[server_id].host, added[server_id].port))
+
     def _catalog_changed(self) -> None:
         assert self.host is not None
+        if self.host.catalog.added or self._followed:
+            # Not within a turn: a link that ends changes the groups.
+            self.clock.call_soon(self._follow_added)
+        if self._is_removed:
+            self.clock.call_soon(partial(self._leave, removed_text(self.config.server_id)))
+            return
         if self.frontend is not None:
             self.frontend.context.follow_catalog()
             self.frontend.credentials_changed()

@@ -361,3 +361,18 @@ def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
     clocks.errors[1] = 29_000
     beat()
     assert log.lines == [("clock_agrees", 29_000)]
+
+
+def test_clock_of_an_added_server_does_not_count() -> None:
+    """The clocks are those of the birth record, so that any two majorities overlap."""
+    agreed = AgreedTime(3, counts_own=False, hold_ms=HOLD)
+    for peer in (1, 2, 3):
+        agreed.linked(peer)
+    agreed.look(TRUE + DAY, 0)
+    assert not agreed.is_sure
+    agreed.received(1, TRUE, 0, wall_ms=TRUE + DAY, now_ns=0)
+    assert not agreed.is_sure
+    agreed.received(2, TRUE, 0, wall_ms=TRUE + DAY, now_ns=0)
+    assert agreed.is_sure
+    assert agreed.now_ms(TRUE + DAY, 0) == TRUE
+    assert agreed.ahead_ms == DAY

@@ -88,3 +88,27 @@ def test_one_change_at_a_time() -> None:
     node = leader({ONE, TWO, OLD})
     node.raft.pending_conf_index = node.last_index + 1
     assert next_change(node, WANTED, nobody) is None
+
+
+FOUR = replica_id_of(4, 1)
+
+
+def test_observer_is_added_as_a_learner_and_stays_one() -> None:
+    """No majority ever counts it, however far it has caught up."""
+    node = leader({ONE, TWO, NEW})
+    change = next_change(node, WANTED, nobody, observing={FOUR})
+    assert change == ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, FOUR)
+    node = leader({ONE, TWO, NEW}, {FOUR})
+    assert next_change(node, WANTED, lambda _: True, observing={FOUR}) is None
+    removal = next_change(node, WANTED, nobody)
+    assert removal == ConfChangeSingle(ConfChangeType.REMOVE_NODE, FOUR)
+
+
+def test_observer_of_an_older_directory_is_replaced() -> None:
+    """A number belongs to one directory, also without a vote."""
+    node = leader({ONE, TWO, NEW}, {FOUR})
+    newer = replica_id_of(4, 2)
+    change = next_change(node, WANTED, nobody, observing={newer})
+    assert change == ConfChangeSingle(ConfChangeType.REMOVE_NODE, FOUR)
+    node = leader({ONE, TWO, NEW}, {newer})
+    assert next_change(node, WANTED, nobody, observing={FOUR}) is None  # an older catalog

@@ -457,7 +457,7 @@ def test_links_adopting_a_cluster_makes_new_links() -> None:
 def test_links_unknown_server_may_link_but_is_not_dialled() -> None:
     """A new server that knows us is linked; when it leaves, it is not redialled."""
     world = World(2)
-    world[1].links.remove_peer(2)
+    world[1].links.remove_peer(2, "removed")
     world.run(SETTLED_MS)
     assert world[1].handler.up == {2}
     world.crash(2)
@@ -470,9 +470,9 @@ def test_links_removed_peer_goes_down() -> None:
     """Removing a peer ends its link and its dials."""
     world = World(2)
     world.run(SETTLED_MS)
-    world[2].links.remove_peer(1)
+    world[2].links.remove_peer(1, "removed")
     world[1].handler.denied = {2}
-    world[1].links.remove_peer(2)
+    world[1].links.remove_peer(2, "removed")
     world.run(3_000)
     assert world[1].handler.events == [("up", 2), ("down", 2, False)]
     assert world[1].links.links() == []

@@ -9,21 +9,23 @@ times when they were last heard from and caught up (KIP-836), v2 directories and
 members (KIP-853). The catalog's leader is queried. An offset here is the index of a Raft entry: the
 log's end is the index after the last, the high watermark that after the last committed one.
 
-UnregisterBroker (KIP-631) would remove a server from the cluster. All servers have held the catalog
-and the coordinators since the cluster began, and these cannot be moved, so no server can be
-removed.
+UnregisterBroker (KIP-631) removes a server that has no replica of a partition; `vdl member remove`
+also moves the partitions. The servers with which the cluster began hold the catalog and the
+coordinators, which cannot be moved, so these are refused.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
+from ids import ServerId
 from rpc.queries import Quorum, QuorumMember
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.metadata import CLUSTER_OPERATIONS, View
+from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.wire.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -39,6 +41,8 @@ from vdl.kafka.wire.describe_quorum import (
     TopicDataResponse,
 )
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.commands import DecommissionServer
 
 _DIRECTORIES_FROM = 2
 _METADATA_TOPIC = "__cluster_metadata"
@@ -153,19 +157,35 @@ def _replica_state(ctx: RequestContext, member: QuorumMember) -> ReplicaState:
 
 def handle_unregister_broker(
     ctx: RequestContext, request: UnregisterBrokerRequest
-) -> UnregisterBrokerResponse:
-    """Refuse to remove a server: a registered one is needed, and another one is unknown."""
-    server_id = request.broker_id
-    catalog = ctx.server.host.catalog
-    if server_id not in catalog.servers:
+) -> UnregisterBrokerResponse | Later:
+    """Have an added server removed; the catalog's leader does it within a second or two."""
+    server_id = ServerId(request.broker_id)
+    host = ctx.server.host
+    error, complaint = host.catalog.why_no_removal(server_id)
+    if error is not ErrorCode.NONE:
+        return UnregisterBrokerResponse(error_code=error, error_message=complaint)
+    if held := host.catalog.held_by(server_id):
         return UnregisterBrokerResponse(
-            error_code=ErrorCode.BROKER_ID_NOT_REGISTERED,
-            error_message=f"server {server_id} is not registered",
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message=(
+                f"server {server_id} has replicas of {len(held)} partitions, such as "
+                f"{held[0].topic}-{held[0].partition}: move them first, or use vdl member remove"
+            ),
         )
-    return UnregisterBrokerResponse(
-        error_code=ErrorCode.INVALID_REQUEST,
-        error_message=(
-            f"server {server_id} has replicas of the catalog and the coordinators, and cannot "
-            "be removed"
-        ),
+    later = Later()
+
+    def decided(outcome: Outcome) -> None:
+        response = UnregisterBrokerResponse(error_message=None)
+        if outcome.kind is OutcomeKind.APPLIED:
+            response.error_code = outcome.result.error
+            response.error_message = outcome.result.message or None
+        else:
+            response.error_code, response.error_message = undecided(outcome)
+        later.complete(response)
+
+    host.propose_catalog(
+        DecommissionServer(server_id),
+        deadline_ns=ctx.received_ns + ctx.server.config.read_timeout_ms * MS,
+        done=lambda outcome: later.run(lambda: decided(outcome)),
     )
+    return later

@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from operator import is_not
 
 import segments.api as storage
 from ids import NO_TERM, Index, NodeId, ServerId
@@ -120,6 +121,7 @@ class Group:
         "log",
         "meta_applied",
         "node",
+        "observers",
         "on_loading",
         "on_whole",
         "owes_tick",
@@ -178,7 +180,9 @@ class Group:
         """True if the catalog waits for the group to finish its part of a reassignment."""
         self.revision = members.revision
         """Last revision that the group's own log recorded."""
-        self._settled_for: tuple[object, object] = (None, None)
+        self.observers: frozenset[NodeId] = frozenset()
+        """Replicas that never vote: see `conf_changes.py`."""
+        self._settled_for: tuple[object, object, object] = (None, None, None)
         node_storage = LogStorage(
             log, members.conf_state, applied=applied, make_snapshot=self._make_snapshot
         )
@@ -303,15 +307,17 @@ class Group:
         if self.to_finish:
             return False
         membership = self.node.raft.membership
-        if membership is not self._settled_for[0] or self.placement is not self._settled_for[1]:
+        wanted = self.placement, self.observers
+        known, *settled = self._settled_for
+        if membership is not known or any(map(is_not, wanted, settled)):
             is_settled = (
-                not membership.learners
+                membership.learners == self.observers
                 and not membership.is_joint
                 and membership.incoming == frozenset(self.placement)
             )
             if not is_settled:
                 return False
-            self._settled_for = membership, self.placement
+            self._settled_for = membership, *wanted
         return True
 
     @property

@@ -13,6 +13,9 @@ The catalog applied at the leader may for a while be older than the members, aft
 it lags. A member with a later number than the wanted replica of the same server shows that; then
 the leader waits.
 
+An *observer* is a wanted replica that never votes: a server that was added to the cluster has such
+a replica of the catalog. It is added as a learner and stays one, so no majority depends on it.
+
 Does not depend on the reason of a replacement, messages or time.
 """
 
@@ -33,13 +36,15 @@ def next_change(
     *,
     leaving: Sequence[NodeId] = (),
     adding: Collection[NodeId] = (),
+    observing: Collection[NodeId] = (),
     may_come: Callable[[NodeId], bool] = lambda member: True,
 ) -> ConfChangeSingle | None:
     """Return the leader's next step towards the wanted voters; None if there is nothing to do now.
 
     `has_caught_up`: returns True if a member has, the leader included (`rounds.py`). `leaving`:
     members that may stay for the time being. `adding`: those of `wanted` that a reassignment adds.
-    `may_come`: returns True if a replica can be added now.
+    `observing`: wanted replicas that are no voters. `may_come`: returns True if a replica can be
+    added now.
     """
     membership = node.membership
     if membership.is_joint or node.membership_changing:
@@ -49,17 +54,20 @@ def next_change(
         return None
     members = membership.members()
     newest = {server_of(member): member for member in sorted(members)}
-    if any(newest.get(server_of(replica), NONE) > replica for replica in (*wanted, *leaving)):
+    listed = (*wanted, *leaving, *observing)
+    if any(newest.get(server_of(replica), NONE) > replica for replica in listed):
         return None
     for member in sorted(members):
+        if member in observing and member in membership.learners:
+            continue
         # A leaving learner was cancelled: nothing depends on it.
         if member not in wanted and (member not in leaving or member in membership.learners):
             return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
-    for member in sorted(wanted):
+    for member in (*sorted(wanted), *sorted(observing)):
         if member not in members and may_come(member):
             return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
     have_come = all(has_caught_up(member) for member in adding)
-    for member in sorted(membership.learners):
+    for member in sorted(membership.learners.difference(observing)):
         if has_caught_up(member) and (have_come or member not in adding):
             return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
     if node.id in wanted and have_come and can_take_over(node, wanted, has_caught_up):

@@ -144,6 +144,7 @@ class Replacement:
                 self._rounds[group.group_id].has_caught_up,
                 leaving=group.leaving,
                 adding=group.adding,
+                observing=group.observers,
                 may_come=partial(self._may_come, group, busy),
             )
             if change is None:
@@ -228,10 +229,16 @@ class Replacement:
     def number_for(self, server_id: ServerId) -> int:
         """Return the catalog replica number of a peer in its present directory.
 
-        0 while the catalog applied here does not know that directory.
+        0 while the catalog applied here does not know that directory. A server without a birth
+        record that was added to the cluster receives its number whatever its directory: it then
+        adopts the record, and requests its number again.
         """
+        if not self._state.catalog_group.is_running:
+            return 0
+        if server_id in self._state.newcomers and server_id in self._state.catalog.added:
+            return self._state.catalog.replica_number(CATALOG_GROUP, server_id)
         hello = self._state.alive.get(server_id)
-        if hello is None or not self._state.catalog_group.is_running:
+        if hello is None:
             return 0
         if self._state.catalog.directory_of(server_id) != hello.directory_id:
             return 0

@@ -136,7 +136,8 @@ class JournalMarks:
         if directory_id == state.store.directory_id:
             return state.server_id
         voters = {server for server, _ in state.record.initial_voters}
-        for server in sorted(voters | state.catalog.servers.keys()):
+        catalog = state.catalog
+        for server in sorted(voters | catalog.servers.keys() | catalog.added.keys()):
             if state.catalog.directory_of(server) == directory_id:
                 return server
         return None

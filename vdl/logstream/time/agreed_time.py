@@ -95,6 +95,7 @@ class AgreedTime:
         "_best_ms",
         "_bounds",
         "_buckets",
+        "_counts_own",
         "_due_ns",
         "_hold_ns",
         "_majority",
@@ -107,8 +108,14 @@ class AgreedTime:
         "moves_forward",
     )
 
-    def __init__(self, servers: int, *, hold_ms: int) -> None:
-        """Create it. `servers`: number of servers in the cluster, this one included."""
+    def __init__(self, servers: int, *, counts_own: bool = True, hold_ms: int) -> None:
+        """Create it.
+
+        `servers`: number of servers whose clocks count, which is fixed when the cluster is born: a
+        majority of them overlaps with every other majority. `counts_own`: True if this server is
+        one of them.
+        """
+        self._counts_own = counts_own
         self._majority = servers // 2 + 1
         self._hold_ns = hold_ms * MS
         self._peers: dict[ServerId, _Peer] = {}
@@ -215,7 +222,7 @@ class AgreedTime:
 
     def _find_bounds(self) -> tuple[int, int] | None:
         """Return (low, high) as offsets, None if fewer than a majority's clocks are known."""
-        known = [] if self._own_ms is None else [self._own_ms]
+        known = [] if self._own_ms is None or not self._counts_own else [self._own_ms]
         known += [peer.offset_ms for peer in self._peers.values() if peer.offset_ms is not None]
         if len(known) < self._majority:
             return None

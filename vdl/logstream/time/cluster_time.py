@@ -17,8 +17,11 @@ class ClusterTime:
 
     __slots__ = ("_agreed", "_clock", "_disagrees", "_log")
 
-    def __init__(self, clock: Clock, *, servers: int, hold_ms: int, log: Log) -> None:
-        self._agreed = AgreedTime(servers, hold_ms=hold_ms)
+    def __init__(
+        self, clock: Clock, *, servers: int, counts_own: bool = True, hold_ms: int, log: Log
+    ) -> None:
+        """See `AgreedTime`."""
+        self._agreed = AgreedTime(servers, counts_own=counts_own, hold_ms=hold_ms)
         self._clock = clock
         self._log = log
         self._disagrees = False
@@ -51,7 +54,7 @@ class ClusterTime:
         return self._agreed.moves_forward
 
     def linked(self, server_id: ServerId) -> None:
-        """Start a session with the server."""
+        """Start a session with a server whose clock counts."""
         self._agreed.linked(server_id)
 
     def unlinked(self, server_id: ServerId) -> None:

@@ -1,0 +1,277 @@
+"""Servers that join and leave a cluster: requests, and the part of the catalog's leader.
+
+A server joins in four steps. Each follows from state, so that any of them may be interrupted:
+
+1. The new server waits in an empty directory, linked to the cluster (`vdl/logstream/bootstrap.py`).
+   It has no vote, no log and no birth record, so it harms nothing if it is never added.
+2. An operator's request binds its id, that directory and its address in the catalog
+   (`AdmitServer`). The other servers then keep a link to it.
+3. The new server receives its number, adopts the birth record and creates its replica of the
+   catalog; the catalog's leader adds that as an observer, which never votes (`conf_changes.py`).
+4. It applies the catalog, registers, and serves clients. Only then it gets replicas.
+
+A server leaves in three. The catalog's leader takes one each second, by what the applied catalog
+says, and remembers nothing:
+
+1. `DecommissionServer` marks the server as leaving. It gets no new replica.
+2. `DrainServers` begins to reassign its partitions, a limited number at a time (`reassignment.py`).
+3. When no group lists it, `RemoveServer` retires its directory. Links to it are refused.
+
+Majorities overlap throughout. The voters of the catalog and of the coordinators do not change.
+Those of a partition change as in every reassignment, and the catalog lists the server until the
+partition's own log says that it has left. So no group counts a removed server's vote, and no group
+needs it.
+
+Does not depend on how a request reached this server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ids import ServerId
+from rpc.hello import VERSION_OF_ADDED_SERVERS, Hello
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.state import HostState
+from vdl.state.catalog import GroupInfo
+from vdl.state.commands import AdmitServer, DecommissionServer, DrainServers, RemoveServer
+
+MOVES_MAX = 32
+"""Maximum number of partitions that are being moved away from leaving servers at a time."""
+DEADLINE_NS = 2_000 * MS
+"""Time after which a proposal without a known outcome is repeated."""
+
+Done = Callable[[ErrorCode, str], None]
+"""Receives the result of a request, and a text if it is an error."""
+
+
+class Standing(Enum):
+    """Where a server is between its start and its removal."""
+
+    WAITING = "waiting"
+    """It waits to be added."""
+    JOINING = "joining"
+    """It was added, and has not registered yet."""
+    MEMBER = "member"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
+class ServerStanding:
+    """One server, as an operator sees it."""
+
+    server_id: ServerId
+    standing: Standing
+    is_voter: bool
+    """True if it votes in the catalog and the coordinators."""
+    is_connected: bool
+    address: str = ""
+    """Address for its peers, of an added server."""
+    rack: str = ""
+    replicas: int = 0
+    """Replicas of partitions that it has to keep."""
+    leading: int = 0
+    """Partitions that it leads, as far as is known here."""
+    blocking: str = ""
+    """A partition that keeps it from being removed, and the reason."""
+    reason: str = ""
+
+
+def removed_text(server_id: ServerId) -> str:
+    """Return the reason for which a removed server is refused."""
+    return (
+        f"server {server_id} was removed from the cluster: to return, it needs an empty data "
+        "directory, and must be added again"
+    )
+
+
+class AddedServers:
+    """Part of one server in additions and removals."""
+
+    __slots__ = ("_forwarding", "_is_proposing", "_liveness", "_state", "replicas_max")
+
+    def __init__(self, state: HostState, liveness: Liveness, forwarding: Forwarding) -> None:
+        self._state = state
+        self._liveness = liveness
+        self._forwarding = forwarding
+        self._is_proposing = False
+        """True while a command of `look_around` is in flight."""
+        self.replicas_max: Callable[[], int] = int
+        """Returns the limit on a server's partition replicas; 0: none."""
+
+    # --- requests ------------------------------------------------------------------------------
+    def admit(
+        self, server_id: ServerId, host: str, port: int, *, deadline_ns: int, done: Done
+    ) -> None:
+        """Add a server that waits, or change the address of one that was added."""
+        state = self._state
+        hello = state.newcomers.get(server_id) or state.alive.get(server_id)
+        if complaint := self._why_not_now(server_id, hello):
+            done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
+            return
+        assert hello is not None
+        command = AdmitServer(server_id, hello.directory_id, host, port)
+        self._request(command, deadline_ns, done)
+
+    def decommission(
+        self, server_id: ServerId, *, is_leaving: bool, deadline_ns: int, done: Done
+    ) -> None:
+        """Begin to remove a server, or take it back."""
+        error, complaint = self._state.catalog.why_no_removal(server_id)
+        if error is not ErrorCode.NONE:
+            done(error, complaint)
+            return
+        self._request(DecommissionServer(server_id, is_leaving), deadline_ns, done)
+
+    def _request(self, command: Any, deadline_ns: int, done: Done) -> None:
+        def ended(outcome: Outcome) -> None:
+            if outcome.kind is OutcomeKind.APPLIED:
+                done(outcome.result.error, outcome.result.message)
+            elif outcome.kind is OutcomeKind.UNKNOWN:
+                done(ErrorCode.REQUEST_TIMED_OUT, "the outcome is unknown: see `vdl member list`")
+            else:
+                done(ErrorCode.BROKER_NOT_AVAILABLE, "the catalog has no leader: try again")
+
+        self._forwarding.propose(command, deadline_ns=deadline_ns, done=ended)
+
+    def _why_not_now(self, server_id: ServerId, hello: Hello | None) -> str:
+        """Return why a server cannot be added now; empty if it can.
+
+        A replica stops at a command that it does not know, so all servers must be there to say
+        their version before the first of these commands is appended.
+        """
+        state = self._state
+        if hello is None:
+            return (
+                f"server {server_id} is not connected to server {state.server_id}: start it with "
+                "the addresses of the cluster's servers, and wait until it logs "
+                "waiting_to_be_added"
+            )
+        if hello.version < VERSION_OF_ADDED_SERVERS:
+            return f"server {server_id} runs a version that cannot be added"
+        catalog = state.catalog
+        for other in sorted(catalog.initial_voters.keys() | catalog.added.keys()):
+            if other == state.server_id:
+                continue
+            peer = state.alive.get(other)
+            if peer is None:
+                return f"server {other} is not connected: all servers must be"
+            if peer.version < VERSION_OF_ADDED_SERVERS:
+                return f"server {other} runs a version to which no server can be added"
+        return ""
+
+    # --- the catalog's leader --------------------------------------------------------------------
+    def look_around(self) -> None:
+        """Take the next step for the servers that are leaving. Use: once a second."""
+        state, catalog = self._state, self._state.catalog
+        if self._is_proposing or not state.catalog_group.serving:
+            return
+        leaving = catalog.leaving
+        for server_id in sorted(leaving):
+            if not catalog.held_by(server_id):
+                directory_id = catalog.added[server_id].directory_id
+                state.log.info("removes_server", server=server_id)
+                self._propose(RemoveServer(server_id, directory_id))
+                return
+        if any(
+            replica.server_id in leaving
+            for info in (catalog.groups.values() if leaving else ())
+            for replica in info.replicas
+        ):
+            alive = sorted([state.server_id, *state.alive])
+            self._propose(DrainServers(alive, MOVES_MAX, self.replicas_max()))
+
+    def _propose(self, command: Any) -> None:
+        self._is_proposing = True
+
+        def done(outcome: Outcome) -> None:
+            del outcome  # the applied catalog decides about the next proposal
+            self._is_proposing = False
+
+        deadline_ns = self._state.clock.now_ns() + DEADLINE_NS
+        self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
+
+    # --- for operators ---------------------------------------------------------------------------
+    def describe(self) -> list[ServerStanding]:
+        """Return all servers of the cluster, and those that wait here to be added, by id."""
+        state, catalog = self._state, self._state.catalog
+        found = [
+            ServerStanding(server_id, Standing.WAITING, is_voter=False, is_connected=True)
+            for server_id in state.newcomers
+            if not catalog.is_member(server_id)
+        ]
+        held, leading = self._counts()
+        for server_id in catalog.initial_voters.keys() | catalog.added.keys():
+            added, known = catalog.added.get(server_id), catalog.servers.get(server_id)
+            standing = Standing.MEMBER if known is not None else Standing.JOINING
+            one = ServerStanding(
+                server_id,
+                Standing.LEAVING if added is not None and added.is_leaving else standing,
+                is_voter=added is None,
+                is_connected=server_id == state.server_id or server_id in state.alive,
+                address="" if added is None else f"{added.host}:{added.port}",
+                rack="" if known is None else known.rack,
+                replicas=held[server_id],
+                leading=leading[server_id],
+            )
+            if one.standing is Standing.LEAVING:
+                one.blocking, one.reason = self._blocking(server_id)
+            found.append(one)
+        return sorted(found, key=lambda one: one.server_id)
+
+    def _counts(self) -> tuple[Counter[ServerId], Counter[ServerId]]:
+        """Return the replicas of partitions, and the leaderships, of each server."""
+        held: Counter[ServerId] = Counter()
+        leading: Counter[ServerId] = Counter()
+        for group_id in self._state.catalog.groups:
+            held.update(r.server_id for r in self._state.catalog.listed(group_id))
+            leading[self._liveness.leader_of(group_id)[0]] += 1
+        return held, leading
+
+    def _blocking(self, server_id: ServerId) -> tuple[str, str]:
+        """Return a partition that keeps a server from being removed, and why; ("", "") for none.
+
+        One that cannot move now comes before those that do, or wait for their turn.
+        """
+        found = ("", "")
+        for info in self._state.catalog.held_by(server_id):
+            reason, is_stuck = self._why_here(server_id, info)
+            if is_stuck or not found[0]:
+                found = f"{info.topic}-{info.partition}", reason
+            if is_stuck:
+                break
+        return found
+
+    def _why_here(self, server_id: ServerId, info: GroupInfo) -> tuple[str, bool]:
+        """Return why a partition still has a replica on a server; True: it cannot move now."""
+        state, group_id = self._state, info.group_id
+        if self._liveness.leader_of(group_id)[0] < 0:
+            return "it has no leader", True
+        servers = [replica.server_id for replica in info.replicas]
+        if server_id in servers:
+            return self._why_not_begun(servers)
+        adding = set(servers).difference(state.catalog.move(group_id).origin)
+        for server in sorted(adding):
+            if server != state.server_id and server not in state.alive:
+                return f"server {server}, which is to take it, is not connected", True
+        if adding:
+            return f"server {min(adding)} takes it", False
+        return "its leader has not confirmed yet that it moved", False
+
+    def _why_not_begun(self, servers: list[ServerId]) -> tuple[str, bool]:
+        catalog, limit = self._state.catalog, self.replicas_max()
+        others = catalog.servers.keys() - catalog.leaving - set(servers)
+        if not others:
+            return "every other server has a replica of it", True
+        held, _ = self._counts() if limit else (Counter[ServerId](), None)
+        if limit and all(held[server] >= limit for server in others):
+            return f"no server may have more than {limit} replicas", True
+        return f"it waits for others: {MOVES_MAX} partitions move at a time", False
