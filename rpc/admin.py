@@ -195,6 +195,42 @@ class TransferResult:
     leader: int = 0
 
 
+class MemberChange(IntEnum):
+    """Change of the cluster's servers that an operator requests."""
+
+    ADD = 0
+    REMOVE = 1
+    RESTORE = 2
+
+
+@dataclass(slots=True)
+class Member:
+    """One server of the cluster, or one that waits to be added."""
+
+    server_id: ServerId
+    standing: str
+    """"waiting", "joining", "member" or "leaving"."""
+    is_voter: bool = False
+    """True if it votes in the catalog and the coordinators."""
+    is_connected: bool = False
+    address: str = ""
+    """Address for its peers, of a server that was added."""
+    rack: str = ""
+    replicas: int = 0
+    leading: int = 0
+    blocking: str = ""
+    """A partition that keeps a leaving server from being removed."""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class MemberChanged:
+    """Result of a change. `error`: Kafka's error code, 0 if it is done or has begun."""
+
+    error: int
+    message: str = ""
+
+
 class AdminBackend(Protocol):
     """Server behind the admin plane. Plain functions, called on its loop."""
 
@@ -226,3 +262,16 @@ class AdminBackend(Protocol):
 
     def read_trace(self, trace: int, *, ends: bool) -> TracedRequests:
         """Return what a trace has found since it was last read. `ends`: end it."""
+
+    def members(self) -> list[Member]:
+        """Return the servers of the cluster, and those that wait here to be added."""
+
+    def change_member(
+        self,
+        change: MemberChange,
+        server_id: ServerId,
+        host: str,
+        port: int,
+        done: Callable[[MemberChanged], None],
+    ) -> None:
+        """Add a server, begin to remove it, or take it back; `done` is called once."""

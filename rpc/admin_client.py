@@ -19,6 +19,9 @@ from rpc.admin import (
     Event,
     GroupMember,
     GroupStatus,
+    Member,
+    MemberChange,
+    MemberChanged,
     ProgressState,
     ReplicaProgress,
     Role,
@@ -151,6 +154,40 @@ class AdminClient:
             admin_pb2.TracedRequests.FromString,
         )
         return _traced_requests(reply)
+
+    def members(self) -> list[Member]:
+        """Return the servers of the cluster, and those that wait to be added. Raises AdminError."""
+        reply: admin_pb2.MembersReply = self._call(
+            "Members", admin_pb2.MembersRequest(), admin_pb2.MembersReply.FromString
+        )
+        return [
+            Member(
+                server_id=ServerId(member.server_id),
+                standing=member.standing,
+                is_voter=member.is_voter,
+                is_connected=member.is_connected,
+                address=member.address,
+                rack=member.rack,
+                replicas=member.replicas,
+                leading=member.leading,
+                blocking=member.blocking,
+                reason=member.reason,
+            )
+            for member in reply.members
+        ]
+
+    def change_member(
+        self, change: MemberChange, server_id: ServerId, *, host: str = "", port: int = 0
+    ) -> MemberChanged:
+        """Add a server, begin to remove it, or take it back. Raises AdminError."""
+        reply: admin_pb2.ChangeMemberReply = self._call(
+            "ChangeMember",
+            admin_pb2.ChangeMemberRequest(
+                change=change.name, server_id=server_id, host=host, port=port
+            ),
+            admin_pb2.ChangeMemberReply.FromString,
+        )
+        return MemberChanged(reply.error, reply.message)
 
     def _call(self, method: str, request: Any, decode: Callable[[bytes], Any]) -> Any:
         call: grpc.UnaryUnaryMultiCallable[Any, Any] = self._channel.unary_unary(

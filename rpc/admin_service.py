@@ -22,7 +22,15 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from ids import GroupId, ServerId
-from rpc.admin import AdminBackend, GroupStatus, ServerEvents, ServerStatus, TransferResult
+from rpc.admin import (
+    AdminBackend,
+    GroupStatus,
+    MemberChange,
+    MemberChanged,
+    ServerEvents,
+    ServerStatus,
+    TransferResult,
+)
 from rpc.admin_gate import CONNECTIONS_MAX, AdminGate
 from rpc.admin_security import AdminSecurity
 from rpc.proto import admin_pb2
@@ -35,6 +43,8 @@ from rpc.traces import (
     TraceFilter,
 )
 
+_INVALID_REQUEST = 42
+"""Kafka's error code."""
 SERVICE = "vdl.admin.v1.Admin"
 
 _MESSAGE_BYTES_MAX = 64 << 20
@@ -144,6 +154,8 @@ class AdminService:
             "SlowestRequests": method(self._slowest_requests, admin_pb2.SlowestRequestsRequest),
             "StartTrace": method(self._start_trace, admin_pb2.StartTraceRequest),
             "ReadTrace": method(self._read_trace, admin_pb2.ReadTraceRequest),
+            "Members": method(self._members, admin_pb2.MembersRequest),
+            "ChangeMember": method(self._change_member, admin_pb2.ChangeMemberRequest),
         }
 
     async def _status(self, request: admin_pb2.StatusRequest) -> admin_pb2.ServerStatus:
@@ -224,6 +236,33 @@ class AdminService:
             if position % _REQUESTS_PER_PART == 0:
                 await asyncio.sleep(0)
         return reply
+
+    async def _members(self, request: admin_pb2.MembersRequest) -> admin_pb2.MembersReply:
+        del request
+        members = self._backend.members()
+        return admin_pb2.MembersReply(
+            members=[admin_pb2.Member(**asdict(member)) for member in members]
+        )
+
+    async def _change_member(
+        self, request: admin_pb2.ChangeMemberRequest
+    ) -> admin_pb2.ChangeMemberReply:
+        future: asyncio.Future[MemberChanged] = asyncio.get_running_loop().create_future()
+
+        def done(result: MemberChanged) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        if request.change not in iter(MemberChange):
+            return admin_pb2.ChangeMemberReply(error=_INVALID_REQUEST, message="unknown change")
+        self._backend.change_member(
+            MemberChange(request.change),
+            ServerId(request.server_id),
+            request.host,
+            request.port,
+            done,
+        )
+        return admin_pb2.ChangeMemberReply(**asdict(await future))
 
 
 # Names are the same on both sides; tests compare them. Objects that may number thousands are filled

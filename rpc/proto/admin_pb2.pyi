@@ -27,6 +27,12 @@ class TransferOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNKNOWN_GROUP: _ClassVar[TransferOutcome]
     NO_REPLICA: _ClassVar[TransferOutcome]
     TIMED_OUT: _ClassVar[TransferOutcome]
+
+class MemberChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADD: _ClassVar[MemberChange]
+    REMOVE: _ClassVar[MemberChange]
+    RESTORE: _ClassVar[MemberChange]
 FOLLOWER: Role
 PRE_CANDIDATE: Role
 CANDIDATE: Role
@@ -39,6 +45,9 @@ NOT_LEADER: TransferOutcome
 UNKNOWN_GROUP: TransferOutcome
 NO_REPLICA: TransferOutcome
 TIMED_OUT: TransferOutcome
+ADD: MemberChange
+REMOVE: MemberChange
+RESTORE: MemberChange
 
 class StatusRequest(_message.Message):
     __slots__ = ("group_ids",)
@@ -369,3 +378,57 @@ class Stage(_message.Message):
     start_ns: int
     duration_ns: int
     def __init__(self, name: _Optional[str] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+
+class MembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("server_id", "standing", "is_voter", "is_connected", "address", "rack", "replicas", "leading", "blocking", "reason")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    IS_VOTER_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    server_id: int
+    standing: str
+    is_voter: bool
+    is_connected: bool
+    address: str
+    rack: str
+    replicas: int
+    leading: int
+    blocking: str
+    reason: str
+    def __init__(self, server_id: _Optional[int] = ..., standing: _Optional[str] = ..., is_voter: _Optional[bool] = ..., is_connected: _Optional[bool] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., replicas: _Optional[int] = ..., leading: _Optional[int] = ..., blocking: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ChangeMemberRequest(_message.Message):
+    __slots__ = ("change", "server_id", "host", "port")
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    change: MemberChange
+    server_id: int
+    host: str
+    port: int
+    def __init__(self, change: _Optional[_Union[MemberChange, str]] = ..., server_id: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ChangeMemberReply(_message.Message):
+    __slots__ = ("error", "message")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error: int
+    message: str
+    def __init__(self, error: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "explain",
         "Say why something is as it is, and what to do.",
     ),
+    "member": ("vdl.commands.member", "member", "Show, add and remove servers of a cluster."),
     "serve": ("", "", "Run one server."),
     "cert": ("vdl.commands.cert", "cert", "Make and revoke the certificates of a replica set."),
     "acl": ("vdl.commands.acl", "acl", "Manage access control lists."),

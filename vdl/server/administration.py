@@ -1,4 +1,5 @@
-"""Admin service of a server: its status, leadership transfers, stop hints, traces.
+"""Admin service of a server: its status, leadership transfers, stop hints, traces, and changes
+of the cluster's servers.
 
 Answers come from memory, and are right about this server however many others are down. Does not
 depend on gRPC.
@@ -16,6 +17,9 @@ from raft.types import NONE
 from rpc.admin import (
     Dropped,
     GroupStatus,
+    Member,
+    MemberChange,
+    MemberChanged,
     ProgressState,
     ReplicaProgress,
     Role,
@@ -27,6 +31,7 @@ from rpc.admin import (
 from rpc.traces import TracedRequests, TraceFilter
 from vdl import __version__
 from vdl.clock import MS
+from vdl.errors import ErrorCode
 from vdl.events import Event, Events, Kind
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.logstream.group.group import Group
@@ -42,6 +47,9 @@ from vdl.server.partition_counts import is_being_moved, is_being_replaced, min_i
 from vdl.server.problem import NO_LEADER
 from vdl.server.server import Server
 
+CHANGE_PATIENCE_MS = 5_000
+ADDRESS_CHARS_MAX = 253
+PORT_MAX = 65_535
 TRANSFER_PATIENCE_MS = 2_000
 TRANSFER_POLL_MS = 5
 GROUPS_PER_PART = 100
@@ -257,3 +265,51 @@ class Administration:
         if frontend is None:
             return TracedRequests(ended="the server does not serve clients")
         return frontend.stats.slow.read(trace, ends=ends)
+
+    def members(self) -> list[Member]:
+        """See `AdminBackend.members`."""
+        host = self._server.host
+        return [
+            Member(
+                server_id=one.server_id,
+                standing=one.standing.value,
+                is_voter=one.is_voter,
+                is_connected=one.is_connected,
+                address=one.address,
+                rack=one.rack,
+                replicas=one.replicas,
+                leading=one.leading,
+                blocking=one.blocking,
+                reason=one.reason,
+            )
+            for one in (host.added_servers.describe() if host is not None else ())
+        ]
+
+    def change_member(
+        self,
+        change: MemberChange,
+        server_id: ServerId,
+        host: str,
+        port: int,
+        done: Callable[[MemberChanged], None],
+    ) -> None:
+        """See `AdminBackend.change_member`."""
+        here = self._server.host
+
+        def ended(error: ErrorCode, message: str) -> None:
+            done(MemberChanged(int(error), message))
+
+        if here is None:
+            ended(ErrorCode.BROKER_NOT_AVAILABLE, "this server belongs to no cluster yet")
+            return
+        deadline_ns = self._server.clock.now_ns() + CHANGE_PATIENCE_MS * MS
+        servers = here.added_servers
+        if change is not MemberChange.ADD:
+            is_leaving = change is MemberChange.REMOVE
+            servers.decommission(
+                server_id, is_leaving=is_leaving, deadline_ns=deadline_ns, done=ended
+            )
+        elif not (0 < len(host) <= ADDRESS_CHARS_MAX and 0 < port <= PORT_MAX):
+            ended(ErrorCode.INVALID_REQUEST, "an address for peers is needed, HOST:PORT")
+        else:
+            servers.admit(server_id, host, port, deadline_ns=deadline_ns, done=ended)
