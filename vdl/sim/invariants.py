@@ -74,6 +74,8 @@ class Watch:
         self.sent_bytes_max = 0
         """Largest number of bytes that all producers together may have in flight to one leader."""
         self.raft.on_other_voters = self._other_voters
+        self.takes_part: Callable[[Machine], bool] = _always
+        """Returns False for a machine whose server is not in the cluster, by its own rules."""
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records in the durable image of its disk."""
@@ -216,7 +218,7 @@ class Watch:
     def settled(self) -> str:
         """Return why the replicas are not yet equal in length; empty if they are."""
         hosts = self._hosts()
-        if len(hosts) < len(self._machines):
+        if len(hosts) < sum(map(self.takes_part, self._machines)):
             return "a server does not run"
         for machine in self._machines:
             if damaged := machine.unhealed():
@@ -297,7 +299,8 @@ class Watch:
 
         Groups without a majority of their voters in `core` are not counted.
         """
-        if not all(machine.server is not None and machine.server.host for machine in core):
+        members = [machine for machine in core if self.takes_part(machine)]
+        if not all(machine.server is not None and machine.server.host for machine in members):
             return "a server does not run"
         return next((f"group {group_id}" for group_id in self.unled(core)), "")
 
@@ -338,7 +341,7 @@ class Watch:
                 done()
 
         waiting[0] += 1
-        for machine in self._machines:
+        for machine in filter(self.takes_part, self._machines):
             host = machine.server.host if machine.server is not None else None
             if host is None:
                 continue
@@ -369,8 +372,13 @@ class Watch:
                 self.violate(name, f"group {group_id}: {by_machine}")
 
     def _hosts(self) -> list[Host]:
-        servers = [machine.server for machine in self._machines]
+        servers = [machine.server for machine in self._machines if self.takes_part(machine)]
         return [s.host for s in servers if s is not None and s.host is not None]
+
+
+def _always(machine: Machine) -> bool:
+    del machine
+    return True
 
 
 def is_open(machine: Machine) -> bool:

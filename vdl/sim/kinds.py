@@ -191,6 +191,21 @@ def _moves(world: Options, rng: Random) -> Options:
     )
 
 
+def _members(world: Options, rng: Random) -> Options:
+    """Add servers to the cluster, remove them and take them back, while partitions move."""
+    return replace(
+        _of_three(world),
+        servers=3,
+        joiners=rng.choice((1, 1, 2)),
+        member_changes=_rate(rng, 0.4, 1.5),
+        moves=_rate(rng, 0.3, 1.2),
+        kills=_rate(rng, 0.1, 0.5),
+        checkpoint_kib=rng.choice((4, 16, 64)),
+        command_entries=rng.choice((3, 20, 100)),
+        encrypted=rng.random() < 0.3,
+    )
+
+
 def _intruders(world: Options, rng: Random) -> Options:
     """Add intruders: hosts that pretend to be a server."""
     return replace(intruded(_of_three(world), rng), encrypted=True, kills=_rate(rng, 0.1, 0.4))
@@ -223,6 +238,7 @@ KINDS: dict[str, Turn] = {
     "transactions": _transactions,
     "directories": _directories,
     "moves": _moves,
+    "members": _members,
     "intruders": _intruders,
     "clocks": _clocks,
 }

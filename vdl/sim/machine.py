@@ -596,7 +596,6 @@ class Machine:
         self.on_disk_lost(self)
         self.old_disk = None
         self.old_logs_end = 0
-        self.excused.add("directory_unknown")
 
     def roll_back(self, root: Directory, next_log_id: int) -> None:
         """Cut the power and replace the disk with an older copy of it.

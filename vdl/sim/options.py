@@ -314,6 +314,12 @@ class Options:
     """Partitions are moved between servers, of which there are more than a partition needs."""
     replicas_min: int = 3
     """Smallest number of replicas that a move leaves; below three only where no disk is lost."""
+    joiners: int = 0
+    """Machines beside the servers, which are added to the cluster and removed (`joiners.py`). Only
+    a kind of worlds of its own has any.
+    """
+    member_changes: float = 0.0
+    """Requests to add, remove or take back such a server, per second."""
     keyed: bool = False
     """True if a compacted partition is written beside the others (`keyed.py`)."""
     keys: int = 12

@@ -56,6 +56,7 @@ from vdl.sim.going_over import GoingOver
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.intruder import Doorkeeper, Intruder
 from vdl.sim.invariants import Violation, Watch
+from vdl.sim.joiners import Joiners
 from vdl.sim.keyed import KeyedTopic
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, LAGGARDS, Laggard
 from vdl.sim.late_answers import LateAnswers
@@ -208,7 +209,7 @@ class World:
             name: Random(root.getrandbits(64))
             for name in (
                 "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
-                "transactional", "intruder", "answers", "bridge",
+                "transactional", "intruder", "answers", "bridge", "joiners",
             )
         }  # fmt: skip
         weather = Weather(
@@ -219,7 +220,10 @@ class World:
         self.frames.deafness = options.deafness > 0
         self.frames.holds_snapshots = options.held_snapshots
         self.frames.stillness = bool(options.late_answers)
-        self.machines = [self._machine(ServerId(i)) for i in range(1, options.servers + 1)]
+        count = options.servers + options.joiners
+        self.machines = [self._machine(ServerId(i)) for i in range(1, count + 1)]
+        self.initial = self.machines[: options.servers]
+        """Machines whose servers form the cluster."""
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
         self.is_compacting = options.keyed
         self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)
@@ -229,7 +233,7 @@ class World:
         self.env = Env(
             network=self.network,
             make_clock=self._client_clock,
-            bootstrap=[(machine.name, KAFKA_PORT) for machine in self.machines],
+            bootstrap=[(machine.name, KAFKA_PORT) for machine in self.initial],
             recorder=self.recorder,
             options=options,
             topic=TOPIC,
@@ -240,6 +244,7 @@ class World:
         self._shares: list[ShareLoad] = []
         self.liars: list[Liar] = []
         self.mover: Mover | None = None
+        self.joiners: Joiners | None = None
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
@@ -534,6 +539,8 @@ class World:
         rng = self._rng["server"]
         for machine in self.machines:
             self.time.after(rng.randint(0, 500) * MS, machine.start)
+        if self.options.joiners:
+            self._begin_joiners()
         client = self.fresh_client("creator")
         missing = {TOPIC: self.options.partitions}
         if self.options.quiet_groups:
@@ -555,8 +562,8 @@ class World:
                 client.backoff(3, partial(create, name))
 
         def serving() -> bool:
-            states = [m.server.state for m in self.machines if m.server is not None]
-            return states.count(ServerState.SERVING) == len(self.machines)
+            states = [m.server.state for m in self.initial if m.server is not None]
+            return states.count(ServerState.SERVING) == len(self.initial)
 
         # A topic created earlier would have fewer replicas.
         if self.wait(BIRTH_NS, serving):
@@ -577,6 +584,27 @@ class World:
         self._watch_in_sync()
         self._watch_stale()
         self.note("born")
+        return True
+
+    def _begin_joiners(self) -> None:
+        self.joiners = Joiners(
+            self.machines,
+            self.machines[self.options.servers :],
+            self.time,
+            self.watch.raft,
+            Random(self._rng["joiners"].getrandbits(64)),
+            self.options.member_changes,
+            self.watch.violate,
+        )
+        self.watch.takes_part = self.joiners.takes_part
+
+    def _joiners_end(self, joiners: Joiners) -> bool:
+        """Check that every server that joins or leaves has done so."""
+        limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
+        if not self.wait(limit_ns, lambda: not joiners.unsettled()):
+            self.watch.violate("stays-between", joiners.unsettled())
+            return False
+        self.note(f"servers: {joiners.accepted} requests took effect")
         return True
 
     def _begin_ageing(self) -> bool:
@@ -836,6 +864,8 @@ class World:
             self._catch_up()
         for load in self._loads:
             load.stop()
+        if self.joiners is not None:
+            self.joiners.stop()
         settling = [reader.consumer for reader in self._readers]
         for consumer in self.env.consumers:
             if consumer not in settling:
@@ -858,6 +888,8 @@ class World:
             if not self._transactions_end(self._transactional):
                 return False
         if self._ageing is not None and not self._aged(self._ageing):
+            return False
+        if self.joiners is not None and not self._joiners_end(self.joiners):
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
             return False

@@ -1,0 +1,208 @@
+"""An operator who adds servers to the cluster, removes them and takes them back.
+
+Machines beside the initial ones start with empty disks and wait. The operator sends a request to a
+server that is drawn among those that run, at any time and without waiting for the last one to end:
+the next may come at any point of it. A machine whose server was removed gets an empty disk and
+waits again.
+
+Rules, from the logs' membership changes and the disks:
+
+* A server that waits has no birth record and no log.
+* No group has a member on a server that was never added, or that was removed.
+* An added server has no vote in the catalog or in a coordinator.
+* In the end no server is about to join or to leave.
+
+Does not depend on faults or on how replicas move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+from ids import GroupId, ServerId
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.logstream.group.replica_ids import server_of
+from vdl.logstream.host import Host
+from vdl.logstream.state import CATALOG_GROUP
+from vdl.server.server import ServerState
+from vdl.sim.clock import VirtualTime
+from vdl.sim.machine import PEER_PORT, Machine
+from vdl.sim.raft_watch import RaftWatch
+
+LOOK_NS = 20 * MS
+"""Interval at which the rules are checked."""
+REQUEST_NS = 2_000 * MS
+SOON = 0.3
+"""Chance that the next request comes at once, while the last has just begun."""
+SOON_MS = (1, 600)
+REACHED = 0.9
+"""Chance that a request goes to a server that can add the machine's, if there is one."""
+RESTORED = 0.3
+"""Chance that a server that leaves is taken back."""
+
+
+class Joiners:
+    """The operator, and the rules."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        joiners: Sequence[Machine],
+        time: VirtualTime,
+        raft: RaftWatch,
+        rng: Random,
+        rate: float,
+        violate: Callable[[str, str], None],
+    ) -> None:
+        """`machines`: all of them; `joiners`: those beside the initial ones. `rate`: requests per
+        second."""
+        self._machines = machines
+        self._joiners = joiners
+        self._time = time
+        self._raft = raft
+        self._rng = rng
+        self._rate = rate
+        self._violate = violate
+        self._is_working = True
+        self._removed: dict[ServerId, bytes] = {}
+        """Last removed directory of each server that is not a member now."""
+        self._ever: set[ServerId] = set()
+        """Servers that were ever added."""
+        self.accepted = 0
+        """Number of requests that took effect."""
+        self._schedule()
+        self._look()
+
+    def stop(self) -> None:
+        """Send no more requests. What has begun goes on."""
+        self._is_working = False
+
+    # --- requests ---------------------------------------------------------------------------------
+    def _schedule(self) -> None:
+        rng = self._rng
+        if rng.random() < SOON:
+            delay_ns = rng.randint(*SOON_MS) * MS
+        else:
+            delay_ns = int(rng.expovariate(self._rate) * 1_000 * MS)
+        self._time.after(delay_ns, self._act)
+
+    def _act(self) -> None:
+        if not self._is_working:
+            return
+        self._schedule()
+        rng = self._rng
+        running = [m for m in self._machines if m.server is not None and m.server.host is not None]
+        joiner = rng.choice(self._joiners)
+        draw = rng.random()
+        if not running:
+            return
+        # Usually one at which it waits: a request to another is refused.
+        at = [m for m in running if _waits_at(m, joiner)]
+        asked = rng.choice(at if at and draw < REACHED else running)
+        assert asked.life is not None
+        assert asked.life.server.host is not None
+        if joiner.server is not None and joiner.server.state is ServerState.REMOVED:
+            joiner.wipe()
+            joiner.start()
+            return
+        self._time.enter(asked.life.clock)
+        self._request(asked.life.server.host, joiner, draw)
+        self._time.enter(None)
+
+    def _request(self, host: Host, joiner: Machine, draw: float) -> None:
+        server_id, servers = joiner.server_id, host.added_servers
+        added = host.catalog.added.get(server_id)
+        deadline_ns = host.clock.now_ns() + REQUEST_NS
+        if added is None:
+            done = partial(self._answered, f"add {server_id}")
+            servers.admit(server_id, joiner.name, PEER_PORT, deadline_ns=deadline_ns, done=done)
+            return
+        is_leaving = not added.is_leaving or draw >= RESTORED
+        servers.decommission(
+            server_id,
+            is_leaving=is_leaving,
+            deadline_ns=deadline_ns,
+            done=partial(self._answered, f"{'remove' if is_leaving else 'restore'} {server_id}"),
+        )
+
+    def _answered(self, what: str, error: ErrorCode, message: str) -> None:
+        del message
+        self.accepted += error is ErrorCode.NONE
+        self._machines[0].trace.note(self._time.now_ns, f"operator: {what}: {error.name}")
+
+    # --- rules ------------------------------------------------------------------------------------
+    def _look(self) -> None:
+        self._time.after(LOOK_NS, self._look)
+        hosts = self._hosts()
+        newest = max(hosts, key=_applied, default=None)
+        if newest is None:
+            return
+        catalog = newest.catalog
+        self._ever |= catalog.added.keys()
+        initial = catalog.initial_voters.keys()
+        for machine in self._joiners:
+            host = machine.server.host if machine.server is not None else None
+            if host is not None and machine.server_id not in self._ever:
+                self._violate("uninvited", f"{machine.name} takes part, and was never added")
+        members = initial | catalog.added.keys()
+        groups = [GroupId(g) for g in range(1 + newest.coordinator_count)]
+        for group_id in groups:
+            for replica in self._raft.group(group_id).membership.voters():
+                if server_of(replica) not in initial:
+                    self._violate("observer-votes", f"{server_of(replica)} in group {group_id}")
+        for group_id in catalog.groups:
+            for replica in self._raft.group(group_id).membership.members():
+                if server_of(replica) not in members:
+                    what = f"group {group_id} has a member on server {server_of(replica)}"
+                    self._violate("removed-too-early", what)
+
+    def unsettled(self) -> str:
+        """Describe a server that is about to join or to leave; empty if there is none."""
+        hosts = self._hosts()
+        for host in hosts:
+            for added in host.catalog.added.values():
+                if added.is_leaving or added.server_id not in host.catalog.servers:
+                    return f"server {added.server_id} is about to join or leave"
+        for machine in self._joiners:
+            server = machine.server
+            if server is None:
+                return f"{machine.name} does not run"
+            is_member = any(machine.server_id in host.catalog.added for host in hosts)
+            known = ServerState.SERVING if is_member else (ServerState.WAITING, ServerState.REMOVED)
+            if server.state not in (known if isinstance(known, tuple) else (known,)):
+                return f"{machine.name} is {server.state.value}"
+        return ""
+
+    def takes_part(self, machine: Machine) -> bool:
+        """Return True unless the machine's server waits to be added, or was removed."""
+        server = machine.server
+        if server is None or machine not in self._joiners:
+            return True
+        if server.waits_to_be_added or server.state is ServerState.REMOVED:
+            return False
+        directory_id = server.store.directory_id
+        hosts = [host for host in self._hosts() if host is not server.host]
+        return not any(h.catalog.is_removed(machine.server_id, directory_id) for h in hosts)
+
+    def _hosts(self) -> list[Host]:
+        servers = [machine.server for machine in self._machines]
+        return [
+            server.host
+            for server in servers
+            if server is not None
+            and server.host is not None
+            and CATALOG_GROUP in server.host.groups
+            and server.state is not ServerState.REMOVED
+        ]
+
+
+def _waits_at(machine: Machine, joiner: Machine) -> bool:
+    host = machine.server.host if machine.server is not None else None
+    return host is not None and joiner.server_id in host.state.newcomers
+
+
+def _applied(host: Host) -> int:
+    return host.groups[CATALOG_GROUP].applied
