@@ -419,15 +419,15 @@ class Catalog:
         Use: also before a command about it is proposed. Servers of an older version know none of
         these commands, and while there is an added server, there are none of these servers.
         """
-        if server_id in self.initial_voters:
+        if server_id in self.added:
+            return ErrorCode.NONE, ""
+        if server_id in self.initial_voters or server_id in self.servers:
             return (
                 ErrorCode.INVALID_REQUEST,
                 f"server {server_id} has replicas of the catalog and the coordinators since the "
                 "cluster began, and these cannot be moved: its directory can be replaced",
             )
-        if server_id not in self.added:
-            return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
-        return ErrorCode.NONE, ""
+        return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
 
     def _decommission_server(self, command: commands.DecommissionServer) -> MembershipChanged:
         server_id = command.server_id

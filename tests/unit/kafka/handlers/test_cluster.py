@@ -1,9 +1,10 @@
-"""DescribeQuorum and UnregisterBroker: the catalog's members, which cannot be removed."""
+"""DescribeQuorum and UnregisterBroker: the members of the catalog, and servers that are removed."""
 
 from __future__ import annotations
 
 import pytest
 
+from ids import DirectoryId, ServerId
 from rpc.queries import Quorum, QuorumMember
 from tests.unit.kafka.fake_host import LISTENER, WALL_MS, World
 from vdl.errors import ErrorCode
@@ -16,6 +17,7 @@ from vdl.kafka.wire.describe_quorum import (
     TopicData,
 )
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
+from vdl.state import commands
 
 DESCRIBE_QUORUM = 55
 UNREGISTER_BROKER = 64
@@ -83,8 +85,18 @@ def test_other_topics_have_no_quorum(asked: DescribeQuorumRequest) -> None:
     assert (partition.current_voters, answer.nodes) == ([], [])
 
 
-def test_no_server_is_unregistered() -> None:
-    """Every server holds the catalog; an unknown server id is reported as unknown."""
+def test_added_server_without_partitions_is_unregistered() -> None:
+    """It is marked as leaving; the catalog's leader removes it."""
+    world = World()
+    catalog = world.host.catalog
+    catalog.apply(commands.AdmitServer(ServerId(4), DirectoryId(b"n" * 16), "h4", 9192), 0, 1)
+    answer = world.client().ask(UNREGISTER_BROKER, 0, UnregisterBrokerRequest(4))
+    assert (answer.error_code, answer.error_message) == (ErrorCode.NONE, None)
+    assert catalog.leaving == {4}
+
+
+def test_initial_servers_are_not_unregistered() -> None:
+    """They hold the catalog; an unknown server id is reported as unknown."""
     world = World()
     for server_id, error in (
         (2, ErrorCode.INVALID_REQUEST),
