@@ -253,7 +253,7 @@ class AdminService:
             if not future.done():
                 future.set_result(result)
 
-        if request.change not in iter(MemberChange):
+        if int(request.change) not in set(map(int, MemberChange)):
             return admin_pb2.ChangeMemberReply(error=_INVALID_REQUEST, message="unknown change")
         self._backend.change_member(
             MemberChange(request.change),
