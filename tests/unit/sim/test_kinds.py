@@ -25,6 +25,7 @@ def drawn(kind: str) -> list[Options]:
         ("transactions", "transactional_producers"),
         ("directories", "old_copies"),
         ("moves", "moves"),
+        ("members", "joiners"),
         ("intruders", "intruders"),
         ("clocks", "wrong_clocks"),
     ],
