@@ -119,7 +119,7 @@ def test_leaving_server_gets_no_new_replica() -> None:
     assert _apply(catalog, move).errors[0][0] is ErrorCode.NONE
 
 
-def test_drain_moves_partitions_in_place_and_at_most_so_many() -> None:
+def test_drain_moves_partitions_in_place_up_to_a_limit() -> None:
     """Each leaving replica gets a substitute; the limit counts moves that are not finished."""
     catalog = _grown()
     groups = _topic(catalog, "t", [[4, 1, 2], [1, 4, 2], [1, 2, 3], [2, 3, 4]])
