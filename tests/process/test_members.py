@@ -1,0 +1,274 @@
+"""A cluster of real processes grows from three servers to four, and shrinks again, under load.
+
+A producer with acks=all and idempotence writes all the time, and a consumer group reads. The server
+that leads the catalog is killed while the new server is drained.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.process.test_serve import free_port
+from tests.wire import codec
+from vdl.commands.app import run_app
+from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.wire import alter_partition_reassignments as alter
+
+SECONDS = 240.0
+PARTITIONS = 4
+ALTER_PARTITION_REASSIGNMENTS = 45
+
+
+class Set:
+    """Servers of one cluster, by id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        kinds = ("kafka", "peer", "admin")
+        self.ports = {n: {kind: free_port() for kind in kinds} for n in range(1, 5)}
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{self.ports[n]['kafka']}" for n in (1, 2, 3))
+
+    def start(self, server: int) -> None:
+        """Start a server whose file has the addresses of the first three."""
+        ports, file = self.ports[server], self.folder / f"{server}.toml"
+        seeds = "\n".join(f'{n} = "127.0.0.1:{self.ports[n]["peer"]}"' for n in (1, 2, 3))
+        file.write_text(
+            f'[server]\nid = {server}\ndata_dir = "data{server}"\n'
+            f'[[listeners]]\nname = "PLAINTEXT"\nlisten = "127.0.0.1:{ports["kafka"]}"\n'
+            f'[peer]\nlisten = "127.0.0.1:{ports["peer"]}"\n'
+            f'[admin]\nlisten = "127.0.0.1:{ports["admin"]}"\n[http]\nlisten = "off"\n'
+            f"[cluster]\ncoordinators = 1\n[cluster.seeds]\n{seeds}\n"
+            '[raft]\nelection_timeout = "10s"\n',
+            encoding="utf-8",
+        )
+        with (self.folder / f"{server}.log").open("ab") as log:
+            self.running[server] = subprocess.Popen(
+                [sys.executable, "-m", "vdl.cli", "serve", "--config", str(file)],
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self, server: int) -> str:
+        return (self.folder / f"{server}.log").read_text(encoding="utf-8")
+
+    def vdl(self, *words: str) -> tuple[int, str, str]:
+        """Run a command. Return its exit code, output and errors."""
+        out, error = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(error):
+            code = run_app([*words, "--bootstrap", self.bootstrap])
+        return code, out.getvalue(), error.getvalue()
+
+    def members(self) -> dict[int, dict[str, object]]:
+        """Return the servers in `vdl member list`, by id; none if no server answers."""
+        code, out, _ = self.vdl("member", "list", "--json")
+        return {one["server_id"]: one for one in json.loads(out)["members"]} if not code else {}
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+        for process in self.running.values():
+            process.wait(30)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Set]:
+    found = Set(tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+class Load:
+    """A producer and a member of a consumer group, in threads of their own."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.acknowledged: list[int] = []
+        self.failed: list[str] = []
+        self.read: Counter[int] = Counter()
+        self._stop = threading.Event()
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all"}
+        )
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        self._threads = [threading.Thread(target=run) for run in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            self._producer.produce(
+                "t",
+                b"%d" % number,
+                partition=number % PARTITIONS,
+                on_delivery=lambda error, message: self._delivered(error, message.value()),
+            )
+            number += 1
+            self._producer.poll(0.02)
+        assert self._producer.flush(SECONDS) == 0
+
+    def _delivered(self, error: object, value: bytes) -> None:
+        if error is None:
+            self.acknowledged.append(int(value))
+        else:
+            self.failed.append(str(error))
+
+    def _read(self) -> None:
+        self._consumer.subscribe(["t"])
+        deadline = time.monotonic() + 2 * SECONDS
+        while not (self._stop.is_set() and self.is_complete()) and time.monotonic() < deadline:
+            message = self._consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                self.read[int(message.value())] += 1
+        self._consumer.close()
+
+    def is_complete(self) -> bool:
+        return not self._threads[0].is_alive() and len(self.read) >= len(self.acknowledged)
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * SECONDS)
+            assert not thread.is_alive()
+
+
+def leading(servers: Set, server: int) -> object:
+    """Return the number of partitions that a server leads."""
+    return servers.members().get(server, {}).get("leading")
+
+
+def is_created(servers: Set) -> bool:
+    """Create the topic, unless it exists. Return True if it does."""
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap})
+    try:
+        admin.create_topics([NewTopic("t", PARTITIONS, 3)])["t"].result(60)
+    except KafkaException as error:
+        return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
+    return True
+
+
+def catalog_leader(servers: Set) -> int:
+    code, out, error = servers.vdl("status", "--json")
+    assert out, (code, error)
+    return next(g["leader"] for g in json.loads(out)["groups"] if g["name"] == "catalog")
+
+
+def is_moved(servers: Set, replicas: list[list[int]]) -> bool:
+    """Reassign the partitions of the topic. Return False if the server was too busy."""
+    partitions = [alter.ReassignablePartition(n, to) for n, to in enumerate(replicas)]
+    request = alter.AlterPartitionReassignmentsRequest(
+        10_000, True, [alter.ReassignableTopic("t", partitions)]
+    )
+    port = servers.ports[1]["kafka"]
+    try:
+        with KafkaClient("127.0.0.1", port, timeout_seconds=60, module=codec) as client:
+            answer = client.request(ALTER_PARTITION_REASSIGNMENTS, request)
+    except Unreachable:
+        return False
+    return not any(p.error_code for t in answer.responses for p in t.partitions)
+
+
+def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) -> None:
+    """3 → 4 → 3 servers: each acknowledged record is read, and each number is in the log once."""
+    for server in (1, 2, 3):
+        servers.start(server)
+    until(lambda: len(servers.members()) == 3, "the cluster does not form")
+    until(
+        lambda: all(m["standing"] == "member" for m in servers.members().values()), "not all serve"
+    )
+    until(lambda: is_created(servers), "the topic is not created")
+    load = Load(servers.bootstrap)
+    try:
+        code, _, error = servers.vdl("member", "add", "4", "--peer", "127.0.0.1:1", "--no-wait")
+        assert code == 1
+        assert "server 4 is connected to no server" in error
+        servers.start(4)
+        until(lambda: "waiting_to_be_added" in servers.log(4), "the new server does not wait")
+        peer = f"127.0.0.1:{servers.ports[4]['peer']}"
+        until(lambda: not servers.vdl("member", "add", "4", "--peer", peer)[0], "it is not added")
+        assert servers.members()[4]["standing"] == "member"
+        moved = [[4, 1, 2], [2, 4, 3], [3, 1, 4], [4, 2, 3]]
+        until(lambda: is_moved(servers, moved), "the partitions are not moved")
+        until(lambda: leading(servers, 4), "the new server leads nothing")
+        code, _, error = servers.vdl("member", "remove", "1", "--no-wait")
+        assert code == 1
+        assert "cannot be moved" in error
+        until(lambda: not servers.vdl("member", "remove", "4", "--no-wait")[0], "it is not drained")
+        leader = catalog_leader(servers)
+        servers.running[leader].send_signal(signal.SIGKILL)
+        servers.running[leader].wait(30)
+        servers.start(leader)
+        until(lambda: servers.members().keys() == {1, 2, 3}, "the server is not removed")
+        until(
+            lambda: "event=server_removed" in servers.log(4), "the removed server does not say so"
+        )
+        servers.running[4].send_signal(signal.SIGTERM)
+        assert servers.running[4].wait(60) == 0
+    finally:
+        load.end()
+    assert not load.failed
+    assert len(load.acknowledged) > 100
+    assert set(load.acknowledged) <= load.read.keys()
+    assert log_counts(servers) == Counter(load.acknowledged)
+    servers.start(4)
+    until(lambda: servers.log(4).count("event=server_removed") > 1, "the removed server takes part")
+
+
+def log_counts(servers: Set) -> Counter[int]:
+    """Return how often each number is in the topic, read without a group."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": servers.bootstrap,
+            "group.id": "none",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    reader.assign([TopicPartition("t", number, 0) for number in range(PARTITIONS)])
+    found: Counter[int] = Counter()
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + SECONDS
+    while len(ended) < PARTITIONS and time.monotonic() < deadline:
+        message = reader.poll(1.0)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            found[int(message.value() or b"")] += 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+    reader.close()
+    return found
