@@ -20,7 +20,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands.interrupts", "vdl.commands.terminal_text"),
     ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
-    ("vdl.server.machine",),
+    ("vdl.console", "vdl.server.machine"),
     (
         "vdl.server.administration",
         "vdl.server.loop",
@@ -41,7 +41,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.file_settings", "vdl.server.front", "vdl.server.partition_counts"),
     ("vdl.config.exposure",),
     ("vdl.config.settings",),
-    ("vdl.config.listeners",),
+    ("vdl.config.console", "vdl.config.listeners"),
     ("vdl.config.values",),
     (
         "vdl.server.audit_file",
@@ -128,6 +128,7 @@ ASYNCIO_EDGES = {
     "rpc/admin_gate.py",
     "rpc/admin_service.py",
     "rpc/transport.py",
+    "vdl/console/process.py",
     "vdl/server/http.py",
     "vdl/kafka/connections/listener.py",
     "vdl/kafka/connections/socket_writes.py",
@@ -142,8 +143,8 @@ PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyicebe
 
 NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "opentelemetry",
-    "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline",
-    "vdl.testing",
+    "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "re2", "rich", "vdl.console",
+    "vdl.pipeline", "vdl.testing",
 }  # fmt: skip
 """Packages that a server does not load at its start, to save memory and time."""
 

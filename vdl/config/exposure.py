@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rpc.tls_context import ClientAuth
+from vdl.config.console import LOOPBACK, OFF, console_listener
 from vdl.config.settings import Config
 from vdl.config.values import Address
 from vdl.kafka.configs.options import ListenerOptions
@@ -43,7 +44,17 @@ def exposure(config: Config) -> Iterator[str]:
     if config.admin is not None:
         yield f"admin {config.admin.listen}: {servers} may see and administer the set"
     if config.http is not None:
-        yield f"http {config.http}: everyone may read health and metrics"
+        yield f"http {config.http}: everyone may read health and metrics{_console(config)}"
+
+
+def _console(config: Config) -> str:
+    """Return the words about the web console; empty without one."""
+    listener = console_listener(config.listeners)
+    if config.console.mode == OFF or listener is None:
+        return ""
+    place = " of this machine" if config.console.mode == LOOPBACK else ""
+    verb = "use" if config.console.changes else "read"
+    return f"; browsers{place} may {verb} the console, with the rights of {listener.name}"
 
 
 def _clients_of(listener: ListenerOptions) -> str:

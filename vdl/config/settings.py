@@ -31,6 +31,7 @@ from ids import ServerId
 from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
 from segments.journal.files import piece_bytes_for
+from vdl.config.console import MODES, ConsoleOptions, console_origin, console_problem
 from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
     ADMIN_LISTENER,
@@ -158,6 +159,7 @@ class Config:
     log: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     otlp: OtlpOptions = field(default_factory=OtlpOptions)
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
     tls: TlsFiles = field(default_factory=TlsFiles)
     oauth: OauthOptions = field(default_factory=OauthOptions)
     first_users: Path | None = None
@@ -216,6 +218,8 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
     _check_whole(config)
     _check_identities(config)
     _check_extra(config)
+    if problem := console_problem(config.console, config.listeners, config.http):
+        raise ConfigError(source, "http.console", problem)
     return config
 
 
@@ -234,6 +238,10 @@ KEYS: dict[str, Key] = {
     "admin.listen": Key("admin.listen", address_or_off),
     "admin.advertise": Key("admin.advertise", parse_address),
     "http.listen": Key("http", address_or_off),
+    "http.console": Key("console.mode", choice(*MODES)),
+    "http.console_changes": Key("console.changes", boolean),
+    "http.console_origin": Key("console.origin", console_origin),
+    "http.console_ca": Key("console.ca", path),
     "metrics.topics_max": Key("metrics.topics_max", integer(0, 1_000)),
     "metrics.groups_max": Key("metrics.groups_max", integer(0, 1_000)),
     "otlp.endpoint": Key("otlp.endpoint", otlp_endpoint),
@@ -451,7 +459,9 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit", "metrics", "otlp")
+_OPTIONS = (
+    "kafka", "host", "store", "log", "tls", "oauth", "audit", "metrics", "otlp", "console",
+)  # fmt: skip
 _SHOWN_MAX = 100
 """Maximum number of characters of a wrong value that a message repeats."""
 
@@ -524,6 +534,9 @@ def _build(
         ca=_beside(folder, files.ca),
         crl=_beside(folder, files.crl),
     )
+    console = changes.get("console", base.console)
+    assert isinstance(console, ConsoleOptions), console
+    changes["console"] = replace(console, ca=_beside(folder, console.ca))
     audit = changes.get("audit", base.audit)
     assert isinstance(audit, AuditOptions), audit
     if audit.file is not None:

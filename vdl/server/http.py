@@ -12,6 +12,9 @@ Routes are functions that return at once: a response, or an iterator that makes 
 parts of a long page share the turns of the loop with the server's other work. A route makes one
 page at a time: clients that ask meanwhile get the same one, so that many scrapers take no more of a
 turn than one.
+
+Connections of browsers to the console are handed over with the bytes read so far (`HandOver`), and
+count among the 32 only until then.
 """
 
 from __future__ import annotations
@@ -56,6 +59,12 @@ class Response:
 
 Route = Callable[[], Response | Iterator[Response | None]]
 """An iterator yields None after each part of the work, and the response at last."""
+
+HandOver = Callable[[socket.socket, str, bytes], bool]
+"""Takes over a connection from an address, with the bytes read so far, which include the whole
+head. The caller closes its own copy of the socket. False: nothing was taken."""
+HANDED_OVER = ("/", "/console")
+"""Path that is handed over, and the beginning of others, up to a slash or the end."""
 
 SLICE_SECONDS = 0.004
 """CPU time of one turn of the loop for one page."""
@@ -156,7 +165,11 @@ class HttpServer:
     second. So a connection is accepted, read and answered in one turn; asyncio's own transports
     need four."""
 
-    def __init__(self, routes: Mapping[str, Route], log: Log) -> None:
+    def __init__(
+        self, routes: Mapping[str, Route], log: Log, hand_over: HandOver | None = None
+    ) -> None:
+        """`hand_over` takes requests for the console; None if there is none."""
+        self._hand_over = hand_over
         self._routes = routes
         self._log = log
         self._listening: socket.socket | None = None
@@ -226,7 +239,9 @@ class HttpServer:
                     return
                 continue  # an error of the connection that was about to be accepted
             accepted.setblocking(False)
-            connection = _Connection(accepted, self._answer, self._connections, self._take_spare)
+            connection = _Connection(
+                accepted, address[0], self._answer, self._connections, self._take_spare
+            )
             displaced = self._connections.add(connection, address[0])
             if displaced is not None:
                 displaced.abort()
@@ -234,6 +249,12 @@ class HttpServer:
 
     def _answer(self, request_head: bytes, connection: _Connection) -> None:
         """Answer now or later, unless the connection is closed meanwhile."""
+        if self._hand_over is not None and is_for_console(request_head):
+            if connection.hand_over(self._hand_over):
+                connection.abort()
+            else:
+                connection.send(_encoded("GET", _text(503, "the console is busy")))
+            return
         method, path, response = _find(request_head, self._routes, is_local=self._is_local)
         if response is not None:
             connection.send(_encoded(method, response))
@@ -255,6 +276,14 @@ class HttpServer:
         )
         loop.remove_reader(listening)
         loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)
+
+
+def is_for_console(request_head: bytes) -> bool:
+    """Return True if a request is one of those that are handed over."""
+    target = request_head.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
+    path = target.partition("?")[0]
+    root, console = HANDED_OVER
+    return path in HANDED_OVER or path.startswith(console + root)
 
 
 class _Page:
@@ -296,11 +325,13 @@ class _Connection:
     def __init__(
         self,
         accepted: socket.socket,
+        host: str,
         answer: Callable[[bytes, _Connection], None],
         peers: Newcomers[_Connection],
         on_closed: Callable[[], None],
     ) -> None:
         self._socket = accepted
+        self._host = host
         self._answer = answer
         self._peers = peers
         self._on_closed = on_closed
@@ -329,6 +360,10 @@ class _Connection:
             self._answer(bytes(self._head[:end]), self)
         elif not data or len(self._head) > REQUEST_BYTES_MAX:
             self.abort()
+
+    def hand_over(self, to: HandOver) -> bool:
+        """Hand the connection over with all that was read. Return False if it was not taken."""
+        return to(self._socket, self._host, bytes(self._head))
 
     def send(self, response: bytes) -> None:
         """Send the response, and close once it is sent."""

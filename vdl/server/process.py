@@ -40,6 +40,7 @@ from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageErro
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
 from vdl import __version__
+from vdl.config.console import OFF
 from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
 from vdl.config.settings import Config, ConfigError
 from vdl.config.values import ADMIN_LISTENER
@@ -74,6 +75,7 @@ from vdl.server.token_keys import TokenKeys
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService
+    from vdl.console.gateway import Gateway
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -128,6 +130,7 @@ class Process:
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
+        self._console: Gateway | None = None
         self._doorbell = Doorbell(loop)
         self._handshakes = SideThread("tls", self._doorbell.ring)
         self._link_handshakes = SideThread("peer-tls", self._doorbell.ring)
@@ -423,8 +426,22 @@ class Process:
         if http is None:
             return
         routes = operations_routes(self._sources(server, store), lambda: _health(server))
-        self._http = HttpServer(routes, self._log)
+        if self._config.console.mode != OFF:
+            self._console = self._open_console(server)
+        hand_over = None if self._console is None else self._console.hand_over
+        self._http = HttpServer(routes, self._log, hand_over)
         await self._http.start(http.host, http.port)
+
+    def _open_console(self, server: Server) -> Gateway:
+        """Return the server's side of its console. Imported here: most servers have none."""
+        from vdl.console.gateway import Gateway
+        from vdl.console.samples import Samples
+        from vdl.console.settings import console_settings
+
+        settings = console_settings(self._config).as_json()
+        gateway = Gateway(settings, Samples(server), self._clock, self._loop, self._log)
+        gateway.start()
+        return gateway
 
     def _sources(self, server: Server, store: DiskStore) -> tuple[Source, ...]:
         """Return the sources of the metrics, with a memory of their own."""
@@ -479,6 +496,8 @@ class Process:
     def _stopped(self) -> None:
         if self._http is not None:
             self._http.close()
+        if self._console is not None:
+            self._console.close()
         if self._audit is not None and self._audit_file is not None:
             self._audit.close()
             self._audit_file.close()

@@ -319,6 +319,8 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
         "[http]",
         f'listen = "127.0.0.1:{port + HTTP_PORT_STEP}"',
     ]
+    if not is_secure:
+        lines += ['console = "loopback"  # docs/console.md']
     if is_secure:
         lines += [
             "",

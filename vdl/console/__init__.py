@@ -1,0 +1,1 @@
+"""Web console of a server; see README.md."""

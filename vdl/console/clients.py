@@ -1,0 +1,92 @@
+"""Connections of the console to servers: VDL's own client, with a deadline, and an end by others.
+
+Does not depend on who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vdl.errors import ErrorCode
+from vdl.kafka.client import SASL_AUTHENTICATE, KafkaClient, Unreachable
+from vdl.kafka.security.client_settings import ClientSettings
+from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest
+
+CONNECT_SECONDS: Final = 3.0
+CLIENT_ID: Final = "vdl-console"
+
+
+class LoginRefused(Exception):
+    """A server refuses user or password."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSettings(ClientSettings):
+    """Settings of a connection to a listener of the set. `repr` shows no password."""
+
+    trusted: str = ""
+    """PEM file of a certificate that is trusted by itself; empty: none."""
+
+    __repr__ = ClientSettings.__repr__
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return the context of a connection; None if not encrypted. Raises OSError."""
+        if not self.protocol.is_encrypted:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.checks_host
+        if self.ca is not None:
+            context.load_verify_locations(self.ca)
+        else:
+            context.load_default_certs()
+        if self.trusted:
+            context.load_verify_locations(self.trusted)
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if self.own is not None:
+            context.load_cert_chain(self.own.certificate, self.own.key)
+        return context
+
+
+class ConsoleClient(KafkaClient):
+    """A client that another thread may interrupt. Every call may raise Unreachable."""
+
+    def __init__(self, host: str, port: int, settings: ListenerSettings, seconds: float) -> None:
+        """`seconds`: until the deadline."""
+        super().__init__(
+            host,
+            port,
+            timeout_seconds=min(seconds, CONNECT_SECONDS),
+            client_id=CLIENT_ID,
+            settings=settings,
+        )
+
+    def _prove(self, token: bytes) -> bytes:
+        """Send one message of a login and return the server's. Raises LoginRefused."""
+        answer = self.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
+        if answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED:
+            raise LoginRefused
+        if answer.error_code:
+            raise Unreachable(self._address, answer.error_message or "rejected the login")
+        found: bytes = answer.auth_bytes
+        return found
+
+    def limit(self, seconds: float) -> None:
+        """Set the longest time without progress."""
+        self._timeout_seconds = seconds
+        self._socket.settimeout(seconds)
+
+    def interrupt(self) -> None:
+        """End the connection, from any thread: a call that waits raises Unreachable."""
+        found: Any = getattr(self, "_socket", None)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(found, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
