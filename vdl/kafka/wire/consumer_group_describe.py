@@ -6,6 +6,7 @@ from struct import Struct
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    TooManyElements,
     ZERO_UUID,
     decoder,
     encoder,
@@ -14,6 +15,7 @@ from vdl.kafka.wire.runtime import (
     put_compact_string,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
 )
 
@@ -22,15 +24,23 @@ NAME = "ConsumerGroupDescribe"
 MIN_VERSION = 0
 MAX_VERSION = 1
 FLEXIBLE_FROM = 0
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (1,)
 
+_read_u = Struct(">16s").unpack_from
 _read_tB = Struct(">?B").unpack_from
+_read_bB = Struct(">bB").unpack_from
+_read_h = Struct(">h").unpack_from
+_read_i = Struct(">i").unpack_from
+_read_iB = Struct(">iB").unpack_from
+_read_ii = Struct(">ii").unpack_from
 _pack_u = Struct(">16s").pack
+_pack_tx = Struct(">?x").pack
 _pack_bx = Struct(">bx").pack
 _pack_h = Struct(">h").pack
 _pack_i = Struct(">i").pack
 _pack_ii = Struct(">ii").pack
 _pack_ix = Struct(">ix").pack
+_iter_i = Struct(">i").iter_unpack
 
 
 @dataclass(slots=True)
@@ -110,6 +120,155 @@ def _decode_request_v0(view: memoryview, budget: int) -> ConsumerGroupDescribeRe
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
     return ConsumerGroupDescribeRequest(group_ids0, include_authorized_operations0)
+
+
+def _encode_request_v1(message: ConsumerGroupDescribeRequest) -> list[Buffer]:
+    out = bytearray()
+    group_ids0 = message.group_ids
+    out += put_compact_count(len(group_ids0))
+    for string1 in group_ids0:
+        out += put_compact_string(string1)
+    out += _pack_tx(message.include_authorized_operations)
+    return [out]
+
+
+def _decode_response_v1(view: memoryview, budget: int) -> ConsumerGroupDescribeResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0 = _read_i(view, pos)[0]
+    pos += 4
+    n, pos, budget = take_compact_count(view, pos, size, budget, 20, "Groups")
+    groups0 = []
+    for _ in range(n):
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        error_message1, pos, budget = take_compact_nullable_string(
+            view, pos, size, budget, "ErrorMessage"
+        )
+        group_id1, pos, budget = take_compact_string(view, pos, size, budget, "GroupId")
+        group_state1, pos, budget = take_compact_string(view, pos, size, budget, "GroupState")
+        group_epoch1, assignment_epoch1 = _read_ii(view, pos)
+        pos += 8
+        assignor_name1, pos, budget = take_compact_string(view, pos, size, budget, "AssignorName")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 17, "Members")
+        members1 = []
+        for _ in range(n):
+            member_id2, pos, budget = take_compact_string(view, pos, size, budget, "MemberId")
+            instance_id2, pos, budget = take_compact_nullable_string(
+                view, pos, size, budget, "InstanceId"
+            )
+            rack_id2, pos, budget = take_compact_nullable_string(view, pos, size, budget, "RackId")
+            member_epoch2 = _read_i(view, pos)[0]
+            pos += 4
+            client_id2, pos, budget = take_compact_string(view, pos, size, budget, "ClientId")
+            client_host2, pos, budget = take_compact_string(view, pos, size, budget, "ClientHost")
+            n, pos, budget = take_compact_count(view, pos, size, budget, 1, "SubscribedTopicNames")
+            subscribed_topic_names2 = []
+            for _ in range(n):
+                subscribed_topic_names2_each, pos, budget = take_compact_string(
+                    view, pos, size, budget, "SubscribedTopicNames"
+                )
+                subscribed_topic_names2.append(subscribed_topic_names2_each)
+            subscribed_topic_regex2, pos, budget = take_compact_nullable_string(
+                view, pos, size, budget, "SubscribedTopicRegex"
+            )
+            n, pos, budget = take_compact_count(view, pos, size, budget, 19, "TopicPartitions")
+            topic_partitions3 = []
+            for _ in range(n):
+                topic_id4 = _read_u(view, pos)[0]
+                pos += 16
+                topic_name4, pos, budget = take_compact_string(
+                    view, pos, size, budget, "TopicName"
+                )
+                n, pos, budget = take_compact_count(view, pos, size, budget, 4, "Partitions")
+                end = pos + n * 4
+                partitions4 = [x for x, in _iter_i(view[pos:end])]
+                pos = end
+                n = view[pos]
+                pos += 1
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                topic_partitions3.append(TopicPartitions(topic_id4, topic_name4, partitions4))
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            assignment2 = Assignment(topic_partitions3)
+            n, pos, budget = take_compact_count(view, pos, size, budget, 19, "TopicPartitions")
+            topic_partitions5 = []
+            for _ in range(n):
+                topic_id6 = _read_u(view, pos)[0]
+                pos += 16
+                topic_name6, pos, budget = take_compact_string(
+                    view, pos, size, budget, "TopicName"
+                )
+                n, pos, budget = take_compact_count(view, pos, size, budget, 4, "Partitions")
+                end = pos + n * 4
+                partitions6 = [x for x, in _iter_i(view[pos:end])]
+                pos = end
+                n = view[pos]
+                pos += 1
+                if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
+                    pos = skip_tagged_fields(view, pos, n, size)
+                topic_partitions5.append(TopicPartitions(topic_id6, topic_name6, partitions6))
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            target_assignment2 = Assignment(topic_partitions5)
+            member_type2, n = _read_bB(view, pos)
+            pos += 2
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            members1.append(
+                Member(
+                    member_id2,
+                    instance_id2,
+                    rack_id2,
+                    member_epoch2,
+                    client_id2,
+                    client_host2,
+                    subscribed_topic_names2,
+                    subscribed_topic_regex2,
+                    assignment2,
+                    target_assignment2,
+                    member_type2,
+                ),
+            )
+        authorized_operations1, n = _read_iB(view, pos)
+        pos += 5
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        groups0.append(
+            DescribedGroup(
+                error_code1,
+                error_message1,
+                group_id1,
+                group_state1,
+                group_epoch1,
+                assignment_epoch1,
+                assignor_name1,
+                members1,
+                authorized_operations1,
+            ),
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return ConsumerGroupDescribeResponse(throttle_time_ms0, groups0)
 
 
 def _encode_response_v0(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
@@ -223,6 +382,14 @@ def _encode_response_v1(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
 decode_request = decoder(
     "ConsumerGroupDescribeRequest",
     (0, 1, _decode_request_v0),
+)
+encode_request = encoder(
+    "ConsumerGroupDescribeRequest",
+    (1, 1, _encode_request_v1),
+)
+decode_response = decoder(
+    "ConsumerGroupDescribeResponse",
+    (1, 1, _decode_response_v1),
 )
 encode_response = encoder(
     "ConsumerGroupDescribeResponse",

@@ -6,7 +6,9 @@ from struct import Struct
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    TooManyElements,
     UnsupportedField,
+    bad_length,
     decoder,
     encoder,
     put_compact_count,
@@ -15,8 +17,10 @@ from vdl.kafka.wire.runtime import (
     put_count,
     put_nullable_string,
     put_string,
+    read_uvarint,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
     take_count,
     take_string,
@@ -28,9 +32,13 @@ NAME = "DescribeGroups"
 MIN_VERSION = 0
 MAX_VERSION = 6
 FLEXIBLE_FROM = 5
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (6,)
 
 _read_tB = Struct(">?B").unpack_from
+_read_h = Struct(">h").unpack_from
+_read_i = Struct(">i").unpack_from
+_read_iB = Struct(">iB").unpack_from
+_pack_tx = Struct(">?x").pack
 _pack_h = Struct(">h").pack
 _pack_i = Struct(">i").pack
 _pack_ix = Struct(">ix").pack
@@ -115,6 +123,103 @@ def _decode_request_v5(view: memoryview, budget: int) -> DescribeGroupsRequest:
     if n:
         pos = skip_tagged_fields(view, pos, n, size)
     return DescribeGroupsRequest(groups0, include_authorized_operations0)
+
+
+def _encode_request_v6(message: DescribeGroupsRequest) -> list[Buffer]:
+    out = bytearray()
+    groups0 = message.groups
+    out += put_compact_count(len(groups0))
+    for string1 in groups0:
+        out += put_compact_string(string1)
+    out += _pack_tx(message.include_authorized_operations)
+    return [out]
+
+
+def _decode_response_v6(view: memoryview, budget: int) -> DescribeGroupsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0 = _read_i(view, pos)[0]
+    pos += 4
+    n, pos, budget = take_compact_count(view, pos, size, budget, 13, "Groups")
+    groups0 = []
+    for _ in range(n):
+        error_code1 = _read_h(view, pos)[0]
+        pos += 2
+        error_message1, pos, budget = take_compact_nullable_string(
+            view, pos, size, budget, "ErrorMessage"
+        )
+        group_id1, pos, budget = take_compact_string(view, pos, size, budget, "GroupId")
+        group_state1, pos, budget = take_compact_string(view, pos, size, budget, "GroupState")
+        protocol_type1, pos, budget = take_compact_string(view, pos, size, budget, "ProtocolType")
+        protocol_data1, pos, budget = take_compact_string(view, pos, size, budget, "ProtocolData")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 7, "Members")
+        members1 = []
+        for _ in range(n):
+            member_id2, pos, budget = take_compact_string(view, pos, size, budget, "MemberId")
+            group_instance_id2, pos, budget = take_compact_nullable_string(
+                view, pos, size, budget, "GroupInstanceId"
+            )
+            client_id2, pos, budget = take_compact_string(view, pos, size, budget, "ClientId")
+            client_host2, pos, budget = take_compact_string(view, pos, size, budget, "ClientHost")
+            n = view[pos]
+            pos += 1
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            end = pos + n
+            if not pos <= end <= size:
+                raise bad_length("MemberMetadata", n, size - pos)
+            member_metadata2 = view[pos:end].tobytes()
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n > 127:
+                n, pos = read_uvarint(view, pos, n)
+            n -= 1
+            end = pos + n
+            if not pos <= end <= size:
+                raise bad_length("MemberAssignment", n, size - pos)
+            member_assignment2 = view[pos:end].tobytes()
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            members1.append(
+                DescribedGroupMember(
+                    member_id2,
+                    group_instance_id2,
+                    client_id2,
+                    client_host2,
+                    member_metadata2,
+                    member_assignment2,
+                ),
+            )
+        authorized_operations1, n = _read_iB(view, pos)
+        pos += 5
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        groups0.append(
+            DescribedGroup(
+                error_code1,
+                error_message1,
+                group_id1,
+                group_state1,
+                protocol_type1,
+                protocol_data1,
+                members1,
+                authorized_operations1,
+            ),
+        )
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return DescribeGroupsResponse(throttle_time_ms0, groups0)
 
 
 def _encode_response_v0(message: DescribeGroupsResponse) -> list[Buffer]:
@@ -327,6 +432,14 @@ decode_request = decoder(
     (0, 2, _decode_request_v0),
     (3, 4, _decode_request_v3),
     (5, 6, _decode_request_v5),
+)
+encode_request = encoder(
+    "DescribeGroupsRequest",
+    (6, 6, _encode_request_v6),
+)
+decode_response = decoder(
+    "DescribeGroupsResponse",
+    (6, 6, _decode_response_v6),
 )
 encode_response = encoder(
     "DescribeGroupsResponse",
