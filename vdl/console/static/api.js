@@ -28,6 +28,14 @@ export function get(name, params = {}, signal = undefined) {
   return ask(url, { method: "GET" }, signal);
 }
 
+const files = new Map();
+
+// Return a JSON file that belongs to the pages. Raises ApiError.
+export async function file(name) {
+  if (!files.has(name)) files.set(name, await ask(new URL(name, document.baseURI), { method: "GET" }));
+  return files.get(name);
+}
+
 // Send a change and return the answer. Raises ApiError.
 export function post(name, body) {
   const headers = { "Content-Type": "application/json" };

@@ -123,8 +123,8 @@ function cell(column, row) {
   );
 }
 
-// Return links to the pages of a list.
-export function pager({ page, pages, total, per_page: perPage }, what) {
+// Return links to the pages of a list. `place`: "above" or "below" the list.
+export function pager({ page, pages, total, per_page: perPage }, what, place = "above") {
   if (!total) return null;
   const first = (page - 1) * perPage + 1;
   const last = Math.min(page * perPage, total);
@@ -134,7 +134,7 @@ export function pager({ page, pages, total, per_page: perPage }, what) {
       : h("span", { class: "button is-off", "aria-hidden": "true" }, words);
   return h(
     "nav",
-    { class: "pager", "aria-label": `Pages of ${what}` },
+    { class: "pager", "aria-label": `Pages of ${what}, ${place}` },
     h("span", {}, `${count(Math.min(first, last))}–${count(last)} of ${count(total)} ${what}`),
     pages > 1 ? [turn(page - 1, "Previous"), turn(page + 1, "Next")] : null,
   );

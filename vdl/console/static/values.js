@@ -20,20 +20,20 @@ export function preview(value) {
 // Return a whole value: a tree for JSON, lines for text, a dump for hex.
 export function whole(value) {
   if (value === null) return h("em", { class: "null" }, "null");
-  if (value.bytes === 0) return h("em", { class: "null" }, "empty");
+  if (value.text === "" && !value.is_cut) return h("em", { class: "null" }, "empty");
   const cut = value.is_cut
-    ? h("p", { class: "note" }, `Only the beginning of ${bytes(value.bytes)} is shown.`)
+    ? h("p", { class: "note" }, value.bytes === null ? "Only the beginning is shown." : `Only the beginning of ${bytes(value.bytes)} is shown.`)
     : null;
   return [shape(value), cut];
 }
 
 function shape(value) {
-  if (value.form === "hex") return h("pre", { class: "dump" }, dump(value.text));
+  if (value.form === "hex") return h("pre", { class: "dump", tabindex: "0" }, dump(value.text));
   if (value.form === "json") {
     const tree = value.is_cut ? null : parsed(value.text);
     if (tree) return h("div", { class: "json" }, drawn(tree, null, 0));
   }
-  return h("pre", { class: "text", dir: "ltr" }, lines(value.text));
+  return h("pre", { class: "text", dir: "ltr", tabindex: "0" }, lines(value.text));
 }
 
 // Line breaks and tabs stay, other characters that cannot be seen are made visible.

@@ -43,7 +43,7 @@ export function showGroups(context) {
           { label: "Protocol", cell: (one) => visible(one.protocol) || "–" },
         ],
       }),
-      page.pages > 1 ? pager(page, "groups") : null,
+      page.pages > 1 ? pager(page, "groups", "below") : null,
     ],
   });
 }

@@ -17,7 +17,7 @@ const PLOTS = [
   ["Records in", [["records", "records_in_per_second"]], perSecond],
   ["Bytes", [["in", "bytes_in_per_second"], ["out", "bytes_out_per_second"]], bytesPerSecond],
   ["Produce latency", [["median", "produce_seconds_p50"], ["99 %", "produce_seconds_p99"]], duration],
-  ["Fetch latency", [["median", "fetch_seconds_p50"], ["99 %", "fetch_seconds_p99"]], duration],
+  ["Append to delivery", [["median", "delivery_seconds_p50"], ["99 %", "delivery_seconds_p99"]], duration],
   ["Requests", [["requests", "requests_per_second"]], perSecond],
   ["Load", [["CPU", "cpu_ratio"], ["event loop late", "loop_late_ratio"]], percent],
   ["Client connections", [["connections", "client_connections"]], short],

@@ -22,7 +22,7 @@ export function showProduce(context) {
       topicHead(topic, "produce", session),
       session.can_change
         ? form(about, state, redraw)
-        : h("p", { class: "box" }, "Changes are switched off on this server (", h("code", {}, "http.console.changes"), ")."),
+        : h("p", { class: "box" }, "Changes are switched off on this server (", h("code", {}, "http.console_changes"), ")."),
     ],
   });
 }

@@ -47,7 +47,7 @@ export function showRecords(context) {
         : [
             position(found, query),
             recordTable(found, open, redraw),
-            found.records.length > 10 ? turns(found) : null,
+            found.records.length > 10 ? turns(found, "below") : null,
           ],
     ],
   });
@@ -143,12 +143,12 @@ function position(found, query) {
   );
 }
 
-function turns({ previous, next }) {
+function turns({ previous, next }, place = "above") {
   const turn = (from, words) =>
     from === null
       ? h("span", { class: "button is-off", "aria-hidden": "true" }, words)
       : link(changed({ from, follow: null }), words, { class: "button" });
-  return h("nav", { class: "pager", "aria-label": "Pages of records" }, turn(previous, "Previous"), turn(next, "Next"));
+  return h("nav", { class: "pager", "aria-label": `Pages of records, ${place}` }, turn(previous, "Previous"), turn(next, "Next"));
 }
 
 function recordTable(found, open, redraw) {
@@ -185,14 +185,14 @@ function rows(one, isOpen, turnOver) {
     cell("Time", h("time", { title: utc(one.timestamp) }, time(one.timestamp))),
     cell("Key", preview(one.key), { class: "wide" }),
     cell("Value", preview(one.value), { class: "wide main" }),
-    cell("Size", bytes((one.key?.bytes ?? 0) + (one.value?.bytes ?? 0)), { class: "number" }),
+    cell("Size", bytes(total(one)), { class: "number" }),
   );
   if (!isOpen) return [row];
   return [row, h("tr", { key: `${one.offset} whole`, role: "row", class: "whole" }, h("td", { role: "cell", colspan: 5 }, details(one)))];
 }
 
 function details(one) {
-  const part = (title, ...content) => h("section", {}, h("h3", {}, title), content);
+  const part = (title, ...content) => h("section", {}, h("h2", {}, title), content);
   return h(
     "div",
     { class: "record" },
@@ -204,6 +204,7 @@ function details(one) {
     ),
     part(`Key${size(one.key)}`, whole(one.key)),
     part(`Value${size(one.value)}`, whole(one.value)),
+    one.headers_left_out === null ? part("Headers", h("p", { class: "note" }, "They are not known, because key or value is too long.")) : null,
     one.headers.length || one.headers_left_out
       ? part(
           `Headers, ${count(one.headers.length + one.headers_left_out)}`,
@@ -212,6 +213,12 @@ function details(one) {
         )
       : null,
   );
+}
+
+// Return the size of key and value; null if one is not known.
+function total({ key, value }) {
+  const sizes = [key, value].filter((part) => part !== null).map((part) => part.bytes);
+  return sizes.includes(null) ? null : sizes.reduce((sum, one) => sum + Number(one), 0);
 }
 
 const size = (value) => (value === null ? "" : `, ${bytes(value.bytes)}`);

@@ -48,7 +48,7 @@ export function showSecurity(context) {
         : [
             h("div", { class: "tools" }, search(params.get("search"), { label: "Part of a row" }), pager(answer.page, part)),
             view(answer[part], order),
-            answer.page.pages > 1 ? pager(answer.page, part) : null,
+            answer.page.pages > 1 ? pager(answer.page, part, "below") : null,
           ],
     ],
   });

@@ -5,7 +5,7 @@ import { h } from "../dom.js";
 import { count, duration, visible } from "../format.js";
 import { live } from "../live.js";
 import { to } from "../route.js";
-import { badge, figure, figures, head, link, search, section, settings, table } from "../ui.js";
+import { badge, empty, figure, figures, head, link, search, section, settings, table } from "../ui.js";
 
 const SECONDS = 5;
 const SETTINGS_SECONDS = 30;
@@ -56,7 +56,7 @@ export function showServer(context) {
     name: `server ${path[1]}`,
     every: SETTINGS_SECONDS,
     load: (signal) => get("server", { server: path[1] }, signal),
-    view: ({ server, settings: rows }) => [
+    view: ({ server, settings: rows, settings_missing: why }) => [
       head(`Server ${server.id}`, { above: [["Servers", to(["servers"])]] }),
       figures(
         figure("State", state(server), { note: visible(server.reason) }),
@@ -69,8 +69,9 @@ export function showServer(context) {
       ),
       section(
         "Settings",
-        search(only, { label: "Name of a setting", param: "setting" }),
-        settings(rows, only),
+        rows === null
+          ? empty(`The settings cannot be shown: ${visible(why)}.`)
+          : [h("div", { class: "tools" }, search(only, { label: "Name of a setting", param: "setting" })), settings(rows, only)],
       ),
     ],
   });

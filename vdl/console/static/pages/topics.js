@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { bytes, count, difference, duration, offset } from "../format.js";
+import { bytes, count, difference, offset } from "../format.js";
 import { live } from "../live.js";
 import { to } from "../route.js";
 import {
@@ -36,7 +36,7 @@ export function showTopics(context) {
         pager(page, "topics"),
       ),
       topicTable(topics, order, query.search),
-      page.pages > 1 ? pager(page, "topics") : null,
+      page.pages > 1 ? pager(page, "topics", "below") : null,
     ],
   });
 }
@@ -139,7 +139,7 @@ function partitionsPart(topic, params) {
         pager(page, "partitions"),
       ),
       partitionTable(topic, partitions, order, query.problems),
-      page.pages > 1 ? pager(page, "partitions") : null,
+      page.pages > 1 ? pager(page, "partitions", "below") : null,
     ],
   };
 }
@@ -217,7 +217,6 @@ function lagTable(groups) {
       { label: "Group", wide: true, cell: (one) => link(to(["groups", one.group]), name(one.group)) },
       { label: "State", cell: (one) => one.state },
       { label: "Lag, records", number: true, cell: (one) => count(one.lag) },
-      { label: "Lag, time", number: true, cell: (one) => duration(one.lag_seconds) },
     ],
   });
 }
