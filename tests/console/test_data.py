@@ -49,9 +49,7 @@ def until(ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
 
 
 def test_overview_of_three_servers_has_all_of_them(page: Browser, topic: str) -> None:
-    found = until(
-        lambda: page.page("overview"), lambda found: found["counts"]["servers_up"] == 3
-    )
+    found = until(lambda: page.page("overview"), lambda found: found["counts"]["servers_up"] == 3)
     assert [one["id"] for one in found["servers"]] == [1, 2, 3]
     assert found["problems_of"] == "cluster"
     assert found["counts"]["topics"] >= 1
@@ -199,9 +197,7 @@ def test_records_of_aborted_transactions_are_hidden(
             producer.abort_transaction(HANG_SECONDS)
 
     def texts(isolation: str) -> list[str]:
-        found = page.page(
-            "records", topic=topic, partition=0, from_="start", isolation=isolation
-        )
+        found = page.page("records", topic=topic, partition=0, from_="start", isolation=isolation)
         return [row["value"]["text"] for row in found["records"]]
 
     assert texts("committed") == ["a", "c"]

@@ -1,0 +1,436 @@
+"""Parts of the console by themselves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vdl.config.console import ConsoleOptions, console_problem
+from vdl.config.settings import ConfigError, parse_config
+from vdl.config.values import Address
+from vdl.console.cluster_watch import problem_rows
+from vdl.console.console import Work
+from vdl.console.new_record import murmur2
+from vdl.console.problems import ConsoleError
+from vdl.console.question import Dead, Question
+from vdl.console.record_stream import Budget, Field, OverBudget, read_records
+from vdl.console.samples import quantile
+from vdl.console.sessions import (
+    FAILURES_SECONDS,
+    IDLE_SECONDS,
+    LIFETIME_SECONDS,
+    NAME_FAILURES_MAX,
+    SESSIONS_MAX,
+    LoginThrottle,
+    Session,
+    Sessions,
+)
+from vdl.console.settings import ConsoleSettings
+from vdl.console.shown_values import PAGE_CHARS_MAX, SHOWN_CHARS_MAX, Room, shown
+from vdl.console.web import host_name, is_loopback, parse_head
+from vdl.console.workers import RUNNING_PER_ASKER_MAX, THREADS, WAITING_PER_ASKER_MAX, Workers
+from vdl.kafka.configs.options import ListenerOptions
+from vdl.kafka.security.protocol import SecurityProtocol
+from vdl.records.batch import BatchFields, CorruptBatch, Record, build_batch, iter_records
+from vdl.records.compression import Compression
+from vdl.server.problem import Problem
+
+# --- configuration --------------------------------------------------------------------------------
+
+LOGIN = ListenerOptions(
+    protocol=SecurityProtocol.SASL_SSL, mechanisms=("SCRAM-SHA-512",), host="0.0.0.0"
+)
+OPEN = ListenerOptions(host="0.0.0.0")
+OPEN_HERE = ListenerOptions()
+TOKENS = ListenerOptions(protocol=SecurityProtocol.SASL_SSL, mechanisms=("OAUTHBEARER",))
+HERE, EVERYWHERE = Address("127.0.0.1", 9122), Address("0.0.0.0", 9122)
+
+
+@pytest.mark.parametrize(
+    ("mode", "listener", "http", "is_served"),
+    [
+        ("off", TOKENS, None, True),
+        ("loopback", OPEN_HERE, HERE, True),
+        ("loopback", LOGIN, EVERYWHERE, True),
+        ("loopback", TOKENS, HERE, False),
+        ("loopback", OPEN, None, False),
+        ("on", LOGIN, HERE, True),
+        ("on", LOGIN, EVERYWHERE, False),
+        ("on", OPEN, EVERYWHERE, True),
+        ("on", OPEN_HERE, EVERYWHERE, False),
+    ],
+)
+def test_console_that_would_expose_passwords_or_records_is_refused(
+    mode: str, listener: ListenerOptions, http: Address | None, is_served: bool
+) -> None:
+    assert is_served == (not console_problem(ConsoleOptions(mode), [listener], http))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[http]\nconsole = "yes"', "http.console"),
+        ('[http]\nlisten = "off"\nconsole = "on"', "http.console"),
+        ('[http]\nlisten = "0.0.0.0:9122"\nconsole = "on"', "http.console"),
+        ('[http]\nconsole_changes = "x"', "http.console_changes"),
+        ('[http]\nconsole_origin = "console.example"', "http.console_origin"),
+        ('[http]\nconsole_origin = "https://a.example/x"', "http.console_origin"),
+    ],
+)
+def test_configuration_that_is_not_valid_is_named(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, source="test", folder=Path("/"))
+    assert raised.value.key == key
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def free() -> None:
+    """Check nothing."""
+
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        key=st.none() | st.binary(max_size=40),
+        value=st.none() | st.binary(max_size=400),
+        headers=st.lists(
+            st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=3
+        ),
+        timestamp=st.integers(0, 1 << 60),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(RECORDS, st.sampled_from(Compression), st.integers(0, 25))
+def test_records_read_as_a_stream_are_those_of_the_batch(
+    records: list[Record], codec: Compression, first: int
+) -> None:
+    batch = memoryview(build_batch(records, BatchFields(compression=codec)))
+    found = [
+        Record(
+            _kept(one.key),
+            _kept(one.value),
+            [(name.kept.decode(), _kept(value)) for name, value in one.headers],
+            one.timestamp,
+            one.offset,
+        )
+        for one in read_records(batch, first, Budget(1 << 30, free))
+    ]
+    assert found == [one for one in iter_records(batch) if one.offset >= first]
+
+
+def _kept(field: Field | None) -> bytes | None:
+    """Return the bytes of a field, which must be whole."""
+    if field is None:
+        return None
+    assert not field.is_cut
+    return field.kept
+
+
+@given(RECORDS, st.integers(0, 10_000), st.integers(0, 255))
+def test_batch_that_is_damaged_is_refused(records: list[Record], at: int, byte: int) -> None:
+    batch = build_batch(records)
+    position = 21 + at % (len(batch) - 21)
+    if batch[position] == byte:
+        return
+    batch[position] = byte
+    with pytest.raises(CorruptBatch):
+        list(read_records(memoryview(batch), 0, Budget(1 << 30, free)))
+
+
+def test_budget_ends_a_batch_that_unpacks_to_much() -> None:
+    records = [Record(value=bytes(1 << 20)) for _ in range(30)]
+    batch = memoryview(build_batch(records, BatchFields(compression=Compression.GZIP)))
+    found = []
+    with pytest.raises(OverBudget):
+        found.extend(read_records(batch, 0, Budget(10 << 20, free)))
+    few = list(read_records(batch, 25, Budget(40 << 20, free)))
+    assert [one.offset for one in few] == [25, 26, 27, 28, 29]
+    assert all(one.value is not None and one.value.size == 1 << 20 for one in few)
+    assert all(one.value is not None and one.value.is_cut for one in few)
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "expected"),
+    [
+        (b'{"a": 1}', "auto", ("json", '{"a": 1}')),
+        (b"1" * 5_000, "auto", ("json", "1" * 5_000)),
+        (b"NaN", "auto", ("text", "NaN")),
+        (b"[" * 15_000, "auto", ("text", "[" * 15_000)),
+        ("{\"a\": 1}".encode("utf-16"), "auto", ("hex", None)),
+        (b"\xff", "text", ("text", "\ufffd")),
+        (b"\xff", "json", ("hex", "ff")),
+        (b"ab", "hex", ("hex", "61 62")),
+    ],
+)  # fmt: skip
+def test_bytes_are_shown_in_a_form(
+    data: bytes, form: str, expected: tuple[str, str | None]
+) -> None:
+    found = shown(Field(data, len(data)), form, Room())
+    assert found is not None
+    assert found["form"] == expected[0]
+    assert expected[1] in (None, found["text"])
+
+
+def test_text_of_a_page_is_bounded() -> None:
+    room = Room()
+    texts = [shown(Field(b"x" * 50_000, 50_000), "auto", room) for _ in range(100)]
+    sizes = [len(one["text"]) for one in texts if one]
+    assert max(sizes) == SHOWN_CHARS_MAX
+    assert sum(sizes) == PAGE_CHARS_MAX
+    assert all(one and one["is_cut"] for one in texts)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829), (b"abc", 479470107),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+    ],
+)  # fmt: skip
+def test_hash_of_keys_is_that_of_kafka(key: bytes, expected: int) -> None:
+    """Values of Kafka's UtilsTest.testMurmur2."""
+    assert murmur2(key) == expected & 0xFFFFFFFF
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_sessions_end_when_idle_and_when_old() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    idle = sessions.open("a", "secret", "", "h")
+    used = sessions.open("b", "secret", "", "h")
+    for _ in range(LIFETIME_SECONDS // 600 + 1):
+        clock.now += 600
+        if sessions.find(used.key) is None:
+            break
+    assert clock.now - used.created_s > LIFETIME_SECONDS
+    assert IDLE_SECONDS < LIFETIME_SECONDS
+    assert sessions.find(idle.key) is None
+    sessions.sweep()
+    assert len(sessions) == 0
+    assert (idle.password, used.password, idle.has_ended) == ("", "", True)
+
+
+def test_sessions_of_one_owner_displace_their_own() -> None:
+    sessions = Sessions(Clock())
+    victim = sessions.open("victim", "x", "", "10.0.0.1")
+    opened = [sessions.open("", "", "", f"10.1.{n // 9}.1") for n in range(2 * SESSIONS_MAX)]
+    assert len(sessions) <= SESSIONS_MAX
+    assert sessions.find(victim.key) is victim
+    assert sessions.find(opened[-1].key) is not None
+    assert sessions.find("") is None
+
+
+def test_failed_logins_are_forgotten_after_a_while() -> None:
+    clock = Clock()
+    throttle = LoginThrottle(clock)
+    for _ in range(NAME_FAILURES_MAX):
+        throttle.check("a", "h")
+        throttle.begin("a", "h")
+    with pytest.raises(ConsoleError) as raised:
+        throttle.check("a", "h")
+    assert raised.value.kind == "too_many"
+    throttle.check("b", "h")
+    throttle.not_failed("a", "h")
+    throttle.check("a", "h")
+    throttle.begin("a", "h")
+    clock.now += FAILURES_SECONDS + 1
+    throttle.check("a", "h")
+
+
+def test_logins_at_the_same_time_count_before_they_fail() -> None:
+    throttle = LoginThrottle(Clock())
+    for _ in range(NAME_FAILURES_MAX):
+        throttle.check("a", "h")
+        throttle.begin("a", "h")
+    with pytest.raises(ConsoleError):
+        throttle.check("a", "other")
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+SETTINGS = ConsoleSettings(
+    1, "on", False, "", (), "127.0.0.1", 1, "PLAINTEXT", (), "", "", "", ("", "", ""), "json",
+    "info",
+)  # fmt: skip
+
+
+class Loop:
+    """An event loop that runs what threads send to it when a test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+        self.came = threading.Semaphore(0)
+        self.timers: list[tuple[float, Any]] = []
+
+    def call_later(self, delay: float, callback: Any) -> None:
+        self.timers.append((delay, callback))
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any) -> None:
+        self.calls.append((callback, args))
+        self.came.release()
+
+    def run_one(self) -> None:
+        assert self.came.acquire(timeout=60)
+        callback, args = self.calls.pop(0)
+        callback(*args)
+
+
+def work(asker: str, run: Any) -> Work:
+    session = Session(asker, "", "", "", "", 0.0, 0.0)
+    question = Question(SETTINGS, session, Dead(), 1e18)
+    return Work(asker, question, run, lambda result: result)
+
+
+def test_asker_with_much_work_leaves_threads_to_others() -> None:
+    loop = Loop()
+    workers = Workers(loop)
+    gate = threading.Event()
+    answers: list[str] = []
+
+    def ask(asker: str, run: Any) -> None:
+        workers.ask(work(asker, run), lambda _: answers.append(asker), lambda: True)
+
+    for _ in range(RUNNING_PER_ASKER_MAX + WAITING_PER_ASKER_MAX):
+        ask("greedy", gate.wait)
+    with pytest.raises(ConsoleError) as raised:
+        ask("greedy", gate.wait)
+    assert raised.value.kind == "too_many"
+    assert THREADS > RUNNING_PER_ASKER_MAX
+    ask("modest", lambda: None)
+    loop.run_one()
+    assert answers == ["modest"]
+    gate.set()
+    for _ in range(RUNNING_PER_ASKER_MAX + WAITING_PER_ASKER_MAX):
+        loop.run_one()
+    assert answers.count("greedy") == RUNNING_PER_ASKER_MAX + WAITING_PER_ASKER_MAX
+    workers.close()
+
+
+def test_question_of_a_browser_that_is_gone_is_not_asked() -> None:
+    loop = Loop()
+    workers = Workers(loop)
+    gate = threading.Event()
+    asked: list[int] = []
+    for _ in range(RUNNING_PER_ASKER_MAX):
+        workers.ask(work("a", gate.wait), lambda _: None, lambda: True)
+    workers.ask(work("a", lambda: asked.append(1)), lambda _: None, lambda: False)
+    workers.ask(work("a", lambda: asked.append(2)), lambda _: None, lambda: True)
+    gate.set()
+    for _ in range(RUNNING_PER_ASKER_MAX + 1):
+        loop.run_one()
+    assert asked == [2]
+    workers.close()
+
+
+def test_question_over_its_deadline_is_answered_while_it_runs() -> None:
+    loop = Loop()
+    workers = Workers(loop)
+    gate = threading.Event()
+    answers: list[Any] = []
+    workers.ask(work("a", gate.wait), answers.append, lambda: True)
+    for _, timer in loop.timers:
+        timer()
+    assert [one.kind for one in answers] == ["deadline"]
+    gate.set()
+    loop.run_one()
+    assert len(answers) == 1
+    workers.close()
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_problems_name_no_partition_of_topics_that_are_hidden() -> None:
+    found = problem_rows(
+        [
+            (1, Problem("no_leader", "secret-topic-0 has no leader")),
+            (2, Problem("no_leader", "orders-1 has no leader")),
+            (1, Problem("replica_moved", "replicas of secret-2 are being moved")),
+            (2, Problem("replica_replaced", "a replica of secret-2 is being replaced")),
+            (
+                3,
+                Problem(
+                    "replica_lost", "the replica of secret-2 on this server lost data and waits"
+                ),
+            ),
+            (1, Problem("peer_unreachable", "servers 1 and 2 are not connected")),
+            (2, Problem("peer_unreachable", "servers 1 and 2 are not connected")),
+        ],
+        {"orders"},
+    )
+    assert "secret" not in str(found)
+    by_kind = {row["kind"]: row for row in found}
+    assert by_kind["no_leader"]["texts"] == ["orders-1 has no leader", "and 1 more"]
+    assert by_kind["peer_unreachable"]["texts"] == ["servers 1 and 2 are not connected"]
+    assert by_kind["replica_lost"]["server"] == 3
+    assert found[-1]["kind"] == "replica_moved"
+
+
+@pytest.mark.parametrize(
+    ("counts", "part", "expected"),
+    [
+        ([0, 0, 0], 0.5, None), ([10, 0, 0], 0.5, 0.5), ([0, 10, 0], 0.5, 1.5),
+        ([0, 0, 5], 0.99, 2.0), ([1, 1, 0], 0.5, 1.0),
+    ],
+)  # fmt: skip
+def test_quantile_is_within_its_bucket(
+    counts: list[int], part: float, expected: float | None
+) -> None:
+    assert quantile([10**9, 2 * 10**9], counts, part) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost:80", "localhost"), ("LOCALHOST", "localhost"), ("[::1]:80", "[::1]"),
+        ("[::1]", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("a.b:1:2", "a.b:1"),
+    ],
+)  # fmt: skip
+def test_host_is_parsed(host: str, expected: str) -> None:
+    assert host_name(host) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False), ("10.0.0.1", False), ("fe80::1%eth0", False), ("x", False),
+    ],
+)  # fmt: skip
+def test_address_of_this_machine_is_known(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+@given(st.binary(max_size=300))
+def test_head_of_any_bytes_is_parsed_or_refused(data: bytes) -> None:
+    for head in (data, b"GET /console/?" + data + b" HTTP/1.1", b"GET / HTTP/1.1\r\n" + data):
+        refused = None
+        try:
+            found = parse_head(head, "127.0.0.1", ("127.0.0.1", 1))
+            assert isinstance(found.cookie("a"), str)
+            assert found.length >= 0
+        except ConsoleError as error:
+            refused = error.status
+        assert refused in (None, 400, 413)
