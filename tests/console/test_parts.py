@@ -79,6 +79,7 @@ def test_console_that_would_expose_passwords_or_records_is_refused(
         ('[http]\nlisten = "0.0.0.0:9122"\nconsole = "on"', "http.console"),
         ('[http]\nconsole_changes = "x"', "http.console_changes"),
         ('[http]\nconsole_origin = "console.example"', "http.console_origin"),
+        ('[http]\nconsole_origin = "http://console.example"', "http.console_origin"),
         ('[http]\nconsole_origin = "https://a.example/x"', "http.console_origin"),
     ],
 )
@@ -421,6 +422,13 @@ def test_host_is_parsed(host: str, expected: str) -> None:
 )  # fmt: skip
 def test_address_of_this_machine_is_known(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
+
+
+def test_cookie_is_found_among_those_of_other_programs() -> None:
+    line = b'Cookie: a[0]={"x": 1}; vdl-console-1=key; vdl-console-12=other; broken'
+    found = parse_head(b"GET / HTTP/1.1\r\n" + line, "127.0.0.1", ("127.0.0.1", 1))
+    assert found.cookie("vdl-console-1") == "key"
+    assert found.cookie("vdl-console-2") == ""
 
 
 @given(st.binary(max_size=300))

@@ -23,7 +23,7 @@ OFF, LOOPBACK, ON = MODES = ("off", "loopback", "on")
 MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN)
 """Logins that the console can make, best first."""
 
-_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?")
+_ORIGIN = re.compile(r"https://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,9 @@ class ConsoleClient(KafkaClient):
     """A client that another thread may interrupt. Every call may raise Unreachable."""
 
     def __init__(self, host: str, port: int, settings: ListenerSettings, seconds: float) -> None:
-        """`seconds`: until the deadline."""
+        """Connect when entered. `seconds`: longest time without progress."""
         super().__init__(
-            host,
-            port,
-            timeout_seconds=min(seconds, CONNECT_SECONDS),
-            client_id=CLIENT_ID,
-            settings=settings,
+            host, port, timeout_seconds=seconds, client_id=CLIENT_ID, settings=settings
         )
 
     def _prove(self, token: bytes) -> bytes:

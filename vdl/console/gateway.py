@@ -109,7 +109,8 @@ class Gateway:
         """Start the child and wait for its end. The loop notices either by the control socket."""
         with control:
             number = str(control.fileno())
-            command = [sys.executable, "-m", CHILD_MODULE, number]
+            # -P: no module is loaded from the folder in which the server was started.
+            command = [sys.executable, "-P", "-m", CHILD_MODULE, number]
             try:
                 child = subprocess.Popen(  # noqa: S603 - a command of our own
                     command, stdin=subprocess.DEVNULL, pass_fds=(control.fileno(),)

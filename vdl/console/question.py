@@ -169,13 +169,16 @@ class Question:
             raise LoginEnded from None
         except Unreachable:
             # A server that refuses at once costs no time.
-            if time.monotonic() - began_s >= CONNECT_SECONDS / 2:
+            is_slow = time.monotonic() - began_s >= CONNECT_SECONDS / 2
+            if is_slow and address != self.own_address:
                 self.dead.add(address)
             raise
         except OSError as error:  # files of certificates
             raise Unreachable(f"{address[0]}:{address[1]}", str(error)) from None
 
     def _new_client(self, address: Address, seconds: float) -> ConsoleClient:
+        if address != self.own_address:
+            seconds = min(seconds, CONNECT_SECONDS)
         return ConsoleClient(*address, self._client_settings(address), seconds)
 
     def _client_settings(self, address: Address) -> ListenerSettings:

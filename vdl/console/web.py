@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qsl, unquote
@@ -74,11 +73,12 @@ class Head:
 
     def cookie(self, name: str) -> str:
         """Return a cookie; empty if there is none."""
-        try:
-            found = SimpleCookie(self.headers.get("cookie", ""))
-        except CookieError:
-            return ""
-        return found[name].value if name in found else ""
+        # Cookies of other programs on this host come along, in any form.
+        for pair in self.headers.get("cookie", "").split(";"):
+            found, _, value = pair.strip().partition("=")
+            if found == name:
+                return value
+        return ""
 
 
 def parse_head(data: bytes, peer: str, local: tuple[str, int]) -> Head:
