@@ -281,7 +281,7 @@ def test_group_that_is_not_there_is_not_found(page: Browser) -> None:
 
 
 def test_series_follow_the_traffic(page: Browser, open_set: ConsoleSet, topic: str) -> None:
-    """The points go on while nobody looks, and a page asks only for new ones."""
+    """The points go on without a browser, and a page asks only for new ones."""
     found = until(lambda: page.page("series"), lambda found: len(found["times"]) >= 2)
     since = found["times"][-1]
     write(open_set, topic, 1_000)

@@ -37,7 +37,7 @@ _PASSWORD_CHARS_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done in a thread. `asker`: for whom it counts."""
+    """Work for a thread. `asker`: the session or login for which it counts."""
 
     asker: str
     question: Question

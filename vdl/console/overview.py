@@ -27,8 +27,6 @@ from vdl.console.topics import BROKER_RESOURCE, settings
 from vdl.kafka.client import Unreachable
 from vdl.server.problem import CLUSTER_KINDS, SERVER_KINDS, Problem
 
-OVERVIEW: Final[tuple[str, ...]] = ()
-SERVERS: Final[tuple[str, ...]] = ()
 SERVER: Final = ("server",)
 SERIES: Final = ("since",)
 EXPLAIN: Final = ("kind",)

@@ -16,7 +16,7 @@ from vdl.console.web import Answer
 
 FOLDER: Final = Path(__file__).parent / "static"
 BYTES_MAX: Final = 1 << 20
-"""Of all files together."""
+"""Bound on the size of all files together."""
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
