@@ -3,7 +3,10 @@
 
 const HANDLERS = Symbol("handlers");
 const KEPT = Symbol("kept");
+const DRAWN = Symbol("drawn"); // values of a field as the page last set them
 const SVG = "http://www.w3.org/2000/svg";
+const FIELDS = new Set(["input", "select", "textarea"]);
+const OWN = new Set(["value", "checked"]); // properties that people change
 const URL_ATTRIBUTES = new Set(["href", "src", "action", "formaction", "xlink:href"]);
 
 // Return an element. A prop that begins with "on" is a listener, `key` names the element among its
@@ -25,11 +28,13 @@ export function keep(node) {
 }
 
 function filled(element, props, children) {
+  const drawn = {};
   for (const [name, value] of Object.entries(props ?? {})) {
-    if (value === null || value === undefined || value === false) continue;
+    const isOwn = FIELDS.has(element.localName) && OWN.has(name);
+    if (isOwn) drawn[name] = value;
+    if (isOwn || value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) listen(element, name.slice(2), value);
     else if (name === "key") element.dataset.key = value;
-    else if (name === "value" || name === "checked") element[name] = value;
     else if (URL_ATTRIBUTES.has(name) && !isSafeUrl(value)) continue;
     else element.setAttribute(name, value === true ? "" : value);
   }
@@ -37,6 +42,9 @@ function filled(element, props, children) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
+  // A choice can be made once its options are there.
+  Object.assign(element, drawn);
+  element[DRAWN] = drawn;
   return element;
 }
 
@@ -81,9 +89,12 @@ function patch(from, to) {
   }
   for (const [type, handler] of Object.entries(handlers)) listen(from, type, handler);
   patchChildren(from, to);
-  if (from === document.activeElement) return;
-  if ("value" in to && from.value !== to.value && from.localName !== "li") from.value = to.value;
-  if ("checked" in to && from.checked !== to.checked) from.checked = to.checked;
+  // A text that was typed stays, unless the page now means another one than before.
+  for (const [name, value] of Object.entries(to[DRAWN] ?? {})) {
+    const isNew = from[DRAWN][name] !== value;
+    if (isNew && from !== document.activeElement) from[name] = value;
+  }
+  from[DRAWN] = to[DRAWN];
 }
 
 function patchChildren(from, to) {

@@ -164,7 +164,7 @@ function themeSwitch() {
     h(
       "select",
       { value: storedTheme(), onchange: useTheme },
-      THEMES.map(([one, words]) => h("option", { value: one, selected: one === storedTheme() }, words)),
+      THEMES.map(([one, words]) => h("option", { value: one }, words)),
     ),
   );
 }

@@ -11,6 +11,7 @@ import { topicHead } from "./topics.js";
 
 const FOLLOW_SECONDS = 2;
 const COUNTS = [10, 25, 50, 100, 200];
+const BEGINNINGS = [["end", "the newest"], ["start", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
 const FORMS = [["auto", "as it is"], ["json", "JSON"], ["text", "text"], ["hex", "hex"]];
 
 export function showRecords(context) {
@@ -74,12 +75,12 @@ function choices(about, query, params, isFollowed) {
   };
   const onchange = apply;
   const select = (name, chosen, options) =>
-    h("select", { name, onchange }, options.map(([key, words]) => h("option", { value: key, selected: String(key) === String(chosen) }, words)));
+    h("select", { name, onchange, value: String(chosen) }, options.map(([key, words]) => h("option", { value: key }, words)));
   return h(
     "form",
     { class: "choices", onsubmit: apply },
-    field("Partition", h("input", { name: "partition", type: "number", min: 0, max: about.partitions - 1, value: query.partition, onchange })),
-    field("Begin at", h("select", { name: "kind", onchange: chooseKind }, [["end", "the newest"], ["start", "the oldest"], ["offset", "an offset"], ["time", "a time"]].map(([key, words]) => h("option", { value: key, selected: key === kind }, words)))),
+    field("Partition", h("input", { name: "partition", type: "number", min: 0, max: about.partitions - 1, value: String(query.partition), onchange })),
+    field("Begin at", h("select", { name: "kind", onchange: chooseKind, value: kind }, BEGINNINGS.map(([key, words]) => h("option", { value: key }, words)))),
     h("label", { class: `field ${kind === "offset" ? "" : "is-hidden"}`, key: "offset" }, h("span", {}, "Offset"), h("input", { name: "offset", inputmode: "numeric", pattern: "[0-9]*", size: 12, value: kind === "offset" ? value : "", onchange })),
     h("label", { class: `field ${kind === "time" ? "" : "is-hidden"}`, key: "time" }, h("span", {}, "Time"), h("input", { name: "time", type: "datetime-local", step: 1, value: kind === "time" ? local(value) : "", onchange })),
     field("Records", select("count", query.count ?? 50, COUNTS.map((one) => [one, one]))),
