@@ -54,7 +54,7 @@ def console_set(
     servers = ConsoleSet(nodes, is_secure=is_secure, changes=changes)
     is_over = False
     try:
-        servers.up()
+        servers.up("--timeout", "55")  # Chromium and other stages take the processors, too
         yield servers
         is_over = True
     finally:

@@ -1,7 +1,10 @@
-"""Pictures of the console for docs/console.md: `python -m tests.console.browser.pictures ORIGIN`."""
+"""Takes the pictures of docs/console.md: `python -m tests.console.browser.pictures ORIGIN`."""
 
 import sys
+from io import BytesIO
 from pathlib import Path
+
+from PIL import Image
 
 from tests.console.browser.chromium import chromium
 from tests.console.browser.visitor import visiting
@@ -13,6 +16,7 @@ SHOWN = {
     "console-group": (("groups", "billing"), {}, {"is_dark": True}),
     "console-phone": (("topics", "orders"), {}, {"is_phone": True}),
 }
+COLOURS = 64
 SETTLED_MS = 20_000
 """Time until the plots have some points."""
 
@@ -26,7 +30,8 @@ def main(origin: str) -> None:
                     visitor.page.locator(".turn").first.click()
                 else:
                     visitor.page.wait_for_timeout(SETTLED_MS)
-                visitor.page.screenshot(path=PICTURES / f"{name}.png", type="png")
+                picture = Image.open(BytesIO(visitor.page.screenshot())).convert("RGB")
+                picture.quantize(COLOURS).save(PICTURES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ MARKS = (
     ("on-accent", "accent"),
 )
 CONTRAST_MIN = 4.5
-"""Of text and its background (WCAG 2.2, 1.4.3)."""
+"""Ratio of text and its background (WCAG 2.2, 1.4.3)."""
 
 
 def files():

@@ -8,12 +8,14 @@ const MARGIN = { left: 58, right: 10, top: 8, bottom: 20 };
 const SPAN_MS_MIN = 60_000;
 const TIME_LABEL_PX = 110;
 
-// A chart of one or more lines: `lines` are {label, name}, `format` puts a value into words.
+// A chart of one or more lines: `lines` are {label, name}, `format` puts a value into words, `axis`
+// does so in few characters.
 // `node` stays the same; `update` draws new values.
 export class Chart {
   #title;
   #lines;
   #format;
+  #axis;
   #times = [];
   #values = {};
   #width = 0;
@@ -21,10 +23,11 @@ export class Chart {
   #plot = svg("svg", { height: HEIGHT, role: "img", tabindex: "0" });
   #legend = h("figcaption");
 
-  constructor(title, lines, format) {
+  constructor(title, lines, format, axis = format) {
     this.#title = title;
     this.#lines = lines;
     this.#format = format;
+    this.#axis = axis;
     this.node = h("figure", { class: "chart" }, this.#legend, this.#plot);
     this.#plot.addEventListener("pointermove", (event) => this.#point(event.offsetX));
     this.#plot.addEventListener("pointerleave", () => this.#show(null));
@@ -141,7 +144,7 @@ export class Chart {
       const y = Math.round(scale.y(scale.top * share)) + 0.5;
       return [
         svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y, y2: y }),
-        svg("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, this.#format(scale.top * share)),
+        svg("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, this.#axis(scale.top * share)),
       ];
     });
     const labels = Math.max(2, Math.floor((right - MARGIN.left) / TIME_LABEL_PX));

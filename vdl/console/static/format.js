@@ -69,6 +69,14 @@ export function duration(seconds) {
   return pair(whole, 86_400, "d", 3600, "h");
 }
 
+// Return a duration in one unit, for the axis of a plot: 2.5 h.
+export function brief(seconds) {
+  const [size, unit] = [[86_400, "d"], [3600, "h"], [60, "min"]].find(([least]) => seconds >= least) ?? [0, ""];
+  if (!size) return duration(seconds);
+  const value = seconds / size;
+  return `${value.toFixed(value < 9.95 && !Number.isInteger(value) ? 1 : 0)} ${unit}`;
+}
+
 function pair(seconds, large, largeName, small, smallName) {
   const rest = Math.floor((seconds % large) / small);
   return `${Math.floor(seconds / large)} ${largeName}${rest ? ` ${rest} ${smallName}` : ""}`;

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { Chart } from "../chart.js";
 import { h, keep } from "../dom.js";
-import { count, counted, duration, offset, short, visible } from "../format.js";
+import { brief, count, counted, duration, offset, short, visible } from "../format.js";
 import { live } from "../live.js";
 import { to } from "../route.js";
 import { badge, figure, figures, head, link, name, ordered, pager, search, section, table } from "../ui.js";
@@ -51,7 +51,7 @@ export function showGroups(context) {
 export function showGroup(context) {
   const group = context.path[1];
   const records = new Chart("Lag in records", [{ label: "records", name: "lag" }], short);
-  const time = new Chart("Lag in time", [{ label: "time", name: "seconds" }], duration);
+  const time = new Chart("Lag in time", [{ label: "time", name: "seconds" }], duration, brief);
   return live(context, {
     name: `group ${group}`,
     every: GROUP_SECONDS,

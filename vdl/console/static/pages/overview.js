@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { Chart } from "../chart.js";
 import { h, keep, render } from "../dom.js";
-import { bytesPerSecond, count, counted, duration, perSecond, short, visible } from "../format.js";
+import { brief, bytesPerSecond, count, counted, duration, perSecond, short, visible } from "../format.js";
 import { Poll } from "../poll.js";
 import { to } from "../route.js";
 import { badge, failure, figure, figures, head, link, loading, section } from "../ui.js";
@@ -16,8 +16,8 @@ const percent = (share) => (share === null ? "–" : `${(share * 100).toFixed(sh
 const PLOTS = [
   ["Records in", [["records", "records_in_per_second"]], perSecond],
   ["Bytes", [["in", "bytes_in_per_second"], ["out", "bytes_out_per_second"]], bytesPerSecond],
-  ["Produce latency", [["median", "produce_seconds_p50"], ["99 %", "produce_seconds_p99"]], duration],
-  ["Append to delivery", [["median", "delivery_seconds_p50"], ["99 %", "delivery_seconds_p99"]], duration],
+  ["Produce latency", [["median", "produce_seconds_p50"], ["99 %", "produce_seconds_p99"]], duration, brief],
+  ["Append to delivery", [["median", "delivery_seconds_p50"], ["99 %", "delivery_seconds_p99"]], duration, brief],
   ["Requests", [["requests", "requests_per_second"]], perSecond],
   ["Load", [["CPU", "cpu_ratio"], ["event loop late", "loop_late_ratio"]], percent],
   ["Client connections", [["connections", "client_connections"]], short],
@@ -93,8 +93,8 @@ function healthBox(overview) {
 
 // Plots of this server: new points are added to the ones that are there.
 class Plots {
-  #charts = PLOTS.map(([title, lines, format]) =>
-    new Chart(title, lines.map(([label, name]) => ({ label, name })), format));
+  #charts = PLOTS.map(([title, lines, format, axis]) =>
+    new Chart(title, lines.map(([label, name]) => ({ label, name })), format, axis));
   #times = [];
   #values = {};
   #poll = null;
