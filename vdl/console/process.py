@@ -27,6 +27,7 @@ from vdl.console.problems import ConsoleError
 from vdl.console.settings import ConsoleSettings
 from vdl.console.web import Answer, Head, parse_head
 from vdl.console.workers import Workers
+from vdl.events import Events
 from vdl.log import EventLog, LogOptions, start_logging
 
 CONNECTIONS_MAX: Final = 48
@@ -50,7 +51,8 @@ class ConsoleProcess:
         self._control = control
         self._console = console
         self._loop = loop
-        self._log = EventLog(start_logging(_log_options(console.settings))).part("console")
+        events = Events(lambda: time.time_ns() // 1_000_000)
+        self._log = EventLog(start_logging(_log_options(console.settings)), events).part("console")
         self._workers = Workers(loop)
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
         self._used_s = time.monotonic()
