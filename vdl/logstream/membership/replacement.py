@@ -230,14 +230,12 @@ class Replacement:
         """Return the catalog replica number of a peer in its present directory.
 
         0 while the catalog applied here does not know that directory. A server without a birth
-        record that was added to the cluster receives its number whatever its directory: it then
-        adopts the record, and requests its number again.
+        record that was added with this directory adopts the record then. One that is back under the
+        id of a removed server must not: the catalog here may not have applied the removal.
         """
         if not self._state.catalog_group.is_running:
             return 0
-        if server_id in self._state.newcomers and server_id in self._state.catalog.added:
-            return self._state.catalog.replica_number(CATALOG_GROUP, server_id)
-        hello = self._state.alive.get(server_id)
+        hello = self._state.newcomers.get(server_id) or self._state.alive.get(server_id)
         if hello is None:
             return 0
         if self._state.catalog.directory_of(server_id) != hello.directory_id:
