@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vdl.config.console import ConsoleOptions, console_problem
+from rpc.tls_context import ClientAuth, TlsContext, TlsOptions
+from tests.unit.security_files import authority
+from vdl.config.console import ConsoleOptions, console_listener, console_problem
 from vdl.config.settings import ConfigError, parse_config
 from vdl.config.values import Address
 from vdl.console.cluster_watch import problem_rows
@@ -48,6 +53,10 @@ LOGIN = ListenerOptions(
 OPEN = ListenerOptions(host="0.0.0.0")
 OPEN_HERE = ListenerOptions()
 TOKENS = ListenerOptions(protocol=SecurityProtocol.SASL_SSL, mechanisms=("OAUTHBEARER",))
+CERTIFIED = ListenerOptions(
+    protocol=SecurityProtocol.SSL, tls=TlsOptions(client_auth=ClientAuth.REQUIRED)
+)
+CERTIFIED_LOGIN = replace(LOGIN, tls=TlsOptions(client_auth=ClientAuth.REQUIRED))
 HERE, EVERYWHERE = Address("127.0.0.1", 9122), Address("0.0.0.0", 9122)
 
 
@@ -58,6 +67,8 @@ HERE, EVERYWHERE = Address("127.0.0.1", 9122), Address("0.0.0.0", 9122)
         ("loopback", OPEN_HERE, HERE, True),
         ("loopback", LOGIN, EVERYWHERE, True),
         ("loopback", TOKENS, HERE, False),
+        ("loopback", CERTIFIED, HERE, False),
+        ("loopback", CERTIFIED_LOGIN, HERE, False),
         ("loopback", OPEN, None, False),
         ("on", LOGIN, HERE, True),
         ("on", LOGIN, EVERYWHERE, False),
@@ -69,6 +80,10 @@ def test_console_that_would_expose_passwords_or_records_is_refused(
     mode: str, listener: ListenerOptions, http: Address | None, is_served: bool
 ) -> None:
     assert is_served == (not console_problem(ConsoleOptions(mode), [listener], http))
+
+
+def test_listener_that_requires_a_certificate_is_left_out() -> None:
+    assert console_listener([CERTIFIED_LOGIN, CERTIFIED, OPEN]) is OPEN
 
 
 @pytest.mark.parametrize(
@@ -204,6 +219,60 @@ def test_hash_of_keys_is_that_of_kafka(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected & 0xFFFFFFFF
 
 
+# --- connections to servers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("server", [1, 2])
+def test_users_are_not_lent_the_certificate_of_the_server(server: int) -> None:
+    """A listener that requests certificates sees none, so its client is User:ANONYMOUS."""
+    files = authority().server(server)
+    own = authority().server(1).own
+    assert own is not None
+    settings = replace(
+        SETTINGS, host="127.0.0.1", protocol="SSL", certificate=str(own.certificate),
+        ca=str(files.ca),
+    )  # fmt: skip
+    question = Question(settings, Session("k", "", "", "", "", 0.0, 0.0), Dead(), 1e18)
+    address = question.own_address if server == 1 else ("localhost", 2)
+    context = question._client_settings(address).ssl_context()
+    assert context is not None
+    context.check_hostname = False
+    listening = TlsContext(
+        TlsOptions(own=files.own, ca=files.ca, client_auth=ClientAuth.REQUESTED), server_side=True
+    ).current
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(here, there)
+    other = listening.wrap_bio(there, here, server_side=True)
+    for end in (client, other, client, other):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert client.version() is not None
+    assert client.getpeercert() is not None
+    assert other.getpeercert() is None
+
+
+def test_own_listener_is_known_by_its_certificate() -> None:
+    """Another certificate of the same authority, as users have, is not taken for the server."""
+    files = authority().server(1)
+    assert files.own is not None
+    settings = replace(
+        SETTINGS, protocol="SSL", certificate=str(files.own.certificate), ca=str(files.ca)
+    )
+    question = Question(settings, Session("k", "", "", "", "", 0.0, 0.0), Dead(), 1e18)
+    context = question._client_settings(question.own_address).ssl_context()
+    assert context is not None
+    impostor = TlsContext(TlsOptions(own=authority().server(2).own), server_side=True).current
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(here, there)
+    other = impostor.wrap_bio(there, here, server_side=True)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    with suppress(ssl.SSLWantReadError):
+        other.do_handshake()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.do_handshake()
+
+
 # --- sessions -------------------------------------------------------------------------------------
 
 
@@ -272,7 +341,7 @@ def test_logins_at_the_same_time_count_before_they_fail() -> None:
 # --- threads --------------------------------------------------------------------------------------
 
 SETTINGS = ConsoleSettings(
-    1, "on", False, "", (), "127.0.0.1", 1, "PLAINTEXT", (), "", "", "", ("", "", ""), "json",
+    1, "on", False, "", (), "127.0.0.1", 1, "PLAINTEXT", (), "", "", ("", "", ""), "json",
     "info",
 )  # fmt: skip
 

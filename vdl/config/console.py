@@ -19,7 +19,8 @@ from vdl.config.values import Address, Scalar
 from vdl.kafka.configs.options import ListenerOptions
 from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 
-OFF, LOOPBACK, ON = MODES = ("off", "loopback", "on")
+OFF, LOOPBACK = "off", "loopback"
+MODES = (OFF, LOOPBACK, "on")
 MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN)
 """Logins that the console can make, best first."""
 
@@ -49,17 +50,15 @@ def console_origin(raw: Scalar) -> str:
 
 def console_listener(listeners: Iterable[ListenerOptions]) -> ListenerOptions | None:
     """Return the listener through which the console asks: one with a login that it can make, else
-    one without a login, else None."""
-    found = list(listeners)
+    one without a login, else None.
+
+    The console has no certificate to show: that of the server would lend its users the server's own
+    permissions. So listeners that require one are left out."""
+    found = [one for one in listeners if one.tls.client_auth is not ClientAuth.REQUIRED]
     for one in found:
         if one.protocol.has_login and set(MECHANISMS) & set(one.mechanisms):
             return one
-    open_ones = (
-        one
-        for one in found
-        if not one.protocol.has_login and one.tls.client_auth is not ClientAuth.REQUIRED
-    )
-    return next(open_ones, None)
+    return next((one for one in found if not one.protocol.has_login), None)
 
 
 def console_problem(
@@ -72,7 +71,10 @@ def console_problem(
         return 'expected "off", because http.listen is "off"'
     listener = console_listener(listeners)
     if listener is None:
-        return 'expected "off", because no listener has a login by SCRAM or PLAIN, or none at all'
+        return (
+            'expected "off", because no listener without required client certificates has a login '
+            "by SCRAM or PLAIN, or none at all"
+        )
     if options.mode == LOOPBACK or http.is_loopback:
         return ""
     if listener.protocol.has_login:

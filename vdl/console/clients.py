@@ -26,10 +26,12 @@ class LoginRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings(ClientSettings):
-    """Settings of a connection to a listener of the set. `repr` shows no password."""
+    """Settings of a connection to a listener of the set. `repr` shows no password.
+
+    No certificate is shown: the server's own would lend users of the console its permissions."""
 
     trusted: str = ""
-    """PEM file of a certificate that is trusted by itself; empty: none."""
+    """PEM file of the only certificate that is accepted; empty: those that `ca` has signed."""
 
     __repr__ = ClientSettings.__repr__
 
@@ -40,15 +42,13 @@ class ListenerSettings(ClientSettings):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = self.checks_host
-        if self.ca is not None:
-            context.load_verify_locations(self.ca)
-        else:
-            context.load_default_certs()
         if self.trusted:
             context.load_verify_locations(self.trusted)
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        if self.own is not None:
-            context.load_cert_chain(self.own.certificate, self.own.key)
+        elif self.ca is not None:
+            context.load_verify_locations(self.ca)
+        else:
+            context.load_default_certs()
         return context
 
 

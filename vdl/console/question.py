@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rpc.tls_context import KeyPair
 from vdl.console.clients import CONNECT_SECONDS, ConsoleClient, ListenerSettings, LoginRefused
 from vdl.console.problems import ConsoleError, LoginEnded, refuse
 from vdl.console.sessions import Session
@@ -184,13 +183,9 @@ class Question:
     def _client_settings(self, address: Address) -> ListenerSettings:
         settings, session = self.settings, self.session
         is_own = address == self.own_address
-        own = None
-        if settings.certificate:
-            own = KeyPair(Path(settings.certificate), Path(settings.key))
         return ListenerSettings(
             protocol=SecurityProtocol(settings.protocol),
             ca=Path(settings.ca) if settings.ca else None,
-            own=own,
             # The server's own port is asked by an address, which its certificate need not have.
             checks_host=not is_own,
             mechanism=session.mechanism,

@@ -36,8 +36,7 @@ class ConsoleSettings:
     mechanisms: tuple[str, ...]
     """Logins that the listener and the console know; none if clients do not log in."""
     certificate: str
-    """PEM file that the listener shows; also shown to it, with `key`. Empty: none."""
-    key: str
+    """PEM file that the listener shows, which is trusted there. Empty: none."""
     ca: str
     """Authorities of other servers' listeners; empty: those of the system."""
     admin: tuple[str, str, str]
@@ -71,7 +70,7 @@ def console_settings(config: Config) -> ConsoleSettings:
     assert config.http is not None, config.console
     assert listener is not None, config.listeners
     has_login = listener.protocol.has_login
-    own, files = listener.tls.own, config.tls
+    shown, files = listener.tls.own, config.tls
     ca = config.console.ca or listener.tls.ca or files.ca
     names = {socket.gethostname(), listener.advertised_host, config.http.host}
     return ConsoleSettings(
@@ -84,8 +83,7 @@ def console_settings(config: Config) -> ConsoleSettings:
         port=listener.port,
         protocol=listener.protocol.value,
         mechanisms=tuple(m for m in MECHANISMS if has_login and m in listener.mechanisms),
-        certificate=str(own.certificate) if own is not None else "",
-        key=str(own.key) if own is not None else "",
+        certificate=str(shown.certificate) if shown is not None else "",
         ca=str(ca or ""),
         admin=(str(files.certificate), str(files.key), str(files.ca))
         if files.secures_links
