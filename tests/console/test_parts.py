@@ -20,6 +20,7 @@ from vdl.config.settings import ConfigError, parse_config
 from vdl.config.values import Address
 from vdl.console.cluster_watch import problem_rows
 from vdl.console.console import Work
+from vdl.console.groups import ASSIGNED_MAX, ASSIGNED_PER_MEMBER_MAX, Members
 from vdl.console.new_record import murmur2
 from vdl.console.problems import ConsoleError
 from vdl.console.question import Dead, Question
@@ -41,6 +42,7 @@ from vdl.console.web import host_name, is_loopback, parse_head
 from vdl.console.workers import RUNNING_PER_ASKER_MAX, THREADS, WAITING_PER_ASKER_MAX, Workers
 from vdl.kafka.configs.options import ListenerOptions
 from vdl.kafka.security.protocol import SecurityProtocol
+from vdl.kafka.wire.consumer_group_describe import Member
 from vdl.records.batch import BatchFields, CorruptBatch, Record, build_batch, iter_records
 from vdl.records.compression import Compression
 from vdl.server.problem import Problem
@@ -217,6 +219,24 @@ def test_text_of_a_page_is_bounded() -> None:
 def test_hash_of_keys_is_that_of_kafka(key: bytes, expected: int) -> None:
     """Values of Kafka's UtilsTest.testMurmur2."""
     assert murmur2(key) == expected & 0xFFFFFFFF
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def test_assigned_partitions_of_members_are_bounded() -> None:
+    """Members of classic groups write any numbers in their assignments."""
+    question = Question(SETTINGS, Session("k", "", "", "", "", 0.0, 0.0), Dead(), 1e18)
+    rows = Members(question)
+    member = Member(member_id="m", client_id="c", client_host="h")
+    for _ in range(30):
+        rows.add(member, None, {"a": [2, 1, 1], "b": list(range(100_000)), "c": [1]})
+    first = {one["topic"]: one["partitions"] for one in rows.found[0]["assigned"]}
+    assert first == {"a": [1, 2], "b": list(range(ASSIGNED_PER_MEMBER_MAX - 2))}
+    assert {one["assigned_total"] for one in rows.found} == {100_004}
+    counts = [sum(len(one["partitions"]) for one in row["assigned"]) for row in rows.found]
+    assert sum(counts) == ASSIGNED_MAX
+    assert max(counts) == ASSIGNED_PER_MEMBER_MAX
 
 
 # --- connections to servers -----------------------------------------------------------------------

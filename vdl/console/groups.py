@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain, islice
 from typing import Any, Final
 
 from vdl.console.parameters import LIST, Listing, Parameters, long
@@ -52,7 +53,14 @@ from vdl.records.batch import read_header, split_batches
 
 GROUPS: Final = LIST
 MEMBERS_MAX: Final = 200
+EXAMINED_MAX: Final = 2_000
+"""Members whose assignments are read."""
 ROWS_MAX: Final = 1_000
+ASKED_MAX: Final = 20_000
+"""Partitions of a group whose ends are asked for."""
+ASSIGNED_PER_MEMBER_MAX: Final = 1_000
+ASSIGNED_MAX: Final = 20_000
+"""Assigned partitions of all members together. Classic members choose their numbers freely."""
 TIMED_MAX: Final = 8
 GROUPS_OF_TOPIC_MAX: Final = 50
 GROUPS_ASKED_MAX: Final = 500
@@ -73,6 +81,8 @@ class _Group:
     assignor: str = ""
     epoch: int | None = None
     members: list[dict[str, Any]] = field(default_factory=list)
+    """At most EXAMINED_MAX."""
+    members_total: int = 0
 
 
 @dataclass(slots=True)
@@ -215,11 +225,7 @@ def group(question: Question, given: Parameters, series: LagSeries) -> dict[str,
         raise ConsoleError("unreachable", str(error)) from None
     _add_owners(rows, found.members)
     _add_seconds(question, rows, found.kind)
-    lags = [row.lag for row in rows.values()]
-    known = [lag for lag in lags if lag is not None]
-    lag = sum(max(0, one) for one in known) if known else None
-    late = [row.lag_seconds for row in rows.values() if row.lag_seconds is not None]
-    seconds = max(late) if late else (0.0 if known and lag == 0 else None)
+    lag, seconds = _lag(rows)
     behind = nlargest(ROWS_MAX, sorted(rows.items()), key=lambda item: item[1].lag or 0)
     return {
         "group": {
@@ -231,13 +237,23 @@ def group(question: Question, given: Parameters, series: LagSeries) -> dict[str,
             "epoch": found.epoch,
         },
         "members": found.members[:MEMBERS_MAX],
-        "members_total": len(found.members),
+        "members_total": found.members_total,
         "partitions": [_shown(where, row) for where, row in behind],
         "partitions_total": len(rows),
         "lag": long(lag),
         "lag_seconds": seconds,
         "series": series.add(name, lag, seconds),
     }
+
+
+def _lag(rows: Mapping[Where, _Row]) -> tuple[int | None, float | None]:
+    """Return the lag of a group in records and in seconds; None: not known."""
+    if len(rows) > ASKED_MAX:
+        return None, None
+    known = [row.lag for row in rows.values() if row.lag is not None]
+    lag = sum(max(0, one) for one in known) if known else None
+    late = [row.lag_seconds for row in rows.values() if row.lag_seconds is not None]
+    return lag, max(late) if late else (0.0 if known and lag == 0 else None)
 
 
 def _shown(where: Where, row: _Row) -> dict[str, Any]:
@@ -259,52 +275,69 @@ def _describe(question: Question, name: str) -> _Group:
     message: Any = ConsumerGroupDescribeRequest([name])
     (one,) = question.ask_server(server, CONSUMER_GROUP_DESCRIBE, message).groups
     if one.error_code == ErrorCode.NONE:
-        return _modern(CONSUMER, server, one)
+        return _modern(question, CONSUMER, server, one)
     if one.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
         refuse(one.error_code, f"group {name}")
     message = ShareGroupDescribeRequest([name])
     (one,) = question.ask_server(server, SHARE_GROUP_DESCRIBE, message).groups
     if one.error_code == ErrorCode.NONE:
-        return _modern(SHARE, server, one)
+        return _modern(question, SHARE, server, one)
     message = DescribeGroupsRequest([name])
     (one,) = question.ask_server(server, DESCRIBE_GROUPS, message).groups
     if one.error_code:
         refuse(one.error_code, f"group {name}", one.error_message)
     if one.group_state == "Dead":
         refuse(ErrorCode.GROUP_ID_NOT_FOUND, f"group {name}")
-    members = [
-        _member(member, member.group_instance_id, _classic_assignment(member.member_assignment))
-        for member in one.members
-    ]
-    return _Group(CLASSIC, one.group_state, server, one.protocol_data, None, members)
+    rows = Members(question)
+    for member in one.members[:EXAMINED_MAX]:
+        assigned = _classic_assignment(member.member_assignment) if rows.room else {}
+        rows.add(member, member.group_instance_id, assigned)
+    total = len(one.members)
+    return _Group(CLASSIC, one.group_state, server, one.protocol_data, None, rows.found, total)
 
 
-def _modern(kind: str, server: int, one: Any) -> _Group:
-    members = [
-        _member(
-            member,
-            getattr(member, "instance_id", None),
+def _modern(question: Question, kind: str, server: int, one: Any) -> _Group:
+    rows = Members(question)
+    for member in one.members[:EXAMINED_MAX]:
+        assigned = {
+            topic.topic_name: topic.partitions for topic in member.assignment.topic_partitions
+        }
+        rows.add(member, getattr(member, "instance_id", None), assigned)
+    total = len(one.members)
+    return _Group(
+        kind, one.group_state, server, one.assignor_name, one.group_epoch, rows.found, total
+    )
+
+
+@dataclass(slots=True)
+class Members:
+    """Rows of members, whose assigned partitions are bounded one by one and together."""
+
+    question: Question
+    found: list[dict[str, Any]] = field(default_factory=list)
+    room: int = ASSIGNED_MAX
+
+    def add(self, member: Any, instance: str | None, assigned: Mapping[str, list[int]]) -> None:
+        """Add a row."""
+        self.question.check()
+        shown = []
+        left = min(ASSIGNED_PER_MEMBER_MAX, self.room)
+        for topic, numbers in assigned.items():
+            some = sorted(set(numbers[:left]))
+            if some:
+                shown.append({"topic": topic, "partitions": some})
+            left -= len(some)
+            self.room -= len(some)
+        self.found.append(
             {
-                topic.topic_name: list(topic.partitions)
-                for topic in member.assignment.topic_partitions
-            },
+                "member": member.member_id,
+                "client": member.client_id,
+                "host": member.client_host,
+                "instance": instance or "",
+                "assigned": sorted(shown, key=lambda one: str(one["topic"])),
+                "assigned_total": sum(map(len, assigned.values())),
+            }
         )
-        for member in one.members
-    ]
-    return _Group(kind, one.group_state, server, one.assignor_name, one.group_epoch, members)
-
-
-def _member(member: Any, instance: str | None, assigned: Mapping[str, list[int]]) -> dict[str, Any]:
-    return {
-        "member": member.member_id,
-        "client": member.client_id,
-        "host": member.client_host,
-        "instance": instance or "",
-        "assigned": [
-            {"topic": topic, "partitions": sorted(numbers)}
-            for topic, numbers in sorted(assigned.items())
-        ],
-    }
 
 
 def _classic_assignment(data: bytes) -> dict[str, list[int]]:
@@ -326,11 +359,17 @@ def _progress(question: Question, name: str, found: _Group) -> dict[Where, _Row]
     offsets = _committed(question, found.coordinator, name, None)
     rows = {where: _Row(committed=offset, metadata=text) for where, (offset, text) in
             offsets.items()}  # fmt: skip
-    for member in found.members:
-        for one in member["assigned"]:
-            for number in one["partitions"]:
-                rows.setdefault((one["topic"], number), _Row())
-    for where, end in _ends(question, rows).items():
+    assigned = {
+        (one["topic"], number)
+        for member in found.members
+        for one in member["assigned"]
+        for number in one["partitions"]
+    }
+    leaders = _leaders(question, islice(chain(rows, assigned - rows.keys()), ASKED_MAX))[0]
+    for where in assigned & leaders.keys():
+        rows.setdefault(where, _Row())
+    for where, end in question.offsets(leaders, LATEST).items():
+        question.check()
         row = rows[where]
         row.end = end
         if end is not None and row.committed is not None:
@@ -393,17 +432,14 @@ def _leaders(
     topics = {
         one.name: one for one in question.metadata(sorted(wanted)).topics if not one.error_code
     }
-    leaders = {
-        (name, one.partition_index): one.leader_id
-        for name, topic in topics.items()
-        for one in topic.partitions
-        if one.partition_index in frozenset(wanted[name])
-    }
+    leaders = {}
+    for name, topic in topics.items():
+        question.check()
+        numbers = frozenset(wanted[name])
+        for one in topic.partitions:
+            if one.partition_index in numbers:
+                leaders[name, one.partition_index] = one.leader_id
     return leaders, topics
-
-
-def _ends(question: Question, rows: Iterable[Where]) -> dict[Where, int | None]:
-    return question.offsets(_leaders(question, rows)[0], LATEST)
 
 
 def _add_owners(rows: Mapping[Where, _Row], members: Iterable[dict[str, Any]]) -> None:
