@@ -22,7 +22,7 @@ from vdl.console.cluster_watch import problem_rows
 from vdl.console.console import Work
 from vdl.console.groups import ASSIGNED_MAX, ASSIGNED_PER_MEMBER_MAX, Members
 from vdl.console.new_record import murmur2
-from vdl.console.problems import ConsoleError
+from vdl.console.problems import ConsoleError, LoginEnded
 from vdl.console.question import Dead, Question
 from vdl.console.record_stream import Budget, Field, OverBudget, read_records
 from vdl.console.samples import quantile
@@ -41,6 +41,7 @@ from vdl.console.shown_values import PAGE_CHARS_MAX, SHOWN_CHARS_MAX, Room, show
 from vdl.console.web import host_name, is_loopback, parse_head
 from vdl.console.workers import RUNNING_PER_ASKER_MAX, THREADS, WAITING_PER_ASKER_MAX, Workers
 from vdl.kafka.configs.options import ListenerOptions
+from vdl.kafka.security.login_failures import LoginFailures
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.kafka.wire.consumer_group_describe import Member
 from vdl.records.batch import BatchFields, CorruptBatch, Record, build_batch, iter_records
@@ -332,21 +333,103 @@ def test_sessions_of_one_owner_displace_their_own() -> None:
     assert sessions.find("") is None
 
 
-def test_failed_logins_are_forgotten_after_a_while() -> None:
+def test_failed_logins_are_forgotten_after_a_time_without_any() -> None:
     clock = Clock()
     throttle = LoginThrottle(clock)
     for _ in range(NAME_FAILURES_MAX):
         throttle.check("a", "h")
-        throttle.begin("a", "h")
+        attempt = throttle.begin("a", "h")
     with pytest.raises(ConsoleError) as raised:
         throttle.check("a", "h")
     assert raised.value.kind == "too_many"
     throttle.check("b", "h")
-    throttle.not_failed("a", "h")
+    throttle.not_asked(attempt)
     throttle.check("a", "h")
     throttle.begin("a", "h")
     clock.now += FAILURES_SECONDS + 1
     throttle.check("a", "h")
+    throttle.sweep()
+    assert len(throttle) == 0
+
+
+class ServersClock:
+    """The console's clock, as servers read it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now_ns(self) -> int:
+        return int(self._clock.now * 10**9)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, FAILURES_SECONDS), st.sampled_from(["guess", "late", "end", "right"])
+        ),
+        max_size=60,
+    )
+)
+def test_guesses_at_the_console_never_lock_a_name_at_a_server(
+    steps: list[tuple[int, str]],
+) -> None:
+    """Its rule forgets no failure that a server remembers, however guesses and logins meet."""
+    clock = Clock()
+    throttle, server = LoginThrottle(clock), LoginFailures(ServersClock(clock))  # type: ignore[arg-type]
+    running = []
+    for seconds, step in steps:
+        clock.now += seconds
+        if step == "end":
+            if running:
+                throttle.failed(running.pop(0))
+            continue
+        try:
+            throttle.check("a", "h")
+        except ConsoleError:
+            continue
+        attempt = throttle.begin("a", "h")
+        if step == "right":
+            server.done("a", "127.0.0.1")
+            throttle.succeeded(attempt)
+        else:
+            server.failed("a", "127.0.0.1")
+            running.append(attempt)
+            if step == "guess":
+                throttle.failed(running.pop())
+        assert not server.is_locked("a", "127.0.0.1")
+
+
+def test_failures_during_a_login_outlast_its_success() -> None:
+    """The server may have counted them after it."""
+    throttle = LoginThrottle(Clock())
+    right = throttle.begin("a", "h")
+    for _ in range(NAME_FAILURES_MAX - 1):
+        throttle.failed(throttle.begin("a", "h"))
+    throttle.succeeded(right)
+    throttle.check("a", "h")
+    throttle.begin("a", "h")
+    with pytest.raises(ConsoleError):
+        throttle.check("a", "h")
+
+
+def test_credential_that_is_refused_ends_all_its_sessions() -> None:
+    sessions = Sessions(Clock())
+    old = [sessions.open("a", "old", "", "h") for _ in range(3)]
+    new, other = sessions.open("a", "new", "", "h"), sessions.open("b", "old", "", "h")
+    sessions.end_alike(old[0])
+    assert [one.has_ended for one in (*old, new, other)] == [True, True, True, False, False]
+
+
+def test_question_of_a_session_that_has_ended_asks_no_server() -> None:
+    session = Session("k", "a", "secret", "", "", 0.0, 0.0)
+    question = Question(SETTINGS, session, Dead(), 1e18)
+    cancelled: list[int] = []
+    with session.ending(lambda: cancelled.append(1)):
+        session.end()
+    assert cancelled == [1]
+    for ask in (question.check, question.check_login):
+        with pytest.raises(LoginEnded):
+            ask()
 
 
 def test_logins_at_the_same_time_count_before_they_fail() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,14 +56,24 @@ class ListenerSettings(ClientSettings):
 class ConsoleClient(KafkaClient):
     """A client that another thread may interrupt. Every call may raise Unreachable."""
 
-    def __init__(self, host: str, port: int, settings: ListenerSettings, seconds: float) -> None:
-        """Connect when entered. `seconds`: longest time without progress."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        settings: ListenerSettings,
+        seconds: float,
+        on_login: Callable[[], None],
+    ) -> None:
+        """Connect when entered. `seconds`: longest time without progress. `on_login`: called before
+        a message of a login is sent."""
+        self._on_login = on_login
         super().__init__(
             host, port, timeout_seconds=seconds, client_id=CLIENT_ID, settings=settings
         )
 
     def _prove(self, token: bytes) -> bytes:
         """Send one message of a login and return the server's. Raises LoginRefused."""
+        self._on_login()
         answer = self.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
         if answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED:
             raise LoginRefused

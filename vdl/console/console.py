@@ -142,6 +142,9 @@ class Console:
 
     def _work(self, session: Session, question: Question, run: Callable[[], Any]) -> Work:
         def finish(result: Any) -> Answer:
+            if question.was_refused:
+                self._throttle.also_failed(session.user)
+                self.sessions.end_alike(session)
             if isinstance(result, LoginEnded):
                 self.sessions.end(session)
                 raise ConsoleError("login_required", "the login has ended; log in again")
@@ -213,7 +216,7 @@ class Console:
         if mechanism not in self.settings.mechanisms:
             raise ConsoleError("bad_request", "mechanism: not offered")
         self._throttle.check(user, head.peer)
-        self._throttle.begin(user, head.peer)
+        attempt = self._throttle.begin(user, head.peer)
         now_s = self._now_s()
         # Not among the sessions until a server has accepted it.
         trial = Session("", user, password, mechanism, "", now_s, now_s)
@@ -225,13 +228,18 @@ class Console:
 
         def finish(result: Any) -> Answer:
             trial.end()
+            if isinstance(result, BaseException):
+                if question.login_began.is_set() or _is_late(result):
+                    self._throttle.failed(attempt)  # a server may have counted it
+                else:
+                    self._throttle.not_asked(attempt)
             if isinstance(result, LoginEnded):
                 raise ConsoleError("login_failed", "user or password is wrong")
-            self._throttle.not_failed(user, head.peer)
             if isinstance(result, Unreachable):
                 raise ConsoleError("unreachable", "the server does not take logins now")
             if isinstance(result, BaseException):
                 raise result
+            self._throttle.succeeded(attempt)
             before = self._find_session(head)
             if before is not None:
                 self.sessions.end(before)
@@ -242,8 +250,14 @@ class Console:
         return Work(f"login {secrets.token_hex(8)}", question, run, finish)
 
     def sweep(self) -> None:
-        """End sessions whose time is over. To be called each second."""
+        """End sessions and forget failures whose time is over. To be called each second."""
         self.sessions.sweep()
+        self._throttle.sweep()
+
+    @property
+    def is_needed(self) -> bool:
+        """True while something is remembered that a new process would not know."""
+        return bool(len(self.sessions) or len(self._throttle))
 
 
 ROUTES: Final[Mapping[str, _Route]] = {
@@ -295,6 +309,11 @@ def error_answer(error: ConsoleError, headers: Mapping[str, str] | None = None) 
 def encoded(found: Any) -> bytes:
     """Return JSON."""
     return json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _is_late(error: BaseException) -> bool:
+    """Return True if a question was given up, which a thread may still ask."""
+    return isinstance(error, ConsoleError) and error.kind == "deadline"
 
 
 def _check_method(head: Head, *allowed: str) -> None:

@@ -148,7 +148,7 @@ class ConsoleProcess:
     def _sweep(self) -> None:
         self._loop.call_later(1.0, self._sweep)
         self._console.sweep()
-        if self._connections or len(self._console.sessions):
+        if self._connections or self._console.is_needed:
             self._used_s = time.monotonic()
         elif time.monotonic() - self._used_s > UNUSED_SECONDS:
             self._used_s = time.monotonic()

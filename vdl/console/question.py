@@ -95,11 +95,17 @@ class Question:
     """Deadline of the whole question, on the monotonic clock."""
     _open: list[ConsoleClient] = field(default_factory=list)
     _is_cancelled: bool = False
+    login_began: threading.Event = field(default_factory=threading.Event)
+    """Set when a credential is sent to a server for the first time."""
+    was_refused: bool = False
+    """True if a server has refused the credential."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     # --- the deadline ----------------------------------------------------------------------------
     def check(self) -> None:
-        """Raise ConsoleError if the time is over."""
+        """Raise ConsoleError if the time is over, LoginEnded if the session is."""
+        if self.session.has_ended:
+            raise LoginEnded
         if self._is_cancelled or time.monotonic() >= self.ends_s:
             raise ConsoleError("deadline", "the question took too long")
 
@@ -165,6 +171,7 @@ class Question:
         try:
             client.__enter__()
         except LoginRefused:
+            self.was_refused = True
             raise LoginEnded from None
         except Unreachable:
             # A server that refuses at once costs no time.
@@ -178,11 +185,14 @@ class Question:
     def _new_client(self, address: Address, seconds: float) -> ConsoleClient:
         if address != self.own_address:
             seconds = min(seconds, CONNECT_SECONDS)
-        return ConsoleClient(*address, self._client_settings(address), seconds)
+        settings = self._client_settings(address)
+        return ConsoleClient(*address, settings, seconds, self.login_began.set)
 
     def _client_settings(self, address: Address) -> ListenerSettings:
         settings, session = self.settings, self.session
         is_own = address == self.own_address
+        password = session.password
+        self.check()  # a session that has ended has no password any more
         return ListenerSettings(
             protocol=SecurityProtocol(settings.protocol),
             ca=Path(settings.ca) if settings.ca else None,
@@ -190,7 +200,7 @@ class Question:
             checks_host=not is_own,
             mechanism=session.mechanism,
             user=session.user,
-            password=session.password,
+            password=password,
             trusted=settings.certificate if is_own else "",
         )
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rpc.newcomers import network_of
 from vdl.console.clients import ConsoleClient
 from vdl.console.problems import ConsoleError
+from vdl.kafka.security.login_failures import FORGET_SECONDS, KNOWN_MAX, NAME_CHARS_MAX
 
 SESSIONS_MAX: Final = 64
 SESSIONS_PER_OWNER_MAX: Final = 8
@@ -39,8 +41,9 @@ MEMORY_SECONDS: Final = 2
 NAME_FAILURES_MAX: Final = 8
 """Fewer than those after which a server locks a name (`FREE`)."""
 ADDRESS_FAILURES_MAX: Final = 64
-FAILURES_SECONDS: Final = 600
-_KNOWN_MAX: Final = 1_000
+FAILURES_SECONDS: Final = FORGET_SECONDS + 60
+"""Time without a failure after which those of a name are forgotten: later than by the servers."""
+_KNOWN_MAX: Final = KNOWN_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +63,20 @@ class Session:
     _kept: list[tuple[float, float, tuple[str, int], ConsoleClient]] = field(default_factory=list)
     """(time of login, time of last use, address, connection) of idle connections."""
     _memory: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    _cancels: list[Callable[[], None]] = field(default_factory=list)
+    """Ends of the questions that run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def ending(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Call `cancel` if the session ends meanwhile, in the thread that ends it."""
+        with self._lock:
+            self._cancels.append(cancel)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cancels.remove(cancel)
 
     def borrow(self, address: tuple[str, int], now_s: float) -> tuple[float, ConsoleClient] | None:
         """Return (time of login, connection) of an idle connection, which is no longer kept."""
@@ -112,12 +128,15 @@ class Session:
             found[3].close()
 
     def end(self) -> None:
-        """Forget the credential and close the connections that are not in use."""
+        """Forget the credential, end the questions, and close the connections."""
         with self._lock:
             self.has_ended = True
             self.password = ""
+            cancels = list(self._cancels)
             kept, self._kept = self._kept, []
             self._memory.clear()
+        for cancel in cancels:
+            cancel()
         for found in kept:
             found[3].close()
 
@@ -169,6 +188,15 @@ class Sessions:
         self._by_key.pop(session.key, None)
         session.end()
 
+    def end_alike(self, session: Session) -> None:
+        """End all sessions with the same credential, which is refused now: each would fail once
+        more at the servers."""
+        same = (session.user, session.password, session.mechanism)
+        for one in list(self._by_key.values()):
+            if (one.user, one.password, one.mechanism) == same:
+                self.end(one)
+        self.end(session)
+
     def sweep(self) -> None:
         """End sessions whose time is over, and let go what the others no longer need."""
         now_s = self._now_s()
@@ -183,50 +211,139 @@ def _is_over(session: Session, now_s: float) -> bool:
     return now_s - session.used_s > IDLE_SECONDS or now_s - session.created_s > LIFETIME_SECONDS
 
 
+@dataclass(slots=True)
+class _Guesses:
+    """Failed logins of one name, counted as the servers do."""
+
+    count: int = 0
+    last_s: float = 0.0
+    """Time of the last failure, or of the last beginning of a login."""
+    pending: int = 0
+    """Logins that have begun and not ended; they are in `count`."""
+    failed: int = 0
+    """All failures so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A login that has begun. `failed_before`: failures of its name until then."""
+
+    user: str
+    network: str
+    failed_before: int
+
+
 class LoginThrottle:
-    """Failed logins of the last minutes, by user and by address."""
+    """Failed logins by user and by address.
+
+    The failures of a user are forgotten only when the servers forget theirs: after a successful
+    login, or after a time without any. Those of an address are forgotten one by one.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-        """Times by user or address, the one with the oldest last failure first."""
+        self._by_user: OrderedDict[str, _Guesses] = OrderedDict()
+        """The one with the oldest last failure first."""
+        self._by_network: OrderedDict[str, deque[float]] = OrderedDict()
+        """Times, the network with the oldest last failure first."""
+
+    def __len__(self) -> int:
+        return len(self._by_user) + len(self._by_network)
 
     def check(self, user: str, host: str) -> None:
         """Raise ConsoleError if there were too many failures."""
-        for name, most in _names(user, host):
-            times = self._failures.get(name)
-            if times is None:
-                continue
-            now_s = self._now_s()
-            while times and now_s - times[0] > FAILURES_SECONDS:
-                times.popleft()
-            if len(times) >= most:
-                wait_s = int(FAILURES_SECONDS - (now_s - times[0])) + 1
-                raise ConsoleError(
-                    "too_many", f"too many failed logins; wait {wait_s} s", retry_after=wait_s
-                )
+        now_s = self._now_s()
+        self.sweep()
+        found = self._by_user.get(_short(user))
+        if found is not None and found.count >= NAME_FAILURES_MAX:
+            _refuse(found.last_s + FAILURES_SECONDS - now_s)
+        times = self._by_network.get(network_of(host), deque())
+        while times and times[0] + FAILURES_SECONDS < now_s:
+            times.popleft()
+        if len(times) >= ADDRESS_FAILURES_MAX:
+            _refuse(times[0] + FAILURES_SECONDS - now_s)
 
-    def begin(self, user: str, host: str) -> None:
+    def begin(self, user: str, host: str) -> Attempt:
         """Count a login as failed until it has succeeded: guesses at the same time count, too."""
-        for name, most in _names(user, host):
-            times = self._failures.setdefault(name, deque(maxlen=most))
-            times.append(self._now_s())
-            self._failures.move_to_end(name)
-        while len(self._failures) > _KNOWN_MAX:
-            self._failures.popitem(last=False)
+        now_s = self._now_s()
+        user, network = _short(user), network_of(host)
+        found = self._by_user.setdefault(user, _Guesses())
+        found.count += 1
+        found.pending += 1
+        found.last_s = now_s
+        self._by_user.move_to_end(user)
+        self._by_network.setdefault(network, deque(maxlen=ADDRESS_FAILURES_MAX)).append(now_s)
+        self._by_network.move_to_end(network)
+        for known in (self._by_user, self._by_network):
+            while len(known) > _KNOWN_MAX:
+                known.popitem(last=False)
+        return Attempt(user, network, found.failed)
 
-    def not_failed(self, user: str, host: str) -> None:
-        """Take back one `begin`: the login succeeded, or no server has judged it."""
-        for name, _ in _names(user, host):
-            times = self._failures.get(name)
+    def failed(self, attempt: Attempt) -> None:
+        """End a login that a server has refused, or may have."""
+        found = self._by_user.get(attempt.user)
+        if found is not None:
+            found.pending = max(0, found.pending - 1)
+            found.failed += 1
+            found.last_s = self._now_s()
+            self._by_user.move_to_end(attempt.user)
+
+    def succeeded(self, attempt: Attempt) -> None:
+        """End a login that a server has accepted. It forgets the failures before it."""
+        found = self._by_user.get(attempt.user)
+        if found is not None:
+            found.pending = max(0, found.pending - 1)
+            found.count = max(0, found.pending + found.failed - attempt.failed_before)
+            self._drop_if_none(attempt.user, found)
+        self._take_back(attempt.network)
+
+    def not_asked(self, attempt: Attempt) -> None:
+        """End a login that no server has judged."""
+        found = self._by_user.get(attempt.user)
+        if found is not None:
+            found.pending = max(0, found.pending - 1)
+            found.count -= 1
+            self._drop_if_none(attempt.user, found)
+        self._take_back(attempt.network)
+
+    def sweep(self) -> None:
+        """Forget what the servers have forgotten."""
+        over_s = self._now_s() - FAILURES_SECONDS
+        while self._by_user and next(iter(self._by_user.values())).last_s < over_s:
+            self._by_user.popitem(last=False)
+        while self._by_network:
+            network, times = next(iter(self._by_network.items()))
+            while times and times[0] < over_s:
+                times.popleft()
             if times:
-                times.pop()
-                if not times:
-                    del self._failures[name]
+                return
+            del self._by_network[network]
+
+    def also_failed(self, user: str) -> None:
+        """Count the refusal of a session's credential, which had been accepted before."""
+        user = _short(user)
+        found = self._by_user.setdefault(user, _Guesses())
+        found.count += 1
+        found.failed += 1
+        found.last_s = self._now_s()
+        self._by_user.move_to_end(user)
+
+    def _drop_if_none(self, user: str, found: _Guesses) -> None:
+        if found.count <= 0:
+            self._by_user.pop(user, None)
+
+    def _take_back(self, network: str) -> None:
+        times = self._by_network.get(network)
+        if times:
+            times.pop()
+            if not times:
+                del self._by_network[network]
 
 
-def _names(user: str, host: str) -> tuple[tuple[str, int], ...]:
-    return (
-        (f"user {user[:256]}", NAME_FAILURES_MAX),
-        (f"address {network_of(host)}", ADDRESS_FAILURES_MAX),
-    )
+def _refuse(wait_s: float) -> NoReturn:
+    seconds = max(1, int(wait_s) + 1)
+    raise ConsoleError("too_many", f"too many failed logins; wait {seconds} s", retry_after=seconds)
+
+
+def _short(user: str) -> str:
+    return user[:NAME_CHARS_MAX]

@@ -109,8 +109,10 @@ class Workers:
         """Do the work, in a thread."""
         result: Any
         try:
-            job.work.question.check()
-            result = job.work.run()
+            question = job.work.question
+            with question.session.ending(question.cancel):
+                question.check()
+                result = job.work.run()
         except BaseException as error:  # noqa: BLE001 - the loop decides what a failure means
             result = error
         self._loop.call_soon_threadsafe(self._ended, job, result)
