@@ -24,7 +24,7 @@ from vdl.console.groups import ASSIGNED_MAX, ASSIGNED_PER_MEMBER_MAX, Members
 from vdl.console.new_record import murmur2
 from vdl.console.problems import ConsoleError, LoginEnded
 from vdl.console.question import Dead, Question
-from vdl.console.record_stream import Budget, Field, OverBudget, read_records
+from vdl.console.record_stream import HEADERS_MAX, Budget, Field, OverBudget, read_records
 from vdl.console.samples import quantile
 from vdl.console.sessions import (
     FAILURES_SECONDS,
@@ -32,6 +32,7 @@ from vdl.console.sessions import (
     LIFETIME_SECONDS,
     NAME_FAILURES_MAX,
     SESSIONS_MAX,
+    Attempt,
     LoginThrottle,
     Session,
     Sessions,
@@ -176,6 +177,14 @@ def test_budget_ends_a_batch_that_unpacks_to_much() -> None:
     assert [one.offset for one in few] == [25, 26, 27, 28, 29]
     assert all(one.value is not None and one.value.size == 1 << 20 for one in few)
     assert all(one.value is not None and one.value.is_cut for one in few)
+
+
+def test_headers_of_a_record_are_kept_up_to_a_bound() -> None:
+    records = [Record(value=b"v", headers=[("", None)] * 130_000, timestamp=1)]
+    batch = memoryview(build_batch(records, BatchFields(compression=Compression.ZSTD)))
+    (found,) = read_records(batch, 0, Budget(1 << 30, free))
+    assert len(found.headers) == HEADERS_MAX
+    assert found.headers_left_out == 130_000 - HEADERS_MAX
 
 
 @pytest.mark.parametrize(
@@ -376,7 +385,7 @@ def test_guesses_at_the_console_never_lock_a_name_at_a_server(
     """Its rule forgets no failure that a server remembers, however guesses and logins meet."""
     clock = Clock()
     throttle, server = LoginThrottle(clock), LoginFailures(ServersClock(clock))  # type: ignore[arg-type]
-    running = []
+    running: list[Attempt] = []
     for seconds, step in steps:
         clock.now += seconds
         if step == "end":

@@ -106,8 +106,13 @@ class Question:
         """Raise ConsoleError if the time is over, LoginEnded if the session is."""
         if self.session.has_ended:
             raise LoginEnded
-        if self._is_cancelled or time.monotonic() >= self.ends_s:
+        if self.is_late:
             raise ConsoleError("deadline", "the question took too long")
+
+    @property
+    def is_late(self) -> bool:
+        """True if the time is over."""
+        return self._is_cancelled or time.monotonic() >= self.ends_s
 
     def seconds_left(self) -> float:
         """Return the time until the deadline, which may be past."""

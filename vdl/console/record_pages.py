@@ -18,7 +18,7 @@ from vdl.console.parameters import INT64_MAX, Parameters, integer, long
 from vdl.console.problems import ConsoleError, refuse
 from vdl.console.question import EARLIEST, FETCH, LATEST, Question
 from vdl.console.record_stream import ALL, Budget, OverBudget, Read, read_records
-from vdl.console.shown_values import FORMS, Room, shown
+from vdl.console.shown_values import FORMS, SHOWN_BYTES_MAX, Room, shown
 from vdl.errors import ErrorCode
 from vdl.kafka.client import Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -32,7 +32,8 @@ SCANNED_MAX: Final = 20_000
 FETCH_BYTES: Final = 1 << 20
 FETCHED_BYTES_MAX: Final = 8 << 20
 UNPACKED_BYTES_MAX: Final = 256 << 20
-HEADERS_MAX: Final = 100
+KEPT_BYTES_MAX: Final = 16 << 20
+"""Bytes of the records of a page that are kept until it is made."""
 COMMITTED: Final = 1
 
 
@@ -126,14 +127,21 @@ def _page(
     question: Question, wanted: _Wanted, scan: _Scan, *, is_from_end: bool
 ) -> list[tuple[Read, BatchHeader]]:
     """Return the records of the page: the first that are found, or the last."""
-    found: deque[tuple[Read, BatchHeader]] = deque(maxlen=wanted.count)
+    found: deque[tuple[Read, BatchHeader]] = deque()
+    kept = 0
     try:
         for record, header in _read(question, wanted, scan):
             scan.scanned += 1
             scan.next = record.offset + 1
             if wanted.finds(record):
+                record = record.cut(SHOWN_BYTES_MAX)
                 found.append((record, header))
-                if len(found) == wanted.count and not (is_from_end and wanted.key):
+                kept += record.kept_bytes
+                if is_from_end and wanted.key:
+                    while len(found) > wanted.count or kept > KEPT_BYTES_MAX:
+                        kept -= found.popleft()[0].kept_bytes
+                elif len(found) == wanted.count or kept >= KEPT_BYTES_MAX:
+                    scan.is_complete = len(found) == wanted.count or scan.next >= scan.end
                     return list(found)
             if scan.scanned >= SCANNED_MAX:
                 scan.is_complete = scan.next >= scan.end
@@ -146,6 +154,10 @@ def _page(
                 f"the batch at offset {scan.next} unpacks to more than "
                 f"{UNPACKED_BYTES_MAX >> 20} MiB before the record",
             ) from None
+    except ConsoleError:
+        if not found or not question.is_late:
+            raise
+        scan.is_complete = False
     except CorruptBatch as error:
         raise ConsoleError(
             "failed", f"the batch at offset {scan.next} cannot be read: {error.what}"
@@ -253,10 +265,7 @@ def _answer(
 
 
 def _row(record: Read, header: BatchHeader, form: str, room: Room) -> dict[str, Any]:
-    shown_headers = record.headers[:HEADERS_MAX]
     left_out = record.headers_left_out
-    if left_out != ALL:
-        left_out += len(record.headers) - len(shown_headers)
     return {
         "offset": long(record.offset),
         "timestamp": long(record.timestamp),
@@ -265,7 +274,7 @@ def _row(record: Read, header: BatchHeader, form: str, room: Room) -> dict[str, 
         "value": shown(record.value, form, room),
         "headers": [
             {"name": shown(name, "auto", room), "value": shown(value, form, room)}
-            for name, value in shown_headers
+            for name, value in record.headers
         ],
         "headers_left_out": left_out if left_out != ALL else None,
         "compression": Compression(header.codec).name.lower(),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 from vdl.records.batch import HEADER_BYTES, BatchHeader, CorruptBatch, crc_matches, read_header
@@ -23,6 +24,8 @@ from vdl.records.inflation import Inflated, inflated
 
 KEPT_BYTES: Final = 256 << 10
 """Bytes of a record, its key and headers included, that are kept."""
+HEADERS_MAX: Final = 100
+"""Headers of a record that are kept."""
 _PIECE_BYTES: Final = 64 << 10
 _NUMBER_BYTES_MAX: Final = 10
 _START_BYTES_MAX: Final = 1 + 2 * _NUMBER_BYTES_MAX
@@ -58,6 +61,10 @@ class Field:
     def is_cut(self) -> bool:
         return len(self.kept) != self.size
 
+    def cut(self, most: int) -> Field:
+        """Return the field with at most so many bytes kept."""
+        return self if len(self.kept) <= most else Field(self.kept[:most], self.size)
+
 
 UNKNOWN: Final = Field(b"", -1)
 """A value behind a key of which only the beginning is kept."""
@@ -74,6 +81,23 @@ class Read:
     value: Field | None
     headers: list[tuple[Field, Field | None]] = field(default_factory=list)
     headers_left_out: int = 0
+
+    def cut(self, most: int) -> Read:
+        """Return the record with at most `most` bytes of each field kept."""
+        return Read(
+            self.offset,
+            self.timestamp,
+            self.key and self.key.cut(most),
+            self.value and self.value.cut(most),
+            [(name.cut(most), value and value.cut(most)) for name, value in self.headers],
+            self.headers_left_out,
+        )
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept."""
+        fields = [self.key, self.value, *chain(*self.headers)]
+        return sum(len(one.kept) for one in fields if one is not None)
 
 
 class _Source:
@@ -180,7 +204,7 @@ def _parse(kept: bytes, length: int, start: _Start) -> Read:
         return found
     count, at = read_number(kept, at)
     found.headers_left_out = count
-    for _ in range(count):
+    for _ in range(min(count, HEADERS_MAX)):
         try:
             name, at = _sized(kept, at, length)
             value, at = _sized(kept, at, length)

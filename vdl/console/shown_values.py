@@ -15,6 +15,8 @@ from typing import Any, Final
 from vdl.console.record_stream import Field
 
 SHOWN_CHARS_MAX: Final = 16 << 10
+SHOWN_BYTES_MAX: Final = 4 * SHOWN_CHARS_MAX
+"""Bytes of a value from which its text is made."""
 PAGE_CHARS_MAX: Final = 1 << 20
 FORMS: Final = ("auto", "json", "text", "hex")
 _JSON_STARTS: Final = b'{["-0123456789tfn'
@@ -52,7 +54,7 @@ def _text(found: Field, form: str) -> tuple[str, str]:
     if form == "hex":
         return "hex", kept[:SHOWN_CHARS_MAX].hex(" ")
     if form == "text":
-        return "text", kept[: 4 * SHOWN_CHARS_MAX].decode("utf-8", "replace")
+        return "text", kept[:SHOWN_BYTES_MAX].decode("utf-8", "replace")
     if _is_json(found):
         return "json", kept.decode()
     try:
