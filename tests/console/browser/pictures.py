@@ -1,10 +1,7 @@
 """Takes the pictures of docs/console.md: `python -m tests.console.browser.pictures ORIGIN`."""
 
 import sys
-from io import BytesIO
 from pathlib import Path
-
-from PIL import Image
 
 from tests.console.browser.chromium import chromium
 from tests.console.browser.visitor import visiting
@@ -16,7 +13,6 @@ SHOWN = {
     "console-group": (("groups", "billing"), {}, {"is_dark": True}),
     "console-phone": (("topics", "orders"), {}, {"is_phone": True}),
 }
-COLOURS = 64
 SETTLED_MS = 20_000
 """Time until the plots have some points."""
 
@@ -30,8 +26,7 @@ def main(origin: str) -> None:
                     visitor.page.locator(".turn").first.click()
                 else:
                     visitor.page.wait_for_timeout(SETTLED_MS)
-                picture = Image.open(BytesIO(visitor.page.screenshot())).convert("RGB")
-                picture.quantize(COLOURS).save(PICTURES / f"{name}.png", optimize=True)
+                visitor.page.screenshot(path=PICTURES / f"{name}.png")
 
 
 if __name__ == "__main__":
