@@ -16,7 +16,7 @@ const PARTS = {
 
 export function showSecurity(context) {
   const { params } = context;
-  const part = params.get("part") in PARTS ? params.get("part") : "acls";
+  const part = Object.hasOwn(PARTS, params.get("part")) ? params.get("part") : "acls";
   const [, view, sort] = PARTS[part];
   const order = sort ? ordered(params, sort) : null;
   const query = {
