@@ -98,6 +98,13 @@ def test_page_of_another_site_gets_nothing(
     assert "Set-Cookie" not in answer.headers
 
 
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"])
+def test_proxy_that_is_not_configured_is_refused(port: int, name: str) -> None:
+    """To it, browsers of other machines would be on this one."""
+    answer = Browser(port).send("GET", "/console/", None, {name: "10.0.0.1"})
+    assert (answer.status, answer.kind) == (403, "bad_origin")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -200,7 +207,7 @@ def test_browsers_that_ask_nothing_keep_nobody_out(port: int) -> None:
     """Bodies that do not come, and answers that are not read, occupy the console's own share."""
     head = (
         f"POST {API}login HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-VDL-Console: 1\r\n"
-        "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{"
+        "Content-Type: application/json\r\nContent-Length: 10000\r\n\r\n{"
     ).encode()
     unread = (f"GET /console/index.html HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n").encode()
     with ExitStack() as opened:
@@ -300,6 +307,32 @@ def test_console_that_is_killed_comes_back(open_set: ConsoleSet, port: int) -> N
     assert answers[-1] == 200
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
         assert json.load(answer)["state"] == "serving"
+
+
+def test_console_that_hangs_is_replaced(open_set: ConsoleSet, port: int) -> None:
+    """Requests that it does not take show it."""
+    assert Browser(port).get("session").status == 200
+    (child,) = consoles_of(open_set, 1)
+    os.kill(child, signal.SIGSTOP)
+    deadline = time.monotonic() + HANG_SECONDS
+    status = 0
+    while status != 200 and time.monotonic() < deadline:
+        try:
+            status = Browser(port).get("session").status
+        except OSError:
+            time.sleep(0.2)
+    assert status == 200
+    assert child not in consoles_of(open_set, 1)
+
+
+@pytest.mark.parametrize("page", ["login", "logout", "records", "topics"])
+def test_stranger_sends_no_large_body(port: int, page: str) -> None:
+    """Only a session may have the console read a megabyte."""
+    head = (
+        f"POST {API}{page} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-VDL-Console: 1\r\n"
+        "Content-Type: application/json\r\nContent-Length: 16385\r\n\r\n"
+    ).encode()
+    assert raw(port, head).startswith(b"HTTP/1.1 413 ")
 
 
 def consoles_of(servers: ConsoleSet, server_id: int) -> list[int]:

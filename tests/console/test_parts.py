@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from contextlib import suppress
@@ -20,11 +21,12 @@ from vdl.config.settings import ConfigError, parse_config
 from vdl.config.values import Address
 from vdl.console.cluster_watch import problem_rows
 from vdl.console.console import Work
+from vdl.console.gateway import Gateway
 from vdl.console.groups import ASSIGNED_MAX, ASSIGNED_PER_MEMBER_MAX, Members
 from vdl.console.new_record import murmur2
 from vdl.console.problems import ConsoleError, LoginEnded
 from vdl.console.question import Dead, Question
-from vdl.console.record_stream import HEADERS_MAX, Budget, Field, OverBudget, read_records
+from vdl.console.record_stream import HEADERS_MAX, Budget, Field, OverBudget, Read, read_records
 from vdl.console.samples import quantile
 from vdl.console.sessions import (
     FAILURES_SECONDS,
@@ -39,7 +41,7 @@ from vdl.console.sessions import (
 )
 from vdl.console.settings import ConsoleSettings
 from vdl.console.shown_values import PAGE_CHARS_MAX, SHOWN_CHARS_MAX, Room, shown
-from vdl.console.web import host_name, is_loopback, parse_head
+from vdl.console.web import Head, browser_address, check_place, host_name, parse_head
 from vdl.console.workers import RUNNING_PER_ASKER_MAX, THREADS, WAITING_PER_ASKER_MAX, Workers
 from vdl.kafka.configs.options import ListenerOptions
 from vdl.kafka.security.login_failures import LoginFailures
@@ -47,6 +49,7 @@ from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.kafka.wire.consumer_group_describe import Member
 from vdl.records.batch import BatchFields, CorruptBatch, Record, build_batch, iter_records
 from vdl.records.compression import Compression
+from vdl.server.http import is_loopback
 from vdl.server.problem import Problem
 
 # --- configuration --------------------------------------------------------------------------------
@@ -170,7 +173,7 @@ def test_batch_that_is_damaged_is_refused(records: list[Record], at: int, byte: 
 def test_budget_ends_a_batch_that_unpacks_to_much() -> None:
     records = [Record(value=bytes(1 << 20)) for _ in range(30)]
     batch = memoryview(build_batch(records, BatchFields(compression=Compression.GZIP)))
-    found = []
+    found: list[Read] = []
     with pytest.raises(OverBudget):
         found.extend(read_records(batch, 0, Budget(10 << 20, free)))
     few = list(read_records(batch, 25, Budget(40 << 20, free)))
@@ -603,6 +606,50 @@ def test_host_is_parsed(host: str, expected: str) -> None:
 )  # fmt: skip
 def test_address_of_this_machine_is_known(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
+
+
+def head_with(*lines: str, peer: str = "127.0.0.1") -> Head:
+    text = "\r\n".join(("GET /console/ HTTP/1.1", "Host: localhost", *lines))
+    return parse_head(text.encode(), peer, ("127.0.0.1", 1))
+
+
+PROXIED = replace(SETTINGS, mode="loopback", origin="https://console.example")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["X-Forwarded-For: 10.0.0.1", "Forwarded: for=10.0.0.1", "X-Real-IP: 10.0.0.1", "Via: 1.1 p",
+     "X-Forwarded-Proto: https"],
+)  # fmt: skip
+def test_proxy_that_is_not_configured_opens_the_console_to_no_other_machine(line: str) -> None:
+    with pytest.raises(ConsoleError) as raised:
+        check_place(head_with(line), replace(PROXIED, origin=""))
+    assert raised.value.kind == "bad_origin"
+    check_place(head_with(line), PROXIED)
+    check_place(head_with(), replace(PROXIED, origin=""))
+
+
+@pytest.mark.parametrize(
+    ("settings", "peer", "said", "expected"),
+    [
+        (PROXIED, "127.0.0.1", "1.1.1.1, 10.0.0.7", "10.0.0.7"),
+        (PROXIED, "::1", "2001:DB8::1", "2001:db8::1"),
+        (PROXIED, "127.0.0.1", "10.0.0.7, unknown", "127.0.0.1"),
+        (PROXIED, "10.0.0.9", "10.0.0.7", "10.0.0.9"),
+        (SETTINGS, "127.0.0.1", "10.0.0.7", "127.0.0.1"),
+    ],
+)
+def test_address_of_a_browser_is_that_which_the_proxy_says_last(
+    settings: ConsoleSettings, peer: str, said: str, expected: str
+) -> None:
+    assert browser_address(head_with(f"X-Forwarded-For: {said}", peer=peer), settings) == expected
+
+
+def test_browser_of_another_machine_starts_no_console() -> None:
+    # Without a clock it could not start one.
+    gateway = Gateway(PROXIED.as_json(), None, None, None, None)  # type: ignore[arg-type]
+    with socket.socket() as connection:
+        assert gateway.hand_over(connection, "10.0.0.1", b"GET /console/ HTTP/1.1") == 403
 
 
 def test_cookie_is_found_among_those_of_other_programs() -> None:

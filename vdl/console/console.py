@@ -24,8 +24,17 @@ from vdl.console.question import Dead, Question
 from vdl.console.sessions import IDLE_SECONDS, LoginThrottle, Session, Sessions
 from vdl.console.settings import ConsoleSettings
 from vdl.console.static_files import INDEX, read_static_files
-from vdl.console.web import Answer, Head, check_origin, check_place
+from vdl.console.web import (
+    BODY_BYTES_MAX,
+    BODY_BYTES_MAX_WITHOUT_SESSION,
+    Answer,
+    Head,
+    browser_address,
+    check_origin,
+    check_place,
+)
 from vdl.kafka.client import Unreachable
+from vdl.log import Log
 
 PAGES: Final = "/console/"
 API: Final = "/console/api/"
@@ -71,9 +80,10 @@ class Console:
     threads."""
 
     def __init__(
-        self, settings: ConsoleSettings, now_s: Callable[[], float] = time.monotonic
+        self, settings: ConsoleSettings, log: Log, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self.settings = settings
+        self._log = log
         self._now_s = now_s
         self.sessions = Sessions(now_s)
         self._throttle = LoginThrottle(now_s)
@@ -109,6 +119,8 @@ class Console:
                 kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != JSON:
                     raise ConsoleError("bad_request", f"Content-Type: expected {JSON}")
+                may_write = self._find_session(head) is not None
+                head.check_length(BODY_BYTES_MAX if may_write else BODY_BYTES_MAX_WITHOUT_SESSION)
                 return
         if head.length:
             raise ConsoleError("bad_request", "expected no body")
@@ -135,10 +147,23 @@ class Console:
         question = self._question(session)
         if is_post:
             fields = _object(body)
-            return self._work(session, question, lambda: new_record.produce(question, fields))
+            return self._work(session, question, lambda: self._produce(head, question, fields))
         given = Parameters(head.query, route.known)
         asked = _Asked(self, question, given, head.local, tuple(self.points))
         return self._work(session, question, lambda: route.page(asked))
+
+    def _produce(self, head: Head, question: Question, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record, in a thread."""
+        found = new_record.produce(question, fields)
+        self._log.info(
+            "console_produced",
+            user=question.session.user,
+            address=browser_address(head, self.settings),
+            topic=found["topic"],
+            partition=found["partition"],
+            offset=found["offset"],
+        )
+        return found
 
     def _work(self, session: Session, question: Question, run: Callable[[], Any]) -> Work:
         def finish(result: Any) -> Answer:
@@ -167,14 +192,14 @@ class Console:
 
     # --- sessions --------------------------------------------------------------------------------
     def _find_session(self, head: Head) -> Session | None:
-        key = head.cookie(cookie_name(head))
+        key = head.cookie(cookie_name(head, self.settings))
         return self.sessions.find(key) if key else None
 
     def _session(self, head: Head) -> Answer:
         session = self._find_session(head)
         headers = {}
         if session is None and not self.settings.has_login:
-            session = self.sessions.open("", "", "", head.peer)
+            session = self.sessions.open("", "", "", browser_address(head, self.settings))
             headers = self._cookie(head, session.key)
         return Answer(200, JSON, encoded(self._described(session)), headers)
 
@@ -193,9 +218,9 @@ class Console:
         }
 
     def _cookie(self, head: Head, value: str) -> dict[str, str]:
-        secure = "; Secure" if self.settings.origin.startswith("https:") else ""
+        secure = "; Secure" if self.settings.origin else ""
         end = "" if value else "; Max-Age=0"
-        name = cookie_name(head)
+        name = cookie_name(head, self.settings)
         attributes = f"Path={PAGES}; HttpOnly; SameSite=Strict{secure}{end}"
         return {"Set-Cookie": f"{name}={value}; {attributes}"}
 
@@ -215,8 +240,13 @@ class Console:
             raise ConsoleError("bad_request", "expected user, password and mechanism")
         if mechanism not in self.settings.mechanisms:
             raise ConsoleError("bad_request", "mechanism: not offered")
-        self._throttle.check(user, head.peer)
-        attempt = self._throttle.begin(user, head.peer)
+        address = browser_address(head, self.settings)
+        try:
+            self._throttle.check(user, address)
+        except ConsoleError:
+            self._log.info("console_login_slowed", user=user, address=address)
+            raise
+        attempt = self._throttle.begin(user, address)
         now_s = self._now_s()
         # Not among the sessions until a server has accepted it.
         trial = Session("", user, password, mechanism, "", now_s, now_s)
@@ -234,6 +264,7 @@ class Console:
                 else:
                     self._throttle.not_asked(attempt)
             if isinstance(result, LoginEnded):
+                self._log.info("console_login_refused", user=user, address=address)
                 raise ConsoleError("login_failed", "user or password is wrong")
             if isinstance(result, Unreachable):
                 raise ConsoleError("unreachable", "the server does not take logins now")
@@ -243,7 +274,8 @@ class Console:
             before = self._find_session(head)
             if before is not None:
                 self.sessions.end(before)
-            session = self.sessions.open(user, password, mechanism, head.peer)
+            session = self.sessions.open(user, password, mechanism, address)
+            self._log.info("console_login", user=user, address=address, mechanism=mechanism)
             body = encoded(self._described(session))
             return Answer(200, JSON, body, self._cookie(head, session.key))
 
@@ -290,10 +322,10 @@ ROUTES: Final[Mapping[str, _Route]] = {
 }
 
 
-def cookie_name(head: Head) -> str:
+def cookie_name(head: Head, settings: ConsoleSettings) -> str:
     """Return the name of the cookie: by port, because browsers send the cookies of a host to all of
-    its ports."""
-    return f"vdl-console-{head.local[1]}"
+    its ports. Behind a proxy with TLS, pages without it cannot set it (`__Secure-`)."""
+    return f"{'__Secure-' if settings.origin else ''}vdl-console-{head.local[1]}"
 
 
 def error_answer(error: ConsoleError, headers: Mapping[str, str] | None = None) -> Answer:

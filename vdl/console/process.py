@@ -19,26 +19,32 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 from rpc.newcomers import Newcomers
+from vdl.console.child_messages import IDLE, TAKEN
 from vdl.console.console import Console, Work, error_answer
 from vdl.console.problems import ConsoleError
 from vdl.console.settings import ConsoleSettings
 from vdl.console.web import Answer, Head, parse_head
 from vdl.console.workers import Workers
 from vdl.events import Events
-from vdl.log import EventLog, LogOptions, start_logging
+from vdl.log import EventLog, Log, LogOptions, start_logging
 
 CONNECTIONS_MAX: Final = 48
 BODY_SECONDS: Final = 10.0
 SEND_SECONDS: Final = 20.0
 UNUSED_SECONDS: Final = 300.0
-MEMORY_BYTES_MAX: Final = 1 << 30
+END_SECONDS: Final = 5.0
+"""Time for the last answers after the server has closed its end."""
+MEMORY_BYTES_MAX: Final = 512 << 20
 STACK_BYTES: Final = 1 << 20
 NICENESS: Final = 5
 _MESSAGE_BYTES_MAX: Final = 1 << 18
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_OOM_SCORE_MAX: Final = 1_000
 _HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -46,13 +52,16 @@ class ConsoleProcess:
     """Takes connections from the server until that closes its end."""
 
     def __init__(
-        self, control: socket.socket, console: Console, loop: asyncio.AbstractEventLoop
+        self,
+        control: socket.socket,
+        console: Console,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
     ) -> None:
         self._control = control
         self._console = console
         self._loop = loop
-        events = Events(lambda: time.time_ns() // 1_000_000)
-        self._log = EventLog(start_logging(_log_options(console.settings)), events).part("console")
+        self._log = log
         self._workers = Workers(loop)
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
         self._used_s = time.monotonic()
@@ -74,12 +83,15 @@ class ConsoleProcess:
             message, descriptors = b"", []
         if not message:
             self._loop.remove_reader(self._control)
+            self._loop.call_later(END_SECONDS, self._end)
             self._end_when_idle()
         elif message[:1] == b"P":
             self._console.points.extend(json.loads(message[1:]))
         elif descriptors:
             host, _, received = message[1:].partition(b"\n")
             accepted = socket.socket(fileno=descriptors[0])
+            with contextlib.suppress(OSError):
+                self._control.send(TAKEN)
             self._take(accepted, host.decode(), received)
 
     def _take(self, accepted: socket.socket, host: str, received: bytes) -> None:
@@ -153,16 +165,20 @@ class ConsoleProcess:
         elif time.monotonic() - self._used_s > UNUSED_SECONDS:
             self._used_s = time.monotonic()
             with contextlib.suppress(OSError):
-                self._control.send(b"I")
+                self._control.send(IDLE)
 
     def _end_when_idle(self) -> None:
         """End once the connections that were sent before have their answers: the server sends no
         more."""
         if not self._connections:
-            self._workers.close()
-            self.ended.set_result(None)
+            self._end()
         else:
             self._loop.call_later(0.05, self._end_when_idle)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self._workers.close()
+            self.ended.set_result(None)
 
 
 class _Connection:
@@ -220,10 +236,6 @@ class _Connection:
             self.task.cancel()
 
 
-def _log_options(settings: ConsoleSettings) -> LogOptions:
-    return LogOptions(format=settings.log_format, level=settings.log_level)
-
-
 def _limit() -> None:
     """Give way to the server, bound the memory, and keep passwords out of dumps and tracers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server as well
@@ -231,12 +243,20 @@ def _limit() -> None:
     threading.stack_size(STACK_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    with contextlib.suppress(OSError):  # the kernel ends the console before the server
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_MAX), encoding="ascii")
+    library = ctypes.CDLL(None)
+    library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    library.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # from here on /proc/self is the superuser's
 
 
 async def _run(control: socket.socket) -> None:
     settings = ConsoleSettings.from_json(json.loads(control.recv(_MESSAGE_BYTES_MAX)[1:]))
-    process = ConsoleProcess(control, Console(settings), asyncio.get_running_loop())
+    events = Events(lambda: time.time_ns() // 1_000_000)
+    options = LogOptions(format=settings.log_format, level=settings.log_level)
+    log = EventLog(start_logging(options), events).part("console")
+    console = Console(settings, log)
+    process = ConsoleProcess(control, console, asyncio.get_running_loop(), log)
     process.start()
     await process.ended
 

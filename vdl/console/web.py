@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
@@ -17,12 +18,15 @@ from urllib.parse import parse_qsl, unquote
 from vdl.config.console import LOOPBACK
 from vdl.console.problems import ConsoleError
 from vdl.console.settings import ConsoleSettings
-from vdl.server.http import is_of_this_machine
+from vdl.server.http import is_loopback, is_of_this_machine
 
 HEAD_BYTES_MAX: Final = 16 << 10
 BODY_BYTES_MAX: Final = 1 << 20
+BODY_BYTES_MAX_WITHOUT_SESSION: Final = 16 << 10
 PARAMETERS_MAX: Final = 20
 API_HEADER: Final = "x-vdl-console"
+_OF_PROXIES: Final = frozenset({"forwarded", "via", "x-real-ip"})
+_FORWARDED: Final = "x-forwarded-"
 _ONCE: Final = frozenset({"host", "content-length", "content-type", "cookie", "origin", API_HEADER})
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REASONS: Final = {
@@ -67,9 +71,12 @@ class Head:
         text = self.headers.get("content-length", "0")
         if not re.fullmatch(r"[0-9]{1,12}", text):
             raise ConsoleError("bad_request", "Content-Length: expected a number")
-        if int(text) > BODY_BYTES_MAX:
-            raise ConsoleError("too_large", f"expected a body of at most {BODY_BYTES_MAX} bytes")
         return int(text)
+
+    def check_length(self, most: int) -> None:
+        """Raise ConsoleError if the body is too large."""
+        if self.length > most:
+            raise ConsoleError("too_large", f"expected a body of at most {most} bytes")
 
     def cookie(self, name: str) -> str:
         """Return a cookie; empty if there is none."""
@@ -129,6 +136,9 @@ def check_place(head: Head, settings: ConsoleSettings) -> None:
     machine: a page may have a name of its own resolve to an address here (DNS rebinding)."""
     if settings.mode == LOOPBACK and not is_loopback(head.peer):
         raise ConsoleError("bad_origin", "the console is for browsers on this machine")
+    if settings.mode == LOOPBACK and not settings.origin and _is_forwarded(head):
+        # To a proxy on this machine every browser is on this machine.
+        raise ConsoleError("bad_origin", "a proxy sent the request; http.console_origin is not set")
     host = head.headers.get("host")
     if host is None:
         raise ConsoleError("bad_request", "host: required")
@@ -136,6 +146,21 @@ def check_place(head: Head, settings: ConsoleSettings) -> None:
     own = settings.origin.partition("://")[2]
     if host.lower() != own and name not in settings.names and not is_of_this_machine(name):
         raise ConsoleError("wrong_host", "use localhost or an address of this machine as host")
+
+
+def _is_forwarded(head: Head) -> bool:
+    return any(name in _OF_PROXIES or name.startswith(_FORWARDED) for name in head.headers)
+
+
+def browser_address(head: Head, settings: ConsoleSettings) -> str:
+    """Return the address that the proxy on this machine has seen, else that of the connection.
+
+    It is for bounds and for the log: clients on this machine may invent it."""
+    if settings.origin and is_loopback(head.peer):
+        said = head.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        with suppress(ValueError):
+            return str(ip_address(said))
+    return head.peer
 
 
 def check_origin(head: Head, settings: ConsoleSettings) -> None:
@@ -154,16 +179,6 @@ def host_name(host: str) -> str:
     """Return the name or address in a Host header, without the port."""
     name, colon, _ = host.strip().lower().rpartition(":")
     return name if colon and not name.endswith(":") else host.strip().lower()
-
-
-def is_loopback(address: str) -> bool:
-    """Return True for an address of this machine."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return bool((mapped or found).is_loopback)
 
 
 # --- answers --------------------------------------------------------------------------------------

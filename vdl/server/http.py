@@ -42,7 +42,7 @@ ACCEPT_RETRY_SECONDS = 1.0
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     421: "Misdirected Request",
     500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
@@ -60,9 +60,14 @@ class Response:
 Route = Callable[[], Response | Iterator[Response | None]]
 """An iterator yields None after each part of the work, and the response at last."""
 
-HandOver = Callable[[socket.socket, str, bytes], bool]
+HandOver = Callable[[socket.socket, str, bytes], int]
 """Takes over a connection from an address, with the bytes read so far, which include the whole
-head. The caller closes its own copy of the socket. False: nothing was taken."""
+head. The caller closes its own copy of the socket. Returns 0, else the status that says why nothing
+was taken: 403 or 503."""
+_NOT_HANDED_OVER = {
+    403: "the console is for browsers on this machine",
+    503: "the console is busy",
+}
 HANDED_OVER = ("/", "/console")
 """Path that is handed over, and the beginning of others, up to a slash or the end."""
 
@@ -149,6 +154,16 @@ def is_of_this_machine(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_loopback(address: str) -> bool:
+    """Return True for a client's address if it is on this machine."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)
 
 
 def _text(status: int, text: str) -> Response:
@@ -250,10 +265,11 @@ class HttpServer:
     def _answer(self, request_head: bytes, connection: _Connection) -> None:
         """Answer now or later, unless the connection is closed meanwhile."""
         if self._hand_over is not None and is_for_console(request_head):
-            if connection.hand_over(self._hand_over):
-                connection.abort()
+            status = connection.hand_over(self._hand_over)
+            if status:
+                connection.send(_encoded("GET", _text(status, _NOT_HANDED_OVER[status])))
             else:
-                connection.send(_encoded("GET", _text(503, "the console is busy")))
+                connection.abort()
             return
         method, path, response = _find(request_head, self._routes, is_local=self._is_local)
         if response is not None:
@@ -361,8 +377,8 @@ class _Connection:
         elif not data or len(self._head) > REQUEST_BYTES_MAX:
             self.abort()
 
-    def hand_over(self, to: HandOver) -> bool:
-        """Hand the connection over with all that was read. Return False if it was not taken."""
+    def hand_over(self, to: HandOver) -> int:
+        """Hand the connection over with all that was read. Return 0, else a status."""
         return to(self._socket, self._host, bytes(self._head))
 
     def send(self, response: bytes) -> None:
