@@ -1,4 +1,4 @@
-"""What the process of the console says to the server: one byte a message.
+"""Messages of the console's process to the server: one byte each.
 
 Does not depend on either.
 """
