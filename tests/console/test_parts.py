@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.tls_context import ClientAuth, TlsContext, TlsOptions
+from tests.hangs import HANG_SECONDS
 from tests.unit.security_files import authority
 from vdl.config.console import ConsoleOptions, console_listener, console_problem
 from vdl.config.settings import ConfigError, parse_config
 from vdl.config.values import Address
+from vdl.console.child_messages import TAKEN
 from vdl.console.cluster_watch import problem_rows
 from vdl.console.console import Work
 from vdl.console.gateway import Gateway
@@ -670,3 +678,46 @@ def test_head_of_any_bytes_is_parsed_or_refused(data: bytes) -> None:
         except ConsoleError as error:
             refused = error.status
         assert refused in (None, 400, 413)
+
+
+# --- process --------------------------------------------------------------------------------------
+
+SERVER = """
+import json, socket, subprocess, sys, time
+from array import array
+own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+number = str(other.fileno())
+command = [sys.executable, "-P", "-m", "vdl.console.process", number]
+child = subprocess.Popen(command, pass_fds=(other.fileno(),))
+own.send(b"S" + sys.argv[1].encode())
+browser, connection = socket.socketpair()
+rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [connection.fileno()]))
+own.sendmsg([b"C127.0.0.1\\nGET / HTTP/1.1\\r\\n\\r\\n"], [rights])
+print(child.pid, own.recv(9).decode(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_console_that_hangs_ends_with_its_server() -> None:
+    command = [sys.executable, "-c", SERVER, json.dumps(SETTINGS.as_json())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid, said = server.stdout.readline().split()
+        assert said == TAKEN.decode()
+        oom = Path(f"/proc/{pid}/oom_score_adj").read_text(encoding="ascii")
+        os.kill(int(pid), signal.SIGSTOP)
+        server.kill()
+    assert int(oom) == 1_000
+    deadline = time.monotonic() + HANG_SECONDS
+    while is_running(int(pid)):
+        assert time.monotonic() < deadline, "the console outlives its server"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Return False for a process that has ended, even if its parent does not ask."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
