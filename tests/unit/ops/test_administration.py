@@ -33,6 +33,7 @@ class Host:
                 for group_id in range(FIRST_PARTITION, count)
             },
             servers={1: None},
+            initial_voters={1: 1 << 16 | 1},
         )
         self.state = SimpleNamespace(
             server_id=1,
@@ -88,6 +89,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         partition_counts=lambda: PartitionCounts(under_min=under_min),
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
+        waits_to_be_added=False,
     )
     return Administration(server, Events(lambda: 1_000))  # type: ignore[arg-type]  # stand-ins
 

@@ -56,6 +56,7 @@ def test_status_and_health_tell_of_it_and_are_well(more: str, kinds: list[str]) 
         config=parsed(text),
         host=None,
         state=ServerState.SERVING,
+        waits_to_be_added=False,
         store=SimpleNamespace(accepts_appends=True),
         links=SimpleNamespace(links=list),
         certificates_ending=dict,
