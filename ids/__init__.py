@@ -68,6 +68,9 @@ NO_OFFSET: Final = Offset(-1)
 NO_SERVER: Final = ServerId(0)
 """No server is known."""
 
+SERVER_ID_MAX: Final = (1 << 15) - 1
+"""Largest server id that can be configured."""
+
 NO_REPLICA: Final = ReplicaNumber(0)
 """The server has no replica."""
 

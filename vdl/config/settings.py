@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ids import ServerId
+from ids import SERVER_ID_MAX, ServerId
 from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
 from segments.journal.files import piece_bytes_for
@@ -71,7 +71,6 @@ from vdl.kafka.security.protocol import OAUTHBEARER, SecurityProtocol
 from vdl.log import LogOptions
 from vdl.logstream.options import HostOptions
 
-SERVER_ID_MAX = (1 << 15) - 1
 """A replica id consists of the server id and a 16-bit replica number."""
 
 

@@ -27,7 +27,7 @@ Does not depend on leaders, on records, or on which servers are alive (a command
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from types import MappingProxyType
 from typing import Any
@@ -38,7 +38,13 @@ from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
 from vdl.state import acls, commands, quotas
 from vdl.state.acls import Acls
-from vdl.state.added_servers import ADDED_SERVERS_MAX, AddedServer, why_not_without
+from vdl.state.added_servers import (
+    ADDED_SERVERS_MAX,
+    AddedServer,
+    Drain,
+    why_not_added,
+    why_not_without,
+)
 from vdl.state.catalog_answers import (
     AclsCreated,
     AclsDeleted,
@@ -63,7 +69,7 @@ from vdl.state.catalog_answers import (
 from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
 from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
-from vdl.state.placement import Load, overfull, place, substitute
+from vdl.state.placement import Load, overfull, place
 from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
     FIRST_REPLICA,
@@ -360,8 +366,15 @@ class Catalog:
         return server_id in self.initial_voters or server_id in self.added
 
     def is_removed(self, server_id: ServerId, directory_id: DirectoryId) -> bool:
-        """Return True if the server was removed from the cluster with this directory."""
-        return self.directory_of(server_id) is None and directory_id in self.retired
+        """Return True if the server was removed from the cluster with this directory.
+
+        Also True if it was added again since, or has lost this directory.
+        """
+        return (
+            directory_id in self.retired
+            and server_id not in self.initial_voters
+            and self.directory_of(server_id) != directory_id
+        )
 
     def observers(self, group_id: GroupId) -> list[ReplicaInfo]:
         """Return the replicas that a group should have and that never vote, by server."""
@@ -377,6 +390,8 @@ class Catalog:
 
     def _admit_server(self, command: commands.AdmitServer) -> MembershipChanged:
         server_id, directory_id = command.server_id, command.directory_id
+        if complaint := why_not_added(server_id, len(self.initial_voters)):
+            return MembershipChanged(ErrorCode.INVALID_REQUEST, complaint)
         known = self.added.get(server_id)
         if known is not None and known.directory_id == directory_id:
             # Sent again, perhaps with a new address.
@@ -434,6 +449,10 @@ class Catalog:
         error, complaint = self.why_no_removal(server_id)
         if error is not ErrorCode.NONE:
             return MembershipChanged(error, complaint)
+        if self.directory_of(server_id) != command.directory_id:
+            return MembershipChanged(
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
+            )
         if command.is_leaving:
             partitions = {
                 f"{info.topic}-{info.partition}": info.replicas for info in self.groups.values()
@@ -448,52 +467,52 @@ class Catalog:
 
     def _drain_servers(self, command: commands.DrainServers) -> MembershipChanged:
         """Give partitions of leaving servers other replicas, in the place of those."""
-        leaving, load, racks = self.leaving, self._load(), self._placeable()
-        left = command.moves_max - sum(
-            not leaving.isdisjoint(replica.server_id for replica in move.leaving)
-            for move in self.moves.values()
-        )
-        for group_id in sorted(self.groups):
-            if left <= 0:
-                break
-            servers = [replica.server_id for replica in self.groups[group_id].replicas]
-            if leaving.isdisjoint(servers):
-                continue
-            wanted = self._without(servers, leaving, load, racks, command)
-            if wanted is not None and self._reassign(group_id, wanted) is ErrorCode.NONE:
-                left -= 1
+        for group_id, servers in self.drain_plan(command):
+            self._reassign(group_id, servers)
         return MembershipChanged(ErrorCode.NONE)
 
-    def _without(
-        self,
-        servers: list[ServerId],
-        leaving: frozenset[ServerId],
-        load: Load,
-        racks: dict[ServerId, str],
-        command: commands.DrainServers,
-    ) -> list[ServerId] | None:
-        """Return the servers of a partition without leaving ones, None if there are too few.
+    def drain_plan(self, command: commands.DrainServers) -> list[tuple[GroupId, list[ServerId]]]:
+        """Return the moves that the command would begin or change: groups, and their new servers.
 
-        New replicas are counted in `load`.
+        Moves in progress come first. They are changed if they lead onto a leaving server, or away
+        from one onto a server that is down, and do not count towards the limit again.
         """
-        wanted = list(servers)
-        for place_of, server in enumerate(servers):
-            if server not in leaving:
+        leaving = self.leaving
+        if not leaving:
+            return []
+        drain = Drain(self._load(), self._placeable(), leaving, command)
+        plan = []
+        left = command.moves_max
+        open_moves = [g for g in sorted(self.moves) if self.moves[g].is_open]
+        for group_id in open_moves:
+            wanted, move = self.groups[group_id].replicas, self.moves[group_id]
+            drains = not leaving.isdisjoint(replica.server_id for replica in move.leaving)
+            left -= drains
+            servers = drain.changed(wanted, move, drains=drains)
+            if servers and self._has_number(group_id, servers):
+                plan.append((group_id, servers))
+        for group_id in self._to_drain(leaving) if left > 0 else ():
+            info = self.groups[group_id]
+            servers = drain.begun([replica.server_id for replica in info.replicas])
+            if servers and self._has_number(group_id, servers):
+                plan.append((group_id, servers))
+                left -= 1
+            if left <= 0:
+                break
+        return plan
+
+    def _to_drain(self, leaving: frozenset[ServerId]) -> Iterator[GroupId]:
+        """Yield the groups with a replica on a leaving server and no move in progress, by id."""
+        for group_id in sorted(self.groups):
+            if self.move(group_id).is_open:
                 continue
-            chosen = substitute(
-                load,
-                racks,
-                [other for other in wanted if other != server],
-                alive=frozenset(command.alive),
-                replicas_max=command.replicas_per_server_max,
-            )
-            if chosen is None:
-                return None
-            wanted[place_of] = chosen
-        for server in wanted:
-            if server not in servers:
-                load.replicas[server] += 1
-        return wanted
+            if any(r.server_id in leaving for r in self.groups[group_id].replicas):
+                yield group_id
+
+    def _has_number(self, group_id: GroupId, servers: list[ServerId]) -> bool:
+        """Return True if a group can get replicas on these servers: no number has run out."""
+        replicas, _ = reassigned(self.groups[group_id].replicas, self.move(group_id), servers)
+        return all(replica.replica_number <= REPLICA_NUMBER_MAX for replica in replicas)
 
     def _remove_server(self, command: commands.RemoveServer) -> MembershipChanged:
         server_id = command.server_id
@@ -600,10 +619,12 @@ class Catalog:
         answer = self._renumber(server_id, held)
         if answer.error is ErrorCode.NONE:
             known = self.servers.get(server_id)
-            if known is None:  # the server lost its directory before it could register
+            if known is None and server_id not in self.added:
+                # The server lost its directory before it could register.
                 is_voter = server_id in self.initial_voters
                 known = ServerInfo(server_id, new, "", {}, replica_of_catalog=is_voter)
-            self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
+            if known is not None:
+                self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
             if server_id in self.added:
                 self._note_added(msgspec.structs.replace(self.added[server_id], directory_id=new))
             self.retired[command.old_directory_id] = server_id
@@ -699,6 +720,8 @@ class Catalog:
                 f"the partition has {len(info.replicas)} replicas, but {len(servers)} were "
                 "requested",
             )
+        elif complaint := self._why_not_drained(servers):
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         there = {replica.server_id for replica in self.listed(group_id)}
         more = [server for server in servers if server not in there]
         for server in more:
@@ -741,6 +764,19 @@ class Catalog:
         held = {replica.server_id for replica in there}
         return self._why_not_placed([server for server in servers if server not in held]) or (
             self._why_unknown(servers)
+        )
+
+    def _why_not_drained(self, servers: list[ServerId]) -> str:
+        """Return why a partition with replicas on these servers could not leave one of them.
+
+        Empty if it could, or need not.
+        """
+        staying = len(self._placeable())
+        if len(servers) <= staying or not (leaving := self.leaving.intersection(servers)):
+            return ""
+        return (
+            f"server {min(leaving)} is being removed from the cluster, and only {staying} servers "
+            "remain"
         )
 
     def _why_unknown(self, servers: list[ServerId]) -> str:

@@ -276,6 +276,8 @@ class DecommissionServer(Command, frozen=True, tag=46):
     """Begin to remove an added server, or take it back before it is removed."""
 
     server_id: ServerId
+    directory_id: DirectoryId
+    """As in `RemoveServer`: a late command must not hit a server that was added again."""
     is_leaving: bool = True
 
 

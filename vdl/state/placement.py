@@ -97,7 +97,8 @@ def substitute(
     """Return the server for one more replica of a partition; None if no server may take it.
 
     `racks` has the servers that may; `replicas` are the servers that have one and keep it. If
-    `alive` is empty, all servers are. `replicas_max` 0 means no limit.
+    `alive` is empty, all servers are. A server that is down is used only if there is no other: the
+    copy would not end. `replicas_max` 0 means no limit.
     """
     used_racks = {racks[server] for server in replicas if server in racks}
     return min(
@@ -107,8 +108,8 @@ def substitute(
             if server not in replicas and not 0 < replicas_max <= load.replicas[server]
         ),
         key=lambda s: (
-            bool(racks[s]) and racks[s] in used_racks,
             bool(alive) and s not in alive,
+            bool(racks[s]) and racks[s] in used_racks,
             load.replicas[s],
         ),
         default=None,

@@ -106,7 +106,7 @@ def test_leaving_server_gets_no_new_replica() -> None:
     """Neither by placement nor by assignment, by growth or by a reassignment (KIP-1066)."""
     catalog = _grown()
     (group,) = _topic(catalog, "t", [[1, 2, 3]])
-    assert _apply(catalog, commands.DecommissionServer(4)).error is ErrorCode.NONE
+    assert _apply(catalog, commands.DecommissionServer(4, NEW)).error is ErrorCode.NONE
     placed = _apply(catalog, commands.CreateTopics([commands.NewTopic("u", b"u" * 16, 9, 3)]))
     assert all(4 not in _servers(catalog, g) for g in placed.topics[0].group_ids)
     assigned = commands.NewTopic("v", b"v" * 16, assignments=[[1, 2, 4]])
@@ -115,7 +115,7 @@ def test_leaving_server_gets_no_new_replica() -> None:
     move = commands.AlterReassignments([commands.Reassign("t", 0, [1, 2, 4])])
     assert _apply(catalog, move).errors[0][0] is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert _servers(catalog, group) == [1, 2, 3]
-    _apply(catalog, commands.DecommissionServer(4, is_leaving=False))
+    _apply(catalog, commands.DecommissionServer(4, NEW, is_leaving=False))
     assert _apply(catalog, move).errors[0][0] is ErrorCode.NONE
 
 
@@ -123,7 +123,7 @@ def test_drain_moves_partitions_in_place_up_to_a_limit() -> None:
     """Each leaving replica gets a substitute; the limit counts moves that are not finished."""
     catalog = _grown()
     groups = _topic(catalog, "t", [[4, 1, 2], [1, 4, 2], [1, 2, 3], [2, 3, 4]])
-    _apply(catalog, commands.DecommissionServer(4))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
     _drain(catalog, moves_max=2)
     assert [_servers(catalog, g) for g in groups] == [[3, 1, 2], [1, 3, 2], [1, 2, 3], [2, 3, 4]]
     _drain(catalog, moves_max=2)
@@ -140,7 +140,7 @@ def test_drain_does_nothing_without_a_leaving_server_or_room() -> None:
     _drain(catalog)
     assert _servers(catalog, group) == [4, 1, 2]
     _topic(catalog, "u", [[3]])
-    _apply(catalog, commands.DecommissionServer(4))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
     _drain(catalog, limit=1)
     assert _servers(catalog, group) == [4, 1, 2]
     _drain(catalog, limit=2)
@@ -152,7 +152,7 @@ def test_drain_replaces_a_move_onto_the_leaving_server() -> None:
     catalog = _grown()
     (group,) = _topic(catalog, "t", [[1, 2, 3]])
     _apply(catalog, commands.AlterReassignments([commands.Reassign("t", 0, [1, 2, 4])]))
-    _apply(catalog, commands.DecommissionServer(4))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
     _drain(catalog)
     assert _servers(catalog, group) == [1, 2, 3]
 
@@ -161,7 +161,7 @@ def test_server_is_not_removed_while_a_group_lists_it() -> None:
     """A replica that is leaving may still be needed for a majority."""
     catalog = _grown()
     (group,) = _topic(catalog, "t", [[4, 1, 2]])
-    _apply(catalog, commands.DecommissionServer(4))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
     removal = commands.RemoveServer(4, NEW)
     assert _apply(catalog, removal).error is ErrorCode.INVALID_REQUEST
     _drain(catalog)
@@ -176,8 +176,8 @@ def test_server_is_not_removed_while_a_group_lists_it() -> None:
 def test_server_that_was_taken_back_is_not_removed() -> None:
     """A removal that was proposed before the server was taken back has no effect."""
     catalog = _grown()
-    _apply(catalog, commands.DecommissionServer(4))
-    _apply(catalog, commands.DecommissionServer(4, is_leaving=False))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    _apply(catalog, commands.DecommissionServer(4, NEW, is_leaving=False))
     assert _apply(catalog, commands.RemoveServer(4, NEW)).error is ErrorCode.INVALID_REQUEST
     assert 4 in catalog.servers
 
@@ -185,7 +185,7 @@ def test_server_that_was_taken_back_is_not_removed() -> None:
 def test_removed_server_cannot_register_and_returns_only_with_an_empty_directory() -> None:
     """Its directory is retired, and the numbers of its replicas are never given out again."""
     catalog = _grown()
-    _apply(catalog, commands.DecommissionServer(4))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
     _apply(catalog, commands.RemoveServer(4, NEW))
     assert _register(catalog, 4, NEW).error is ErrorCode.BROKER_ID_NOT_REGISTERED
     assert _admit(catalog).error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
@@ -199,7 +199,7 @@ def test_initial_and_unknown_servers_are_not_removed(server_id: int) -> None:
     """The first holds the catalog and the coordinators."""
     catalog = _grown()
     for command in (
-        commands.DecommissionServer(server_id),
+        commands.DecommissionServer(server_id, INITIAL[ServerId(1)]),
         commands.RemoveServer(server_id, INITIAL[ServerId(1)]),
     ):
         assert _apply(catalog, command).error is not ErrorCode.NONE
@@ -212,8 +212,8 @@ def test_decommission_is_refused_where_too_few_servers_would_remain() -> None:
     _admit(catalog, 5, OTHER)
     _register(catalog, 5, OTHER)
     _topic(catalog, "t", [[1, 2, 3, 4]])
-    assert _apply(catalog, commands.DecommissionServer(4)).error is ErrorCode.NONE
-    refused = _apply(catalog, commands.DecommissionServer(5))
+    assert _apply(catalog, commands.DecommissionServer(4, NEW)).error is ErrorCode.NONE
+    refused = _apply(catalog, commands.DecommissionServer(5, OTHER))
     assert refused.error is ErrorCode.INVALID_REPLICATION_FACTOR
     assert "t-0 has 4 replicas, but only 3 servers would remain" in refused.message
     _topic(catalog, "u", [[5]])
@@ -237,7 +237,7 @@ def test_added_servers_survive_a_snapshot_and_changes_are_stored() -> None:
     stored = dict(catalog.take_dirty())
     for command in (
         commands.AdmitServer(5, OTHER, "h5", 9192),
-        commands.DecommissionServer(4),
+        commands.DecommissionServer(4, NEW),
         commands.RemoveServer(4, NEW),
     ):
         _apply(catalog, command)
@@ -252,3 +252,102 @@ def test_added_servers_survive_a_snapshot_and_changes_are_stored() -> None:
     assert copy.items() == catalog.items()
     assert copy.added == catalog.added
     assert copy.item_count == catalog.item_count == len(catalog.items())
+
+
+@pytest.mark.parametrize(("server_id", "initial"), [(0, 3), (1 << 15, 3), (4, 2), (4, 1)])
+def test_addition_is_refused_for_an_impossible_id_or_a_small_cluster(
+    server_id: int, initial: int
+) -> None:
+    """A replica id has 15 bits for a server; a cluster of one or two voters loses the catalog."""
+    voters = {server: INITIAL[server] for server in sorted(INITIAL)[:initial]}
+    catalog = Catalog("c", coordinator_groups=2, initial_voters=voters)
+    assert _admit(catalog, server_id).error is ErrorCode.INVALID_REQUEST
+    assert not catalog.added
+
+
+def test_late_decommission_does_not_hit_a_server_that_was_added_again() -> None:
+    """It names the directory of the server that it was sent for."""
+    catalog = _grown()
+    late = commands.DecommissionServer(4, NEW)
+    _apply(catalog, late)
+    _apply(catalog, commands.RemoveServer(4, NEW))
+    _admit(catalog, directory=OTHER)
+    assert _apply(catalog, late).error is ErrorCode.INVALID_REQUEST
+    assert not catalog.leaving
+
+
+def test_lost_directory_of_a_server_that_has_not_registered_is_replaced() -> None:
+    """It gets no listeners that it never had, so clients are not sent to it."""
+    catalog = _cluster()
+    _admit(catalog)
+    assert _apply(catalog, commands.ReplaceServer(4, NEW, OTHER)).error is ErrorCode.NONE
+    assert catalog.directory_of(ServerId(4)) == OTHER
+    assert 4 not in catalog.servers
+    assert catalog.is_removed(ServerId(4), NEW)
+    assert _register(catalog, 4, OTHER).error is ErrorCode.NONE
+
+
+def _drain_with(catalog: Catalog, alive: list[int], moves_max: int = 32) -> None:
+    _apply(catalog, commands.DrainServers(alive, moves_max))
+
+
+def test_drain_changes_a_move_onto_a_server_that_is_down() -> None:
+    """Its copy would not end; if no other server is there, the move waits."""
+    catalog = _grown()
+    _admit(catalog, 5, OTHER)
+    _register(catalog, 5, OTHER)
+    (group,) = _topic(catalog, "t", [[4, 1]])
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    _drain_with(catalog, [1, 2, 3, 4, 5])
+    assert _servers(catalog, group) == [2, 1]
+    _drain_with(catalog, [1])
+    assert _servers(catalog, group) == [2, 1]
+    _drain_with(catalog, [1, 5], moves_max=1)
+    assert _servers(catalog, group) == [5, 1]
+
+
+def test_full_places_do_not_hold_up_a_move_onto_a_leaving_server() -> None:
+    """Other moves may wait for it for ever; changing it begins no new one."""
+    catalog = _grown()
+    waiting, onto = _topic(catalog, "t", [[1, 2, 4], [1, 2, 3]])
+    _apply(catalog, commands.AlterReassignments([commands.Reassign("t", 1, [1, 2, 4])]))
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    _drain(catalog, moves_max=0)
+    assert _servers(catalog, waiting) == [1, 2, 4]
+    assert _servers(catalog, onto) == [1, 2, 3]
+
+
+def test_substitute_is_on_a_server_that_is_there_before_one_on_another_rack() -> None:
+    """A drain onto a server that is down does not end."""
+    catalog = Catalog("c", coordinator_groups=2, initial_voters=INITIAL)
+    for server_id, rack in ((1, "a"), (2, "a"), (3, "b")):
+        _register(catalog, server_id, INITIAL[ServerId(server_id)], rack)
+    _admit(catalog)
+    _register(catalog, 4, NEW, "b")
+    (group,) = _topic(catalog, "t", [[1, 4]])
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    _drain_with(catalog, [1, 2])
+    assert _servers(catalog, group) == [1, 2]
+
+
+def test_reassignment_that_keeps_a_leaving_server_needs_room_without_it() -> None:
+    """More replicas than servers that stay could never leave it."""
+    catalog = _grown()
+    _topic(catalog, "t", [[1, 2, 4]])
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    move = commands.AlterReassignments([commands.Reassign("t", 0, [1, 2, 3, 4])])
+    error, message = _apply(catalog, move).errors[0]
+    assert error is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "only 3 servers remain" in message
+
+
+def test_plan_of_a_drain_is_empty_when_nothing_would_change() -> None:
+    """Then no command is proposed: a drain that waits adds nothing to the log."""
+    catalog = _grown()
+    (group,) = _topic(catalog, "t", [[4, 1, 2]])
+    command = commands.DrainServers([1, 2, 3, 4], 32)
+    assert not catalog.drain_plan(command)
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    assert catalog.drain_plan(command) == [(group, [3, 1, 2])]
+    _apply(catalog, command)
+    assert not catalog.drain_plan(command)

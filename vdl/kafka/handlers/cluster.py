@@ -184,7 +184,7 @@ def handle_unregister_broker(
         later.complete(response)
 
     host.propose_catalog(
-        DecommissionServer(server_id),
+        DecommissionServer(server_id, host.catalog.added[server_id].directory_id),
         deadline_ns=ctx.received_ns + ctx.server.config.read_timeout_ms * MS,
         done=lambda outcome: later.run(lambda: decided(outcome)),
     )

@@ -38,14 +38,24 @@ from rpc.hello import VERSION_OF_ADDED_SERVERS, Hello
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.membership.replacement import groups_that_halt
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
+from vdl.state.added_servers import AddedServer, why_not_added
 from vdl.state.catalog import GroupInfo
-from vdl.state.commands import AdmitServer, DecommissionServer, DrainServers, RemoveServer
+from vdl.state.commands import (
+    AdmitServer,
+    DecommissionServer,
+    DrainServers,
+    RemoveServer,
+    ReplaceServer,
+)
 
 MOVES_MAX = 32
 """Maximum number of partitions that are being moved away from leaving servers at a time."""
+EXAMINED_MAX = 1_000
+"""Maximum number of partitions of a leaving server that are examined for one that cannot move."""
 DEADLINE_NS = 2_000 * MS
 """Time after which a proposal without a known outcome is repeated."""
 
@@ -111,15 +121,53 @@ class AddedServers:
     def admit(
         self, server_id: ServerId, host: str, port: int, *, deadline_ns: int, done: Done
     ) -> None:
-        """Add a server that waits, or change the address of one that was added."""
-        state = self._state
+        """Add a server that waits, or change the address of one that was added.
+
+        One that was added and waits in another directory has lost the first: its replicas are
+        replaced. As an operator decides this, a volume that was mounted late is none of the causes.
+        """
+        state, catalog = self._state, self._state.catalog
         hello = state.newcomers.get(server_id) or state.alive.get(server_id)
+        if complaint := why_not_added(server_id, len(catalog.initial_voters)):
+            done(ErrorCode.INVALID_REQUEST, complaint)
+            return
         if complaint := self._why_not_now(server_id, hello):
             done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
             return
         assert hello is not None
-        command = AdmitServer(server_id, hello.directory_id, host, port)
-        self._request(command, deadline_ns, done)
+        admits = AdmitServer(server_id, hello.directory_id, host, port)
+        old = catalog.added.get(server_id)
+        if old is None or old.directory_id == hello.directory_id:
+            self._request(admits, deadline_ns, done)
+            return
+        if complaint := self._why_not_replaced(old):
+            done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
+            return
+
+        def replaced(error: ErrorCode, message: str) -> None:
+            if error is ErrorCode.NONE:
+                self._request(admits, deadline_ns, done)  # perhaps at another address
+            else:
+                done(error, message)
+
+        replaces = ReplaceServer(server_id, old.directory_id, hello.directory_id)
+        self._request(replaces, deadline_ns, replaced)
+
+    def _why_not_replaced(self, old: AddedServer) -> str:
+        """Return why an added server's directory cannot be given up; empty if it can."""
+        state, server_id = self._state, old.server_id
+        linked = state.alive.get(server_id)
+        if server_id == state.server_id or (
+            linked is not None and linked.directory_id == old.directory_id
+        ):
+            return f"server {server_id} runs in another directory: stop one of the two"
+        if halted := groups_that_halt(state.catalog, server_id, self._liveness):
+            return (
+                f"{state.told_of(halted[0])} and {len(halted) - 1} other partitions have no leader "
+                f"without the lost directory of server {server_id}: start servers that have their "
+                "replicas, or delete these topics"
+            )
+        return ""
 
     def decommission(
         self, server_id: ServerId, *, is_leaving: bool, deadline_ns: int, done: Done
@@ -129,7 +177,8 @@ class AddedServers:
         if error is not ErrorCode.NONE:
             done(error, complaint)
             return
-        self._request(DecommissionServer(server_id, is_leaving), deadline_ns, done)
+        directory_id = self._state.catalog.added[server_id].directory_id
+        self._request(DecommissionServer(server_id, directory_id, is_leaving), deadline_ns, done)
 
     def _request(self, command: Any, deadline_ns: int, done: Done) -> None:
         def ended(outcome: Outcome) -> None:
@@ -146,7 +195,8 @@ class AddedServers:
         """Return why a server cannot be added now; empty if it can.
 
         A replica stops at a command that it does not know, so all servers must be there to say
-        their version before the first of these commands is appended.
+        their version before the first of these commands is appended. Servers that were added know
+        them: they need not be there.
         """
         state = self._state
         if hello is None:
@@ -157,13 +207,15 @@ class AddedServers:
             )
         if hello.version < VERSION_OF_ADDED_SERVERS:
             return f"server {server_id} runs a version that cannot be added"
-        catalog = state.catalog
-        for other in sorted(catalog.initial_voters.keys() | catalog.added.keys()):
+        for other in state.catalog.initial_voters:
             if other == state.server_id:
                 continue
             peer = state.alive.get(other)
             if peer is None:
-                return f"server {other} is not connected: all servers must be"
+                return (
+                    f"server {other} is not connected: all servers with which the cluster began "
+                    "must be"
+                )
             if peer.version < VERSION_OF_ADDED_SERVERS:
                 return f"server {other} runs a version to which no server can be added"
         return ""
@@ -181,13 +233,12 @@ class AddedServers:
                 state.log.info("removes_server", server=server_id)
                 self._propose(RemoveServer(server_id, directory_id))
                 return
-        if any(
-            replica.server_id in leaving
-            for info in (catalog.groups.values() if leaving else ())
-            for replica in info.replicas
-        ):
-            alive = sorted([state.server_id, *state.alive])
-            self._propose(DrainServers(alive, MOVES_MAX, self.replicas_max()))
+        if not leaving:
+            return
+        alive = sorted([state.server_id, *state.alive])
+        drains = DrainServers(alive, MOVES_MAX, self.replicas_max())
+        if catalog.drain_plan(drains):
+            self._propose(drains)
 
     def _propose(self, command: Any) -> None:
         self._is_proposing = True
@@ -223,7 +274,7 @@ class AddedServers:
                 leading=leading[server_id],
             )
             if one.standing is Standing.LEAVING:
-                one.blocking, one.reason = self._blocking(server_id)
+                one.blocking, one.reason = self._blocking(server_id, held)
             found.append(one)
         return sorted(found, key=lambda one: one.server_id)
 
@@ -236,28 +287,31 @@ class AddedServers:
             leading[self._liveness.leader_of(group_id)[0]] += 1
         return held, leading
 
-    def _blocking(self, server_id: ServerId) -> tuple[str, str]:
+    def _blocking(self, server_id: ServerId, held: Counter[ServerId]) -> tuple[str, str]:
         """Return a partition that keeps a server from being removed, and why; ("", "") for none.
 
-        One that cannot move now comes before those that do, or wait for their turn.
+        One that cannot move now comes before those that do, or wait for their turn. `held`: number
+        of replicas of each server.
         """
         found = ("", "")
-        for info in self._state.catalog.held_by(server_id):
-            reason, is_stuck = self._why_here(server_id, info)
+        for info in self._state.catalog.held_by(server_id)[:EXAMINED_MAX]:
+            reason, is_stuck = self._why_here(server_id, info, held)
             if is_stuck or not found[0]:
                 found = f"{info.topic}-{info.partition}", reason
             if is_stuck:
                 break
         return found
 
-    def _why_here(self, server_id: ServerId, info: GroupInfo) -> tuple[str, bool]:
+    def _why_here(
+        self, server_id: ServerId, info: GroupInfo, held: Counter[ServerId]
+    ) -> tuple[str, bool]:
         """Return why a partition still has a replica on a server; True: it cannot move now."""
         state, group_id = self._state, info.group_id
         if self._liveness.leader_of(group_id)[0] < 0:
             return "it has no leader", True
         servers = [replica.server_id for replica in info.replicas]
         if server_id in servers:
-            return self._why_not_begun(servers)
+            return self._why_not_begun(servers, held)
         adding = set(servers).difference(state.catalog.move(group_id).origin)
         for server in sorted(adding):
             if server != state.server_id and server not in state.alive:
@@ -266,12 +320,11 @@ class AddedServers:
             return f"server {min(adding)} takes it", False
         return "its leader has not confirmed yet that it moved", False
 
-    def _why_not_begun(self, servers: list[ServerId]) -> tuple[str, bool]:
+    def _why_not_begun(self, servers: list[ServerId], held: Counter[ServerId]) -> tuple[str, bool]:
         catalog, limit = self._state.catalog, self.replicas_max()
         others = catalog.servers.keys() - catalog.leaving - set(servers)
         if not others:
             return "every other server has a replica of it", True
-        held, _ = self._counts() if limit else (Counter[ServerId](), None)
         if limit and all(held[server] >= limit for server in others):
             return f"no server may have more than {limit} replicas", True
         return f"it waits for others: {MOVES_MAX} partitions move at a time", False

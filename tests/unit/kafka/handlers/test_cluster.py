@@ -89,6 +89,7 @@ def test_added_server_without_partitions_is_unregistered() -> None:
     """It is marked as leaving; the catalog's leader removes it."""
     world = World()
     catalog = world.host.catalog
+    catalog.initial_voters = {ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)}
     catalog.apply(commands.AdmitServer(ServerId(4), DirectoryId(b"n" * 16), "h4", 9192), 0, 1)
     answer = world.client().ask(UNREGISTER_BROKER, 0, UnregisterBrokerRequest(4))
     assert (answer.error_code, answer.error_message) == (ErrorCode.NONE, None)
