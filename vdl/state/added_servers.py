@@ -89,6 +89,12 @@ class Drain:
         self._alive = frozenset(command.alive)
         self._replicas_max = command.replicas_per_server_max
 
+    @property
+    def has_room(self) -> bool:
+        """True if some server may take another replica of some partition."""
+        limit = self._replicas_max
+        return not limit or any(self._load.replicas[server] < limit for server in self._racks)
+
     def begun(self, servers: list[ServerId]) -> list[ServerId] | None:
         """Return the servers of a partition without leaving ones; None if there are too few."""
         return self._without(servers, self._leaving.intersection(servers), self._racks)

@@ -69,6 +69,7 @@ from vdl.state.catalog_answers import (
 from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
 from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
+from vdl.state.held_groups import HeldGroups
 from vdl.state.placement import Load, overfull, place
 from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
@@ -190,6 +191,10 @@ class Catalog:
         """Groups of partitions only; the catalog and the coordinators are in the birth record."""
         self.moves: dict[GroupId, Move] = {}
         """Reassignment state by group, for groups that were ever reassigned."""
+        self.held = HeldGroups()
+        """Groups of partitions by server, those that are leaving it included. Derived."""
+        self.open_moves: set[GroupId] = set()
+        """Groups that must still change members or report that they have. Derived."""
         self.next_group_id = GroupId(coordinator_groups + 1)
         self.next_producer_id = 0
         self.features = Features()
@@ -480,11 +485,12 @@ class Catalog:
         leaving = self.leaving
         if not leaving:
             return []
-        drain = Drain(self._load(), self._placeable(), leaving, command)
+        load = Load(self.servers)
+        load.replicas = {server: len(self.held[server]) for server in self.servers}
+        drain = Drain(load, self._placeable(), leaving, command)
         plan = []
         left = command.moves_max
-        open_moves = [g for g in sorted(self.moves) if self.moves[g].is_open]
-        for group_id in open_moves:
+        for group_id in sorted(self.open_moves):
             wanted, move = self.groups[group_id].replicas, self.moves[group_id]
             drains = not leaving.isdisjoint(replica.server_id for replica in move.leaving)
             left -= drains
@@ -497,17 +503,14 @@ class Catalog:
             if servers and self._has_number(group_id, servers):
                 plan.append((group_id, servers))
                 left -= 1
-            if left <= 0:
+            if left <= 0 or not drain.has_room:
                 break
         return plan
 
     def _to_drain(self, leaving: frozenset[ServerId]) -> Iterator[GroupId]:
         """Yield the groups with a replica on a leaving server and no move in progress, by id."""
-        for group_id in sorted(self.groups):
-            if self.move(group_id).is_open:
-                continue
-            if any(r.server_id in leaving for r in self.groups[group_id].replicas):
-                yield group_id
+        held = {group_id for server in leaving for group_id in self.held[server]}
+        yield from sorted(held - self.open_moves)
 
     def _has_number(self, group_id: GroupId, servers: list[ServerId]) -> bool:
         """Return True if a group can get replicas on these servers: no number has run out."""
@@ -596,8 +599,7 @@ class Catalog:
 
     def held_by(self, server_id: ServerId) -> list[GroupInfo]:
         """Return the partitions of which the server must keep a replica, by group id."""
-        groups = (self.groups[group_id] for group_id in sorted(self.groups))
-        return [info for info in groups if self.replica_number(info.group_id, server_id)]
+        return [self.groups[group_id] for group_id in sorted(self.held[server_id])]
 
     def is_sole(self, group_id: GroupId) -> bool:
         """Return True if the group has a single replica, which cannot be replaced."""
@@ -663,8 +665,7 @@ class Catalog:
             else:
                 info = self.groups[group_id]
                 replicas = renumbered(info.replicas, server_id)
-                self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
-                self._dirty.add(_group_key(group_id))
+                self._set_replicas(group_id, replicas)
                 if move := self.moves.get(group_id):
                     self._note_move(
                         group_id,
@@ -688,10 +689,7 @@ class Catalog:
         return bool(moves) and any(g in moves and moves[g].origin for g in topic.partitions)
 
     def _alter_reassignments(self, command: commands.AlterReassignments) -> ReassignmentsAltered:
-        held: Counter[ServerId] = Counter()
-        if command.replicas_per_server_max:
-            for group_id in self.groups:
-                held.update(replica.server_id for replica in self.listed(group_id))
+        held = Counter({server: len(self.held[server]) for server in self.servers})
         return ReassignmentsAltered(
             [self._alter_reassignment(change, command, held) for change in command.changes]
         )
@@ -745,8 +743,7 @@ class Catalog:
         if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
             return ErrorCode.POLICY_VIOLATION
         if replicas != info.replicas:
-            self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
-            self._dirty.add(_group_key(group_id))
+            self._set_replicas(group_id, replicas)
             self.renumbered += 1
         if moved != move:
             self._note_move(group_id, moved)
@@ -800,8 +797,20 @@ class Catalog:
                 answer.errors.append((ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ""))
         return answer
 
+    def _set_replicas(self, group_id: GroupId, replicas: list[ReplicaInfo]) -> None:
+        before = self.listed(group_id)
+        self.groups[group_id] = msgspec.structs.replace(self.groups[group_id], replicas=replicas)
+        self.held.replace(group_id, before, self.listed(group_id))
+        self._dirty.add(_group_key(group_id))
+
     def _note_move(self, group_id: GroupId, move: Move) -> None:
+        before = self.listed(group_id)
         self.moves[group_id] = move
+        self.held.replace(group_id, before, self.listed(group_id))
+        if move.is_open:
+            self.open_moves.add(group_id)
+        else:
+            self.open_moves.discard(group_id)
         self.renumbered += 1
         self._dirty.add(_move_key(group_id))
 
@@ -994,6 +1003,7 @@ class Catalog:
                 replicas=members,
                 founding=members,
             )
+            self.held.replace(group_id, (), members)
             self._dirty.add(_group_key(group_id))
         self.next_group_id = GroupId(first + len(placements))
         self._dirty.add(_KEY_COUNTERS)
@@ -1099,6 +1109,8 @@ class Catalog:
 
     def _delete(self, topic: TopicInfo, answer: TopicsDeleted) -> None:
         for group_id in topic.partitions:
+            self.held.replace(group_id, self.listed(group_id), ())
+            self.open_moves.discard(group_id)
             del self.groups[group_id]
             self._dirty.add(_group_key(group_id))
             if self.moves.pop(group_id, None) is not None:
@@ -1225,6 +1237,7 @@ class Catalog:
         self.topics_by_id = {}
         self.groups = {}
         self.moves = {}
+        self.held = HeldGroups()
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
         self.noted_ms = 0
@@ -1270,6 +1283,9 @@ class Catalog:
                     self.topics_by_id[topic.topic_id] = topic
                 case kind:
                     raise AssertionError(f"the catalog stores nothing under {kind!r}")
+        for group_id in self.groups:
+            self.held.replace(group_id, (), self.listed(group_id))
+        self.open_moves = {group_id for group_id, move in self.moves.items() if move.is_open}
 
     def _stored(self, key: bytes) -> bytes | None:
         value: Any

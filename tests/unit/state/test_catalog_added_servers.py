@@ -61,6 +61,18 @@ def _servers(catalog: Catalog, group_id: GroupId) -> list[int]:
     return [replica.server_id for replica in catalog.replicas(group_id)]
 
 
+def assert_derived(catalog: Catalog) -> None:
+    """Assert that the groups by server, and the open moves, are those of the state."""
+    for server in catalog.servers:
+        listed = {
+            group
+            for group in catalog.groups
+            if any(replica.server_id == server for replica in catalog.listed(group))
+        }
+        assert set(catalog.held[server]) == listed, server
+    assert catalog.open_moves == {g for g, move in catalog.moves.items() if move.is_open}
+
+
 def _finish(catalog: Catalog, *groups: GroupId) -> None:
     moves = [commands.FinishedMove(g, catalog.move(g).revision) for g in groups]
     _apply(catalog, commands.FinishReassignments(moves))
@@ -251,6 +263,7 @@ def test_added_servers_survive_a_snapshot_and_changes_are_stored() -> None:
     copy.load(catalog.items())
     assert copy.items() == catalog.items()
     assert copy.added == catalog.added
+    assert_derived(copy)
     assert copy.item_count == catalog.item_count == len(catalog.items())
 
 
@@ -351,3 +364,29 @@ def test_plan_of_a_drain_is_empty_when_nothing_would_change() -> None:
     assert catalog.drain_plan(command) == [(group, [3, 1, 2])]
     _apply(catalog, command)
     assert not catalog.drain_plan(command)
+
+
+def test_groups_by_server_follow_creation_moves_and_deletion() -> None:
+    """A server whose last replica has left is removed; one that still has some is not."""
+    catalog = _grown()
+    groups = _topic(catalog, "t", [[4, 1, 2], [1, 2, 3]])
+    assert_derived(catalog)
+    _apply(catalog, commands.DecommissionServer(4, NEW))
+    _drain(catalog)
+    assert_derived(catalog)
+    assert list(catalog.held[ServerId(4)]) == [groups[0]]
+    copy = Catalog("c", coordinator_groups=2, initial_voters=INITIAL)
+    copy.load(catalog.items())
+    assert_derived(copy)
+    _apply(catalog, commands.AlterReassignments([commands.Reassign("t", 0, None)]))
+    assert_derived(catalog)
+    _drain(catalog)
+    _finish(catalog, groups[0])
+    assert_derived(catalog)
+    assert not catalog.held[ServerId(4)]
+    _apply(catalog, commands.AlterReassignments([commands.Reassign("t", 1, [1, 2])]))
+    _apply(catalog, commands.ReplaceServer(3, INITIAL[ServerId(3)], OTHER))
+    assert_derived(catalog)
+    _apply(catalog, commands.DeleteTopics(["t"]))
+    assert_derived(catalog)
+    assert not any(catalog.held[server] for server in catalog.servers)

@@ -228,7 +228,7 @@ class AddedServers:
             return
         leaving = catalog.leaving
         for server_id in sorted(leaving):
-            if not catalog.held_by(server_id):
+            if not catalog.held[server_id]:
                 directory_id = catalog.added[server_id].directory_id
                 state.log.info("removes_server", server=server_id)
                 self._propose(RemoveServer(server_id, directory_id))
@@ -259,7 +259,7 @@ class AddedServers:
             for server_id in state.newcomers
             if not catalog.is_member(server_id)
         ]
-        held, leading = self._counts()
+        leading = Counter(self._liveness.leader_of(group_id)[0] for group_id in catalog.groups)
         for server_id in catalog.initial_voters.keys() | catalog.added.keys():
             added, known = catalog.added.get(server_id), catalog.servers.get(server_id)
             standing = Standing.MEMBER if known is not None else Standing.JOINING
@@ -270,48 +270,36 @@ class AddedServers:
                 is_connected=server_id == state.server_id or server_id in state.alive,
                 address="" if added is None else f"{added.host}:{added.port}",
                 rack="" if known is None else known.rack,
-                replicas=held[server_id],
+                replicas=len(catalog.held[server_id]),
                 leading=leading[server_id],
             )
             if one.standing is Standing.LEAVING:
-                one.blocking, one.reason = self._blocking(server_id, held)
+                one.blocking, one.reason = self._blocking(server_id)
             found.append(one)
         return sorted(found, key=lambda one: one.server_id)
 
-    def _counts(self) -> tuple[Counter[ServerId], Counter[ServerId]]:
-        """Return the replicas of partitions, and the leaderships, of each server."""
-        held: Counter[ServerId] = Counter()
-        leading: Counter[ServerId] = Counter()
-        for group_id in self._state.catalog.groups:
-            held.update(r.server_id for r in self._state.catalog.listed(group_id))
-            leading[self._liveness.leader_of(group_id)[0]] += 1
-        return held, leading
-
-    def _blocking(self, server_id: ServerId, held: Counter[ServerId]) -> tuple[str, str]:
+    def _blocking(self, server_id: ServerId) -> tuple[str, str]:
         """Return a partition that keeps a server from being removed, and why; ("", "") for none.
 
-        One that cannot move now comes before those that do, or wait for their turn. `held`: number
-        of replicas of each server.
+        One that cannot move now comes before those that do, or wait for their turn.
         """
         found = ("", "")
         for info in self._state.catalog.held_by(server_id)[:EXAMINED_MAX]:
-            reason, is_stuck = self._why_here(server_id, info, held)
+            reason, is_stuck = self._why_here(server_id, info)
             if is_stuck or not found[0]:
                 found = f"{info.topic}-{info.partition}", reason
             if is_stuck:
                 break
         return found
 
-    def _why_here(
-        self, server_id: ServerId, info: GroupInfo, held: Counter[ServerId]
-    ) -> tuple[str, bool]:
+    def _why_here(self, server_id: ServerId, info: GroupInfo) -> tuple[str, bool]:
         """Return why a partition still has a replica on a server; True: it cannot move now."""
         state, group_id = self._state, info.group_id
         if self._liveness.leader_of(group_id)[0] < 0:
             return "it has no leader", True
         servers = [replica.server_id for replica in info.replicas]
         if server_id in servers:
-            return self._why_not_begun(servers, held)
+            return self._why_not_begun(servers)
         adding = set(servers).difference(state.catalog.move(group_id).origin)
         for server in sorted(adding):
             if server != state.server_id and server not in state.alive:
@@ -320,11 +308,11 @@ class AddedServers:
             return f"server {min(adding)} takes it", False
         return "its leader has not confirmed yet that it moved", False
 
-    def _why_not_begun(self, servers: list[ServerId], held: Counter[ServerId]) -> tuple[str, bool]:
+    def _why_not_begun(self, servers: list[ServerId]) -> tuple[str, bool]:
         catalog, limit = self._state.catalog, self.replicas_max()
         others = catalog.servers.keys() - catalog.leaving - set(servers)
         if not others:
             return "every other server has a replica of it", True
-        if limit and all(held[server] >= limit for server in others):
+        if limit and all(len(catalog.held[server]) >= limit for server in others):
             return f"no server may have more than {limit} replicas", True
         return f"it waits for others: {MOVES_MAX} partitions move at a time", False
