@@ -28,8 +28,9 @@ _MEMBER, _LEAVING = "member", "leaving"
 def member() -> None:
     """Show, add and remove the servers of a cluster.
 
-    A lost server needs no command: start it again under its id with an empty data directory, and
-    the cluster replaces its replicas.
+    A lost server is started again under its id with an empty data directory, and the cluster
+    replaces its replicas. One of the servers that formed the cluster needs no command; one that was
+    added waits until it is added again.
     """
 
 

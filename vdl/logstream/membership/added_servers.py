@@ -228,7 +228,7 @@ class AddedServers:
             return
         leaving = catalog.leaving
         for server_id in sorted(leaving):
-            if not catalog.held[server_id]:
+            if not catalog.held_by(server_id):
                 directory_id = catalog.added[server_id].directory_id
                 state.log.info("removes_server", server=server_id)
                 self._propose(RemoveServer(server_id, directory_id))
@@ -267,7 +267,7 @@ class AddedServers:
                 server_id,
                 Standing.LEAVING if added is not None and added.is_leaving else standing,
                 is_voter=added is None,
-                is_connected=server_id == state.server_id or server_id in state.alive,
+                is_connected=server_id in (state.server_id, *state.alive, *state.newcomers),
                 address="" if added is None else f"{added.host}:{added.port}",
                 rack="" if known is None else known.rack,
                 replicas=len(catalog.held[server_id]),
