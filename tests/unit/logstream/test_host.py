@@ -229,11 +229,11 @@ def test_leadership_that_does_not_return_is_offered_ever_more_rarely(
 
     hand_over = Transfers._hand_over
 
-    def lost(self: Transfers, group: Group, transferee: int) -> None:
+    def lost(self: Transfers, group: Group, transferee: int, reason: str) -> None:
         if group.group_id == group_id:
             offers.append(cluster.time.now_ns)
         else:
-            hand_over(self, group, transferee)
+            hand_over(self, group, transferee, reason)
 
     with monkeypatch.context() as patched:
         patched.setattr(Transfers, "_hand_over", lost)
