@@ -316,10 +316,10 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
     offers: list[int] = []
     hand_over = Transfers._hand_over
 
-    def offered(self: Transfers, group: Group, transferee: int) -> None:
+    def offered(self: Transfers, group: Group, transferee: int, reason: str) -> None:
         if group.group_id == group_id:
             offers.append(server_of(transferee))
-        hand_over(self, group, transferee)
+        hand_over(self, group, transferee, reason)
 
     monkeypatch.setattr(Transfers, "_hand_over", offered)
     leader = cluster.leader(group_id).group
@@ -356,7 +356,9 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
     damage = Damage(monkeypatch)
     offers: list[int] = []
     monkeypatch.setattr(
-        Transfers, "_hand_over", lambda _self, _group, transferee: offers.append(transferee)
+        Transfers,
+        "_hand_over",
+        lambda _self, _group, transferee, _reason: offers.append(transferee),
     )
     for damaged, other in ((first, second), (second, first)):
         node = cluster.nodes[server_of(damaged)]
@@ -365,12 +367,12 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
             damage.damaged, damage.is_whole = ((1, 2),), is_whole
             cluster.run(1_500)
             offers.clear()
-            transfers._hand_out([group])
+            transfers._hand_out([group], "stopping")
             assert offers == [other]
             with monkeypatch.context() as patched:
                 patched.delitem(transfers._status._alive, server_of(other))
                 offers.clear()
-                transfers._hand_out([group])
+                transfers._hand_out([group], "stopping")
             assert offers == ([damaged] if is_whole else [])
 
 
