@@ -61,7 +61,10 @@ def test_users_see_what_their_permissions_allow(browser, secure_servers):
         visitor.wait_for("There are no topics")
         visitor.page.get_by_role("button", name="Log out").click()
         log_in(visitor, user, password)
+        expect(visitor.page.get_by_role("button", name="Log out")).to_be_visible(timeout=HANG_MS)
         visitor.open("security", part="users")
+        visitor.wait_for(user)
+        visitor.wait_for("alice")
         assert sorted(row.split()[0] for row in visitor.rows()) == sorted(["alice", user])
 
 
