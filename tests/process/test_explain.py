@@ -238,7 +238,7 @@ def test_refused_batches_are_explained_by_their_error(cluster: Cluster) -> None:
     connection.close()
     code = answer.responses[0].partition_responses[0].error_code
     assert code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert ask(cluster, about_partition(topic))["kind"] == "not_leader"
+    answered(cluster, about_partition(topic), "not_leader")
 
 
 def test_fenced_producer_is_named(cluster: Cluster) -> None:
@@ -254,8 +254,7 @@ def test_fenced_producer_is_named(cluster: Cluster) -> None:
         old.produce(topic, b"2", partition=0)
         old.flush(WAIT_SECONDS_MAX)
         old.commit_transaction(WAIT_SECONDS_MAX)
-    answer = ask(cluster, about_partition(topic))
-    assert answer["kind"] == "producer_fenced", answer
+    answered(cluster, about_partition(topic), "producer_fenced")
 
 
 # --- replicas and leaders -------------------------------------------------------------------------
