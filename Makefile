@@ -2,7 +2,8 @@
 #
 #   make up             three servers on 127.0.0.1:9092-9094, until ^C; NODES=3, PORT=9092, DATA=data
 #   make down           stop the servers with data in DATA
-#   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" selects stages
+#   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" selects stages,
+#                       PART=all runs long lists whole
 #   make newcomer       make test in a fresh clone with an empty home and no caches; STAGES="check"
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired

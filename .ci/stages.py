@@ -9,6 +9,10 @@ small fixed piece of work is timed all through a stage, and the stage's time is 
 longer that piece took than on a quiet machine. A stage over its budget is named at the end; it
 fails nothing. In CI two wide limits in seconds end what hangs: one for each stage, one for the run.
 
+Long lists of tests run in parts, which take turns (tests/parts.py). The variable PART selects one,
+by default a number from the name of the commit; the closing lines say which. `PART=all` runs whole
+lists.
+
 Each stage runs in a scope (scope.py) that ends everything the stage started, however the stage
 ends. ^C, SIGTERM and SIGHUP end the running stages, and then this process.
 
@@ -303,14 +307,25 @@ def run_stage(
     return outcome
 
 
+def part() -> str:
+    """Return the number that selects the parts of long lists: from the name of the commit."""
+    if os.environ.get("PART"):
+        return os.environ["PART"]
+    command = ["git", "rev-parse", "--short=4", "HEAD"]
+    head = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return str(int(head.strip()[:4] or "0", 16))
+
+
 def environment() -> dict[str, str]:
-    """Return the environment, in which Python may write bytecode.
+    """Return the environment, in which Python may write bytecode, and which selects the parts.
 
     A stage starts hundreds of servers, workers and clients: without bytecode each compiles all that
     it loads, which is half of a server's start time, and pytest rewrites the assertions of all
     tests anew.
     """
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**os.environ, "PART": part()}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def has_memory() -> bool:
@@ -405,6 +420,7 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
     print(f"{'all':<20}{seconds:>9.1f}{cpu_seconds:>8.0f}\n")
     if slow:
         print("over their budgets of processor time:", ", ".join(slow))
+    print(f"of long lists one part: again with PART={part()}, whole with PART=all")
     for reason, count in sorted(reasons.items()):
         print(f"{count} skipped: {reason}")
     if passed + failed == 0:

@@ -34,6 +34,11 @@ stays: leaves
 is-killed: leaves
 	@kill -KILL $$PPID
 """
+TEST_PART = """
+import os
+def test_tea_of_part_is_made():
+    assert os.environ["PART"] == "17"
+"""
 TEST_SKIPPED = """
 import pytest
 @pytest.mark.parametrize("case", range(3))
@@ -200,3 +205,18 @@ def test_stages_say_at_the_end_what_was_skipped(project):
     code, text = project.stage("tea", more='pytest = ["test_kettle.py"]').run()
     assert code == 0
     assert "2 skipped: no kettle: get one at the shop\n1 passed, 0 failed, 2 skipped\n" in text
+
+
+def test_stages_get_the_part_of_long_lists_and_say_which(project):
+    """The part is a number of the commit; PART repeats one."""
+    (project.folder / "test_part.py").write_text(TEST_PART)
+    project.stage("parts", more='pytest = ["test_part.py"]')
+    code, text = project.run(PART="17")
+    assert code == 0, text
+    assert "again with PART=17" in text
+    git = ["git", "-C", str(project.folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=a"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    code, text = project.run(PART="")
+    assert f"again with PART={int(head.stdout[:4], 16)}," in text
