@@ -1,4 +1,4 @@
-"""Settings common to all tests: required external tools, and how examples are drawn.
+"""Settings common to all tests: required external tools, how examples are drawn, who takes turns.
 
 A property is tried with examples that depend on the test alone, so that two runs over the same code
 give the same result, also a year apart. `make examples` draws others each time. No example has a
@@ -14,12 +14,23 @@ import shutil
 import pytest
 from hypothesis import settings
 
+from tests.parts import without_turn
+
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("fresh", deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
 TOOLS = {"java": ("java", "javac"), "go": ("go",), "node": ("node", "npm")}
 """Marker -> the commands that it needs."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = without_turn(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

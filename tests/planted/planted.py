@@ -32,6 +32,7 @@ COPIED = (
     "tests/unit",
     "tests/conftest.py",
     "tests/hangs.py",
+    "tests/parts.py",
     "tests/wire.py",
     "pyproject.toml",
     "docs",
@@ -104,7 +105,8 @@ def _git_apply(one: Planted, tree: Path, options: tuple[str, ...]) -> None:
 def run_tests(tree: Path, tests: Iterable[str]) -> subprocess.CompletedProcess[str]:
     """Run the tests up to the first that fails."""
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # Whole lists: a test that takes turns catches its bug whosever turn it is.
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PART": "all"}
     return subprocess.run(
         command,
         cwd=tree,
