@@ -20,6 +20,7 @@ from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
 META_MAP_BYTES = 64 << 20
+BYTES = bytes(range(256))
 SMALL = StoreOptions(
     journal_file_bytes=64 << 10,
     journal_first_file_bytes=16 << 10,
@@ -238,6 +239,12 @@ def harness(request, tmp_path):
     made.crash()
 
 
+def counting(first, size):
+    """Return `size` bytes that count up from `first`, modulo 256."""
+    start = first & 0xFF
+    return (BYTES * (2 + (size >> 8)))[start : start + size]
+
+
 class Writer:
     """Generator of entries that continue a log, with dense indexes and offsets."""
 
@@ -250,7 +257,7 @@ class Writer:
         offset = self.log.offset_after(first - 1)
         made = []
         for index in range(first, first + count):
-            data = bytes((index * 7 + term + n) & 0xFF for n in range(size))
+            data = counting(index * 7 + term, size)
             made.append(StoredEntry(term, index, kind, data, offset, records, index * 10))
             offset += records
         return made
