@@ -22,6 +22,8 @@ from tests.storage_contract.test_compaction import (
 )
 from vdl.records.compaction import BatchCleaner
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 SEEDS = 10
 LIVES = 14
 ELSEWHERE = [

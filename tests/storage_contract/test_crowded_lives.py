@@ -11,6 +11,8 @@ from segments.api import HardState
 from segments.checkpoint import scheduler
 from tests.storage_contract.test_placed_lives import Lives
 
+pytestmark = pytest.mark.takes_turns(parts=3)
+
 SEEDS = 60
 
 

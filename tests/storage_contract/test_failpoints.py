@@ -22,6 +22,8 @@ from segments.io import failpoint
 from tests.storage_contract.conftest import DiskHarness, MemoryHarness
 from tests.storage_contract.steps import OPTIONS, Step, applied, create, draw, stage
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 ROOT = Path(__file__).resolve().parents[2]
 STAGED = ("append", "hard", "reset", "trim")
 PLACES = [name for name in failpoint.POINTS if not name.startswith("compact.")]

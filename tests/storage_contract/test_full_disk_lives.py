@@ -16,6 +16,8 @@ from tests.storage_contract.steps import OPTIONS, Step, draw
 from tests.storage_contract.test_failpoints import Doing, seen
 from vdl.sim.disk import Directory, Inode
 
+pytestmark = pytest.mark.takes_turns(parts=3)
+
 LARGE = StoreOptions(
     journal_file_bytes=512 << 10,
     journal_first_file_bytes=128 << 10,

@@ -82,6 +82,7 @@ def test_large_entry_keeps_no_more_than_twice_its_memory(options):
         assert (kept.data.obj is not memory) is is_copied
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("backend", ["sim", "disk"])
 def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):

@@ -26,6 +26,8 @@ from tests.storage_contract.test_crowded_lives import CrowdedLives, _is_between,
 from vdl.sim.damage import _blocks, _files, _find, _records
 from vdl.sim.filesystem import SimFileSystem
 
+pytestmark = pytest.mark.takes_turns(parts=3)
+
 SEEDS = int(os.environ.get("SEEDS", "30"))
 SEED = int(os.environ.get("SEED", "0"))
 PAGE = 4096

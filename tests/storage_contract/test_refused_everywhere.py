@@ -502,6 +502,7 @@ def refuse(place, code, *, lasts, may_end):
     return has_ended, bool(engine.faults.refused)
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("name", CODES)
 def test_refused_call_ends_nobody_and_loses_nothing(places, name, lasts):
