@@ -147,4 +147,5 @@ def test_refusal_that_comes_with_each_dial_is_one_line_a_minute(
         world.run_for(REFUSED_NS)
         assert "link_refused" not in kinds(leader)
 
-    tell(story)
+    # Two minutes of traffic would tell nothing more.
+    tell(story, replace(CALM, sends_per_second=1, readers=0, coordinators=1))

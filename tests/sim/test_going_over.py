@@ -32,6 +32,7 @@ def test_processes_go_no_further_than_one_step_beyond_any_other() -> None:
     assert all(high - low <= 1 for low, high in going.met)
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_set_goes_over_amid_faults_and_nothing_is_lost(seed: int) -> None:
     drawn = draw(Random(f"options {seed}"))

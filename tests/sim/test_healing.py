@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from tests.sim.test_stories import CALM, S, tell
 from vdl.sim.disk import Directory, Inode, SimDisk
 from vdl.sim.machine import Machine
 from vdl.sim.world import World
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 SMALL = replace(CALM, segment_kib=8, cache_kib=256, checkpoint_kib=16, record_bytes_max=1_000)
 """Entries leave memory soon, and segments are sealed soon."""

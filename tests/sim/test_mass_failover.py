@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import mean
 
+import pytest
+
 from vdl.clock import MS
 from vdl.sim.machine import Machine
 from vdl.sim.options import Options
 from vdl.sim.world import ELECTION_TIMEOUT_NS, World
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 S = 1_000 * MS
 GROUPS = 3_000

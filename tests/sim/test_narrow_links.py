@@ -8,10 +8,13 @@ from vdl.clock import MS
 from vdl.sim.options import Options
 from vdl.sim.world import World
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 S = 1_000 * MS
 KEPT_BYTES = 16 << 20
 MBIT_100 = 12_500_000
-SECONDS = 30
+SECONDS = 12
+"""Ten election timeouts."""
 QUIET = Options(
     partitions=10,
     idempotent_producers=1,

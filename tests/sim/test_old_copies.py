@@ -11,6 +11,8 @@ from vdl.sim.machine import Machine
 from vdl.sim.options import draw
 from vdl.sim.run import run_seed
 
+pytestmark = pytest.mark.takes_turns(parts=3)
+
 
 @pytest.mark.parametrize("seed", [4, 5, 12])
 def test_world_with_old_copies_keeps_what_was_acknowledged(
