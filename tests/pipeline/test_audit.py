@@ -163,6 +163,7 @@ def test_audit_of_copies_that_differ_names_the_minority() -> None:
     assert all("the right copy is unknown" in one.what for one in found)
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.spark
 def test_audit_on_spark_finds_the_same(
     spark: Any, copies: list[str], monkeypatch: pytest.MonkeyPatch

@@ -315,6 +315,7 @@ def test_facts_of_a_line_are_numbered_and_each_names_its_operation() -> None:
     assert rows[-1]["line"] == b"{\xff"
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.spark
 def test_check_on_spark_finds_what_the_check_in_memory_finds(spark: Any, tmp_path: Path) -> None:
     """Names, keys, texts and operations are equal; every anomaly is among them."""

@@ -43,6 +43,7 @@ SINKS = {"delta": True, "iceberg": False}
 """Kind of table → True if the envelopes of its topic are in a payload beside their schema."""
 
 
+@pytest.mark.takes_turns(parts=3)
 def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_connect(
     spark: Any, servers: ReplicaSet, tmp_path: Path
 ) -> None:

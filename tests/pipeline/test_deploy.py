@@ -150,6 +150,7 @@ def test_driver_is_submitted_with_a_setting_a_line(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.spark
 def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
     """Uses the image's script, and a packed environment if one is named."""

@@ -101,6 +101,7 @@ def test_direct_is_not_for_what_spark_may_read_otherwise(
     assert not can_write("raw", ROWS, [])
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.spark
 @pytest.mark.parametrize("sink", ["parquet", "delta", "iceberg"])
 def test_job_writes_the_same_table_either_way(

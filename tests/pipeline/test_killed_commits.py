@@ -25,6 +25,8 @@ from vdl.pipeline import delta_table
 from vdl.pipeline.errors import CommitConflict
 from vdl.pipeline.storage import resolved_settings, storage_of
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "1"))
 COMMITS_A_KILL = 4

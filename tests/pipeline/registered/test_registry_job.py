@@ -88,6 +88,7 @@ def of_protobuf(client: SchemaRegistryClient) -> Callable[[int, Any], bytes]:
     return lambda n, where: write(admin_pb2.StatusRequest(group_ids=[n, n + 1]), where)
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize(
     ("form", "schema", "make", "first"),
     [
