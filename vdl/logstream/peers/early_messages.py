@@ -2,8 +2,9 @@
 
 A leader may be faster than the catalog entry of its group, and a replica takes a moment to open.
 Dropping its first messages would cost an election timeout, so a bounded number is kept here.
-Appends with entries are not kept: they pin their receive buffer, and the leader probes again after
-a response. Nor are heartbeats, which are repeated.
+Appends with data are not kept: they pin their receive buffer, and the leader probes again after
+a response. Nor are heartbeats, which are repeated. The empty entry that begins a term is kept: with
+it this server knows the leader of a new partition, and is in sync, as soon as the replica is open.
 
 Does not depend on the content of messages.
 """
@@ -36,7 +37,7 @@ class EarlyMessages:
 
     def keep(self, group_id: GroupId, message: PeerMessage) -> bool:
         """Keep a message. Return False if it is not kept."""
-        is_repeated = (isinstance(message, MsgApp) and message.entries) or isinstance(
+        is_repeated = (isinstance(message, MsgApp) and _has_data(message)) or isinstance(
             message, MsgHeartbeat | MsgCommit
         )
         if self._count >= self._messages_max or is_repeated:
@@ -60,6 +61,12 @@ class EarlyMessages:
         """Drop the messages of groups that turned out to have no replica here."""
         for group_id in [group_id for group_id in self._by_group if not is_expected(group_id)]:
             self.take(group_id)
+
+
+def _has_data(message: MsgApp) -> bool:
+    """Return True for an append with more than one empty entry."""
+    entries = message.entries
+    return len(entries) > 1 or (bool(entries) and len(entries[0].data) > 0)
 
 
 def _snapshot_bytes(message: PeerMessage) -> int:
