@@ -29,6 +29,7 @@ from vdl.kafka.partitions.delivery_lag import DeliveryLag
 from vdl.kafka.partitions.down_conversion import DownConversion
 from vdl.kafka.partitions.fetch_sessions import FetchSessions
 from vdl.kafka.partitions.log_sizes import LogSizes
+from vdl.kafka.partitions.new_partitions import NewPartitions
 from vdl.kafka.partitions.read_throttle import ReadThrottle
 from vdl.kafka.partitions.record_checks import RecordChecks
 from vdl.kafka.security.audit import AuditLog
@@ -81,6 +82,8 @@ class Context:
     """Topics not created, or not enlarged, because servers have reached their limit of replicas."""
     leader_waits: int = 0
     """Requests that wait for leaders now: see `vdl.kafka.handlers.leaders`."""
+    new_partitions: NewPartitions = field(init=False)
+    """Partitions whose first leader may not be known here yet."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, tuple[int, int, Encoded]] = field(default_factory=dict)
@@ -131,8 +134,11 @@ class Context:
         return self.host.stream(group_id) or self.views.get((topic, group_id))
 
     def follow_catalog(self) -> None:
-        """Apply the settings and the quotas of the applied catalog."""
+        """Apply the settings and the quotas of the applied catalog, and note new partitions."""
         host = self.host
+        self.new_partitions.note(
+            host.catalog.next_group_id, self.clock.now_ns(), self.config.topic_create_wait_ms * MS
+        )
         resources = host.catalog.resources
         if resources.revision != self.resources_revision:
             self.resources_revision = resources.revision
@@ -145,6 +151,7 @@ class Context:
 
     def __post_init__(self) -> None:
         config = self.file_config = self.config
+        self.new_partitions = NewPartitions(self.host.catalog.next_group_id)
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.pattern_work = self.pattern_work or PatternWork(self.compute, self.clock)

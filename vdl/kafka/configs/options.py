@@ -155,7 +155,7 @@ class KafkaOptions:
     read_timeout_ms: int = 10_000
     """Time that a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
-    """Time for which Metadata waits for the leaders of a topic it has just created."""
+    """Time for which Metadata waits for the first leaders of partitions new to this server."""
 
     # --- permission --------------------------------------------------------------------------
     authorizer: bool = False

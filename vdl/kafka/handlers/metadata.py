@@ -11,7 +11,9 @@ has no link to its server. The handlers list all operations as allowed; with acc
 rules of `permissions.topic_rules` correct that in the answer.
 
 An unknown topic is created if client and server allow it. The answer then waits a moment for its
-leaders; if they take longer, the client gets LEADER_NOT_AVAILABLE and retries, as with Kafka.
+leaders; if they take longer, the client gets LEADER_NOT_AVAILABLE and retries, as with Kafka. Any
+answer waits as long for the leaders of partitions of which this server has just learned: another
+server may know of them already, and have answered the creation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from ids import NO_LEADER, GroupId, ServerId
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
@@ -281,7 +283,8 @@ def _confirmed(
     topics: Callable[[], Iterable[Topic]],
     answer: Callable[[View], MetadataResponse],
 ) -> Later:
-    """Answer once the set of running servers is certain and lost leaders have successors.
+    """Answer once new partitions have leaders, the set of running servers is certain, and lost
+    leaders have successors.
 
     Clients send Metadata when they lose their connection to a leader. An answer with that leader,
     or with none, costs them up to a second. `topics`: those in the answer.
@@ -300,8 +303,35 @@ def _confirmed(
         groups = _lost_unreported(ctx, topics())
         when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer_now)
 
-    server.host.confirm_links(confirmed)
+    def all_led() -> None:
+        server.host.confirm_links(confirmed)
+
+    _when_new_are_led(ctx, topics, later=later, done=all_led)
     return later
+
+
+def _when_new_are_led(
+    ctx: RequestContext,
+    topics: Callable[[], Iterable[Topic]],
+    *,
+    later: Later,
+    done: Callable[[], None],
+) -> None:
+    """Run `done` once the new partitions of these topics have leaders, or are not new any more."""
+    server = ctx.server
+    within_ns = server.config.topic_create_wait_ms * MS
+    first, until_ns = server.new_partitions.since(server.clock.now_ns(), within_ns)
+    if first == NEVER:
+        done()
+        return
+    groups = (
+        group
+        for topic in topics()
+        if topic.partitions and topic.partitions[-1] >= first
+        for group in topic.partitions
+        if group >= first
+    )
+    when_led(server, groups, deadline_ns=until_ns, later=later, done=done)
 
 
 def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:
@@ -441,8 +471,25 @@ def _create(
 
 def handle_describe_topic_partitions(
     ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
-) -> described.DescribeTopicPartitionsResponse:
+) -> Later:
     """Return topics in name order, a page of partitions and topics at a time (KIP-966)."""
+    later = Later()
+
+    names = names_of_page(request)
+
+    def topics() -> Iterable[Topic]:
+        found = (find_topic(ctx, name) for name in names)
+        return (topic for topic in found if topic is not None) if names else all_topics(ctx)
+
+    _when_new_are_led(
+        ctx, topics, later=later, done=lambda: later.complete(_description(ctx, request))
+    )
+    return later
+
+
+def _description(
+    ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
+) -> described.DescribeTopicPartitionsResponse:
     view = View(ctx)
     names = names_of_page(request)
     names = names or [topic.name for topic in all_topics(ctx)]

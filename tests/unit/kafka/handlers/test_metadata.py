@@ -20,6 +20,7 @@ from vdl.logstream.state import CATALOG_GROUP
 METADATA = 3
 DESCRIBE_CLUSTER = 60
 DESCRIBE_TOPIC_PARTITIONS = 75
+WAIT_MS = KafkaOptions().topic_create_wait_ms
 
 
 def named(*names: str, create: bool = True) -> MetadataRequest:
@@ -125,6 +126,48 @@ def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
     assert topic.partitions[0].leader_id == -1
 
 
+@pytest.mark.parametrize(
+    ("key", "version", "request_"),
+    [
+        (METADATA, 9, named("new")),
+        (METADATA, 9, MetadataRequest(None)),
+        (DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([TopicRequest("new")])),
+        (DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([])),
+    ],
+)
+def test_partition_is_not_shown_before_its_first_leader(
+    key: int, version: int, request_: object
+) -> None:
+    """Another server may have answered the creation: kafka-go writes nothing without a leader."""
+    world = World()
+    world.topic("old")
+    world.run(WAIT_MS)
+    world.host.leaders_at_once = False
+    world.topic("new", 2)
+    first, second = world.host.catalog.topics["new"].partitions
+    world.host.leaders |= {0: (1, 1), first: (2, 1)}
+    client, other = world.client(), world.client()
+    client.request(key, version, request_)
+    assert other.ask(METADATA, 9, named("old")).topics[0].partitions[0].leader_id == 1
+    assert client.answers() == []
+    world.host.leaders[second] = (3, 1)
+    world.run(10)
+    (answer,) = client.answers()
+    (topic,) = (one for one in answer.topics if one.name == "new")
+    assert [partition.leader_id for partition in topic.partitions] == [2, 3]
+
+
+def test_partition_without_first_leader_is_awaited_once() -> None:
+    """It may have no majority, and all who list topics would wait at each request."""
+    world = World()
+    world.host.leaders_at_once = False
+    world.topic("new")
+    client = world.client()
+    for wait_ms in (WAIT_MS + 1, 1):
+        answer = client.ask(METADATA, 9, named("new"), wait_ms).topics[0].partitions[0]
+        assert (answer.leader_id, answer.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+
+
 def test_metadata_tells_each_topic_once() -> None:
     """A short request must not get a long response by naming a topic a million times."""
     world = World()
@@ -226,6 +269,7 @@ def test_server_that_is_cut_off_lists_every_server() -> None:
     """
     world = World()
     world.topic()
+    world.run(WAIT_MS)
     world.host.alive = [1]
     world.host.leaders.clear()
     client = world.client()
@@ -377,6 +421,7 @@ def test_metadata_does_not_wait_long_for_a_successor() -> None:
     """There may be no successor, and a client that has received the loss does not wait again."""
     world = World()
     world.topic("t", 1)
+    world.run(WAIT_MS)
     (group_id,) = world.host.catalog.topics["t"].partitions
     del world.host.leaders[group_id]
     world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
@@ -403,6 +448,7 @@ def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
     world = World()
     world.topic("led", 1)
     world.topic("t", 1)
+    world.run(WAIT_MS)
     (group_id,) = world.host.catalog.topics["t"].partitions
     del world.host.leaders[group_id]
     client = world.client()
