@@ -318,7 +318,7 @@ class Host(Protocol):
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """Call `done`, later, when `alive_servers` and `leader_of` are certain again. True: a
-        majority of the servers answered."""
+        majority of the catalog's voters answered."""
 
     @property
     def overloaded(self) -> bool:

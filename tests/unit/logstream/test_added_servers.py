@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -182,6 +183,36 @@ def test_removal_waits_for_a_target_that_is_not_connected(cluster: Cluster) -> N
     assert one.blocking == "t-0"
     assert one.reason == "server 3, which is to take it, is not connected"
     assert one.replicas == 1
+
+
+def test_only_voters_of_the_catalog_prove_that_a_server_is_not_alone(cluster: Cluster) -> None:
+    """Servers that were added prove nothing, and their loss takes nothing away."""
+    for server in range(4, 8):
+        assert answer_of(cluster, server, bytes([server]) * 16)[0] is ErrorCode.NONE
+        cluster.propose(RegisterServer(server, bytes([server]) * 16, "", {}, False))
+    host, proofs = cluster.nodes[1].host, []
+    host.confirm_links(proofs.append)
+    cluster.run(500)
+    state = host.state
+    for server in (2, 3):
+        cluster.nodes[server].crash()
+    cluster.run(2_000)
+    answered = state.transport.confirm
+
+    def confirm(server: int, done: Callable[[bool], None]) -> None:
+        if server > 3:
+            host.clock.call_soon(lambda: done(True))
+        else:
+            answered(server, done)
+
+    state.transport.confirm = confirm
+    linked = {server: Hello(server, bytes([server]) * 16, 1) for server in range(4, 8)}
+    state.alive.update(linked)
+    host.confirm_links(proofs.append)
+    for server in linked:
+        del state.alive[server]
+    cluster.run(500)
+    assert proofs == [True, False]
 
 
 def test_drained_server_is_removed(cluster: Cluster) -> None:

@@ -86,18 +86,18 @@ class View:
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext, *, is_heard: bool = True) -> None:
-        """`is_heard`: a majority of the servers has just answered this one."""
+        """`is_heard`: a majority of the catalog's voters has just answered this server."""
         self.ctx = ctx
         self.is_heard = is_heard
         self.leaderless = 0
         """Partitions in the answer without a known leader."""
         host = ctx.server.host
-        registered = host.catalog.servers
+        voters = host.catalog.initial_voters
         self.alive = set(host.alive_servers())
-        self.is_cut_off = 2 * len(self.alive & registered.keys()) <= len(registered)
-        """True if this server is linked to no majority, so the set of running servers is unknown.
-        Then all servers are listed: clients that receive only this server (sarama, kafka-python,
-        Java) forget the others and never contact them."""
+        self.is_cut_off = 2 * len(self.alive & voters.keys()) <= len(voters)
+        """True if this server is linked to no majority of the catalog's voters, so the set of
+        running servers is unknown. Then all servers are listed: clients that receive only this
+        server (sarama, kafka-python, Java) forget the others and never contact them."""
         self.leaders: set[int] = set()
         self.lost_ns = 0
         """Time of the latest leader failure that this answer reports (monotonic ns)."""

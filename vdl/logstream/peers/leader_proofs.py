@@ -44,22 +44,25 @@ class LeaderProofs:
         """Call `done` once it is certain again which servers are alive; not from within this call.
 
         A client that has just lost its server connects to another one at once, before that one has
-        noticed. True: a majority of the cluster's servers answered now, this one included.
+        noticed. True: a majority of the catalog's voters answered now, this server included if it
+        is one. Servers that were added later do not count: without those voters they decide nothing
+        about the cluster, and however many of them are gone, it goes on.
         """
         state = self._state
+        voters = state.catalog.initial_voters
         waiting = 1 + len(state.alive)
         heard = 0
 
-        def confirmed(answered: bool) -> None:
+        def confirmed(server: ServerId, answered: bool) -> None:
             nonlocal waiting, heard
             waiting -= 1
-            heard += answered
+            heard += answered and server in voters
             if not waiting:
-                done(2 * heard > len(state.catalog.servers))
+                done(2 * heard > len(voters))
 
         for server in sorted(state.alive):
-            state.transport.confirm(server, confirmed)
-        state.clock.call_soon(partial(confirmed, True))
+            state.transport.confirm(server, partial(confirmed, server))
+        state.clock.call_soon(partial(confirmed, state.server_id, True))
 
     def report_peers(self, group: Group) -> bool:
         """Report to a leading node which peers are there. Return True if they are a majority.
