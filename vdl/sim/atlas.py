@@ -39,7 +39,7 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
     """Return why nothing may be destroyed now; empty if it may."""
     if len(machines) < SERVERS_MIN:
         return "too few servers"
-    newest = _newest(machines)
+    newest = newest_host(machines)
     if newest is None:
         return "no server knows the catalog"
     groups = [*range(1 + newest.coordinator_count), *sorted(newest.catalog.groups)]
@@ -56,7 +56,7 @@ def why_not(machines: Sequence[Machine], watch: RaftWatch) -> str:
     return ""
 
 
-def _newest(machines: Sequence[Machine]) -> Host | None:
+def newest_host(machines: Sequence[Machine]) -> Host | None:
     """Return the running server that has applied most of the catalog."""
     hosts = [
         machine.server.host
@@ -73,7 +73,8 @@ def _newest(machines: Sequence[Machine]) -> Host | None:
 def _why_not(group_id: GroupId, newest: Host, watch: RaftWatch) -> str:
     seen = watch.group(group_id)
     membership = seen.membership
-    if membership.is_joint or membership.learners:
+    observers = frozenset(replica_ids(newest.catalog.observers(group_id)))
+    if membership.is_joint or membership.learners != observers:
         return "its membership is changing"
     if newest.catalog.move(group_id).is_open:
         return "its replicas move"
@@ -89,13 +90,18 @@ def _why_not(group_id: GroupId, newest: Host, watch: RaftWatch) -> str:
 def _has_recovered(
     machine: Machine, groups: Sequence[GroupId], newest: Host, watch: RaftWatch
 ) -> bool:
-    """Return True if a machine that lost data has voters in place of all it lost."""
+    """Return True if a machine that lost data has members in place of all it lost.
+
+    Also if its server is not in the cluster, which has removed it.
+    """
+    if newest.catalog.directory_of(machine.server_id) is None:
+        return True
     server = machine.server
     if server is None or server.host is None or server.state is not ServerState.SERVING:
         return False
     host = server.host
     listed = [g for g in groups if newest.catalog.replica_number(g, machine.server_id)]
     return not host.lost_groups and all(
-        g in host.groups and host.groups[g].replica_id in watch.group(g).membership.incoming
+        g in host.groups and host.groups[g].replica_id in watch.group(g).membership.members()
         for g in listed
     )

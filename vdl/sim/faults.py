@@ -29,9 +29,11 @@ from vdl.sim.clock import VirtualTime
 from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.machine import Condition, Machine
+from vdl.sim.member_faults import Apart, LostJoiner, StrikeBetween
 from vdl.sim.network import Network
 from vdl.sim.old_copies import OldCopy
 from vdl.sim.options import NO_CATALOG, NO_PORT, Options
+from vdl.sim.raft_watch import RaftWatch
 
 S = 1_000 * MS
 
@@ -68,6 +70,13 @@ class Target(Protocol):
     def frames(self) -> FrameWeather: ...
     @property
     def machines(self) -> list[Machine]: ...
+    @property
+    def initial(self) -> list[Machine]:
+        """Machines whose servers form the cluster."""
+        ...
+
+    @property
+    def raft(self) -> RaftWatch: ...
     @property
     def is_compacting(self) -> bool:
         """True if there is a compacted topic."""
@@ -845,6 +854,9 @@ FAULTS = (
     Row(Bridge, lambda o: o.bridges, 6_000),
     Row(Closure, lambda o: o.closures, 6_000),
     Row(OldCopy, lambda o: o.old_copies, 2_000, waits=True),
+    Row(StrikeBetween, lambda o: o.member_strikes, 3_000, waits=True),
+    Row(LostJoiner, lambda o: o.joiner_wipes, 2_000, waits=True),
+    Row(Apart, lambda o: o.member_cuts, 4_000),
 )
 
 

@@ -2,15 +2,18 @@
 
 Machines beside the initial ones start with empty disks and wait. The operator sends a request to a
 server that is drawn among those that run, at any time and without waiting for the last one to end:
-the next may come at any point of it. A machine whose server was removed gets an empty disk and
-waits again.
+the next may come at any point of it. Partitions are moved to an added server, some of them to lead
+there. It may get another address, which the operator reports later. A machine whose server was
+removed gets an empty disk and waits again; one that lost its disk is added again.
 
 Rules, from the logs' membership changes and the disks:
 
 * A server that waits has no birth record and no log.
-* No group has a member on a server that was never added, or that was removed.
+* No group has a member on a server that was never added, or that was removed, or of which the
+  catalog lists no replica there.
 * An added server has no vote in the catalog or in a coordinator.
-* In the end no server is about to join or to leave.
+* In the end no server is about to join or to leave, and every server dials the added ones at their
+  present address, and those that were removed nowhere.
 
 Does not depend on faults or on how replicas move.
 """
@@ -22,6 +25,7 @@ from functools import partial
 from random import Random
 
 from ids import GroupId, ServerId
+from rpc.links import Links
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.replica_ids import server_of
@@ -31,17 +35,27 @@ from vdl.server.server import ServerState
 from vdl.sim.clock import VirtualTime
 from vdl.sim.machine import PEER_PORT, Machine
 from vdl.sim.raft_watch import RaftWatch
+from vdl.state.commands import AlterReassignments, Reassign
 
+OTHER_PEER_PORT = PEER_PORT + 1
 LOOK_NS = 20 * MS
 """Interval at which the rules are checked."""
 REQUEST_NS = 2_000 * MS
 SOON = 0.3
 """Chance that the next request comes at once, while the last has just begun."""
 SOON_MS = (1, 600)
+AGAIN_NS = 500 * MS
+"""Interval of the requests that end what faults have left, when no others are sent any more."""
 REACHED = 0.9
 """Chance that a request goes to a server that can add the machine's, if there is one."""
 RESTORED = 0.3
 """Chance that a server that leaves is taken back."""
+READDRESSED = 0.1
+"""Chance that an added server gets another address instead of being removed."""
+FILLED = 0.6
+"""Chance that partitions are moved to an added server that has none instead."""
+FIRST = 0.4
+"""Chance that such a partition prefers it as its leader."""
 
 
 class Joiners:
@@ -58,7 +72,7 @@ class Joiners:
         violate: Callable[[str, str], None],
     ) -> None:
         """`machines`: all of them; `joiners`: those beside the initial ones. `rate`: requests per
-        second."""
+        second; 0: none."""
         self._machines = machines
         self._joiners = joiners
         self._time = time
@@ -73,12 +87,14 @@ class Joiners:
         """Servers that were ever added."""
         self.accepted = 0
         """Number of requests that took effect."""
-        self._schedule()
+        if rate:
+            self._schedule()
         self._look()
 
     def stop(self) -> None:
-        """Send no more requests. What has begun goes on."""
+        """Send no more requests, except for what servers wait for. What has begun goes on."""
         self._is_working = False
+        self._finish()
 
     # --- requests ---------------------------------------------------------------------------------
     def _schedule(self) -> None:
@@ -102,23 +118,51 @@ class Joiners:
         # Usually one at which it waits: a request to another is refused.
         at = [m for m in running if _waits_at(m, joiner)]
         asked = rng.choice(at if at and draw < REACHED else running)
+        self._ask(asked, joiner, draw)
+
+    def _finish(self) -> None:
+        """Add servers that wait since they lost their disk, and report their addresses."""
+        self._time.after(AGAIN_NS, self._finish)
+        for joiner in self._joiners:
+            for machine in self._machines:
+                host = machine.server.host if machine.server is not None else None
+                if host is not None and (
+                    (_waits_at(machine, joiner) and joiner.server_id in host.catalog.added)
+                    or _is_elsewhere(host, joiner)
+                ):
+                    self._ask(machine, joiner, 0.0)
+                    break
+
+    def _ask(self, asked: Machine, joiner: Machine, draw: float) -> None:
         assert asked.life is not None
-        assert asked.life.server.host is not None
-        if joiner.server is not None and joiner.server.state is ServerState.REMOVED:
+        host = asked.life.server.host
+        assert host is not None, asked.name
+        if _is_out(host, joiner):
             joiner.wipe()
             joiner.start()
             return
         self._time.enter(asked.life.clock)
-        self._request(asked.life.server.host, joiner, draw)
+        self._request(host, joiner, draw, is_waiting=_waits_at(asked, joiner))
         self._time.enter(None)
 
-    def _request(self, host: Host, joiner: Machine, draw: float) -> None:
-        server_id, servers = joiner.server_id, host.added_servers
+    def _request(self, host: Host, joiner: Machine, draw: float, *, is_waiting: bool) -> None:
+        server_id, servers, rng = joiner.server_id, host.added_servers, self._rng
         added = host.catalog.added.get(server_id)
         deadline_ns = host.clock.now_ns() + REQUEST_NS
-        if added is None:
+        if added is None or is_waiting or _is_elsewhere(host, joiner):
             done = partial(self._answered, f"add {server_id}")
-            servers.admit(server_id, joiner.name, PEER_PORT, deadline_ns=deadline_ns, done=done)
+            servers.admit(
+                server_id, joiner.name, joiner.peer_port, deadline_ns=deadline_ns, done=done
+            )
+            return
+        if not added.is_leaving and rng.random() < READDRESSED:
+            joiner.kill()
+            joiner.peer_port = PEER_PORT if joiner.peer_port != PEER_PORT else OTHER_PEER_PORT
+            joiner.start()
+            return
+        is_empty = not host.catalog.held[server_id]
+        if is_empty and not added.is_leaving and rng.random() < FILLED:
+            self._fill(host, server_id, deadline_ns)
             return
         is_leaving = not added.is_leaving or draw >= RESTORED
         servers.decommission(
@@ -126,6 +170,19 @@ class Joiners:
             is_leaving=is_leaving,
             deadline_ns=deadline_ns,
             done=partial(self._answered, f"{'remove' if is_leaving else 'restore'} {server_id}"),
+        )
+
+    def _fill(self, host: Host, server_id: ServerId, deadline_ns: int) -> None:
+        """Move some partitions to a server, in the place of one of their replicas each."""
+        rng, changes = self._rng, []
+        for _, info in sorted(host.catalog.groups.items()):
+            servers = [replica.server_id for replica in info.replicas]
+            place = 0 if rng.random() < FIRST else rng.randrange(len(servers))
+            if rng.random() < FILLED:
+                servers[place] = server_id
+                changes.append(Reassign(info.topic, info.partition, servers))
+        host.propose_catalog(
+            AlterReassignments(changes), deadline_ns=deadline_ns, done=lambda outcome: None
         )
 
     def _answered(self, what: str, error: ErrorCode, message: str) -> None:
@@ -154,9 +211,11 @@ class Joiners:
                 if server_of(replica) not in initial:
                     self._violate("observer-votes", f"{server_of(replica)} in group {group_id}")
         for group_id in catalog.groups:
-            for replica in self._raft.group(group_id).membership.members():
-                if server_of(replica) not in members:
-                    what = f"group {group_id} has a member on server {server_of(replica)}"
+            listed = {replica.server_id for replica in catalog.listed(group_id)}
+            for replica in self._raft.group(group_id).applied_membership.members():
+                server_id = server_of(replica)
+                if server_id not in members or server_id not in listed:
+                    what = f"group {group_id} has a member on server {server_id}"
                     self._violate("removed-too-early", what)
 
     def unsettled(self) -> str:
@@ -174,7 +233,7 @@ class Joiners:
             known = ServerState.SERVING if is_member else (ServerState.WAITING, ServerState.REMOVED)
             if server.state not in (known if isinstance(known, tuple) else (known,)):
                 return f"{machine.name} is {server.state.value}"
-        return ""
+        return next(filter(None, (_wrongly_dialled(host, self._joiners) for host in hosts)), "")
 
     def takes_part(self, machine: Machine) -> bool:
         """Return True unless the machine's server waits to be added, or was removed."""
@@ -197,6 +256,34 @@ class Joiners:
             and CATALOG_GROUP in server.host.groups
             and server.state is not ServerState.REMOVED
         ]
+
+
+def _is_elsewhere(host: Host, joiner: Machine) -> bool:
+    """Return True if the catalog has another address for an added server than it has now."""
+    added = host.catalog.added.get(joiner.server_id)
+    return added is not None and added.port != joiner.peer_port
+
+
+def _is_out(host: Host, joiner: Machine) -> bool:
+    """Return True if a machine has a directory that its cluster has removed, and knows or waits."""
+    server = joiner.server
+    if server is None or server.state is ServerState.REMOVED:
+        return server is not None
+    removed = host.catalog.is_removed(joiner.server_id, server.store.directory_id)
+    return removed and server.waits_to_be_added
+
+
+def _wrongly_dialled(host: Host, joiners: Sequence[Machine]) -> str:
+    """Describe an address at which a server dials another and should not; empty if none."""
+    transport, catalog = host.state.transport, host.catalog
+    assert isinstance(transport, Links), transport
+    for joiner in joiners:
+        peer = transport._peers.get(joiner.server_id)
+        address = None if peer is None else peer.address
+        is_added = joiner.server_id in catalog.added and joiner.server_id != host.server_id
+        if address != ((joiner.name, joiner.peer_port) if is_added else None):
+            return f"server {host.server_id} dials {joiner.name} at {address}"
+    return ""
 
 
 def _waits_at(machine: Machine, joiner: Machine) -> bool:

@@ -198,11 +198,15 @@ def _members(world: Options, rng: Random) -> Options:
         servers=3,
         joiners=rng.choice((1, 1, 2)),
         member_changes=_rate(rng, 0.4, 1.5),
-        moves=_rate(rng, 0.3, 1.2),
+        moves=_rate(rng, 0.0, 0.6),
         kills=_rate(rng, 0.1, 0.5),
         checkpoint_kib=rng.choice((4, 16, 64)),
         command_entries=rng.choice((3, 20, 100)),
         encrypted=rng.random() < 0.3,
+        member_strikes=_rate(rng, 0.2, 1.0),
+        joiner_wipes=rng.choice((0.0, _rate(rng, 0.1, 0.4))),
+        member_cuts=rng.choice((0.0, _rate(rng, 0.1, 0.4))),
+        wipes=rng.choice((0.0, 0.0, _rate(rng, 0.1, 0.3))),
     )
 
 

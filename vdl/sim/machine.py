@@ -192,7 +192,7 @@ class Life:
         links = WatchedLinks(local, dialer, self.clock, self.rng, handler, security=security)
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
-            (machine.name, PEER_PORT), self.clock, lambda stream, _: links.accepted(stream)
+            (machine.name, machine.peer_port), self.clock, lambda stream, _: links.accepted(stream)
         )
         return links
 
@@ -349,6 +349,8 @@ class Machine:
         """
         self.hears_catalog = True
         """True if its process receives the catalog's Raft messages."""
+        self.peer_port = PEER_PORT
+        """Port at which the next process accepts links."""
         self.has_port = True
         """True if its process can open its port for clients."""
         self.excused: set[str] = set()

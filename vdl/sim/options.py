@@ -320,6 +320,12 @@ class Options:
     """
     member_changes: float = 0.0
     """Requests to add, remove or take back such a server, per second."""
+    member_strikes: float = 0.0
+    """Stops of a server in the middle of an addition or a removal (`member_faults.py`)."""
+    joiner_wipes: float = 0.0
+    """Losses of an added server's disk."""
+    member_cuts: float = 0.0
+    """Network partitions between the servers that were added and the initial ones."""
     keyed: bool = False
     """True if a compacted partition is written beside the others (`keyed.py`)."""
     keys: int = 12

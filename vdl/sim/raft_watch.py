@@ -92,6 +92,9 @@ class GroupWatch:
         """Membership as of the newest leader."""
         self.membership_term: Term = NO_TERM
         self.membership_index: Index = NO_INDEX
+        self.applied_membership = Membership()
+        """Newest membership that any voter has applied."""
+        self.applied_index: Index = NO_INDEX
         self.most_voters = 0
         self.is_compacted = False
         """True if replicas may hold different parts of entries with records: only the places are
@@ -398,6 +401,8 @@ class ReplicaWatch:
         index = max(raft.log.applied, self.group.reflects)
         if index < seen.membership_index or raft.id not in seen.membership.incoming:
             return  # a new replica uses its initial membership until it has caught up
+        if index >= seen.applied_index:
+            seen.applied_index, seen.applied_membership = index, raft.membership
         known = seen.members.setdefault(index, raft.membership)
         if known != raft.membership:
             self._watch.broken(
@@ -905,10 +910,13 @@ class RaftWatch:
         """Return True if a majority of the group's voters are on these servers, none of them lost.
 
         A server that has lost its replica of the catalog opens no other replica before its new one
-        is a voter: only the catalog says which are still its own.
+        is a voter: only the catalog says which are still its own. Of servers that were added later
+        it is an observer.
         """
-        catalog = self.group(CATALOG_GROUP).membership.voters()
-        able = {server_of(r) for r in catalog if (CATALOG_GROUP, r) in self.log_ids} & servers
+        catalog = self.group(CATALOG_GROUP).membership
+        voting = set(map(server_of, catalog.voters()))
+        knowing = catalog.voters() | {r for r in catalog.learners if server_of(r) not in voting}
+        able = {server_of(r) for r in knowing if (CATALOG_GROUP, r) in self.log_ids} & servers
         seen = self.group(group.group_id)
         membership = seen.membership if seen.membership_term else group.node.membership
         for half in (membership.incoming, membership.outgoing):

@@ -76,6 +76,7 @@ from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.one_fault import judge_bridge, judge_one_fault
 from vdl.sim.options import Options
 from vdl.sim.producer import ProducerOptions
+from vdl.sim.raft_watch import RaftWatch
 from vdl.sim.recorder import Recorder, value_of
 from vdl.sim.share import SHARE_GROUP, ShareLoad
 from vdl.sim.slow_learner import judge_slow_learner
@@ -258,6 +259,11 @@ class World:
 
     def note(self, text: str) -> None:
         self.trace.note(self.time.now_ns, text)
+
+    @property
+    def raft(self) -> RaftWatch:
+        """See `faults.Target`."""
+        return self.watch.raft
 
     def why_no_loss(self) -> str:
         """See `faults.Target`."""

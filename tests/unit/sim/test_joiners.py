@@ -1,0 +1,144 @@
+"""Worlds whose servers join and leave: it happens, faults hit the middle of it, nothing breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from ids import ServerId
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.logstream.host import Host
+from vdl.server.server import ServerState
+from vdl.sim.machine import PEER_PORT, Machine
+from vdl.sim.member_faults import Apart, LostJoiner, StrikeBetween
+from vdl.sim.options import Options
+from vdl.sim.world import World
+
+S = 1_000 * MS
+CALM = Options(partitions=2, members=0, readers=0, joiners=1, servers=3)
+"""One server waits, and is not added."""
+NEW = ServerId(4)
+
+
+def host_of(machine: Machine) -> Host:
+    assert machine.server is not None
+    assert machine.server.host is not None
+    return machine.server.host
+
+
+def asked(world: World, act: Callable[[Host, Callable[..., None]], None]) -> ErrorCode:
+    """Send a request to server 1, and return its result."""
+    errors: list[ErrorCode] = []
+    machine = world.machines[0]
+    assert machine.life is not None
+    world.time.enter(machine.life.clock)
+    act(host_of(machine), lambda error, message: errors.append(error))
+    world.time.enter(None)
+    assert world.wait(5 * S, lambda: bool(errors))
+    return errors[0]
+
+
+def add(world: World, port: int = PEER_PORT) -> None:
+    def admit(host: Host, done: Callable[..., None]) -> None:
+        deadline_ns = host.clock.now_ns() + 2 * S
+        host.added_servers.admit(NEW, "s4", port, deadline_ns=deadline_ns, done=done)
+
+    assert asked(world, admit) is ErrorCode.NONE
+
+
+def remove(world: World) -> None:
+    def leave(host: Host, done: Callable[..., None]) -> None:
+        deadline_ns = host.clock.now_ns() + 2 * S
+        host.added_servers.decommission(NEW, is_leaving=True, deadline_ns=deadline_ns, done=done)
+
+    assert asked(world, leave) is ErrorCode.NONE
+
+
+def serves(world: World) -> bool:
+    server = world.machines[3].server
+    return server is not None and server.state is ServerState.SERVING
+
+
+def story_of(story: Callable[[World], None], options: Options = CALM) -> World:
+    """Run a story in a world without other faults. Nothing may be violated."""
+    world = World(1, options)
+    outcome = world.live(lambda: story(world))
+    assert outcome.violations == []
+    return world
+
+
+def test_servers_join_and_leave_and_break_nothing() -> None:
+    world = World(1, replace(CALM, member_changes=1.0, moves=0.5, seconds=8))
+    assert world.run().violations == []
+    assert world.joiners is not None
+    assert world.joiners.accepted > 3
+
+
+def test_added_server_that_lost_its_disk_waits_until_it_is_added_again() -> None:
+    """With replicas of partitions, too; the others have all records."""
+
+    def story(world: World) -> None:
+        new = world.machines[3]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        fault = LostJoiner()
+        assert world.wait(10 * S, lambda: fault.begin(world, Random(1)))
+        fault.end(world)
+        world.run_for(5 * S)
+        assert new.server is not None
+        assert new.server.waits_to_be_added
+        assert new.server.host is None
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+
+    story_of(story)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_server_is_struck_while_one_joins(seed: int) -> None:
+    """Not before: then nothing is in progress."""
+
+    def story(world: World) -> None:
+        world.run_for(1 * S)
+        fault = StrikeBetween()
+        assert not fault.begin(world, Random(seed))
+        add(world)
+        assert fault.begin(world, Random(seed))
+        life = fault.machine.life
+        assert life is None or life.clock.paused
+        world.run_for(2 * S)
+        fault.end(world)
+        assert world.wait(20 * S, lambda: serves(world))
+        world.run_for(2 * S)
+        assert not StrikeBetween().begin(world, Random(seed))
+
+    story_of(story)
+
+
+def test_server_is_removed_while_it_is_cut_off_and_learns_of_it_later() -> None:
+    """It serves until it hears of a majority that it was removed (thesis §4.2.3)."""
+
+    def story(world: World) -> None:
+        new = world.machines[3]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        fault = Apart()
+        rng = Random(1)
+        rng.randint = lambda low, high: 0  # type: ignore[method-assign] # all initial ones are near
+        assert fault.begin(world, rng)
+        world.run_for(3 * S)
+        remove(world)
+        assert world.wait(10 * S, lambda: not host_of(world.machines[0]).catalog.added)
+        assert serves(world)
+        fault.end(world)
+        assert new.server is not None
+        server = new.server
+        assert world.wait(10 * S, lambda: server.state is ServerState.REMOVED)
+
+    story_of(story)
