@@ -170,8 +170,8 @@ class Server:
         self._audit = audit
         self._removed_by: set[ServerId] = set()
         """Initial servers that refuse this one because it was removed from the cluster."""
-        self._followed: set[ServerId] = set()
-        """Added servers to which the links are kept by the catalog."""
+        self._forgotten: set[ServerId] = set()
+        """Servers that the cluster has removed, and that are dialled no more."""
         seeds = {server: str(address) for server, address in config.seeds.items()}
         self._digest = configuration_digest(seeds)
         self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest)
@@ -557,21 +557,26 @@ class Server:
     def _follow_added(self) -> None:
         """Keep links to the servers that the catalog has added, and none to those it removed.
 
-        An address in this server's own file takes precedence.
+        The catalog's address of an added server takes precedence over the one in this server's
+        file: it is what an operator said last, and equal on all servers. The file may still have
+        one that was removed.
         """
         host = self.host
         if host is None or self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
-        added, own = host.catalog.added, self.config.server_id
-        for server_id in sorted(self._followed - added.keys()):
+        catalog, own = host.catalog, self.config.server_id
+        retired = set(map(ServerId, catalog.retired.values()))
+        removed = {server for server in retired if not catalog.is_member(server)}
+        for server_id in sorted(removed - self._forgotten):
             self.links.remove_peer(server_id, removed_text(server_id))
-        self._followed = set(added) - {own}
-        for server_id in sorted(self._followed - self.config.seeds.keys()):
-            self.links.set_peer(server_id, (added[server_id].host, added[server_id].port))
+        self._forgotten = removed
+        for server_id, added in sorted(catalog.added.items()):
+            if server_id != own:
+                self.links.set_peer(server_id, (added.host, added.port))
 
     def _catalog_changed(self) -> None:
         assert self.host is not None
-        if self.host.catalog.added or self._followed:
+        if self.host.catalog.added or self.host.catalog.retired:
             # Not within a turn: a link that ends changes the groups.
             self.clock.call_soon(self._follow_added)
         if self._is_removed:

@@ -10,9 +10,11 @@ import pytest
 
 from ids import ServerId
 from vdl.clock import MS
+from vdl.config.values import Address
 from vdl.errors import ErrorCode
 from vdl.logstream.host import Host
 from vdl.server.server import ServerState
+from vdl.sim.joiners import OTHER_PEER_PORT
 from vdl.sim.machine import PEER_PORT, Machine
 from vdl.sim.member_faults import Apart, LostJoiner, StrikeBetween
 from vdl.sim.options import Options
@@ -63,6 +65,14 @@ def serves(world: World) -> bool:
     return server is not None and server.state is ServerState.SERVING
 
 
+def dialled(machine: Machine) -> tuple[str, int] | None:
+    """Return the address at which a machine's server dials the new one."""
+    if machine.server is None or machine.server.host is None:
+        return None
+    peer = host_of(machine).state.transport._peers.get(NEW)
+    return None if peer is None else peer.address
+
+
 def story_of(story: Callable[[World], None], options: Options = CALM) -> World:
     """Run a story in a world without other faults. Nothing may be violated."""
     world = World(1, options)
@@ -76,6 +86,39 @@ def test_servers_join_and_leave_and_break_nothing() -> None:
     assert world.run().violations == []
     assert world.joiners is not None
     assert world.joiners.accepted > 3
+
+
+def test_address_of_the_catalog_is_dialled_and_not_an_old_one_of_the_file() -> None:
+    """It is what an operator said last; a removed server is dialled nowhere, by no file."""
+
+    def story(world: World) -> None:
+        new, first = world.machines[3], world.machines[0]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        seeds = {**first.config.seeds, NEW: Address("s4", 1)}
+        first.config = replace(first.config, seeds=seeds)
+        new.kill()
+        new.peer_port = OTHER_PEER_PORT
+        new.start()
+        world.run_for(2 * S)
+        add(world, OTHER_PEER_PORT)
+        first.kill()
+        first.start()
+        present = "s4", OTHER_PEER_PORT
+        assert world.wait(10 * S, lambda: all(map(dialled, world.initial)))
+        world.run_for(1 * S)
+        assert {dialled(machine) for machine in world.initial} == {present}
+        remove(world)
+        assert world.wait(10 * S, lambda: not host_of(first).catalog.added)
+        world.run_for(1 * S)
+        assert {dialled(machine) for machine in world.initial} == {None}
+        first.kill()
+        first.start()
+        world.run_for(5 * S)
+        assert dialled(first) is None
+
+    story_of(story)
 
 
 def test_added_server_that_lost_its_disk_waits_until_it_is_added_again() -> None:
