@@ -9,10 +9,13 @@ import pytest
 
 from rpc.hello import VERSION_OF_ADDED_SERVERS, Hello
 from tests.unit.logstream.conftest import Cluster
+from tests.unit.logstream.test_disk_full import fill, full
 from vdl.errors import ErrorCode
 from vdl.logstream.membership.added_servers import ServerStanding, Standing
 from vdl.logstream.state import CATALOG_GROUP
-from vdl.state.commands import CreateTopics, NewTopic, RegisterServer
+from vdl.state.commands import CreateTopics, DrainServers, NewTopic, RegisterServer
+
+__all__ = ["full"]  # a fixture
 
 NEW, OTHER = b"n" * 16, b"o" * 16
 
@@ -183,6 +186,21 @@ def test_removal_waits_for_a_target_that_is_not_connected(cluster: Cluster) -> N
     assert one.blocking == "t-0"
     assert one.reason == "server 3, which is to take it, is not connected"
     assert one.replicas == 1
+
+
+def test_full_disk_takes_a_partition_only_if_no_other_can(
+    cluster: Cluster, full: set[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain counts its server with those that are down."""
+    grown(cluster, [[1, 2, 4]])
+    fill(cluster, full, 3)
+    cluster.run(2_000)
+    plans: list[DrainServers] = []
+    catalog = cluster.nodes[1].host.catalog
+    monkeypatch.setattr(catalog, "drain_plan", plans.append)
+    leave(cluster)
+    cluster.run(1_500)
+    assert plans[-1].alive == [1, 2]
 
 
 def test_only_voters_of_the_catalog_prove_that_a_server_is_not_alone(cluster: Cluster) -> None:

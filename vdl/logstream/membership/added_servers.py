@@ -235,10 +235,18 @@ class AddedServers:
                 return
         if not leaving:
             return
-        alive = sorted([state.server_id, *state.alive])
-        drains = DrainServers(alive, MOVES_MAX, self.replicas_max())
+        # A full disk takes a partition only if no other server can, like one that is down.
+        able = sorted(filter(self._has_room, (state.server_id, *state.alive)))
+        drains = DrainServers(able, MOVES_MAX, self.replicas_max())
         if catalog.drain_plan(drains):
             self._propose(drains)
+
+    def _has_room(self, server_id: ServerId) -> bool:
+        """Return True unless a server's disk is known to be full."""
+        state = self._state
+        if server_id == state.server_id:
+            return state.store.accepts_appends
+        return server_id not in state.full
 
     def _propose(self, command: Any) -> None:
         self._is_proposing = True
