@@ -214,13 +214,16 @@ class Member:
     """True if it votes in the catalog and the coordinators."""
     is_connected: bool = False
     address: str = ""
-    """Address for its peers, of a server that was added."""
+    """Address for its peers, of a server that was added, or waits and says it."""
     rack: str = ""
     replicas: int = 0
     leading: int = 0
     blocking: str = ""
     """A partition that keeps a leaving server from being removed."""
     reason: str = ""
+    """Why it does, or why a server that was added waits."""
+    directory_id: str = ""
+    """Data directory that it runs or waits in, hexadecimal."""
 
 
 @dataclass(slots=True)

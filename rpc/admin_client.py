@@ -172,6 +172,7 @@ class AdminClient:
                 leading=member.leading,
                 blocking=member.blocking,
                 reason=member.reason,
+                directory_id=member.directory_id,
             )
             for member in reply.members
         ]

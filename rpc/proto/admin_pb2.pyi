@@ -390,7 +390,7 @@ class MembersReply(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("server_id", "standing", "is_voter", "is_connected", "address", "rack", "replicas", "leading", "blocking", "reason")
+    __slots__ = ("server_id", "standing", "is_voter", "is_connected", "address", "rack", "replicas", "leading", "blocking", "reason", "directory_id")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     IS_VOTER_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,7 @@ class Member(_message.Message):
     LEADING_FIELD_NUMBER: _ClassVar[int]
     BLOCKING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     server_id: int
     standing: str
     is_voter: bool
@@ -411,7 +412,8 @@ class Member(_message.Message):
     leading: int
     blocking: str
     reason: str
-    def __init__(self, server_id: _Optional[int] = ..., standing: _Optional[str] = ..., is_voter: _Optional[bool] = ..., is_connected: _Optional[bool] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., replicas: _Optional[int] = ..., leading: _Optional[int] = ..., blocking: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    directory_id: str
+    def __init__(self, server_id: _Optional[int] = ..., standing: _Optional[str] = ..., is_voter: _Optional[bool] = ..., is_connected: _Optional[bool] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., replicas: _Optional[int] = ..., leading: _Optional[int] = ..., blocking: _Optional[str] = ..., reason: _Optional[str] = ..., directory_id: _Optional[str] = ...) -> None: ...
 
 class ChangeMemberRequest(_message.Message):
     __slots__ = ("change", "server_id", "host", "port")

@@ -42,7 +42,8 @@ def list_members(*, as_json: bool, connection: Connection) -> None:
     members = _members(connection)
     document = {"members": [dataclasses.asdict(one) for one in members]}
     columns = (
-        ">server", "state", "votes", "connected", "rack", ">replicas", ">leading", "blocked by"
+        ">server", "state", "votes", "connected", "address", "directory", "rack", ">replicas",
+        ">leading", "blocked by",
     )  # fmt: skip
     emit(as_json, document, lambda: table(columns, map(_row, members)))
 
@@ -160,12 +161,14 @@ def _stays_no_more(one: Member | None) -> bool:
 
 
 def _row(one: Member) -> tuple[object, ...]:
-    blocked = f"{one.blocking}: {one.reason}" if one.blocking else None
+    blocked = f"{one.blocking}: {one.reason}" if one.blocking else one.reason or None
     return (
         one.server_id,
         one.standing,
         "yes" if one.is_voter else "no",
         "yes" if one.is_connected else "no",
+        one.address or None,
+        one.directory_id or None,
         one.rack or None,
         one.replicas,
         one.leading,

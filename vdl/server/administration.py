@@ -281,6 +281,7 @@ class Administration:
                 leading=one.leading,
                 blocking=one.blocking,
                 reason=one.reason,
+                directory_id=one.directory_id.hex(),
             )
             for one in (host.added_servers.describe() if host is not None else ())
         ]

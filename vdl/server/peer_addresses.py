@@ -25,19 +25,23 @@ class PeerAddresses:
     """The addresses of one server's file, and how those of the others differ."""
 
     def __init__(
-        self, server_id: ServerId, addresses: Mapping[ServerId, str], digest: bytes
+        self, server_id: ServerId, addresses: Mapping[ServerId, str], digest: bytes, own: str = ""
     ) -> None:
-        """`digest`: `configuration_digest` of the addresses."""
+        """`digest`: `configuration_digest` of the addresses. `own`: the address of this server,
+        for a file that has it nowhere else."""
         self._server_id = server_id
         self._digest = digest
         self._addresses = dict(addresses)
+        self._own = own
         self.differences: dict[ServerId, str] = {}
         """By linked server whose file differs: the difference, by its last hello."""
 
     def encoded(self) -> bytes:
         """Return the field of HELLO: one line of id and address for each server; empty if it is too
         long."""
-        lines = [f"{one} {address}" for one, address in sorted(self._addresses.items())]
+        own = {self._server_id: self._own} if self._own else {}
+        sent = {**own, **self._addresses}
+        lines = [f"{one} {address}" for one, address in sorted(sent.items())]
         text = "\n".join(lines).encode()
         return text if len(text) <= ADDRESSES_BYTES_MAX else b""
 
@@ -48,6 +52,8 @@ class PeerAddresses:
         """
         peer, theirs = hello.server_id, _decoded(hello.addresses)
         own = self._addresses
+        if peer not in own:
+            theirs.pop(peer, None)  # its own address, which is for `announced_by`
         is_equal = hello.config_digest == self._digest
         if is_equal or (is_added and all(own.get(o, a) == a for o, a in theirs.items())):
             self.differences.pop(peer, None)
@@ -56,6 +62,11 @@ class PeerAddresses:
         is_new = self.differences.get(peer) != text
         self.differences[peer] = text
         return is_new
+
+    @staticmethod
+    def announced_by(hello: Hello) -> str:
+        """Return the address that a server has for itself; empty if it has sent none."""
+        return _decoded(hello.addresses).get(hello.server_id, "")
 
     def _difference(self, peer: ServerId, theirs: Mapping[ServerId, str]) -> str:
         """Return the difference, in the same words on both servers."""

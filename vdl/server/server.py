@@ -174,7 +174,8 @@ class Server:
         """Servers that the cluster has removed, and that are dialled no more."""
         seeds = {server: str(address) for server, address in config.seeds.items()}
         self._digest = configuration_digest(seeds)
-        self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest)
+        own = "" if config.peer is None else str(config.peer.advertise)
+        self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest, own)
         # Peers may link up before `start`, and do so only once: an empty server listens to them
         # from here on, and one that has a cluster sends its id. Taken for empty, it would let a
         # wiped peer found another cluster.
@@ -450,6 +451,7 @@ class Server:
             delegation_keys=self._delegation_keys,
         )
         host.added_servers.replicas_max = lambda: context.config.replicas_per_server_max
+        host.added_servers.address_of = self.peer_addresses.announced_by
         context.groups = GroupCoordinator(
             host=host,
             clock=self.clock,

@@ -71,7 +71,10 @@ def described(cluster: Cluster, server_id: int = 4) -> ServerStanding:
 def test_waiting_server_is_described_added_and_then_joins(cluster: Cluster) -> None:
     host = cluster.nodes[1].host
     host.state.newcomers[4] = Hello(4, NEW, 1)
-    assert described(cluster).standing is Standing.WAITING
+    host.added_servers.address_of = lambda hello: f"own{hello.server_id}:1"
+    waiting = described(cluster)
+    assert waiting.standing is Standing.WAITING
+    assert (waiting.address, waiting.directory_id) == ("own4:1", NEW)
     assert answer_of(cluster, 4) == (ErrorCode.NONE, "")
     joining = described(cluster)
     assert (joining.standing, joining.address) == (Standing.JOINING, "h:9192")
@@ -128,7 +131,9 @@ def test_lost_directory_is_replaced_by_adding_the_server_again(cluster: Cluster)
     cluster.nodes[1].host.state.newcomers.clear()
     assert not described(cluster).is_connected
     cluster.nodes[1].host.state.newcomers[4] = Hello(4, OTHER, 2)
-    assert described(cluster).is_connected  # so that `vdl member add` finds where it waits
+    lost = described(cluster)
+    assert lost.is_connected  # so that `vdl member add` finds where it waits
+    assert (lost.directory_id, lost.reason) == (OTHER, "it lost its directory: add it again")
     assert answer_of(cluster, 4, OTHER) == (ErrorCode.NONE, "")
     catalog = cluster.nodes[1].host.catalog
     assert catalog.directory_of(4) == catalog.added[4].directory_id == OTHER
@@ -145,6 +150,7 @@ def test_lost_directory_is_kept_while_a_partition_has_no_leader_without_it(
     error, message = answer_of(cluster, 4, OTHER)
     assert error is ErrorCode.BROKER_NOT_AVAILABLE
     assert "t-0" in message
+    assert described(cluster).reason == message
     assert cluster.nodes[1].host.catalog.directory_of(4) == NEW
 
 
@@ -160,7 +166,7 @@ def test_removal_is_blocked_by_a_partition_without_leader(cluster: Cluster) -> N
     cluster.run(2_500)
     one = described(cluster)
     assert one.standing is Standing.LEAVING
-    assert (one.blocking, one.reason) == ("u-0", "it has no leader")
+    assert (one.blocking, one.reason) == ("u-0", "it has no leader (not connected: 4)")
 
 
 def test_removal_waits_for_servers_that_may_take_replicas(cluster: Cluster) -> None:
@@ -188,6 +194,26 @@ def test_removal_waits_for_a_target_that_is_not_connected(cluster: Cluster) -> N
     assert one.replicas == 1
 
 
+def test_removal_waits_for_room_on_the_disk_of_its_only_target(
+    cluster: Cluster, full: set[bytes]
+) -> None:
+    """The move goes on by itself when there is room, and the server is removed."""
+    (group,) = grown(cluster, [[1, 2, 4]])
+    for _ in range(3):
+        cluster.append(cluster.leader(group))
+        cluster.run(10)
+    fill(cluster, full, 3)
+    cluster.run(2_000)
+    leave(cluster)
+    cluster.run(2_500)
+    one = described(cluster)
+    assert (one.blocking, one.replicas) == ("t-0", 1)
+    assert one.reason == "the disk of server 3, which is to take it, is full"
+    full.clear()
+    cluster.run(10_000)
+    assert not cluster.nodes[1].host.catalog.added
+
+
 def test_full_disk_takes_a_partition_only_if_no_other_can(
     cluster: Cluster, full: set[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +227,33 @@ def test_full_disk_takes_a_partition_only_if_no_other_can(
     leave(cluster)
     cluster.run(1_500)
     assert plans[-1].alive == [1, 2]
+
+
+def test_removal_that_is_blocked_can_be_taken_back(cluster: Cluster) -> None:
+    """The server stays as it was, and nothing blocks any more."""
+    grown(cluster, [[1, 2, 4]])
+    cluster.nodes[3].crash()
+    cluster.run(2_000)
+    leave(cluster)
+    cluster.run(2_500)
+    assert described(cluster).reason
+    assert leave(cluster, is_leaving=False)[0] is ErrorCode.NONE
+    one = described(cluster)
+    assert (one.standing, one.blocking, one.reason) == (Standing.MEMBER, "", "")
+
+
+def test_removal_without_a_majority_of_the_catalog_says_so(cluster: Cluster) -> None:
+    """Its partition is not to blame: nothing can be decided."""
+    grown(cluster, [[1, 2, 4]])
+    for node in cluster.nodes.values():
+        node.host.added_servers.replicas_max = lambda: 1
+    cluster.propose(CreateTopics([NewTopic("u", b"u" * 16, assignments=[[3]])]))
+    leave(cluster)
+    for server in (2, 3):
+        cluster.nodes[server].crash()
+    cluster.run(5_000)
+    one = described(cluster)
+    assert (one.blocking, one.reason) == ("catalog", "it has no leader (not connected: 2, 3)")
 
 
 def test_only_voters_of_the_catalog_prove_that_a_server_is_not_alone(cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ids import DirectoryId, ServerId
 from rpc.hello import Hello
 from vdl.server.peer_addresses import PeerAddresses
@@ -35,3 +37,14 @@ def test_missing_address_in_the_file_of_an_initial_server_is_a_difference() -> N
     """Its file should be equal."""
     own = PeerAddresses(ServerId(1), FIRST, b"own")
     assert own.linked(_hello({ServerId(2): "b:1"}))
+
+
+def test_server_that_is_in_no_file_says_its_own_address() -> None:
+    """It is no difference: only the server itself can have it in its file."""
+    new = PeerAddresses(ServerId(4), {ServerId(2): "old:1"}, b"other", own="new4:1")
+    hello = replace(_hello({}), addresses=new.encoded())
+    assert PeerAddresses.announced_by(hello) == "new4:1"
+    own = PeerAddresses(ServerId(1), FIRST, b"own")
+    assert own.linked(hello, is_added=True)
+    assert "new4:1" not in own.differences[ServerId(4)]
+    assert not PeerAddresses.announced_by(_hello({}))

@@ -28,7 +28,7 @@ Does not depend on how a request reached this server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -41,7 +41,7 @@ from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.membership.replacement import groups_that_halt
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
-from vdl.logstream.state import HostState
+from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.added_servers import AddedServer, why_not_added
 from vdl.state.catalog import GroupInfo
 from vdl.state.commands import (
@@ -84,7 +84,9 @@ class ServerStanding:
     """True if it votes in the catalog and the coordinators."""
     is_connected: bool
     address: str = ""
-    """Address for its peers, of an added server."""
+    """Address for its peers, of an added server; of one that waits, as it says itself."""
+    directory_id: bytes = b""
+    """Directory that it is in, or waits in; of one that is not connected, the last one."""
     rack: str = ""
     replicas: int = 0
     """Replicas of partitions that it has to keep."""
@@ -106,7 +108,9 @@ def removed_text(server_id: ServerId) -> str:
 class AddedServers:
     """Part of one server in additions and removals."""
 
-    __slots__ = ("_forwarding", "_is_proposing", "_liveness", "_state", "replicas_max")
+    __slots__ = (
+        "_forwarding", "_is_proposing", "_liveness", "_state", "address_of", "replicas_max"
+    )  # fmt: skip
 
     def __init__(self, state: HostState, liveness: Liveness, forwarding: Forwarding) -> None:
         self._state = state
@@ -116,6 +120,8 @@ class AddedServers:
         """True while a command of `look_around` is in flight."""
         self.replicas_max: Callable[[], int] = int
         """Returns the limit on a server's partition replicas; 0: none."""
+        self.address_of: Callable[[Hello], str] = lambda hello: ""
+        """Returns the address that a linked server has for itself; empty if unknown."""
 
     # --- requests ------------------------------------------------------------------------------
     def admit(
@@ -263,9 +269,16 @@ class AddedServers:
         """Return all servers of the cluster, and those that wait here to be added, by id."""
         state, catalog = self._state, self._state.catalog
         found = [
-            ServerStanding(server_id, Standing.WAITING, is_voter=False, is_connected=True)
-            for server_id in state.newcomers
-            if not catalog.is_member(server_id)
+            ServerStanding(
+                hello.server_id,
+                Standing.WAITING,
+                is_voter=False,
+                is_connected=True,
+                address=self.address_of(hello),
+                directory_id=hello.directory_id,
+            )
+            for hello in state.newcomers.values()
+            if not catalog.is_member(hello.server_id)
         ]
         leading = Counter(self._liveness.leader_of(group_id)[0] for group_id in catalog.groups)
         for server_id in catalog.initial_voters.keys() | catalog.added.keys():
@@ -277,20 +290,43 @@ class AddedServers:
                 is_voter=added is None,
                 is_connected=server_id in (state.server_id, *state.alive, *state.newcomers),
                 address="" if added is None else f"{added.host}:{added.port}",
+                directory_id=self._directory_of(server_id),
                 rack="" if known is None else known.rack,
                 replicas=len(catalog.held[server_id]),
                 leading=leading[server_id],
             )
             if one.standing is Standing.LEAVING:
                 one.blocking, one.reason = self._blocking(server_id)
+            elif added is not None and server_id in state.newcomers:
+                one.reason = self._why_not_back(added)
             found.append(one)
         return sorted(found, key=lambda one: one.server_id)
+
+    def _directory_of(self, server_id: ServerId) -> bytes:
+        """Return the directory in which a server runs or waits, or the last one known."""
+        state = self._state
+        if server_id == state.server_id:
+            return state.store.directory_id
+        hello = state.newcomers.get(server_id) or state.alive.get(server_id)
+        known = state.catalog.directory_of(server_id)
+        return hello.directory_id if hello is not None else known or b""
+
+    def _why_not_back(self, added: AddedServer) -> str:
+        """Return why an added server waits instead of taking part; empty if it will by itself."""
+        hello = self._state.newcomers[added.server_id]
+        if hello.directory_id == added.directory_id:
+            return ""
+        return self._why_not_replaced(added) or "it lost its directory: add it again"
 
     def _blocking(self, server_id: ServerId) -> tuple[str, str]:
         """Return a partition that keeps a server from being removed, and why; ("", "") for none.
 
         One that cannot move now comes before those that do, or wait for their turn.
         """
+        if self._liveness.leader_of(CATALOG_GROUP)[0] < 0:
+            return "catalog", "it has no leader" + self._missing_of(
+                replica.server_id for replica in self._state.catalog.replicas(CATALOG_GROUP)
+            )
         found = ("", "")
         for info in self._state.catalog.held_by(server_id)[:EXAMINED_MAX]:
             reason, is_stuck = self._why_here(server_id, info)
@@ -304,7 +340,8 @@ class AddedServers:
         """Return why a partition still has a replica on a server; True: it cannot move now."""
         state, group_id = self._state, info.group_id
         if self._liveness.leader_of(group_id)[0] < 0:
-            return "it has no leader", True
+            listed = self._state.catalog.listed(group_id)
+            return "it has no leader" + self._missing_of(one.server_id for one in listed), True
         servers = [replica.server_id for replica in info.replicas]
         if server_id in servers:
             return self._why_not_begun(servers)
@@ -312,9 +349,19 @@ class AddedServers:
         for server in sorted(adding):
             if server != state.server_id and server not in state.alive:
                 return f"server {server}, which is to take it, is not connected", True
+            if not self._has_room(server):
+                return f"the disk of server {server}, which is to take it, is full", True
         if adding:
             return f"server {min(adding)} takes it", False
         return "its leader has not confirmed yet that it moved", False
+
+    def _missing_of(self, servers: Iterable[ServerId]) -> str:
+        """Return which of a group's servers are not connected; empty if all are."""
+        state = self._state
+        missing = sorted(set(servers) - {state.server_id, *state.alive})
+        if not missing:
+            return ""
+        return f" (not connected: {', '.join(map(str, missing))})"
 
     def _why_not_begun(self, servers: list[ServerId]) -> tuple[str, bool]:
         catalog, limit = self._state.catalog, self.replicas_max()
