@@ -1,13 +1,15 @@
 """A cluster of real processes grows from three servers to four, and shrinks again, under load.
 
 A producer with acks=all and idempotence writes all the time, and a consumer group reads. The server
-that leads the catalog is killed while the new server is drained.
+that leads the catalog is killed while the new server is drained. In another cluster the added
+server loses its disk.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,8 +203,8 @@ def is_moved(servers: Set, replicas: list[list[int]]) -> bool:
     return not any(p.error_code for t in answer.responses for p in t.partitions)
 
 
-def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) -> None:
-    """3 → 4 → 3 servers: each acknowledged record is read, and each number is in the log once."""
+def begin(servers: Set) -> None:
+    """Form a cluster of three servers, with the topic."""
     for server in (1, 2, 3):
         servers.start(server)
     until(lambda: len(servers.members()) == 3, "the cluster does not form")
@@ -210,6 +212,67 @@ def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) ->
         lambda: all(m["standing"] == "member" for m in servers.members().values()), "not all serve"
     )
     until(lambda: is_created(servers), "the topic is not created")
+
+
+def is_in_sync(servers: Set, server: int) -> bool:
+    """Return True if the server's replica of each partition that it has is in sync."""
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap})
+    partitions = admin.list_topics("t", timeout=60).topics["t"].partitions.values()
+    on_it = [one for one in partitions if server in one.replicas]
+    return bool(on_it) and all(server in one.isrs for one in on_it)
+
+
+def write(servers: Set, numbers: range) -> None:
+    """Write numbers with acks=all; each must be acknowledged."""
+    failed: list[object] = []
+    producer = Producer({"bootstrap.servers": servers.bootstrap, "acks": "all"})
+    for number in numbers:
+        producer.produce(
+            "t", b"%d" % number, partition=number % PARTITIONS,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )  # fmt: skip
+    assert producer.flush(SECONDS) == 0
+    assert not failed
+
+
+def test_added_server_that_lost_its_disk_takes_no_part_until_it_is_added_again(
+    servers: Set,
+) -> None:
+    """It waits in its empty directory. Its replicas are filled again, and no record is lost."""
+    begin(servers)
+    servers.start(4)
+    until(lambda: 4 in servers.members(), "the new server does not wait")
+    peer = f"127.0.0.1:{servers.ports[4]['peer']}"
+    waiting = servers.members()[4]
+    assert (waiting["standing"], waiting["address"]) == ("waiting", peer)
+    assert f"directory={waiting['directory_id']}" in servers.log(4)
+    until(lambda: not servers.vdl("member", "add", "4", "--peer", peer)[0], "it is not added")
+    until(
+        lambda: is_moved(servers, [[4, 1, 2], [2, 4, 3], [3, 1, 4], [4, 2, 3]]),
+        "the partitions are not moved",
+    )
+    write(servers, range(100))
+    until(lambda: is_in_sync(servers, 4), "its replicas do not catch up")
+    servers.running[4].kill()
+    servers.running[4].wait(30)
+    shutil.rmtree(servers.folder / "data4")
+    servers.start(4)
+    again = "it lost its directory: add it again"
+    until(lambda: servers.members()[4]["reason"] == again, "it does not wait")
+    lost = servers.members()[4]
+    assert lost["directory_id"] != waiting["directory_id"]
+    assert lost["replicas"] == PARTITIONS
+    write(servers, range(100, 200))
+    assert not is_in_sync(servers, 4)
+    until(lambda: not servers.vdl("member", "add", "4", "--peer", peer)[0], "it is not added")
+    until(lambda: is_in_sync(servers, 4), "its replicas are not filled again")
+    assert not servers.members()[4]["reason"]
+    assert log_counts(servers) == Counter(range(200))
+
+
+def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) -> None:
+    """3 → 4 → 3 servers: each acknowledged record is read, and each number is in the log once."""
+    begin(servers)
     load = Load(servers.bootstrap)
     try:
         code, _, error = servers.vdl("member", "add", "4", "--peer", "127.0.0.1:1", "--no-wait")
