@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from ids import ServerId
+from rpc.queries import Quorum
 from vdl.clock import MS
 from vdl.config.values import Address
 from vdl.errors import ErrorCode
@@ -32,9 +33,9 @@ def host_of(machine: Machine) -> Host:
     return machine.server.host
 
 
-def asked(world: World, act: Callable[[Host, Callable[..., None]], None]) -> ErrorCode:
+def asked(world: World, act: Callable[[Host, Callable[..., None]], None]) -> object:
     """Send a request to server 1, and return its result."""
-    errors: list[ErrorCode] = []
+    errors: list[object] = []
     machine = world.machines[0]
     assert machine.life is not None
     world.time.enter(machine.life.clock)
@@ -138,6 +139,27 @@ def test_added_server_that_lost_its_disk_waits_until_it_is_added_again() -> None
         assert new.server.host is None
         add(world)
         assert world.wait(10 * S, lambda: serves(world))
+
+    story_of(story)
+
+
+def test_added_server_is_an_observer_of_the_quorum() -> None:
+    """As Kafka's tools describe it; it has no vote (KIP-595)."""
+
+    def story(world: World) -> None:
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+
+        def describe(host: Host, done: Callable[..., None]) -> None:
+            deadline_ns = host.clock.now_ns() + 2 * S
+            host.describe_quorum(deadline_ns=deadline_ns, done=lambda found: done(found, ""))
+
+        quorum = asked(world, describe)
+        assert isinstance(quorum, Quorum)
+        assert {m.server_id: m.is_learner for m in quorum.members} == {
+            1: False, 2: False, 3: False, NEW: True,
+        }  # fmt: skip
 
     story_of(story)
 
