@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -134,12 +135,29 @@ def _check(result: MemberChanged) -> None:
 def _wait_for(
     connection: Connection, server: int, does: str, is_over: Callable[[Member | None], bool]
 ) -> None:
-    """Show how far a server is until `is_over`; its replicas and what blocks are shown."""
+    """Show how far a server is until `is_over`; its replicas and what blocks are shown.
+
+    Without a terminal, what it waits for is a line on standard error once it has not changed
+    between two looks.
+    """
+    is_terminal, told, last = sys.stderr.isatty(), "", ""
     with progress(f"server {server} {does}", None) as bar:
         while not is_over(one := _find(connection, server)):
-            if one is not None and one.blocking:
-                bar.label(f"{one.replicas} partitions left; {one.blocking}: {one.reason}")
+            waits = "" if one is None else _waits(one)
+            if waits:
+                bar.label(waits)
+            if waits == last != told and not is_terminal:
+                say(f"server {server} {does}: {waits}", err=True)
+                told = waits
+            last = waits
             time.sleep(_POLL_SECONDS)
+
+
+def _waits(one: Member) -> str:
+    """Return what a server waits for, as far as that is known."""
+    if one.blocking:
+        return f"{one.replicas} partitions left; {one.blocking}: {one.reason}"
+    return one.reason
 
 
 def _report(connection: Connection, server: int, *, as_json: bool) -> None:
