@@ -81,8 +81,6 @@ class Joiners:
         self._rate = rate
         self._violate = violate
         self._is_working = True
-        self._removed: dict[ServerId, bytes] = {}
-        """Last removed directory of each server that is not a member now."""
         self._ever: set[ServerId] = set()
         """Servers that were ever added."""
         self.accepted = 0
