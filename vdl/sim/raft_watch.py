@@ -9,6 +9,7 @@ event touched. This module checks what needs the whole world:
 * They are not early: an acknowledgement or a vote that leaves a machine is in the durable image of
   that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum.
 * A recovery finds exactly the durable state of the disk, in the directory of the process before.
+* A replica that was lost never runs again under its number: that belongs to one directory.
 * No replica becomes leader on a server that serves no clients, except for the catalog, and except
   for a replica with entries that a replica on a serving server lacks.
 * Equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
@@ -621,7 +622,11 @@ class LifeWatch:
             # It may exist until it hears from the others, but must not take part with them.
             self._old.setdefault(group.group_id, (group, group.node.commit))
             return
-        watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
+        key = group.group_id, group.replica_id
+        if key in watch.lost:
+            name = f"group {group.group_id}, replica {group.replica_id}"
+            watch.told("number-reused", f"{name}: is back after it was lost")
+        watch.log_ids[key] = group.log.log_id
         host = self.life.server.host
         stream = host.stream(group.group_id) if host is not None else None
         if stream is not None:

@@ -14,6 +14,8 @@ from vdl.clock import MS
 from vdl.config.values import Address
 from vdl.errors import ErrorCode
 from vdl.logstream.host import Host
+from vdl.logstream.membership.replacement import Replacement
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.server import ServerState
 from vdl.sim.joiners import OTHER_PEER_PORT
 from vdl.sim.machine import PEER_PORT, Machine
@@ -141,6 +143,30 @@ def test_added_server_that_lost_its_disk_waits_until_it_is_added_again() -> None
         assert world.wait(10 * S, lambda: serves(world))
 
     story_of(story)
+
+
+def test_replica_that_is_back_under_its_number_in_another_directory_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has forgotten what it acknowledged (segments/README.md)."""
+
+    def number_for(replacement: Replacement, server_id: ServerId) -> int:
+        catalog = replacement._state.catalog
+        return catalog.replica_number(CATALOG_GROUP, server_id) if catalog.added else 0
+
+    world = World(1, CALM)
+
+    def story() -> None:
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        monkeypatch.setattr(Replacement, "number_for", number_for)
+        world.machines[3].wipe()
+        world.machines[3].start()
+        world.run_for(3 * S)
+
+    violations = world.live(story).violations
+    assert "number-reused" in {violation.name for violation in violations}
 
 
 def test_added_server_is_an_observer_of_the_quorum() -> None:
