@@ -152,6 +152,21 @@ class Program:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
 
+    def wait_for_count(self, what: str, count: Callable[[], int], expected: int) -> None:
+        """Wait until `count()` reaches `expected`; fail only if it does not grow for long.
+
+        How long a long test takes depends on the machine.
+        """
+        reached = 0
+
+        def has_grown() -> bool:
+            nonlocal reached
+            before, reached = reached, count()
+            return reached > before or reached >= expected
+
+        while reached < expected:
+            self.wait_for(f"{what}: {reached} of {expected}", has_grown)
+
     def wait_for_end(self, what: str) -> None:
         """Wait until it has ended by itself; fail the test with `what` if that takes too long."""
         try:

@@ -40,7 +40,7 @@ def test_debezium_writes_each_change_once_over_kills_of_connect_and_a_leader(
         topic = debezium.capture("debezium", with_schemas=True)
         debezium.program.wait_for("the topic is there", lambda: topic in topics.names())
         with topics.follow(topic) as found:
-            debezium.program.wait_for("the snapshot is", lambda: found.count() >= load.snapshot)
+            debezium.program.wait_for_count("the snapshot", found.count, load.snapshot)
             try:
                 load.start()
                 for stop, victim in stops():
@@ -59,7 +59,7 @@ def test_debezium_writes_each_change_once_over_kills_of_connect_and_a_leader(
             # Each deletion is two records: the envelope and a tombstone.
             changes = [change for key in load.history.values() for change in key]
             expected = len(changes) + sum(op == "d" for op, *_ in changes)
-            debezium.program.wait_for("all changes are", lambda: found.count() >= expected)
+            debezium.program.wait_for_count("all changes", found.count, expected)
             assert history_of(found.records) == load.history
             assert len(found.records) == expected
     print(f"\n{len(changes)} changes of {KEYS} keys, {LEADERS} leaders and {KILLS} workers killed")

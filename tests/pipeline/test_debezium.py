@@ -85,7 +85,7 @@ def test_tables_are_what_mariadb_has_through_kills_of_a_leader_and_connect(
         expected = len(changes) + sum(op == "d" for op, *_ in changes)
         for job in jobs.values():
             with topics.follow(job.source.topics[0]) as found:
-                debezium.program.wait_for("all changes are", lambda: found.count() >= expected)
+                debezium.program.wait_for_count("all changes", found.count, expected)
         rows = mariadb.rows(f"SELECT {', '.join(COLUMNS)} FROM items")
     sums = {"mariadb": checksum(rows)}
     for sink, job in jobs.items():
