@@ -17,6 +17,7 @@ from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.connection import (
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
+    COPIED_BYTES_MAX,
     GROWTH,
     MAPPED_BYTES_MIN,
     REQUEST_BYTES_MAX,
@@ -54,11 +55,22 @@ class Transport:
     def resume_reading(self) -> None: ...
 
 
-def connect(bytes_max: int = REQUEST_BYTES_MAX) -> Connection:
+class FullTransport(Transport):
+    """Transport that takes all but the last `left` bytes of one buffer."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        (buffer,) = buffers
+        return [memoryview(buffer)[len(buffer) - self._left :]]
+
+
+def connect(bytes_max: int = REQUEST_BYTES_MAX, transport: Transport | None = None) -> Connection:
     clock = NodeClock(VirtualTime())
     context = Context(FakeHost(clock), KafkaOptions(), clock, FakeLog(), bytes)
     answers = context.answers.account()
-    return Connection(Transport(), Turn(context), answers, bytes_max, lambda: None)
+    return Connection(transport or Transport(), Turn(context), answers, bytes_max, lambda: None)
 
 
 def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
@@ -243,3 +255,15 @@ def test_idle_connection_holds_no_buffer() -> None:
     assert frame.tobytes() == b"abc"
     # The next bytes go into new memory; the frame's views keep the old buffer.
     assert reader.get_buffer().obj is not frame.obj
+
+
+@pytest.mark.parametrize(
+    ("left", "held"), [(COPIED_BYTES_MAX, COPIED_BYTES_MAX), (COPIED_BYTES_MAX + 1, 16 << 20)]
+)
+def test_unsent_rest_is_copied_unless_that_takes_long(left: int, held: int) -> None:
+    """A copy lets go of the whole answer. What is too long for one is counted with all of it."""
+    connection = connect(transport=FullTransport(left))
+    connection.queue(memoryview(bytes(16 << 20)), [], 16 << 20)
+    assert not connection.flush()
+    assert sum(map(len, connection.unsent)) == left
+    assert connection.answers.held == held
