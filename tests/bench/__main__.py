@@ -37,6 +37,7 @@ MEASUREMENTS = (
     "catch_up",
     "readers",
     "returning",
+    "large_records",
     "idle",
     "many_partitions",
     "overload",

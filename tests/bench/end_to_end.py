@@ -24,28 +24,39 @@ _TIME = Struct(">d")
 
 def end_to_end(bootstrap: str, topic: str, *, rate: int, count: int) -> list[float]:
     """Return the milliseconds of `count` records at `rate`, after one second of warm-up."""
+    return acknowledged_and_read(bootstrap, topic, rate=rate, count=count)[1]
+
+
+def acknowledged_and_read(
+    bootstrap: str, topic: str, *, rate: int, count: int, partitions: int = 1
+) -> tuple[list[float], list[float]]:
+    """Return the milliseconds to the acknowledgement, and to the consumer, as `end_to_end` does.
+
+    The records take turns among the topic's partitions.
+    """
     taken: list[float] = []
     padding = os.urandom(RECORD_BYTES - _TIME.size)
-    with _reading(bootstrap, topic, taken, rate + count) as all_came:
-        paced(
+    with _reading(bootstrap, topic, taken, rate + count, partitions) as all_came:
+        acknowledged = paced(
             latency_producer(bootstrap),
             topic,
             rate=rate,
             count=rate + count,
+            partitions=partitions,
             value=lambda: _TIME.pack(time.monotonic()) + padding,
         )
         assert all_came.wait(CALL_SECONDS_MAX), f"{len(taken)} of {rate + count} records came"
-    return taken[rate:]
+    return acknowledged[rate:], taken[rate:]
 
 
 @contextmanager
 def _reading(
-    bootstrap: str, topic: str, taken: list[float], count: int
+    bootstrap: str, topic: str, taken: list[float], count: int, partitions: int
 ) -> Iterator[threading.Event]:
     """Run a consumer; the event is set when it has `count` records."""
     all_came, is_over = threading.Event(), threading.Event()
     consumer = reader(bootstrap)
-    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
 
     def read() -> None:
         while not is_over.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -11,12 +12,17 @@ REPLICATION = 3
 CALL_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.01
 LED_POLL_SECONDS = 0.1
+NO_CONFIG: Mapping[str, str] = {}
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+def create_topic(
+    bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] = NO_CONFIG
+) -> None:
     """Create a topic with replication 3, if it does not exist. Retries while servers start."""
     admin = _admin(bootstrap)
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=REPLICATION)
+    wanted = NewTopic(
+        topic, num_partitions=partitions, replication_factor=REPLICATION, config=dict(config)
+    )
     deadline = time.monotonic() + CALL_SECONDS_MAX
     while True:
         try:
@@ -31,12 +37,14 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
             return
 
 
-def create_led_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
+def create_led_topic(
+    bootstrap: str, topic: str, partitions: int = 1, config: Mapping[str, str] = NO_CONFIG
+) -> None:
     """Create a topic; return when each partition is led by its first replica.
 
     Leaders stay there, which matters to clients that do not look for them again.
     """
-    create_topic(bootstrap, topic, partitions)
+    create_topic(bootstrap, topic, partitions, config)
     _wait_led(bootstrap, topic, partitions)
 
 

@@ -1,0 +1,164 @@
+"""Effect of large records on those who produce and read others.
+
+A producer sends records of 1,000 bytes at a steady rate (linger 0, acks=all), in turn to three
+partitions, one of which each server leads; a consumer at their ends reads them. Each round:
+
+* `alone`: without others;
+* `small_N`: beside a producer and a consumer of another topic that move N megabytes every so many
+  seconds (`--every`), as fast as they can, in records of 100 kB;
+* `large_N`: the same megabytes as one record.
+
+So `small_N` shows what the bytes cost on this machine, and `large_N` what their size adds. These
+clients are processes of their own and have a tenth of a server's weight: else a client would
+compute checksums where the other records wait for the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.bench.client_process import ClientProcess, weigh_little
+from tests.bench.end_to_end import acknowledged_and_read
+from tests.bench.load import throughput_producer
+from tests.bench.rounds import Comparison, Figures, Run, percentiles
+from tests.bench.servers import Servers
+from tests.bench.systems import cpu_seconds
+from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic, delete_topic
+
+BASELINE = "alone"
+PARTITIONS = 3
+MEGABYTE = 1_000_000
+SMALL_BYTES = 100_000
+BATCH_BYTES_MAX = 100 << 20
+OVERHEAD_BYTES = 50_000
+"""Bytes of the largest request that are not its record."""
+POLL_SECONDS = 0.1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[20, 100], help="of a record")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds; 0: without a pause")
+    parser.add_argument("--rate", type=int, default=200, help="of the others, a second")
+    parser.add_argument("--seconds", type=int, default=30, help="of each run")
+    parser.set_defaults(rounds=5)
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
+    servers = Servers()
+    numbers = itertools.count()
+    try:
+        servers.up()
+        runs: dict[str, Run] = {BASELINE: lambda: _latencies(servers, next(numbers), options)}
+        for size in options.megabytes:
+            for name, is_large in (("small", False), ("large", True)):
+                runs[f"{name}_{size}"] = partial(
+                    _beside, servers, numbers, options, size * MEGABYTE, is_large=is_large
+                )
+        yield Comparison(runs, BASELINE)
+    finally:
+        servers.down()
+
+
+def _latencies(servers: Servers, number: int, options: argparse.Namespace) -> Figures:
+    topic = f"others-{number}"
+    create_led_topic(servers.bootstrap, topic, PARTITIONS)
+    used, began = cpu_seconds(servers.pids()), time.monotonic()
+    acknowledged, read = acknowledged_and_read(
+        servers.bootstrap,
+        topic,
+        rate=options.rate,
+        count=options.rate * options.seconds,
+        partitions=PARTITIONS,
+    )
+    cores = (cpu_seconds(servers.pids()) - used) / (time.monotonic() - began)
+    delete_topic(servers.bootstrap, topic)
+    figures = percentiles("ack", acknowledged) | percentiles("end_to_end", read)
+    return figures | {"server_cores": cores}
+
+
+def _beside(
+    servers: Servers,
+    numbers: Iterator[int],
+    options: argparse.Namespace,
+    size: int,
+    *,
+    is_large: bool,
+) -> Figures:
+    number = next(numbers)
+    topic = f"beside-{number}"
+    config = {"max.message.bytes": str(BATCH_BYTES_MAX), "segment.bytes": str(1 << 30)}
+    create_led_topic(servers.bootstrap, topic, 1, config)
+    record = min(size, BATCH_BYTES_MAX - OVERHEAD_BYTES) if is_large else SMALL_BYTES
+    where = (servers.bootstrap, topic)
+    with (
+        ClientProcess(_produce, *where, record, size // record, options.every) as producer,
+        ClientProcess(_consume, *where) as consumer,
+    ):
+        producer.wait_counting()
+        consumer.wait_counting()
+        sent, read, began = producer.count, consumer.count, time.monotonic()
+        figures = _latencies(servers, number, options)
+        elapsed = time.monotonic() - began
+        sent, read = producer.count - sent, consumer.count - read
+    delete_topic(servers.bootstrap, topic)
+    return figures | {
+        "produced_mb_per_second": sent / 1e6 / elapsed,
+        "read_mb_per_second": read / 1e6 / elapsed,
+    }
+
+
+def _produce(
+    bootstrap: str, topic: str, size: int, count: int, every: float, sent: Any, ends: Any
+) -> None:
+    """Run the producer's process: `count` records of `size` bytes each `every` seconds."""
+    weigh_little()
+    value = os.urandom(size)
+    producer = throughput_producer(
+        bootstrap,
+        **{
+            "message.max.bytes": 1_000_000_000,
+            "batch.size": MEGABYTE,
+            "queue.buffering.max.kbytes": 2_000_000,
+        },
+    )
+    due = time.monotonic()
+    while not ends.wait(max(0.0, due - time.monotonic())):
+        for _ in range(count):
+            producer.produce(topic, value, partition=0)
+            producer.poll(0)
+        assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
+        sent[0] += size * count
+        due = max(due + every, time.monotonic())
+
+
+def _consume(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
+    """Run the consumer's process."""
+    weigh_little()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "beside",
+            "enable.auto.commit": False,
+            "receive.message.max.bytes": 1_000_000_000,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while not ends.is_set():
+            message = consumer.poll(POLL_SECONDS)
+            if message is not None:
+                assert message.error() is None, message.error()
+                read[0] += len(message.value() or b"")
+    finally:
+        consumer.close()
