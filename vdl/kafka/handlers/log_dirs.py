@@ -14,6 +14,9 @@ Does not depend on how sizes are determined.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ids import GroupId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
@@ -47,8 +50,23 @@ def handle_describe_log_dirs(ctx: RequestContext, request: DescribeLogDirsReques
     def found(sizes: Sizes) -> None:
         later.run(lambda: later.complete(Unbuilt(lambda: _description(ctx, wanted, sizes))))
 
-    ctx.server.log_sizes.look_up(found)
+    ctx.server.log_sizes.look_up(_groups(ctx, wanted), found)
     return later
+
+
+def _groups(ctx: RequestContext, wanted: dict[str, set[int]] | None) -> Iterable[GroupId]:
+    """Return the groups of the requested partitions that exist; None means all."""
+    catalog = ctx.server.host.catalog
+    if wanted is None:
+        return catalog.groups
+    return [
+        groups[index]
+        for name, indexes in wanted.items()
+        if name in catalog.topics
+        for groups in (catalog.topics[name].partitions,)
+        for index in indexes
+        if 0 <= index < len(groups)
+    ]
 
 
 def _description(

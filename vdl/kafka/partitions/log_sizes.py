@@ -1,15 +1,15 @@
 """Disk space used by the replicas of this server, measured once for all concurrent requests.
 
-A measurement may take a disk read for each replica. So one walk over all replicas runs at a time,
-with a few look-ups in flight; requests that arrive meanwhile are answered by the next walk. Many
-clients cost no more than one.
+A measurement may take a disk read for each replica. So one walk runs at a time, over the replicas
+that its requests want, with a few look-ups in flight; requests that arrive meanwhile are answered by
+the next walk. Many clients cost no more than one.
 
 Does not depend on requests or topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,7 +45,7 @@ class Sizes:
     usable_bytes: int = -1
     """Bytes that can still be written; -1: unknown."""
     by_group: dict[GroupId, int] = field(default_factory=dict)
-    """Bytes of each replica here. One that was deleted meanwhile is missing."""
+    """Bytes of each replica of the walk. One that was deleted meanwhile is missing."""
     error: StorageError | None = None
     """Read error that ended the walk early; None if there was none."""
 
@@ -57,6 +57,8 @@ class LogSizes:
         self._host = host
         self._waiting: list[Callable[[Sizes], None]] = []
         """Callbacks that the next walk answers."""
+        self._wanted: set[GroupId] = set()
+        """Groups of the next walk."""
         self._told: list[Callable[[Sizes], None]] = []
         """Callbacks that the present walk answers. Invariant: not empty while a walk runs."""
         self._found = Sizes()
@@ -67,16 +69,19 @@ class LogSizes:
         """True while look-ups are being started: one that ends at once must not start others
         itself."""
 
-    def look_up(self, done: Callable[[Sizes], None]) -> None:
-        """Call `done`, later, with the result of a walk that began after this call."""
+    def look_up(self, groups: Iterable[GroupId], done: Callable[[Sizes], None]) -> None:
+        """Call `done`, later, with the result of a walk that began after this call. It has these
+        groups and maybe others; those without a replica here are left out."""
         self._waiting.append(done)
+        self._wanted.update(groups)
         if not self._told:
             self._begin()
 
     def _begin(self) -> None:
         self._told, self._waiting = self._waiting, []
         self._found = found = Sizes()
-        self._left = sorted(self._host.catalog.groups, reverse=True)
+        self._left = sorted(self._wanted, reverse=True)
+        self._wanted = set()
         self._under_way = 1
 
         def measured(space: tuple[int, int] | StorageError) -> None:

@@ -105,6 +105,14 @@ def test_requests_share_walks_over_the_replicas(world: World) -> None:
     assert {stream.sizes_asked for stream in streams} == {2}
 
 
+def test_only_requested_replicas_are_measured(world: World) -> None:
+    """Each costs a disk read, and a server may have thousands."""
+    wanted, other = world.topic("wanted", 2), world.topic("other", 2)
+    asked = [DescribableLogDirTopic("wanted", [1])]
+    assert list(sizes(describe(world, asked))) == [("wanted", 1)]
+    assert [stream.sizes_asked for stream in (*wanted, *other)] == [0, 1, 0, 0]
+
+
 def test_replicas_are_where_they_are_to_be_or_nowhere_else(world: World) -> None:
     """Moving to the one directory succeeds; everything else gets Kafka's codes."""
     world.topic("elsewhere", servers=(2, 3))
