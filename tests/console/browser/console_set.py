@@ -48,10 +48,19 @@ class ConsoleSet(ReplicaSet):
 
 @contextmanager
 def console_set(
-    name: str, nodes: int = 3, *, is_secure: bool = False, changes: bool = True
+    name: str,
+    nodes: int = 3,
+    *,
+    is_secure: bool = False,
+    changes: bool = True,
+    replicas_max: int = 0,
 ) -> Iterator[ConsoleSet]:
-    """Yield servers that serve clients and the console; data is kept if the test `name` fails."""
+    """Yield servers that serve clients and the console; data is kept if the test `name` fails.
+
+    `replicas_max`: replicas of partitions that a server may have; 0: as many as by default."""
     servers = ConsoleSet(nodes, is_secure=is_secure, changes=changes)
+    if replicas_max:
+        servers.configure({"cluster.replicas_per_server": replicas_max})
     is_over = False
     try:
         servers.up("--timeout", "55")  # Chromium and other stages take the processors, too

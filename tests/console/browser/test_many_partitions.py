@@ -20,7 +20,7 @@ def test_lists_of_many_partitions_come_in_pages(browser, record_property):
     """Rows in the document stay few, and the sums are right."""
     topics = PARTITIONS // EACH
     with (
-        console_set("console-many-partitions") as servers,
+        console_set("console-many-partitions", replicas_max=PARTITIONS + EACH) as servers,
         visiting(browser, servers.origin(1)) as visitor,
     ):
         settings = client_settings(servers)
