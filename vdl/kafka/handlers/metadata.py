@@ -18,7 +18,7 @@ server may know of them already, and have answered the creation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.leaders import when_led
+from vdl.kafka.host import Host
 from vdl.kafka.lookup import (
     INTERNAL_IDS,
     INTERNAL_NAMES,
@@ -234,7 +235,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     """Return servers and topics; create missing topics if requested."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, lambda: all_topics(ctx), lambda view: _everything(view, request))
+        return _confirmed(ctx, None, lambda view: _everything(view, request))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -280,14 +281,14 @@ def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> Me
 
 def _confirmed(
     ctx: RequestContext,
-    topics: Callable[[], Iterable[Topic]],
+    topics: Callable[[], Iterable[Topic]] | None,
     answer: Callable[[View], MetadataResponse],
 ) -> Later:
     """Answer once new partitions have leaders, the set of running servers is certain, and lost
     leaders have successors.
 
     Clients send Metadata when they lose their connection to a leader. An answer with that leader,
-    or with none, costs them up to a second. `topics`: those in the answer.
+    or with none, costs them up to a second. `topics`: those in the answer; None for all.
     """
     later = Later()
     server = ctx.server
@@ -300,7 +301,7 @@ def _confirmed(
             answer_now()
             return
         deadline_ns = server.clock.now_ns() + _SUCCESSOR_NS_MAX
-        groups = _lost_unreported(ctx, topics())
+        groups = _lost_unreported(ctx, all_topics(ctx) if topics is None else topics())
         when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer_now)
 
     def all_led() -> None:
@@ -312,26 +313,49 @@ def _confirmed(
 
 def _when_new_are_led(
     ctx: RequestContext,
-    topics: Callable[[], Iterable[Topic]],
+    topics: Callable[[], Iterable[Topic]] | None,
     *,
     later: Later,
     done: Callable[[], None],
 ) -> None:
-    """Run `done` once the new partitions of these topics have leaders, or are not new any more."""
+    """Run `done` once the new partitions of these topics have leaders, as far as they can.
+
+    `topics`: None for all. The wait is bounded from now on, not from the creation, so that requests
+    that wait in vain do not all end in one turn.
+    """
     server = ctx.server
-    within_ns = server.config.topic_create_wait_ms * MS
-    first, until_ns = server.new_partitions.since(server.clock.now_ns(), within_ns)
+    now_ns, within_ns = server.clock.now_ns(), server.config.topic_create_wait_ms * MS
+    first = server.new_partitions.first(now_ns - within_ns)
     if first == NEVER:
         done()
         return
-    groups = (
-        group
-        for topic in topics()
-        if topic.partitions and topic.partitions[-1] >= first
-        for group in topic.partitions
-        if group >= first
-    )
-    when_led(server, groups, deadline_ns=until_ns, later=later, done=done)
+    groups: Iterable[GroupId]
+    if topics is None:
+        # Not over the topics, whose list would stay in memory meanwhile.
+        groups = map(GroupId, range(first, server.host.catalog.next_group_id))
+    else:
+        groups = (
+            group
+            for topic in topics()
+            if topic.partitions and topic.partitions[-1] >= first
+            for group in topic.partitions
+            if group >= first
+        )
+    alive = frozenset(server.host.alive_servers())
+    wanted = (group for group in groups if _elects(server.host, alive, group))
+    when_led(server, wanted, deadline_ns=now_ns + within_ns, later=later, done=done)
+
+
+def _elects(host: Host, alive: Collection[ServerId], group_id: GroupId) -> bool:
+    """Return True for a group without a known leader that can elect one.
+
+    Nothing waits for a partition whose majority is down. Otherwise a client that creates partitions
+    on lost servers would delay all who list topics.
+    """
+    if host.leader_of(group_id)[0] >= 0:
+        return False
+    replicas = host.catalog.replicas(group_id)
+    return 2 * sum(one.server_id in alive for one in replicas) > len(replicas)
 
 
 def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:
@@ -474,16 +498,15 @@ def handle_describe_topic_partitions(
 ) -> Later:
     """Return topics in name order, a page of partitions and topics at a time (KIP-966)."""
     later = Later()
-
     names = names_of_page(request)
 
     def topics() -> Iterable[Topic]:
-        found = (find_topic(ctx, name) for name in names)
-        return (topic for topic in found if topic is not None) if names else all_topics(ctx)
+        return filter(None, (find_topic(ctx, name) for name in names))
 
-    _when_new_are_led(
-        ctx, topics, later=later, done=lambda: later.complete(_description(ctx, request))
-    )
+    def answer() -> None:
+        later.complete(Unbuilt(lambda: _description(ctx, request)))
+
+    _when_new_are_led(ctx, topics if names else None, later=later, done=answer)
     return later
 
 

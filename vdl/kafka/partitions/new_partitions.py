@@ -38,15 +38,11 @@ class NewPartitions:
             self._learned.append((now_ns, self._next))
             self._next = next_group_id
 
-    def since(self, now_ns: int, within_ns: int) -> tuple[GroupId, int]:
-        """Return the first group id that is new, `NEVER` for none, and when the last ceases to be.
-
-        `within_ns`: time for which a partition is new.
-        """
-        self._forget(now_ns - within_ns)
-        if not self._learned:
-            return GroupId(NEVER), now_ns
-        return self._learned[0][1], self._learned[-1][0] + within_ns
+    def first(self, since_ns: int) -> GroupId:
+        """Return the first group id of which this server learned after `since_ns`; `NEVER` for
+        none. What was learned before is forgotten."""
+        self._forget(since_ns)
+        return self._learned[0][1] if self._learned else GroupId(NEVER)
 
     def _forget(self, before_ns: int) -> None:
         while self._learned and self._learned[0][0] <= before_ns:

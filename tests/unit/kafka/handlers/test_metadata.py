@@ -168,6 +168,18 @@ def test_partition_without_first_leader_is_awaited_once() -> None:
         assert (answer.leader_id, answer.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
+def test_new_partition_on_lost_servers_is_not_awaited() -> None:
+    """A client that creates one after the other would delay all who list topics."""
+    world = World()
+    world.host.leaders_at_once = False
+    world.topic("new")
+    world.host.alive = [1]
+    world.host.leaders.clear()
+    client = world.client()
+    for request in (named("new"), MetadataRequest(None)):
+        assert client.ask(METADATA, 9, request).topics[0].partitions[0].leader_id == -1
+
+
 def test_metadata_tells_each_topic_once() -> None:
     """A short request must not get a long response by naming a topic a million times."""
     world = World()
