@@ -31,7 +31,7 @@ Rules for slow clients:
   (`turn_budget`).
 * Bytes that the socket does not take stay here, and are charged to the memory for answers. A small
   slice of a large chunk of the tail cache is copied, because it would keep the whole chunk in
-  memory. The rest of a large answer is not, because that would hold up the loop.
+  memory. Half of a large answer is not, because that would hold up the loop.
 
 Does not depend on sockets, the event loop, the meaning of requests, or the order of answers.
 """
@@ -67,7 +67,8 @@ READ_BYTES_MAX = 256 << 10
 """Maximum that one read may bring of a frame that is or will be mapped. `memory` counts that much
 ahead."""
 COPIED_BYTES_MAX = 1 << 20
-"""Maximum of unsent bytes that are copied, which takes half a millisecond of the loop."""
+"""Maximum of unsent bytes that are copied if they keep twice as many in memory. It takes half a
+millisecond of the loop. More are copied only if they keep sixteen times as many."""
 
 FRAME_RATE_MIN = 1 << 10
 """Lowest rate (bytes per second) at which a request may arrive."""
@@ -517,7 +518,7 @@ class Connection:
         if not self._unsent_since_ns:
             self._unsent_since_ns, self._unsent_at_first = now_ns, left
         pinned = _pinned(rest)
-        if pinned > 2 * left and left <= COPIED_BYTES_MAX:
+        if pinned > (2 if left <= COPIED_BYTES_MAX else 16) * left:
             rest, pinned = [b"".join(rest)], left
         answers.taken += size - left
         answers.hold(pinned)

@@ -258,12 +258,18 @@ def test_idle_connection_holds_no_buffer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "held"), [(COPIED_BYTES_MAX, COPIED_BYTES_MAX), (COPIED_BYTES_MAX + 1, 16 << 20)]
+    ("size", "left", "held"),
+    [
+        (16 << 20, COPIED_BYTES_MAX, COPIED_BYTES_MAX),
+        (16 << 20, COPIED_BYTES_MAX + 1, 16 << 20),
+        (64 << 20, COPIED_BYTES_MAX + 1, COPIED_BYTES_MAX + 1),
+    ],
 )
-def test_unsent_rest_is_copied_unless_that_takes_long(left: int, held: int) -> None:
-    """A copy lets go of the whole answer. What is too long for one is counted with all of it."""
+def test_unsent_rest_is_copied_unless_that_takes_long(size: int, left: int, held: int) -> None:
+    """A copy lets go of the whole answer. What is too long for one is counted with all of it, unless
+    that is far more."""
     connection = connect(transport=FullTransport(left))
-    connection.queue(memoryview(bytes(16 << 20)), [], 16 << 20)
+    connection.queue(memoryview(bytes(size)), [], size)
     assert not connection.flush()
     assert sum(map(len, connection.unsent)) == left
     assert connection.answers.held == held
