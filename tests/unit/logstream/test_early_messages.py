@@ -37,7 +37,7 @@ def test_messages_are_bounded_by_their_number() -> None:
 
 def test_first_append_of_a_leader_is_kept_and_records_are_not() -> None:
     """A follower that opens late knows its leader at once; records would pin receive buffers."""
-    early = EarlyMessages(messages_max=9, snapshot_bytes_max=1_000)
+    early = EarlyMessages(messages_max=2, snapshot_bytes_max=1_000)
 
     def append(*entries: Entry) -> MsgApp:
         return MsgApp(1, 2, 3, 0, 0, list(entries), 0)
@@ -46,6 +46,7 @@ def test_first_append_of_a_leader_is_kept_and_records_are_not() -> None:
     assert early.keep(1, append(begins_term))
     assert not early.keep(1, append(record))
     assert not early.keep(1, append(begins_term, record))
+    assert not early.keep(2, append(begins_term)), "the rest is for votes"
     assert early.take(1) == [append(begins_term)]
 
 

@@ -37,10 +37,14 @@ class EarlyMessages:
 
     def keep(self, group_id: GroupId, message: PeerMessage) -> bool:
         """Keep a message. Return False if it is not kept."""
-        is_repeated = (isinstance(message, MsgApp) and _has_data(message)) or isinstance(
-            message, MsgHeartbeat | MsgCommit
-        )
-        if self._count >= self._messages_max or is_repeated:
+        if isinstance(message, MsgHeartbeat | MsgCommit):
+            return False
+        limit = self._messages_max
+        if isinstance(message, MsgApp) and message.entries:
+            if _has_data(message):
+                return False
+            limit //= 2  # votes come before: without them a group has no leader at all
+        if self._count >= limit:
             return False
         size = _snapshot_bytes(message)
         if size and self._snapshot_bytes + size > self._snapshot_bytes_max:
