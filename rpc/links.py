@@ -455,6 +455,16 @@ class Links:
             self._unlink(peer).close(RejectReason.REMOVED, text)
         self._report_down(peer, refused=False)
 
+    def forget_address(self, server_id: ServerId) -> None:
+        """Dial a server no more. Its link, and those that it opens, stay."""
+        peer = self._peers.get(server_id)
+        if peer is None:
+            return
+        if peer.link is None:
+            self.remove_peer(server_id, "")
+        else:
+            peer.address = None
+
     def set_local(self, local: Hello) -> None:
         """Change the HELLO of this server, for example after it adopted a cluster.
 

@@ -159,6 +159,11 @@ class HostState:
             for group_id in map(GroupId, range(1 + self.record.coordinator_groups))
         }
 
+    def hello_of(self, server_id: ServerId) -> Hello | None:
+        """Return the HELLO of a linked server, with a birth record or without; None if it is not
+        linked."""
+        return self.newcomers.get(server_id) or self.alive.get(server_id)
+
     @property
     def unflushed_bytes_max(self) -> int:
         """Unflushed bytes of all groups beyond which followers take no more records.

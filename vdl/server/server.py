@@ -570,7 +570,11 @@ class Server:
         retired = set(map(ServerId, catalog.retired.values()))
         removed = {server for server in retired if not catalog.is_member(server)}
         for server_id in sorted(removed - self._forgotten):
-            self.links.remove_peer(server_id, removed_text(server_id))
+            hello = host.state.hello_of(server_id)
+            if hello is not None and not catalog.is_removed(server_id, hello.directory_id):
+                self.links.forget_address(server_id)  # it waits to be added again
+            else:
+                self.links.remove_peer(server_id, removed_text(server_id))
         self._forgotten = removed
         for server_id, added in sorted(catalog.added.items()):
             if server_id != own:

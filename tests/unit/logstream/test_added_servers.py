@@ -227,6 +227,9 @@ def test_full_disk_takes_a_partition_only_if_no_other_can(
     leave(cluster)
     cluster.run(1_500)
     assert plans[-1].alive == [1, 2]
+    fill(cluster, full, 1, 2)
+    cluster.run(2_000)
+    assert plans[-1].alive == [1, 2, 3], "a full server is a better choice than one that is down"
 
 
 def test_removal_that_is_blocked_can_be_taken_back(cluster: Cluster) -> None:

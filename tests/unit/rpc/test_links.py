@@ -478,6 +478,19 @@ def test_links_removed_peer_goes_down() -> None:
     assert world[1].links.links() == []
 
 
+def test_links_forgotten_address_keeps_the_link_and_is_dialled_no_more() -> None:
+    """A server that waits to be added again stays linked, and leaves by itself."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    world[1].links.forget_address(2)
+    world.run(3_000)
+    assert world[1].handler.events == [("up", 2)]
+    world.crash(2)
+    world.run(3_000)
+    assert world[1].links.links() == []
+    world[1].links.forget_address(2)
+
+
 def test_links_in_flight_bound_refuses_and_recovers() -> None:
     """At the bound bulk is refused, control frames pass, and accepted frames arrive."""
     limits = PeerLimits(in_flight_bytes_max=8 << 20)

@@ -133,7 +133,7 @@ class AddedServers:
         replaced. As an operator decides this, a volume that was mounted late is none of the causes.
         """
         state, catalog = self._state, self._state.catalog
-        hello = state.newcomers.get(server_id) or state.alive.get(server_id)
+        hello = state.hello_of(server_id)
         if complaint := why_not_added(server_id, len(catalog.initial_voters)):
             done(ErrorCode.INVALID_REQUEST, complaint)
             return
@@ -242,7 +242,8 @@ class AddedServers:
         if not leaving:
             return
         # A full disk takes a partition only if no other server can, like one that is down.
-        able = sorted(filter(self._has_room, (state.server_id, *state.alive)))
+        linked = sorted([state.server_id, *state.alive])
+        able = list(filter(self._has_room, linked)) or linked
         drains = DrainServers(able, MOVES_MAX, self.replicas_max())
         if catalog.drain_plan(drains):
             self._propose(drains)
@@ -307,7 +308,7 @@ class AddedServers:
         state = self._state
         if server_id == state.server_id:
             return state.store.directory_id
-        hello = state.newcomers.get(server_id) or state.alive.get(server_id)
+        hello = state.hello_of(server_id)
         known = state.catalog.directory_of(server_id)
         return hello.directory_id if hello is not None else known or b""
 

@@ -235,7 +235,7 @@ class Replacement:
         """
         if not self._state.catalog_group.is_running:
             return 0
-        hello = self._state.newcomers.get(server_id) or self._state.alive.get(server_id)
+        hello = self._state.hello_of(server_id)
         if hello is None:
             return 0
         if self._state.catalog.directory_of(server_id) != hello.directory_id:
