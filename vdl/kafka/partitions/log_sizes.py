@@ -1,8 +1,8 @@
 """Disk space used by the replicas of this server, measured once for all concurrent requests.
 
 A measurement may take a disk read for each replica. So one walk runs at a time, over the replicas
-that its requests want, with a few look-ups in flight; requests that arrive meanwhile are answered by
-the next walk. Many clients cost no more than one.
+that its requests want, with a few look-ups in flight; requests that arrive meanwhile are answered
+by the next walk. Many clients cost no more than one.
 
 Does not depend on requests or topics.
 """

@@ -266,8 +266,8 @@ def test_idle_connection_holds_no_buffer() -> None:
     ],
 )
 def test_unsent_rest_is_copied_unless_that_takes_long(size: int, left: int, held: int) -> None:
-    """A copy lets go of the whole answer. What is too long for one is counted with all of it, unless
-    that is far more."""
+    """A copy lets go of the whole answer. What is too long for one is counted with all of it,
+    unless that is far more."""
     connection = connect(transport=FullTransport(left))
     connection.queue(memoryview(bytes(size)), [], size)
     assert not connection.flush()
