@@ -3,6 +3,7 @@
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ FILES = written_files()
 IDS = [str(path.relative_to(ROOT)) for path in FILES]
 
 
+@cache
 def comments(path):
     with tokenize.open(path) as file:
         tokens = tokenize.generate_tokens(io.StringIO(file.read()).readline)

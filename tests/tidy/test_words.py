@@ -24,10 +24,17 @@ SHOWN_OPENINGS = re.compile(rf"{OPENINGS.pattern}|How ")
 """A description of a value begins with its noun: *Number of ...*, *Time between ...*."""
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield every statement below a module or statement, and none of their expressions."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of each docstring and comment."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             value = node.value.value
             if isinstance(value, str):
