@@ -11,6 +11,8 @@ from tests.chaos.harness.group import Members
 from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load
 from tests.chaos.harness.replica_set import ReplicaSet
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 TOPIC, GROUP = "group-failover", "readers"
 ACKS_BETWEEN = 200
 DRAIN_SECONDS_MAX = 60.0

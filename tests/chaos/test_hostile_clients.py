@@ -240,6 +240,7 @@ def noted(servers: ReplicaSet) -> int:
     return count
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize("who", ["mallory", "nobody"])
 def test_hostile_clients_stop_nobody(who: str, servers: ReplicaSet, figure: Figure) -> None:
     """Hostile clients do not affect others.

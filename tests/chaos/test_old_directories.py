@@ -99,6 +99,7 @@ def written(replica_set: ReplicaSet) -> Load:
     return load
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize("part", ["", "journal", "identity", "logs", "meta", "journal and meta"])
 def test_part_of_a_directory_from_an_old_copy_is_found_out(
     replica_set: ReplicaSet, part: str, figure: Figure

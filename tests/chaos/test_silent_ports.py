@@ -155,6 +155,7 @@ def log_lines(servers: ReplicaSet) -> int:
     return sum(len(servers.log(server_id).splitlines()) for server_id in servers.server_ids)
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize("port", PORTS)
 def test_silent_connections_keep_nobody_out(port: str, servers: ReplicaSet, figure: Figure) -> None:
     """Regular clients, an administrator and a monitor are served beside silent strangers.
