@@ -106,6 +106,7 @@ PLACES = {
 }
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("kind", [*BROKEN, "each kind in turn"])
 def test_json_broken_values_of_a_large_batch_cost_no_other_row(

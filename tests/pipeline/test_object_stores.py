@@ -280,6 +280,7 @@ def test_store_that_has_no_such_bucket_is_told_before_spark_starts(
         check_folders(job)
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.spark
 @KINDS
 def test_job_into_a_store_has_every_record_once(

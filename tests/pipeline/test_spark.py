@@ -26,7 +26,7 @@ from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner, Totals
 from vdl.pipeline.verify import verify
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.takes_turns(parts=2)]
 COUNT = 600
 BROKEN = (b"", None, b"\xff", b"{", b"[]", b'{"n":"x"}', b"[" * 1001)
 

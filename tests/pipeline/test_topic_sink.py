@@ -60,6 +60,7 @@ def records(spark: Any, bootstrap: str, topic: str) -> Any:
     return spark.read.format("vdl").options(**options).load()
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.spark
 def test_batch_that_was_produced_and_not_committed_comes_again_and_is_told_apart(
     spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

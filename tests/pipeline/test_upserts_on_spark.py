@@ -23,7 +23,7 @@ from vdl.pipeline.open_table import rows_table
 from vdl.pipeline.read import DDL
 from vdl.pipeline.runner import Runner
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.takes_turns(parts=2)]
 
 JOB = """
 [job]

@@ -32,7 +32,7 @@ from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.topic_sink import Mark, TopicSink, produce_file
 from vdl.pipeline.verify import verify
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.takes_turns(parts=2)]
 COUNT = 10
 """Records of the topics' only partition."""
 STEPS = '[transform]\nsteps = [{name = "some", sql = "select * from input"}]\n'

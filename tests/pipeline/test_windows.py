@@ -538,6 +538,7 @@ def order(row: Row) -> tuple[Any, ...]:
     return (row["window_start"], row["k"] or "")
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.spark
 @pytest.mark.parametrize(("kind", "slide"), [("parquet", ""), ("delta", "12 minutes")])
 def test_windows_of_a_job_killed_everywhere_are_those_of_its_twin(
