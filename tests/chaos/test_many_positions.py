@@ -20,6 +20,8 @@ from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import api_versions, find_coordinator, metadata, offset_commit
 from vdl.kafka.wire import offset_fetch as fetch_wire
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 POSITIONS = int(os.environ.get("POSITIONS", "100000"))
 TOPIC = "positions"
 PARTITIONS = 100

@@ -21,6 +21,8 @@ from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
 from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 TOPIC = "old"
 ACKS = 150
 TOLD_SECONDS = 20.0

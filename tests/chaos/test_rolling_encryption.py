@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.chaos.conftest import Figure
@@ -15,6 +16,8 @@ from tests.chaos.harness.cluster import HEALTHY_SECONDS_MAX, create_topic, numbe
 from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet
 from vdl.commands.servers.certificates import open_authority, write_server
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 TOPIC = "rolling"
 CLUSTER = "vdl"

@@ -109,6 +109,7 @@ def of_all_times(request: pytest.FixtureRequest, drivers: Drivers, topics: Topic
     return stored
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize(
     "reader", [*old_client_parameters(), *(pytest.param(one, id=one.name) for one in TODAY)]
 )

@@ -11,6 +11,7 @@ from tests.clients.scenarios import COMPRESSIONS, SCENARIOS, Scenario, Stage, re
 from tests.clients.topics import Topics
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenario_with_client_goes_as_with_kafka(
     scenario: Scenario, client: Client, drivers: Drivers, topics: Topics
