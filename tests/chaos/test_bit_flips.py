@@ -16,12 +16,16 @@ import statistics
 import time
 from collections import Counter
 
+import pytest
+
 from tests.chaos.conftest import Figure, MakeDiskSet
 from tests.chaos.harness.cluster import create_topic, leader, numbers, wait_equal, wait_healthy
 from tests.chaos.harness.copies import assert_equal, read_copies
 from tests.chaos.harness.disk_set import BATCHES_THAT_FIT, SMALL_FILES, DiskSet
 from tests.chaos.harness.flips import KINDS, flip
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, audit, read_back
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 FLIPS = int(os.environ.get("FLIPS", "12"))
 SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))

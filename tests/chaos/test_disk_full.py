@@ -28,6 +28,8 @@ from vdl.errors import ErrorCode
 from vdl.kafka.wire import produce
 from vdl.records.batch import Record, build_batch
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 DISK_BYTES = 64 * MIB
 SMALL = {
     "storage.journal_file_bytes": "4MiB",

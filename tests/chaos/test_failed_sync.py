@@ -33,6 +33,8 @@ from tests.chaos.harness.disks import MIB
 from tests.chaos.harness.kernel_log import DeviceErrors
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, audit, read_back
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 TOPIC = "failed-sync"
 SYNCS = int(os.environ.get("SYNCS", "2"))
 SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))

@@ -72,6 +72,7 @@ def test_count_in_another_process_is_the_same(name, counts):
     assert counts[name, "", "4711"].result() == counts[name, "", "0"].result()
 
 
+@pytest.mark.takes_turns(parts=3)
 @pytest.mark.parametrize("plant", list(PLANTED))
 def test_planted_waste_is_over_the_tolerance(plant, counts):
     """Each plant exceeds the tolerance; otherwise the check would be ineffective."""

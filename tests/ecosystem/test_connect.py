@@ -12,9 +12,13 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
+import pytest
+
 from tests.ecosystem.connect import ONCE_SETTINGS, Worker, worker_command
 from tests.ecosystem.programs import Program, free_port, libraries
 from tests.ecosystem.records import Followed, Topics
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 LINES = 5_000
 ONCE_LINES = int(os.environ.get("VDL_CONNECT_LINES", "20000"))

@@ -12,11 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.ecosystem.debezium import Debezium
 from tests.ecosystem.mariadb_load import Change, Load
 from tests.ecosystem.mariadb_server import MariaDbServer
 from tests.ecosystem.records import Record, Topics
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 CHANGES = int(os.environ.get("CHANGES", "3000"))
 LEADERS = int(os.environ.get("LEADERS", "1"))

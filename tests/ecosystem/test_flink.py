@@ -18,6 +18,8 @@ from tests.chaos.harness.replica_set import ReplicaSet
 from tests.ecosystem.programs import Program, classes, java
 from tests.ecosystem.records import Record, Topics
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 RECORDS = 20_000
 ONCE_RECORDS = int(os.environ.get("VDL_FLINK_RECORDS", "20000"))
 FAILURES = int(os.environ.get("VDL_FLINK_FAILURES", "2"))

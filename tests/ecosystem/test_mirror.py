@@ -7,11 +7,14 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.ecosystem.kafka import Kafka
 from tests.ecosystem.programs import Program, java, libraries
 from tests.ecosystem.records import Record, Topics
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 RECORDS = 3_000
 PARTITIONS = 3

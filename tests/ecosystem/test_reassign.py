@@ -18,7 +18,7 @@ from tests.ecosystem.programs import run_tool, wait_until
 from tests.wire import AnyApiClient
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.takes_turns(parts=2)]
 
 TOOL = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 TOPIC = "reassigned"

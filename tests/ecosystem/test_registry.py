@@ -6,9 +6,13 @@ import json
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.ecosystem.apicurio import Registry, program
 from tests.ecosystem.programs import free_port
 from tests.ecosystem.records import Topics
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 JOURNAL = "kafkasql-journal"
 

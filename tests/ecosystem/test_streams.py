@@ -14,9 +14,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.ecosystem.programs import Program, classes, java
 from tests.ecosystem.records import Record, Topics, last_values
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 LINES = 2_000
 WORDS = 300

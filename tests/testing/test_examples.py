@@ -11,6 +11,8 @@ import pytest
 
 from tests.clients.clients import java_classes, java_libraries
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "testing"
 RUN_SECONDS_MAX = 600
 VERSION = "4.4.0"

@@ -54,6 +54,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize(
     ("wrong", "faults"), [(wrong, faults) for wrong, _, faults in PAIRS],
     ids=[wrong.name for wrong, _, _ in PAIRS],
@@ -69,6 +70,7 @@ def test_faults_find_each_classic_bug(
     assert f"from tests.testing.applications import {wrong.name}" in str(found.value)
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize(
     ("right", "faults"), [(right, faults) for _, right, faults in PAIRS],
     ids=[right.name for _, right, _ in PAIRS],

@@ -1,9 +1,12 @@
 """Pages while a server of the set does not run."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser.console_set import client_settings, console_set, fill, make_topics
 from tests.console.browser.visitor import HANG_MS, visiting
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 PAGES = (
     (), ("servers",), ("servers", "1"), ("topics",), ("topics", "orders"),

@@ -9,6 +9,8 @@ from tests.console.browser.visitor import HANG_MS, visiting
 from tests.console.conftest import add_user
 from vdl.kafka.security.client_settings import read_properties
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 
 @pytest.fixture(scope="module")
 def secure_servers(browser):

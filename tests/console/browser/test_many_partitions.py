@@ -3,10 +3,13 @@
 import os
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser.console_set import client_settings, console_set, make_topics
 from tests.console.browser.visitor import HANG_MS, visiting
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 PARTITIONS = int(os.environ.get("VDL_CONSOLE_PARTITIONS", "1000"))
 EACH = 100
