@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
 from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 TOPIC = "wiped"
 ACKS = 200
