@@ -10,6 +10,9 @@ from tests.console.asking import browser
 from tests.console.browser.console_set import client_settings, console_set, make_topics
 from tests.console.conftest import port_of
 from tests.hangs import HANG_SECONDS
+from vdl.commands.checks.cluster_facts import collect_facts
+from vdl.commands.cluster.bootstrap_option import addresses
+from vdl.server.explain.questions import About, Question, explain
 
 
 def test_dead_server_is_shown_and_its_partitions_are_read_elsewhere() -> None:
@@ -31,6 +34,7 @@ def test_dead_server_is_shown_and_its_partitions_are_read_elsewhere() -> None:
                 {one["id"]: one["state"] for one in found["servers"]}[3] == "down"
                 and "peer_unreachable" in kinds
                 and all(row["end"] == "1" and row["leader"] != 3 for row in rows)
+                and all(3 not in row["isr"] for row in rows)
             ):
                 break
             assert time.monotonic() < deadline, (found, rows)
@@ -43,3 +47,21 @@ def test_dead_server_is_shown_and_its_partitions_are_read_elsewhere() -> None:
         assert page.page("groups")["groups"] == []
         explained = page.page("explain")["explanations"]
         assert "peer_unreachable" in {one["kind"] for one in explained}
+        for why in (
+            Question(About.SERVER, server=3),
+            Question(About.PARTITION, topic="orders", partition=0),
+        ):
+            found = page.page("explanation", **asked(why))["explanation"]
+            expected = explain(why, collect_facts(addresses(servers.bootstrap), topic=why.topic))
+            names = ("about", "ok", "kind", "summary", "page")
+            assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+            assert not found["ok"]
+            assert found["cause"]
+            assert found["next"]
+            assert found["evidence"][0]["text"]
+
+
+def asked(why: Question) -> dict[str, object]:
+    """Return the parameters of a question of `vdl explain`."""
+    found = why.as_json()
+    return {"about": found.pop("what"), **found}

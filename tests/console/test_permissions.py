@@ -7,6 +7,7 @@ import time
 import uuid
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
@@ -16,13 +17,19 @@ from confluent_kafka.admin import (
 )
 
 from tests.console.asking import Answer, Browser
-from tests.console.browser.console_set import ConsoleSet, client_settings, make_topics
+from tests.console.browser.console_set import (
+    ConsoleSet,
+    client_settings,
+    consuming,
+    make_topics,
+)
 from tests.console.conftest import ALICE, ALICE_PASSWORD, add_user, grant
 from tests.hangs import HANG_SECONDS
 from vdl.console.sessions import CONNECTION_SECONDS, NAME_FAILURES_MAX
 
 PAGES = (
     "overview", "servers", "topics", "groups", "acls", "users", "quotas", "series", "explain",
+    "explanation",
     "server?server=1", "topic?topic=hers", "partitions?topic=hers", "group?group=a",
     "records?topic=hers&partition=0", "topic_groups?topic=hers",
 )  # fmt: skip
@@ -59,6 +66,8 @@ def test_user_sees_the_topics_of_the_lists(alice: Browser) -> None:
         ("acls", ("forbidden",)),
         ("users", ("forbidden",)),
         ("quotas", ("forbidden",)),
+        ("explanation", ("forbidden",)),
+        ("explanation?about=partition&topic=hers&partition=0", ("forbidden",)),
     ],
 )
 def test_user_does_not_see_the_rest(alice: Browser, page: str, kinds: tuple[str, ...]) -> None:
@@ -70,6 +79,42 @@ def test_user_does_not_see_settings_of_servers(alice: Browser) -> None:
     found = alice.page("server", server=1)
     assert found["settings"] is None
     assert found["settings_missing"]
+
+
+def test_explanation_is_made_from_what_the_user_may_describe(
+    secure_set: ConsoleSet, secure_port: int, root: Browser, admin_of_secure_set: AdminClient
+) -> None:
+    """An operator of the cluster learns nothing of others' topics and groups."""
+    user = f"operator-{uuid.uuid4().hex[:8]}"
+    add_user(admin_of_secure_set, user, "watches")
+    for operation in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS):
+        grant(admin_of_secure_set, user, ResourceType.BROKER, "kafka-cluster", operation)
+    grant(admin_of_secure_set, user, ResourceType.TOPIC, "hers", AclOperation.DESCRIBE)
+    settings = client_settings(secure_set)
+    for topic in ("hers", "secret"):
+        producer = Producer({**settings, "message.max.bytes": 3_000_000})
+        producer.produce(topic, bytes(2_000_000))
+        assert producer.flush(HANG_SECONDS) == 0
+    with consuming(settings, "secret", "secret-group", "till"):
+        operator = Browser(secure_port)
+        until_ok(lambda: operator.log_in(user, "watches"))
+        until_ok(lambda: operator.get("explanation"))
+        found = operator.page("explanation")
+        assert "hers" in str(found)
+        assert "secret" not in str(found)
+        assert "secret" in str(root.page("explanation"))
+        group = {"about": "group", "group": "secret-group"}
+        assert root.page("explanation", **group)["explanation"]["evidence"]
+        assert operator.get("explanation", **group).kind == "forbidden"
+        lag = {"about": "lag", "group": "secret-group"}
+        assert operator.get("explanation", **lag).kind == "forbidden"
+        partition = {"topic": "secret", "partition": 0}
+        answer = operator.get("explanation", about="partition", **partition)
+        assert answer.kind in ("forbidden", "not_found")
+        grant(admin_of_secure_set, user, ResourceType.GROUP, "secret-group", AclOperation.DESCRIBE)
+        until_ok(lambda: operator.get("explanation", **lag))
+        shown = operator.page("explanation", **lag)["explanation"]
+        assert "secret-0" not in str(shown)
 
 
 def test_administrator_sees_all(root: Browser) -> None:

@@ -17,10 +17,10 @@ import json
 import re
 import threading
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ids import GroupId
 from rpc.errors import AdminError, TlsFailed
@@ -29,10 +29,11 @@ from vdl.config.values import ADMIN_LISTENER, ADMIN_SETTING, parse_address
 from vdl.console.question import DESCRIBE_CONFIGS, Address, Question
 from vdl.kafka.client import Unreachable
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.server.explain.facts import ServerFacts
 from vdl.server.problem import CLUSTER_KINDS, NO_LEADER, NOT_WRONG, SERVER_KINDS, Problem
 
 if TYPE_CHECKING:
-    from rpc.admin import ServerStatus
+    from rpc.admin_client import AdminClient
 
 
 ANSWER_SECONDS: Final = 2.0
@@ -46,6 +47,9 @@ _DESCRIBE_BITS: Final = 1 << 8 | 1 << 10
 """Operations DESCRIBE and DESCRIBE_CONFIGS in Kafka's bit set."""
 _PARTITION: Final = re.compile(r"(?:^| of )(\S+)-[0-9]+ ")
 _CATALOG: Final = GroupId(0)
+_OWN_GROUPS: Final = [GroupId(number) for number in range(65)]
+"""The catalog and as many coordinators as a cluster may have."""
+_Found = TypeVar("_Found")
 
 
 @dataclass(slots=True)
@@ -94,28 +98,54 @@ class ClusterWatch:
             self._lock.release()
 
     def _report(self, question: Question, server: int) -> Report:
+        found, reason = self._ask(question, server, lambda client: client.status([_CATALOG]))
+        if found is None:
+            return Report(server, reason)
+        problems = list(map(Problem.parse, found.problems))
+        return Report(server, "", found.version, found.uptime_ms, problems)
+
+    def fill(
+        self, question: Question, facts: ServerFacts, *, topic: str, group: str
+    ) -> ServerFacts:
+        """Add a server's status and events, or the reason why there are none; events of partitions
+        and groups are those of one, or of all if empty. Groups of partitions are left out."""
+
+        def ask(client: AdminClient) -> ServerFacts:
+            facts.status = client.status(_OWN_GROUPS)
+            try:
+                facts.events = client.events(topic=topic, group=group)
+            except AdminError as error:
+                facts.lacks_events = error.details or error.code
+            return facts
+
+        _, facts.unreachable = self._ask(question, facts.id, ask)
+        return facts
+
+    def _ask(
+        self, question: Question, server: int, ask: Callable[[AdminClient], _Found]
+    ) -> tuple[_Found | None, str]:
+        """Return what `ask` returns of a server's admin plane, or None and the reason."""
         from rpc.admin_client import AdminClient  # gRPC takes a while to load
 
+        address = None
         try:
             address = self._addresses.get(server)
             if address is None:
                 address = self._addresses[server] = _admin_address(question, server)
             seconds = min(ADMIN_SECONDS, question.left_s())
             if question.dead.has(address):
-                return Report(server, "did not answer a moment ago")
+                return None, "did not answer a moment ago"
             with AdminClient(address, files=self._files, timeout_s=seconds) as client:
-                found: ServerStatus = client.status([_CATALOG])
+                return ask(client), ""
         except Unreachable as error:
-            return Report(server, error.reason)
+            return None, error.reason
         except TlsFailed as error:
-            return Report(server, str(error))
+            return None, str(error)
         except AdminError as error:
             self._addresses.pop(server, None)  # the server may come back at another one
             if address is not None and error.code == "DEADLINE_EXCEEDED":
                 question.dead.add(address)
-            return Report(server, f"admin service: {error.details or error.code}")
-        problems = list(map(Problem.parse, found.problems))
-        return Report(server, "", found.version, found.uptime_ms, problems)
+            return None, f"admin service: {error.details or error.code}"
 
 
 def _admin_address(question: Question, server: int) -> Address:
@@ -159,8 +189,7 @@ def problem_rows(
     for server, problem in problems:
         key = problem.kind, server if problem.kind in SERVER_KINDS else None
         of_kind = texts.setdefault(key, {})
-        found = _PARTITION.search(f"{problem.text} ")
-        if topics is not None and found is not None and found[1] not in topics:
+        if topics is not None and not is_visible(problem, topics):
             hidden[key] = hidden.get(key, 0) + 1
         else:
             of_kind[problem.text] = None
@@ -181,6 +210,12 @@ def problem_rows(
             }
         )
     return sorted(rows, key=lambda row: (not row["is_wrong"], row["server"] is None, row["kind"]))
+
+
+def is_visible(problem: Problem, topics: Container[str]) -> bool:
+    """Return True unless the problem names a partition of another topic."""
+    found = _PARTITION.search(f"{problem.text} ")
+    return found is None or found[1] in topics
 
 
 def led_elsewhere(

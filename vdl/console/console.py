@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vdl import __version__
-from vdl.console import groups, new_record, overview, record_pages, rights, topics
+from vdl.console import (
+    explanations,
+    groups,
+    new_record,
+    overview,
+    record_pages,
+    rights,
+    topics,
+)
 from vdl.console.cluster_watch import ClusterWatch
 from vdl.console.parameters import Parameters
 from vdl.console.points import POINTS_MAX, Point
@@ -297,6 +305,10 @@ ROUTES: Final[Mapping[str, _Route]] = {
     "explain": _Route(
         lambda one: overview.explain(one.question, one.console.watch, one.local, one.given),
         overview.EXPLAIN,
+    ),
+    "explanation": _Route(
+        lambda one: explanations.explanation(one.question, one.console.watch, one.given),
+        explanations.EXPLANATION,
     ),
     "group": _Route(
         lambda one: groups.group(one.question, one.given, one.console.series), ("group",)

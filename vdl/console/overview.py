@@ -208,7 +208,7 @@ def explain(
     else:
         own = [(question.settings.server, one) for one in own_problems(local)]
         rows = problem_rows(own, None)
-    rows = [row | {"is_present": True, "steps": []} for row in rows if kind in ("", row["kind"])]
+    rows = [row | {"is_present": True} for row in rows if kind in ("", row["kind"])]
     if kind and not rows:
         meaning = {**SERVER_KINDS, **CLUSTER_KINDS}.get(kind)
         if meaning is None:
@@ -222,7 +222,6 @@ def explain(
                 "is_wrong": False,
                 "server": None,
                 "is_present": False,
-                "steps": [],
             }
         ]
     return {"explanations": rows}

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.takes_turns(parts=2)
 PAGES = (
     (), ("servers",), ("servers", "1"), ("topics",), ("topics", "orders"),
     ("topics", "orders", "records"), ("topics", "orders", "produce"), ("groups",), ("security",),
-    ("problems",),
+    ("problems",), ("explain", "server", "3"), ("explain", "partition", "orders", "0"),
 )  # fmt: skip
 
 
@@ -39,7 +39,11 @@ def test_console_shows_which_server_is_dead_and_serves_the_others_data(browser):
                 visitor.wait_for("not 3")
             if path == ("problems",):
                 assert "peer_unreachable" in text
+                assert "Server 3 does not answer." in text
                 assert visitor.page.locator("main .step").count() > 0
+            if path[:1] == ("explain",):
+                assert "Cause" in text
+                assert "Start" in text or "Bring" in text or "start it" in text
         servers.start(3)
         visitor.open()
         visitor.wait_for("all is well")

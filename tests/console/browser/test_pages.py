@@ -23,6 +23,8 @@ PAGES = {
     "hostile group": ("groups", HOSTILE),
     "security": ("security",),
     "problems": ("problems",),
+    "why of a group": ("explain", "lag", HOSTILE),
+    "why of a partition": ("explain", "partition", "orders", "0"),
 }
 LOOKS = {"screen": {}, "dark": {"is_dark": True}, "phone": {"is_phone": True}}
 

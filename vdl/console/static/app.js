@@ -3,6 +3,7 @@
 import { get, whenLoginRequired } from "./api.js";
 import { h, render } from "./dom.js";
 import { visible } from "./format.js";
+import { showExplanation } from "./pages/explain.js";
 import { showGroup, showGroups } from "./pages/groups.js";
 import { showLogin } from "./pages/login.js";
 import { showOverview } from "./pages/overview.js";
@@ -32,6 +33,7 @@ function found([section = "", name, part]) {
   if (section === "groups" && name) return { title: name, show: showGroup };
   if (section === "groups") return { title: "Consumer groups", show: showGroups };
   if (section === "security") return { title: "Security", show: showSecurity };
+  if (section === "explain") return { title: "Why", show: showExplanation };
   if (section === "problems") return { title: "What is wrong", show: showProblems };
   return { title: "No such page", show: showNothing };
 }

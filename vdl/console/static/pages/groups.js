@@ -7,6 +7,7 @@ import { brief, count, counted, duration, offset, short, visible } from "../form
 import { live } from "../live.js";
 import { to } from "../route.js";
 import { badge, figure, figures, head, link, name, ordered, pager, search, section, table } from "../ui.js";
+import { why } from "./explain.js";
 
 const LIST_SECONDS = 10;
 const GROUP_SECONDS = 5;
@@ -63,7 +64,13 @@ export function showGroup(context) {
       return answer;
     },
     view: (answer) => [
-      head(group, { above: [["Consumer groups", to(["groups"])]] }),
+      head(group, {
+        above: [["Consumer groups", to(["groups"])]],
+        actions: [
+          link(why("lag", group), "Why is it behind?", { class: "button" }),
+          link(why("group", group), "Why does it rebalance?", { class: "button" }),
+        ],
+      }),
       summary(answer),
       h("div", { class: "charts" }, keep(records.node), keep(time.node)),
       section("Members", memberTable(answer)),

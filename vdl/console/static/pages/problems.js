@@ -1,4 +1,5 @@
-// "What is wrong": each problem with its meaning and its next step, from the runbook.
+// "What is wrong": each problem with its meaning, from the runbook, and its cause and next step, from
+// vdl explain.
 
 import { get, file } from "../api.js";
 import { h } from "../dom.js";
@@ -6,8 +7,11 @@ import { visible } from "../format.js";
 import { live } from "../live.js";
 import { to } from "../route.js";
 import { badge, head, link } from "../ui.js";
+import { finding, gaps, why } from "./explain.js";
 
-const SECONDS = 5;
+const SECONDS = 10;
+const PARTITION = /(?:^| of )(\S+)-(\d+) /;
+const OWN = ["catalog", "coordinator"]; // no topics
 
 export function showProblems(context) {
   const kind = context.params.get("kind");
@@ -15,38 +19,80 @@ export function showProblems(context) {
     name: `problems ${kind ?? ""}`,
     every: SECONDS,
     load: async (signal) => {
-      const [{ explanations }, runbook] = await Promise.all([get("explain", { kind }, signal), file("runbook.json")]);
-      return { explanations, runbook };
+      const [{ explanations }, runbook, answer] = await Promise.all([
+        get("explain", { kind }, signal), file("runbook.json"), answerAboutCluster(signal),
+      ]);
+      return { explanations, runbook, answer };
     },
-    view: ({ explanations, runbook }) => [
+    view: ({ explanations, runbook, answer }) => [
       head("What is wrong", {
         above: kind ? [["All problems", to(["problems"])]] : [],
         note: "The words are those of vdl status and of the runbook. Some problems are only consequences of others.",
       }),
-      explanations.length
-        ? explanations.map((one) => explanation(one, runbook[one.kind]))
+      others(answer, explanations, kind),
+      explanations.map((one) => explanation(one, runbook[one.kind], findings(answer, one))),
+      explanations.length || !answer.ok
+        ? null
         : h("div", { class: "box ok" }, h("p", {}, badge("ok", "all is well")), h("p", {}, "The servers report no problem.")),
+      gaps(answer),
     ],
   });
 }
 
-function explanation(one, page) {
+// Return the answer of vdl explain cluster; an empty one for users who may not ask for it.
+async function answerAboutCluster(signal) {
+  try {
+    return (await get("explanation", {}, signal)).explanation;
+  } catch (error) {
+    if (error.kind !== "forbidden") throw error;
+    return { ok: true, kind: "nothing_wrong", also: [], unknown: [] };
+  }
+}
+
+const found = (answer) => [answer, ...answer.also].filter((one) => one.kind !== "nothing_wrong");
+
+const isOf = (one, problem) => one.kind === problem.kind && (problem.server === null || one.server === problem.server);
+
+const findings = (answer, problem) => found(answer).filter((one) => isOf(one, problem));
+
+// Return what is wrong besides the problems that servers report of themselves.
+function others(answer, problems, kind) {
+  return found(answer)
+    .filter((one) => (!kind || one.kind === kind) && !problems.some((problem) => isOf(one, problem)))
+    .map((one) =>
+      h(
+        "article",
+        { class: "problem" },
+        h("h2", {}, visible(one.summary), " ", one.wrong ? badge("bad", "wrong") : badge("info", "lately")),
+        finding(one),
+      ),
+    );
+}
+
+// Return a problem in words, with a link to the reason if it names a partition.
+function line(text) {
+  const [, topic, partition] = PARTITION.exec(`${text} `) ?? [];
+  const isTopic = topic !== undefined && !OWN.includes(topic);
+  return h("li", {}, visible(text), isTopic ? [" ", link(why("partition", topic, partition), "Why?")] : null);
+}
+
+function explanation(one, page, causes) {
   return h(
     "article",
     { class: "problem", key: one.kind },
     h("h2", {}, link(to(["problems"], { kind: one.kind }), h("code", {}, one.kind)), " ", mark(one)),
     h("p", {}, sentence(one.meaning)),
-    one.texts.length ? h("ul", { class: "lines" }, one.texts.map((text) => h("li", {}, visible(text)))) : null,
+    one.texts.length ? h("ul", { class: "lines" }, one.texts.map(line)) : null,
+    causes.map((cause) => h("div", {}, causes.length > 1 ? h("h3", {}, visible(cause.summary)) : null, finding(cause))),
     page
       ? [
           h("h3", {}, "It means"),
           h("p", {}, prose(page.means)),
-          h("h3", {}, "Next step"),
+          h("h3", {}, causes.length ? "The runbook says" : "Next step"),
           h("p", { class: "step" }, prose(sentence(page.do))),
         ]
       : null,
-    one.steps.length ? h("ol", {}, one.steps.map((step) => h("li", {}, visible(step)))) : null,
-    h("p", { class: "note" }, "Runbook: ", h("code", {}, one.runbook)),
+    causes.length ? null : h("p", { class: "note" }, "Runbook: ", h("code", {}, one.runbook)),
   );
 }
 

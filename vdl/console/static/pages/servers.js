@@ -6,6 +6,7 @@ import { count, duration, visible } from "../format.js";
 import { live } from "../live.js";
 import { to } from "../route.js";
 import { badge, empty, figure, figures, head, link, search, section, settings, table } from "../ui.js";
+import { why } from "./explain.js";
 
 const SECONDS = 5;
 const SETTINGS_SECONDS = 30;
@@ -56,8 +57,11 @@ export function showServer(context) {
     name: `server ${path[1]}`,
     every: SETTINGS_SECONDS,
     load: (signal) => get("server", { server: path[1] }, signal),
-    view: ({ server, settings: rows, settings_missing: why }) => [
-      head(`Server ${server.id}`, { above: [["Servers", to(["servers"])]] }),
+    view: ({ server, settings: rows, settings_missing: missing }) => [
+      head(`Server ${server.id}`, {
+        above: [["Servers", to(["servers"])]],
+        actions: [link(why("server", server.id), "What is wrong with it?", { class: "button" })],
+      }),
       figures(
         figure("State", state(server), { note: visible(server.reason) }),
         figure("Address", visible(`${server.host}:${server.port}`)),
@@ -70,7 +74,7 @@ export function showServer(context) {
       section(
         "Settings",
         rows === null
-          ? empty(`The settings cannot be shown: ${visible(why)}.`)
+          ? empty(`The settings cannot be shown: ${visible(missing)}.`)
           : [h("div", { class: "tools" }, search(only, { label: "Name of a setting", param: "setting" })), settings(rows, only)],
       ),
     ],

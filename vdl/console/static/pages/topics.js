@@ -8,6 +8,7 @@ import { to } from "../route.js";
 import {
   badge, empty, figure, figures, head, link, name, ordered, pager, search, settings, table, tabs, toggle,
 } from "../ui.js";
+import { why } from "./explain.js";
 
 const LIST_SECONDS = 10;
 const TOPIC_SECONDS = 5;
@@ -158,9 +159,9 @@ function partitionTable(topic, partitions, order, onlyUnhealthy) {
         number: true,
         cell: (one) => link(to(["topics", topic, "records"], { partition: one.partition }), one.partition),
       },
-      { label: "Leader", number: true, cell: (one) => (one.leader === null ? badge("bad", "none") : link(to(["servers", String(one.leader)]), one.leader)) },
+      { label: "Leader", number: true, cell: (one) => (one.leader === null ? [badge("bad", "none"), " ", reason(topic, one)] : link(to(["servers", String(one.leader)]), one.leader)) },
       { label: "Term", number: true, cell: (one) => count(one.term) },
-      { label: "In sync", cell: inSync },
+      { label: "In sync", cell: (one) => inSync(topic, one) },
       { label: "Start", number: true, cell: (one) => offset(one.start) },
       { label: "End", number: true, cell: (one) => offset(one.end) },
       { label: "Records", number: true, cell: (one) => count(difference(one.end, one.start)) },
@@ -169,12 +170,14 @@ function partitionTable(topic, partitions, order, onlyUnhealthy) {
   });
 }
 
+const reason = (topic, one) => link(why("partition", topic, one.partition), "Why?");
+
 // Replicas that are not in sync stand behind the others, crossed out and with a word.
-function inSync(one) {
+function inSync(topic, one) {
   const missing = one.replicas.filter((server) => !one.isr.includes(server));
   return [
     one.isr.join(", ") || "none",
-    missing.length ? [" ", badge("warn", `not ${missing.join(", ")}`)] : null,
+    missing.length ? [" ", badge("warn", `not ${missing.join(", ")}`), " ", one.leader === null ? null : reason(topic, one)] : null,
   ];
 }
 
