@@ -29,6 +29,7 @@ def live(world: World, story: object) -> None:
     assert outcome.violations == [], "\n".join([*outcome.trace.tail, *map(str, outcome.violations)])
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.parametrize("why", [NO_CATALOG, NO_PORT])
 def test_server_that_serves_no_clients_leads_nothing_when_another_starts_again(why: str) -> None:
     """The servers that serve are a majority, and nothing keeps them from electing one of theirs."""

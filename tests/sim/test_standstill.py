@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from tests.sim.test_mass_failover import MANY
 from vdl.clock import MS
 from vdl.logstream.host import Host
 from vdl.sim.world import World
+
+pytestmark = pytest.mark.takes_turns(parts=2)
 
 S = 1_000 * MS
 GROUPS = 1_000

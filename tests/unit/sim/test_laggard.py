@@ -10,6 +10,8 @@ from vdl.kafka.partitions.read_throttle import ReadThrottle
 from vdl.sim.options import Options
 from vdl.sim.world import World
 
+pytestmark = pytest.mark.takes_turns(parts=2)
+
 S = 1_000 * MS
 BEHIND = Options(
     partitions=2, members=0, readers=0, sends_per_second=25, records_max=4, record_bytes_max=400,
