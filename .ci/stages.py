@@ -420,7 +420,7 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
     print(f"{'all':<20}{seconds:>9.1f}{cpu_seconds:>8.0f}\n")
     if slow:
         print("over their budgets of processor time:", ", ".join(slow))
-    print(f"of long lists one part: again with PART={part()}, whole with PART=all")
+    print(f"ran with PART={part()}; PART=all runs whole lists")
     for reason, count in sorted(reasons.items()):
         print(f"{count} skipped: {reason}")
     if passed + failed == 0:
