@@ -22,7 +22,7 @@ from tests.clients.raw import PRODUCE_VERSION, RawConnection, produce_request
 from vdl.commands.checks.cluster_facts import collect_facts
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.errors import ErrorCode
-from vdl.kafka.client import KafkaClient
+from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
@@ -45,6 +45,7 @@ QUIET = {"log_level": 0}
 SETTINGS = {"admin.listen": "127.0.0.1:0", "request.slow": "400ms"}
 PRODUCE, FIND_COORDINATOR, JOIN, LEAVE, SYNC, ALTER_QUOTAS = 0, 10, 11, 13, 14, 49
 NO_SESSION_ENDS_MS = 300_000
+ROOM_BYTES = 8 << 20
 VDL = str(Path(sys.executable).parent / "vdl")
 
 
@@ -498,8 +499,8 @@ def test_command_prints_words_and_json_without_control_characters(cluster: Clust
 
 # --- a full disk ----------------------------------------------------------------------------------
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a server whose data directory is a small file system."""
+def small_disk(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the address of a server, and its data directory, which is a small file system."""
     store = tmp_path / "store"
     store.mkdir()
     options = ["-t", "tmpfs", "-o", "size=64m", "none", str(store)]
@@ -521,7 +522,7 @@ def small_disk(tmp_path: Path) -> Iterator[str]:
     log = (tmp_path / "log").open("wb")
     server = subprocess.Popen([VDL, "serve", "--config", str(tmp_path / "vdl.toml")], stderr=log)
     try:
-        yield kafka
+        yield kafka, store
     finally:
         server.kill()
         server.wait()
@@ -531,20 +532,29 @@ def small_disk(tmp_path: Path) -> Iterator[str]:
         subprocess.run(["umount", "-l", str(store)], check=False)
 
 
-def test_full_disk_is_explained(small_disk: str) -> None:
-    producer = Producer({"bootstrap.servers": small_disk, **QUIET})
+def test_full_disk_is_explained(small_disk: tuple[str, Path]) -> None:
+    """Another program leaves little room.
+
+    A checkpoint may make room for a moment. Then the finding is that batches were refused, which
+    has the same kind.
+    """
+    address, store = small_disk
+    producer = Producer({"bootstrap.servers": address, **QUIET})
     producer.produce("full", b"the first", partition=0)
     assert producer.flush(WAIT_SECONDS_MAX) == 0
+    room = os.statvfs(store)
+    with (store / "ballast").open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, room.f_bavail * room.f_frsize - ROOM_BYTES)
     deadline = time.monotonic() + WAIT_SECONDS_MAX
-    answer: dict[str, Any] = {"kind": ""}
-    while answer["kind"] != "disk_full":
+    answer: dict[str, Any] = {"cause": ""}
+    while "its disk is full" not in answer["cause"]:
         assert time.monotonic() < deadline, json.dumps(answer, indent=1)
         if not len(producer):
             for _ in range(8):
                 producer.produce("full", os.urandom(500_000), partition=0)
         producer.flush(1.0)
-        answer = explain(about_partition("full"), collect_facts(addresses(small_disk)))
+        with suppress(Unreachable):  # a loaded machine may take longer than a command waits
+            answer = explain(about_partition("full"), collect_facts(addresses(address)))
     producer.purge()
-    assert answer["server"] == 1
-    assert "its disk is full" in answer["cause"]
-    assert [one["event"] for one in answer["evidence"]] == ["disk_full"]
+    assert (answer["kind"], answer["server"]) == ("disk_full", 1)
+    assert {one["event"] for one in answer["evidence"]} == {"disk_full"}
