@@ -242,6 +242,10 @@ class Host(Protocol):
         """Time at which any group last lost its leader because that server failed (monotonic ns);
         0: never."""
 
+    @property
+    def unled_ns(self) -> int:
+        """Time at which any group was last left without a leader (monotonic ns); 0: never."""
+
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """Return (server id or -1, term or -1), the newest this server knows."""
 

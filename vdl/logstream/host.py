@@ -272,6 +272,11 @@ class Host:
         return tuple(s for s in told if s == self.server_id or s in self._alive)
 
     @property
+    def unled_ns(self) -> int:
+        """Time at which a group was last left without a leader (monotonic ns); 0: never."""
+        return self.state.unled_ns
+
+    @property
     def coordinators(self) -> list[StateGroup]:
         """Coordinator replicas of this server, including those that are not running yet."""
         return [self.state.system_groups[GroupId(g)] for g in range(1, 1 + self.coordinator_count)]
@@ -401,6 +406,8 @@ class Host:
         if raft.term != group.term_listed:
             group.term_listed = raft.term
             self.liveness.entered(group.group_id, raft.term)
+            if not raft.lead:
+                self.state.unled_ns = self.clock.now_ns()
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commits.due(group)
@@ -652,6 +659,8 @@ class Host:
         if frame_type is FrameType.HEARTBEAT:
             self.time.received(server_id, *self.liveness.wall_received(server_id))
         for change in changed:
+            if not change.replica:
+                self.state.unled_ns = self.clock.now_ns()
             group = self._groups.get(change.group)
             if group is None:
                 continue

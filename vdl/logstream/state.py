@@ -56,7 +56,7 @@ class HostState:
         "front", "full", "gaps", "groups", "in_sync", "large_room", "log", "loop_time", "lost",
         "measures", "newcomers", "options", "outbox", "record", "request_numbers", "rng",
         "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups",
-        "time", "transport", "unheard",
+        "time", "transport", "unheard", "unled_ns",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +134,9 @@ class HostState:
         self.dissenting: dict[GroupId, set[NodeId]] = {}
         """Replicas of linked servers that reported that they cannot follow this server as leader:
         they do not count towards a majority."""
+        self.unled_ns = 0
+        """Time at which a group was last left without a leader, as known here (monotonic ns); 0:
+        never. Use: its next leader is awaited for a moment."""
         # --- peers ---
         self.silent: set[ServerId] = set()
         """Servers whose link was lost, and which were neither linked nor refused a connection

@@ -389,6 +389,7 @@ class FakeHost:
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
         self.leaders_at_once = True
+        self.unled_ns = 0
         self.kept: set[int] = set()
         """Groups whose leaders refuse a leadership transfer."""
         self.says_nothing = False

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.membership.transfers import RETURN_WITHIN_ROUNDS, Transfers
 from vdl.state.commands import CreateTopics, NewTopic
@@ -81,3 +82,27 @@ def test_many_leaderships_return_in_batches(cluster: Any, monkeypatch: Any) -> N
     assert led(cluster, groups)[3] >= TOPICS * 9 // 10
     # Two servers return theirs, each a thirtieth of the rest or one.
     assert max(at.values()) <= 2 * -(-TOPICS // RETURN_WITHIN_ROUNDS)
+
+
+def test_servers_know_since_when_a_moved_group_has_no_leader(make_cluster: Any) -> None:
+    """Metadata awaits the next leader for a moment. Server 4 has no replica, but leader lists."""
+    cluster = make_cluster((1, 2, 3, 4))
+    group_id = cluster.create_topic()
+    cluster.run(1_000)
+    hosts = [node.host for node in cluster.nodes.values()]
+    assert [host.leader_of(group_id)[0] for host in hosts] == [1, 1, 1, 1]
+    for node in cluster.nodes.values():
+        node.workers.sync_ns = 20 * MS
+    began_ns = cluster.time.now_ns
+    group = hosts[0].groups[group_id]
+    group.node.transfer_leader(2 << 16 | 1)
+    hosts[0].mark_dirty(group)
+    unled = set()
+    for _ in range(300):
+        cluster.run(1)
+        for host in hosts:
+            if host.leader_of(group_id)[0] < 0:
+                unled.add(host.server_id)
+                assert host.unled_ns >= began_ns
+    assert {1, 2, 3} <= unled
+    assert [host.leader_of(group_id)[0] for host in hosts] == [2, 2, 2, 2]

@@ -18,7 +18,7 @@ server may know of them already, and have answered the creation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -60,7 +60,7 @@ _LISTENER_ERROR_FROM = 6
 _IDS_IN_REQUEST_FROM = 12
 _CREATE_TIMEOUT_MS = 5_000
 _SUCCESSOR_NS_MAX = 150 * MS
-"""Time that an answer waits for successors of failed leaders. The requests behind it on the
+"""Time that an answer waits for successors of leaders. The requests behind it on the
 connection wait, too, so it is not much more than an election takes."""
 NOT_ASKED = -(1 << 31)
 """Value of the allowed operations if the request does not include them."""
@@ -284,11 +284,12 @@ def _confirmed(
     topics: Callable[[], Iterable[Topic]] | None,
     answer: Callable[[View], MetadataResponse],
 ) -> Later:
-    """Answer once new partitions have leaders, the set of running servers is certain, and lost
-    leaders have successors.
+    """Answer once new partitions have leaders, the set of running servers is certain, and leaders
+    that are lost or give way have successors.
 
     Clients send Metadata when they lose their connection to a leader. An answer with that leader,
-    or with none, costs them up to a second. `topics`: those in the answer; None for all.
+    or with none, costs them up to a second. In Kafka a leadership moves in one step, but here there
+    is none during the election. `topics`: those in the answer; None for all.
     """
     later = Later()
     server = ctx.server
@@ -297,11 +298,17 @@ def _confirmed(
         def answer_now() -> None:
             later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
-        if server.host.leader_lost_ns <= ctx.loss_reported_ns:
+        host, now_ns = server.host, server.clock.now_ns()
+        is_electing = host.unled_ns and now_ns - host.unled_ns < _SUCCESSOR_NS_MAX
+        if not is_electing and host.leader_lost_ns <= ctx.loss_reported_ns:
             answer_now()
             return
-        deadline_ns = server.clock.now_ns() + _SUCCESSOR_NS_MAX
-        groups = _lost_unreported(ctx, all_topics(ctx) if topics is None else topics())
+        shown = all_topics(ctx) if topics is None else topics()
+        if is_electing:
+            groups = _electing(host, (group for topic in shown for group in topic.partitions))
+        else:
+            groups = _lost_unreported(ctx, shown)
+        deadline_ns = now_ns + _SUCCESSOR_NS_MAX
         when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer_now)
 
     def all_led() -> None:
@@ -341,21 +348,22 @@ def _when_new_are_led(
             for group in topic.partitions
             if group >= first
         )
-    alive = frozenset(server.host.alive_servers())
-    wanted = (group for group in groups if _elects(server.host, alive, group))
+    wanted = _electing(server.host, groups)
     when_led(server, wanted, deadline_ns=now_ns + within_ns, later=later, done=done)
 
 
-def _elects(host: Host, alive: Collection[ServerId], group_id: GroupId) -> bool:
-    """Return True for a group without a known leader that can elect one.
+def _electing(host: Host, groups: Iterable[GroupId]) -> Iterator[GroupId]:
+    """Yield the groups without a known leader that can elect one.
 
     Nothing waits for a partition whose majority is down. Otherwise a client that creates partitions
     on lost servers would delay all who list topics.
     """
-    if host.leader_of(group_id)[0] >= 0:
-        return False
-    replicas = host.catalog.replicas(group_id)
-    return 2 * sum(one.server_id in alive for one in replicas) > len(replicas)
+    alive = frozenset(host.alive_servers())
+    for group_id in groups:
+        if host.leader_of(group_id)[0] < 0:
+            replicas = host.catalog.replicas(group_id)
+            if 2 * sum(one.server_id in alive for one in replicas) > len(replicas):
+                yield group_id
 
 
 def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:

@@ -443,6 +443,30 @@ def test_metadata_does_not_wait_long_for_a_successor() -> None:
         assert (answer.leader_id, answer.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
+@pytest.mark.parametrize("is_elected", [True, False])
+def test_metadata_waits_a_moment_while_a_leadership_moves(*, is_elected: bool) -> None:
+    """No server failed, but the group elects. Another group without a leader is not awaited."""
+    world = World()
+    world.topic("moves", 1)
+    world.topic("unled", 1)
+    world.run(WAIT_MS)
+    (group_id,) = world.host.catalog.topics["moves"].partitions
+    (unled_id,) = world.host.catalog.topics["unled"].partitions
+    del world.host.leaders[group_id], world.host.leaders[unled_id]
+    client = world.client()
+    assert client.ask(METADATA, 9, named("unled"), 1).topics[0].partitions[0].leader_id == -1
+    world.host.unled_ns = world.clock.now_ns()
+    client.request(METADATA, 9, named("moves"))
+    world.run(100)
+    assert client.answers() == []
+    if is_elected:
+        world.host.leaders[group_id] = (2, 6)
+    world.run(60)
+    (answer,) = client.answers()
+    assert answer.topics[0].partitions[0].leader_id == (2 if is_elected else -1)
+    assert client.ask(METADATA, 9, named("unled"), 1).topics[0].partitions[0].leader_id == -1
+
+
 def test_metadata_answers_before_any_server_is_known() -> None:
     """A new replica set has an empty catalog."""
     world = World()
