@@ -542,7 +542,9 @@ class LmdbFile:
         "_mapped", "_reserved", "_usage",
     )  # fmt: skip
 
-    def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
+    def __init__(
+        self, path: str, map_bytes: int, checks: MetaChecks, *, is_read_only: bool = False
+    ) -> None:
         self._checks = checks
         self._mapped = threading.Lock()
         """Invariant: held by readers, and while the map is changed."""
@@ -562,17 +564,21 @@ class LmdbFile:
             finally:
                 os.close(fd)
         try:
-            self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
+            self._environment = lmdb.open(
+                path, map_size=map_bytes, readahead=False, mode=0o600,
+                readonly=is_read_only, lock=not is_read_only,
+            )  # fmt: skip
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise CorruptRecord("meta file", 0) from error
         except lmdb.Error as error:
             raise _refusal_in(error) from error
         self._map_bytes: int = self._environment.info()["map_size"]
         """Never less than the file needs, even if less was requested."""
-        # LMDB syncs its file, but not the directories that contain it.
-        _sync_directory(path)
-        _sync_directory(path.rpartition("/")[0] or ".")
-        self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+        if not is_read_only:
+            # LMDB syncs its file, but not the directories that contain it.
+            _sync_directory(path)
+            _sync_directory(path.rpartition("/")[0] or ".")
+        self._fd = os.open(data, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         self._usage = MetaUsage(0, 0, self._map_bytes)
         self._note_usage()
 
