@@ -123,6 +123,8 @@ class RejectReason(IntEnum):
     """The data directory is another server's."""
     REMOVED = 12
     """The server was removed from the cluster, with this data directory."""
+    RECOVERED = 13
+    """The cluster goes on under another id since a majority of its disks was given up."""
 
 
 _REASON_BY_CODE = {reason.value: reason for reason in RejectReason}
@@ -147,6 +149,8 @@ class Hello:
     to_server: ServerId = ServerId(0)
     version: int = PROTOCOL_VERSION
     version_min: int = PROTOCOL_VERSION_MIN
+    former_ids: tuple[str, ...] = ()
+    """Not sent. Ids that the cluster had before a recovery."""
 
     def __post_init__(self) -> None:
         if not 0 < self.server_id < 1 << 32:
@@ -263,6 +267,12 @@ def refusal(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason
             RejectReason.WRONG_SERVER,
             f"this is server {local.server_id}, not {remote.to_server}",
         )
+    if remote.cluster_id and remote.cluster_id in local.former_ids:
+        text = (
+            f"cluster {remote.cluster_id} was recovered with the loss of this data directory, and "
+            f"is {local.cluster_id} now"
+        )
+        return RejectReason.RECOVERED, text
     if local.cluster_id and remote.cluster_id and local.cluster_id != remote.cluster_id:
         text = (
             f"server {local.server_id} belongs to cluster {local.cluster_id}, not "

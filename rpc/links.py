@@ -89,12 +89,12 @@ _LASTING = frozenset(
     (
         RejectReason.WRONG_CLUSTER, RejectReason.WRONG_SERVER, RejectReason.VERSION,
         RejectReason.NOT_ADMITTED, RejectReason.TOO_MANY_LINKS, RejectReason.SECOND_PROCESS,
-        RejectReason.FOREIGN_DIRECTORY, RejectReason.REMOVED,
+        RejectReason.FOREIGN_DIRECTORY, RejectReason.REMOVED, RejectReason.RECOVERED,
     )
 )  # fmt: skip
 
 
-_OF_THE_DIALED = (RejectReason.SECOND_PROCESS, RejectReason.REMOVED)
+_OF_THE_DIALED = (RejectReason.SECOND_PROCESS, RejectReason.REMOVED, RejectReason.RECOVERED)
 """Reasons that are believed only if this server dialled."""
 
 

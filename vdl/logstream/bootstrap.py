@@ -34,6 +34,9 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
     """(server id, directory id) of every initial voter, ids ascending."""
     coordinator_groups: int = COORDINATOR_GROUPS
     format: int = 1
+    former_ids: tuple[str, ...] = ()
+    """Ids that the cluster had before `vdl recover`: servers that have one of these take no part
+    any more. Oldest first."""
 
     def directory_of(self, server_id: ServerId) -> bytes | None:
         """Return the directory with which an initial voter started, None for another server."""

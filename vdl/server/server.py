@@ -100,6 +100,9 @@ class ServerState(Enum):
     STOPPED = "stopped"
 
 
+_NOT_SERVING = (ServerState.WAITING, ServerState.STARTING)
+
+
 class Server:
     """One server: see the module. Implements `rpc.streams.PeerHandler` until its host does."""
 
@@ -150,8 +153,9 @@ class Server:
         self.certificates_ending: Callable[[], Mapping[str, datetime]] = dict
         """Returns the certificates that end soon: port → time of the end."""
         self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
-        """Called when a peer is linked to another process that has this data directory, or one that
-        this is a copy of: this server must not communicate any more."""
+        """Called when this server must not communicate any more: a peer is linked to another
+        process that has this data directory, or one that this is a copy of; or the cluster was
+        recovered without it."""
         self._rng = rng
         self._random_bytes = random_bytes
         self._advertised = advertised
@@ -188,18 +192,19 @@ class Server:
         outdated, and a leader may know of topics that are not in it."""
         # Two starts at one reading of a stopped or stepped clock must get different numbers.
         self.incarnation = max(0, clock.wall_ms()) << 16 | rng.getrandbits(16)
-        cluster_id = decode_record(adopted).cluster_id if adopted else ""
-        self.links = make_links(self._hello(cluster_id), self)
+        record = decode_record(adopted) if adopted else None
+        self.links = make_links(self._hello(record), self)
 
-    def _hello(self, cluster_id: str) -> Hello:
+    def _hello(self, record: BirthRecord | None) -> Hello:
         return Hello(
             server_id=self.config.server_id,
             directory_id=self.store.directory_id,
             incarnation=self.incarnation,
-            cluster_id=cluster_id,
+            cluster_id=record.cluster_id if record is not None else "",
             config_digest=self._digest,
             info=boots_info(self.store),
             addresses=self.peer_addresses.encoded(),
+            former_ids=record.former_ids if record is not None else (),
         )
 
     def _check_directory(self, record: BirthRecord) -> None:
@@ -268,7 +273,10 @@ class Server:
     def _adopted(self, record: BirthRecord) -> None:
         if self.host is not None or self.state in (ServerState.STOPPING, ServerState.STOPPED):
             return
-        self.links.set_local(self._hello(record.cluster_id))
+        self.links.set_local(self._hello(record))
+        if record.former_ids:
+            former = ",".join(record.former_ids)
+            self._log.info("cluster_recovered", cluster=record.cluster_id, former=former)
         self._open(record)
 
     # --- PeerHandler, before there is a host -----------------------------------------------------
@@ -368,6 +376,10 @@ class Server:
     ) -> None:
         if reason is RejectReason.SECOND_PROCESS and by_peer:
             self._log.error("second_process", peer=server_id, meaning=text)
+            self.clock.call_soon(self.on_second)
+        elif reason is RejectReason.RECOVERED and by_peer and self.state in _NOT_SERVING:
+            # One that serves already has a majority: then the other server may be the mistaken one.
+            self._log.error("recovered_without_this", peer=server_id, meaning=text)
             self.clock.call_soon(self.on_second)
         elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
             # Those two are part of every planned stop and of every birth. All others are repeated
@@ -488,7 +500,7 @@ class Server:
         if self.state is ServerState.STARTING:
             self.state = ServerState.WAITING
         if self.state not in (ServerState.STOPPING, ServerState.STOPPED):
-            self.links.set_local(self._hello(record.cluster_id))
+            self.links.set_local(self._hello(record))
 
     def _registration(self) -> RegisterServer:
         return RegisterServer(

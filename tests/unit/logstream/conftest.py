@@ -144,12 +144,10 @@ class Node:
         self.clock = NodeClock(cluster.time, wall_base_ms=self.wall_base_ms)
         self.workers = DelayWorkers(self.clock)
         self.log = ErrorLog()
-        image = self.store.image if self.store is not None else None
         self.starts += 1
         # Different for each start, except the first of its directory.
-        began_ns = 0 if image is None else cluster.time.now_ns
-        rng = random.Random(self.id + 10 * self.directories + began_ns)
-        self.store = MemoryStore(self.workers, rng=rng, image=image)
+        began_ns = 0 if self.store is None else cluster.time.now_ns
+        self.store = self.open_store(random.Random(self.id + 10 * self.directories + began_ns))
         node = self
 
         class Relay:
@@ -189,6 +187,11 @@ class Node:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))
 
+    def open_store(self, rng: random.Random) -> Any:
+        """Open the directory that the server has, or a new one."""
+        image = self.store.image if self.store is not None else None
+        return MemoryStore(self.workers, rng=rng, image=image)
+
     def hello(self) -> Hello:
         """Return the server's HELLO."""
         assert self.store is not None
@@ -198,6 +201,7 @@ class Node:
             incarnation=self.incarnation,
             cluster_id=self.cluster.record.cluster_id,
             info=boots_info(self.store),
+            former_ids=self.cluster.record.former_ids,
         )
 
     def wipe(self) -> None:
@@ -249,6 +253,8 @@ def directory_of(server_id: int) -> bytes:
 class Cluster:
     """The hosts, and helpers for tests."""
 
+    node_type = Node
+
     def __init__(self, servers: tuple[int, ...] = SERVERS, **options: int) -> None:
         self.servers = servers
         self.closed: set[int] = set()
@@ -260,7 +266,7 @@ class Cluster:
         often = {"replace_after_ms": 300, "clock_hold_ms": CLOCK_HOLD_MS}
         self.options = HostOptions(held_appends_max=3, **{**often, **options})
         self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in servers))
-        self.nodes = {i: Node(self, i) for i in servers}
+        self.nodes = {i: self.node_type(self, i) for i in servers}
         self.run(100)
         for i in servers:
             directory_id = self.record.directory_of(i) or b""

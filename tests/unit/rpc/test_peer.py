@@ -110,6 +110,12 @@ def test_peer_hello_cut_anywhere_is_malformed() -> None:
     ("one", "two", "expected", "reason"),
     [
         (ONE, replace(TWO, cluster_id="another"), 2, RejectReason.WRONG_CLUSTER),
+        (
+            replace(ONE, cluster_id="old"),
+            replace(TWO, cluster_id="new", former_ids=("older", "old")),
+            2,
+            RejectReason.RECOVERED,
+        ),
         (ONE, TWO, 3, RejectReason.WRONG_SERVER),
         (ONE, replace(TWO, server_id=1), 0, RejectReason.WRONG_SERVER),
         (
