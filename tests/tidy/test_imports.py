@@ -65,7 +65,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.http", "vdl.server.problem"),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),
-    ("vdl.logstream.cleanup",),
+    ("vdl.logstream.cleanup", "vdl.logstream.majority_loss"),
     ("vdl.logstream.membership",),
     ("vdl.logstream.elections",),
     ("vdl.logstream.peers",),

@@ -111,6 +111,15 @@ class PendingOffsets:
         """Return the estimated size of a group's pending offsets in a snapshot."""
         return self._bytes_by_group[group_id]
 
+    def open(self) -> list[tuple[int, int]]:
+        """Return (producer id, number) of the newest transaction of each producer that has
+        offsets."""
+        return [
+            (producer_id, max(pending.number for pending in places.values()))
+            for producer_id, places in self._by_producer.items()
+            if places
+        ]
+
     def check(self, producer_id: int, epoch: int, number: int, asked_at: int = -1) -> ErrorCode:
         """Return NONE if a producer's transaction may still commit offsets here.
 
