@@ -47,6 +47,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "mcp": ("vdl.commands.mcp", "mcp", "Serve tools for assistants (Model Context Protocol)."),
     "sim": ("vdl.commands.sim", "sim", "Simulate whole clusters on virtual time from a seed."),
     "log": ("vdl.commands.log", "log", "Inspect data directories offline: dump, verify, index."),
+    "recover": (
+        "vdl.commands.recover",
+        "recover",
+        "Go on with one server after the loss of a majority; records may be lost.",
+    ),
     "check": ("vdl.commands.check", "check", "Check a recorded history for anomalies."),
     "test-server": (
         "vdl.commands.test_server",
