@@ -238,6 +238,7 @@ def works(driver: Driver, topic: str) -> None:
     driver.ask("close")
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.java
 @pytest.mark.go
 @pytest.mark.parametrize("how", [*MECHANISMS, "certificate"])
@@ -260,6 +261,7 @@ REFUSALS = {
 """Pattern that each client's error has to match, by kind of refusal."""
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.java
 @pytest.mark.go
 @pytest.mark.parametrize("why", REFUSALS)
@@ -405,6 +407,7 @@ DELEGATED = [client for client in CLIENTS if client.name in ("java-4.4", "franz-
 """Clients that support delegation tokens. librdkafka does not."""
 
 
+@pytest.mark.takes_turns(parts=2)
 @pytest.mark.java
 @pytest.mark.go
 @pytest.mark.parametrize("mechanism", MECHANISMS[:2])
