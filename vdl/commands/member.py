@@ -27,7 +27,7 @@ _MEMBER, _LEAVING = "member", "leaving"
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def member() -> None:
-    """Show, add and remove the servers of a cluster. To add and remove is experimental.
+    """Show, add and remove the servers of a cluster.
 
     A lost server is started again under its id with an empty data directory, and the cluster
     replaces its replicas. One of the servers that formed the cluster needs no command; one that was
