@@ -73,16 +73,18 @@ class Processor:
     """Processor time of this process and its descendants, including ended ones.
 
     Spark ends its Python processes without a report of their time, so they are sampled while they
-    run.
+    run. The samples' own time is left out: it would count more the slower the machine is.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], float] = {}
+        self._own = 0.0
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def seconds(self) -> float:
         with self._lock:
+            began = time.thread_time()
             ticks = os.sysconf("SC_CLK_TCK")
             stats: dict[str, list[str]] = {}
             for entry in Path("/proc").iterdir():
@@ -98,7 +100,8 @@ class Processor:
                     # Pids are reused: the start time identifies a process.
                     self._seen[pid, told[19]] = sum(map(int, told[11:13])) / ticks
                 wanted += [child for child, told in stats.items() if told[1] == pid]
-            return sum(self._seen.values())
+            self._own += time.thread_time() - began
+            return sum(self._seen.values()) - self._own
 
     def _watch(self) -> None:
         while True:
