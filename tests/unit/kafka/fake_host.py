@@ -14,7 +14,6 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from ids import DirectoryId, ServerId
 from rpc.queries import Quorum
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from tests.wire import codec
@@ -367,8 +366,7 @@ class FakeHost:
         self.clock = clock
         self.server_id = 1
         self.cluster_id = "fake"
-        voters = {ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)}
-        self.catalog = Catalog(self.cluster_id, initial_voters=voters)
+        self.catalog = Catalog(self.cluster_id)
         self.coordinator_count = 8
         self.overloaded = False
         self.large_bytes = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ids import DirectoryId, ServerId
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
@@ -27,6 +28,15 @@ def named(*names: str, create: bool = True) -> MetadataRequest:
     return MetadataRequest(
         [MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=create
     )
+
+
+def world_of_voters() -> World:
+    """Return a world whose three servers vote on the catalog."""
+    world = World()
+    world.host.catalog.initial_voters = {
+        ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)
+    }
+    return world
 
 
 @pytest.mark.parametrize("version", range(14))
@@ -249,7 +259,7 @@ def test_metadata_of_an_impossible_name_is_invalid(name: str) -> None:
 
 def test_metadata_shows_servers_without_a_link_as_offline() -> None:
     """An unreachable server is not listed; its replicas are offline (v5)."""
-    world = World()
+    world = world_of_voters()
     world.topic()
     world.host.alive = [1, 3]
     world.host.in_sync = [3, 1]
@@ -261,7 +271,7 @@ def test_metadata_shows_servers_without_a_link_as_offline() -> None:
 
 def test_replica_in_sync_is_what_the_leader_says_not_who_has_a_link() -> None:
     """A lagging follower is connected but not in sync. One without a connection may be in sync."""
-    world = World()
+    world = world_of_voters()
     world.topic()
     world.host.in_sync = [1, 2]
     (partition,) = world.client().ask(METADATA, 9, named("t")).topics[0].partitions
@@ -372,7 +382,7 @@ def test_controller_is_the_asked_server_while_the_catalog_has_no_leader() -> Non
 
 def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> None:
     """KIP-700; v2 shows unreachable servers as fenced (KIP-1073); controllers are not described."""
-    world = World()
+    world = world_of_voters()
     world.host.alive = [1, 2]
     client = world.client()
     for version in range(3):
@@ -396,7 +406,7 @@ def test_metadata_lists_a_failed_server_once_with_its_successor() -> None:
     server disappears. So each client gets the old server once more, in the first response with the
     new leader.
     """
-    world = World()
+    world = world_of_voters()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
     world.host.alive = [1, 2]
