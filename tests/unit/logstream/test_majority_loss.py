@@ -22,6 +22,7 @@ from vdl.logstream.majority_loss.take_over import (
     PRODUCER_IDS_SKIPPED,
     TERMS_SKIPPED,
     changes_to_alone,
+    entries_of,
     take_over,
 )
 from vdl.state.commands import CreateTopics, NewTopic
@@ -250,6 +251,20 @@ def test_recovery_is_done_once(cluster: Cluster) -> None:
     record = decode_record(again.store.cluster_record())
     assert record.former_ids[0] == "cluster"
     assert len(record.former_ids) == 2
+
+
+def test_changes_that_are_not_committed_do_not_count(cluster: Cluster) -> None:
+    """A block that was cut in two may have left them without their hard state."""
+    lose_all_but_first(cluster)
+    survived = Survived(cluster, 1)
+    plan = survived.plan()
+    for replica in plan.replicas.values():
+        survived.store.append(replica.log, entries_of(replica, server_id=1, now_ms=1))
+    survived.store.submit()
+    survived.workers.pump()
+    assert set(fates(survived.plan()).values()) == {Fate.KEPT}
+    survived.take_over()
+    assert set(fates(survived.plan()).values()) == {Fate.ALONE}
 
 
 def test_full_disk_is_refused_before_the_change(cluster: Cluster) -> None:

@@ -103,6 +103,9 @@ class Replica:
     log: storage.Log
     replica_id: NodeId
     membership: Membership
+    """Configuration at the end of the log."""
+    committed: Membership
+    """Configuration as known to be committed: the one that a server would start with."""
     markers: list[Marker] = field(default_factory=list)
     """Partitions: ends of transactions that nobody else would end."""
     endings: list[commands.EndTransactionOffsets] = field(default_factory=list)
@@ -110,7 +113,10 @@ class Replica:
 
     @property
     def is_alone(self) -> bool:
-        return self.membership.incoming == {self.replica_id} and not self.membership.is_joint
+        return all(
+            membership.incoming == {self.replica_id} and not membership.is_joint
+            for membership in (self.membership, self.committed)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,30 +321,33 @@ class Survivor:
         if log.lost:
             raise _Unreadable("its replica here has lost acknowledged data")
         try:
-            membership = self._membership(log, initial, machine, apply)
+            membership, committed = self._memberships(log, initial, machine, apply)
         except (storage.StorageError, msgspec.DecodeError, InvalidConfChange) as error:
             raise _Unreadable(str(error)) from error
         replica_id = replica_id_of(self._server_id, log.replica_number)
         if log.last_index == 0 and replica_id not in membership.members():
             raise _Unreadable("its replica here was not brought up to date yet")
-        return Replica(log, replica_id, membership)
+        return Replica(log, replica_id, membership, committed)
 
-    def _membership(
+    def _memberships(
         self, log: storage.Log, initial: list[NodeId], machine: _Machine, apply: Any
-    ) -> Membership:
+    ) -> tuple[Membership, Membership]:
+        """Return the memberships at the end and at the commit index."""
         found = load_state(self._store, log, initial)
         if found is None:
             raise _Unreadable("the state before its first entry is lost")
         applied, members, state = found
         machine.load([item for piece in state.pieces for item in piece])
-        membership = restored(members.conf_state)
+        membership = committed = restored(members.conf_state)
         for entries in self._entries(log, applied + 1):
             if own := for_the_owner(entries, members.reflects):
                 apply(own)
             for entry in entries:
                 if entry.index > members.reflects and entry.kind in CONF_CHANGE_KINDS:
                     membership = changed(membership, decode_conf_change(entry.data))
-        return membership
+                    if entry.index <= log.commit_index:
+                        committed = membership
+        return membership, committed
 
     def _entries(self, log: storage.Log, first: Index) -> Iterator[list[Entry]]:
         """Yield the entries from `first` to the end of the log. Raise StorageError."""

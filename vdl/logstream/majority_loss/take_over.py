@@ -69,6 +69,8 @@ def take_over(
     for log in plan.unknown:
         store.delete_log(log.log_id)
     workers.pump()
+    if failures or store.disk_full:
+        raise NotRecoverable("the disk did not take the change: run the recovery again")
     for replica in kept:
         added = entries[replica.log.group_id]
         store.append(replica.log, added)
@@ -76,9 +78,7 @@ def take_over(
         store.set_hard_state(replica.log, storage.HardState(last.term, commit=last.index))
     token = store.submit()
     workers.pump()
-    if failures:
-        raise failures[0]
-    if store.durable_token < token:
+    if failures or store.durable_token < token:
         raise NotRecoverable("the disk did not take the change: run the recovery again")
     return record.cluster_id
 
@@ -108,6 +108,8 @@ def entries_of(replica: Replica, *, server_id: ServerId, now_ms: int) -> list[En
         envelope = commands.Envelope(server_id, 0, 0, now_ms, command)
         made.append(Entry(data=commands.encode(envelope)))
     made += [Entry(data=build_marker(marker), records=1) for marker in replica.markers]
+    if not made:
+        made.append(Entry(kind=EntryKind.NOOP))  # the changes are there, and not committed
     index, offset = log.last_index, log.next_offset
     for entry in made:
         index += 1
