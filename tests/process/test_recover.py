@@ -53,7 +53,7 @@ class Servers:
                 f'[peer]\nlisten = "127.0.0.1:{ports["peer"]}"\n'
                 f'[admin]\nlisten = "127.0.0.1:{ports["admin"]}"\n[http]\nlisten = "off"\n'
                 f"[cluster]\ncoordinators = 1\n[cluster.seeds]\n{seeds}\n"
-                '[raft]\nelection_timeout = "5s"\n',
+                '[raft]\nelection_timeout = "10s"\n',
                 encoding="utf-8",
             )
             with (self.folder / f"{server}.log").open("ab") as log:
@@ -130,7 +130,9 @@ def create_topic(servers: Servers) -> None:
         admin = AdminClient({"bootstrap.servers": servers.bootstrap(), "log_level": 0})
         topic = NewTopic(TOPIC, PARTITIONS, 3, config={"min.insync.replicas": "2"})
         try:
-            admin.create_topics([topic])[TOPIC].result(10)
+            admin.create_topics([topic])[TOPIC].result(30)
+        except TimeoutError:
+            return False
         except KafkaException as error:
             return "ALREADY_EXISTS" in str(error)
         return True
@@ -143,20 +145,20 @@ def write(servers: Servers, values: range, **settings: object) -> None:
     failed: list[object] = []
     producer = Producer(
         {"bootstrap.servers": servers.bootstrap(), "enable.idempotence": True, "log_level": 0,
-         "message.timeout.ms": 60_000, **settings}
+         "message.timeout.ms": 300_000, **settings}
     )  # fmt: skip
     if "transactional.id" in settings:
-        producer.init_transactions(60)
+        producer.init_transactions(300)
         producer.begin_transaction()
     for value in values:
         producer.produce(
             TOPIC, str(value), partition=value % PARTITIONS,
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )  # fmt: skip
-    assert producer.flush(60) == 0
+    assert producer.flush(300) == 0
     assert not failed
     if "transactional.id" in settings:
-        producer.commit_transaction(60)
+        producer.commit_transaction(300)
 
 
 def read(bootstrap: str) -> list[int]:
@@ -169,7 +171,7 @@ def read(bootstrap: str) -> list[int]:
     try:
         for partition in range(PARTITIONS):
             place = TopicPartition(TOPIC, partition)
-            end = consumer.get_watermark_offsets(place, timeout=60)[1]
+            end = consumer.get_watermark_offsets(place, timeout=300)[1]
             consumer.assign([TopicPartition(TOPIC, partition, 0)])
             deadline = time.monotonic() + SECONDS
             while consumer.position([place])[0].offset < end:
@@ -192,14 +194,18 @@ def commit(servers: Servers, offset: int) -> None:
 
 def committed(bootstrap: str) -> int:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP, "log_level": 0})
-    (found,) = consumer.committed([TopicPartition(TOPIC, 0)], timeout=60)
+    (found,) = consumer.committed([TopicPartition(TOPIC, 0)], timeout=300)
     consumer.close()
     return found.offset
 
 
 def leader_of(bootstrap: str) -> int:
+    """Return the server that leads the first partition; -1 if nobody knows."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    return admin.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions[0].leader
+    try:
+        return admin.list_topics(TOPIC, timeout=30).topics[TOPIC].partitions[0].leader
+    except (KafkaException, KeyError):
+        return -1
 
 
 def lose_a_majority(servers: Servers) -> None:
@@ -261,6 +267,7 @@ def test_survivor_leads_alone_and_the_set_becomes_whole(servers: Servers) -> Non
     write(servers, range(150, 200))
     write(servers, range(200, 250), **{"transactional.id": "till"})
     assert committed(servers.bootstrap()) == 40
+    until(lambda: leader_of(servers.bootstrap()) > 0, "a leader")
     servers.kill(leader_of(servers.bootstrap()))
     left = servers.bootstrap(*servers.running)
     until(lambda: leader_of(left) in servers.running, "another leader")
