@@ -74,6 +74,9 @@ class Facts:
     servers: list[ServerFacts] = field(default_factory=list)
     replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Name of each partition of the cluster's metadata → servers that have a replica."""
+    _seen: dict[str, list[Seen]] = field(default_factory=dict, repr=False, compare=False)
+    """Name of an event → its events, the latest first; empty before the first question. A cluster
+    may have thousands of problems, each of which looks for its events."""
 
     def server(self, server_id: int) -> ServerFacts | None:
         """Return a server, None if there is none with this id."""
@@ -86,13 +89,15 @@ class Facts:
 
     def events(self, *names: str) -> list[Seen]:
         """Return the events with one of these names, or all, the latest first."""
-        found = [
-            seen
-            for server in self.servers
-            if server.events is not None
-            for seen in self._of(server.events)
-            if not names or seen.event in names
-        ]
+        if not self._seen:
+            for server in self.servers:
+                for seen in () if server.events is None else self._of(server.events):
+                    self._seen.setdefault(seen.event, []).append(seen)
+            for some in self._seen.values():
+                some.sort(key=lambda seen: seen.last_ms, reverse=True)
+        if len(names) == 1:
+            return list(self._seen.get(names[0], ()))
+        found = [seen for name in names or self._seen for seen in self._seen.get(name, ())]
         return sorted(found, key=lambda seen: seen.last_ms, reverse=True)
 
     def _of(self, events: ServerEvents) -> Iterator[Seen]:

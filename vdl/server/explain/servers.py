@@ -6,9 +6,10 @@ Does not depend on how facts are collected.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
-from vdl.server.explain.answer import NOTHING_WRONG, Finding
+from vdl.server.explain.answer import EVIDENCE_MAX, NOTHING_WRONG, Finding
 from vdl.server.explain.facts import RECENT_MS, Facts, Seen, ServerFacts, clock_text, listed
 from vdl.server.problem import CLUSTER_KINDS, NO_LEADER, NOT_WRONG, SERVER_KINDS, Problem
 
@@ -87,7 +88,8 @@ def _unreachable(facts: Facts, server: ServerFacts) -> Finding:
 def _of_problem(facts: Facts, problem: Problem, server_id: int) -> Finding:
     kind = problem.kind
     event = _EVENT_OF.get(kind, kind)
-    seen = [one for one in facts.events(event) if one.server == server_id]
+    of_server = (one for one in facts.events(event) if one.server == server_id)
+    seen = list(islice(of_server, EVIDENCE_MAX))
     meaning = SERVER_KINDS.get(kind) or CLUSTER_KINDS.get(kind) or kind
     return Finding(
         kind, f"Server {server_id} reports {kind}: {problem.text}.",
