@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -30,11 +31,13 @@ from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
 from vdl.server.explain.facts import REPLICA_NUMBER_BITS, Facts, ServerFacts
 from vdl.server.explain.questions import About, explain
 from vdl.server.explain.questions import Question as Why
+from vdl.server.problem import Problem
 
 EXPLANATION: Final = ("about", "topic", "partition", "group", "api", "server")
 _ABOUT: Final = ("cluster", "server", "slow", "partition", "leader", "group", "lag")
 _SERVER_MAX: Final = (1 << 31) - 1
 _PARTITION_MAX: Final = (1 << 31) - 1
+_FINDINGS_MAX: Final = 50
 _PARTITIONS_MAX: Final = 2_000
 """Partitions of a group whose ends are asked for."""
 _GROUP, _TRANSACTION = 0, 1
@@ -220,12 +223,23 @@ def _hide(question: Question, facts: Facts, described: Iterable[Any], why: Why) 
             problems = [(server.id, one) for one in server.problems if is_visible(one, topics)]
             if why.about is About.CLUSTER:
                 problems = led_elsewhere(problems, led)
-            server.status.problems = [str(one) for _, one in problems]
+            server.status.problems = list(map(str, _some([one for _, one in problems])))
         if server.events is not None:
             server.events.events = list(filter(may_see, server.events.events))
             server.events.groups = [
                 _shown(one, topics) for one in server.events.groups if one.name == why.group
             ]
+
+
+def _some(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the first problems of each kind: of one kind there may be as many as partitions."""
+    counts: Counter[str] = Counter()
+    found = []
+    for one in problems:
+        counts[one.kind] += 1
+        if counts[one.kind] <= _FINDINGS_MAX:
+            found.append(one)
+    return found
 
 
 def _is_own(name: str) -> bool:
@@ -269,7 +283,9 @@ def _shown(group: ConsumerGroup, topics: Collection[str]) -> ConsumerGroup:
 
 
 def _without_fields(found: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the raw fields of events: their sentences are enough for a page."""
+    """Return an answer as a page has it: a bounded number of findings, and of events only their
+    sentences."""
+    del found["also"][_FINDINGS_MAX:]
     for one in (found, *found["also"]):
         for seen in one["evidence"]:
             del seen["fields"]
