@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ids import GroupId
 from raft.membership import Membership
 from rpc.hello import RejectReason
 from segments.io.inline_workers import InlineWorkers
@@ -265,6 +266,28 @@ def test_changes_that_are_not_committed_do_not_count(cluster: Cluster) -> None:
     assert set(fates(survived.plan()).values()) == {Fate.KEPT}
     survived.take_over()
     assert set(fates(survived.plan()).values()) == {Fate.ALONE}
+
+
+def test_move_to_the_survivor_that_is_not_committed_does_not_count(cluster: Cluster) -> None:
+    """A server would begin with both voters, and wait for the other one."""
+    group_id = cluster.create_topic()
+    lose_all_but_first(cluster)
+    survived = Survived(cluster, 1)
+    replica = survived.plan().replicas[GroupId(group_id)]
+    log = replica.log
+    removals = entries_of(replica, server_id=1, now_ms=1)
+    for entry in removals:
+        entry.term = log.hard_state.term
+    survived.store.append(log, removals)
+    survived.store.submit()
+    survived.workers.pump()
+    row = row_of(survived.plan(), "events-0")
+    assert (row.fate, row.voters) == (Fate.KEPT, [1])
+    survived.take_over()
+    survived.put_back()
+    cluster.nodes[1].start()
+    cluster.run(3_000)
+    assert cluster.leader(group_id).group.node.is_leader
 
 
 def test_full_disk_is_refused_before_the_change(cluster: Cluster) -> None:
