@@ -204,6 +204,23 @@ def test_transaction_without_a_coordinator_is_aborted(cluster: Cluster) -> None:
     assert leader.state.producers.get(7).epoch == 1
 
 
+def test_transaction_in_a_group_that_is_alone_is_aborted(cluster: Cluster) -> None:
+    """It has one voter as before, and a transaction that its coordinator here does not know."""
+    new = NewTopic("single", b"single".ljust(16), assignments=[[1]])
+    (group_id,) = cluster.propose(CreateTopics([new])).topics[0].group_ids
+    cluster.run(1_000)
+    sent(cluster, cluster.leader(group_id))
+    cluster.run(100)
+    lose_all_but_first(cluster)
+    row = row_of(Survived(cluster, 1).plan(), "single-0")
+    assert (row.fate, row.aborted_transactions) == (Fate.ALONE, 1)
+    recover(cluster)
+    cluster.nodes[1].start()
+    cluster.run(3_000)
+    leader = cluster.leader(group_id)
+    assert leader.last_stable_offset == leader.high_watermark == 2
+
+
 def test_partition_elsewhere_is_lost(cluster: Cluster) -> None:
     """Its only replica was on a lost server."""
     cluster.propose(CreateTopics([NewTopic("far", b"far".ljust(16), assignments=[[2]])]))

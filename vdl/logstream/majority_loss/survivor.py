@@ -118,6 +118,11 @@ class Replica:
             for membership in (self.membership, self.committed)
         )
 
+    @property
+    def is_changed(self) -> bool:
+        """True if the recovery appends to its log."""
+        return bool(not self.is_alone or self.markers or self.endings)
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetBeyond:
@@ -149,9 +154,14 @@ class Plan:
         return [group for group in self.groups if group.fate is fate]
 
     @property
+    def changed(self) -> list[Replica]:
+        """The replicas to whose logs the recovery appends."""
+        return [replica for replica in self.replicas.values() if replica.is_changed]
+
+    @property
     def is_needed(self) -> bool:
-        """True if there is something to do: a group waits for voters of other servers."""
-        return bool(self.of(Fate.KEPT))
+        """True if there is something to do: a group or a transaction waits for other servers."""
+        return bool(self.changed)
 
 
 class _Machine(Protocol):

@@ -6,7 +6,8 @@ The steps, each durable before the next one:
    no server with an old disk is linked, whatever it holds.
 2. Logs of groups that the catalog does not know are removed.
 3. One journal batch has, for each kept group, at a term far above every known one: the entries that
-   remove all other members, and a hard state with all of them committed.
+   remove all other members, and a hard state with all of them committed. Transactions that nobody
+   would end are ended there, also in groups that are alone already.
 
 Killed before the third step, the directory cannot lead anything, and the recovery is run again. It
 does whatever is left to do, under another new id.
@@ -28,7 +29,7 @@ from raft.membership import Membership, changed, encode_conf_change
 from raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, EntryKind
 from segments.io.inline_workers import InlineWorkers
 from vdl.logstream.bootstrap import BirthRecord, encode_record
-from vdl.logstream.majority_loss.survivor import Fate, NotRecoverable, Plan, Replica
+from vdl.logstream.majority_loss.survivor import NotRecoverable, Plan, Replica
 from vdl.logstream.membership.conf_changes import as_change
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.records.batch import patch_position
@@ -54,12 +55,12 @@ def take_over(
     `random`: CLUSTER_ID_BYTES of them. Raise NotRecoverable if there is no room or nothing to do;
     nothing is changed then. Raise OSError.
     """
-    kept = [plan.replicas[row.group_id] for row in plan.of(Fate.KEPT)]
-    if not kept:
+    replicas = plan.changed
+    if not replicas:
         raise NotRecoverable("every group here has this server as its only voter already")
     entries = {
         replica.log.group_id: entries_of(replica, server_id=plan.server_id, now_ms=now_ms)
-        for replica in kept
+        for replica in replicas
     }
     _check_room(store, entries)
     failures: list[BaseException] = []
@@ -71,7 +72,7 @@ def take_over(
     workers.pump()
     if failures or store.disk_full:
         raise NotRecoverable("the disk did not take the change: run the recovery again")
-    for replica in kept:
+    for replica in replicas:
         added = entries[replica.log.group_id]
         store.append(replica.log, added)
         last = added[-1]
