@@ -165,6 +165,11 @@ def _show(plan: Plan, directory: Path) -> None:
             say(f"Incomplete: {row.name} was still being copied to this server")
         if row.aborted_transactions:
             say(f"Aborted: {row.aborted_transactions} open transactions in {row.name}")
+        if row.committed_transactions:
+            say(
+                f"Committed: {row.committed_transactions} open transactions in {row.name}, as their"
+                " coordinator here says"
+            )
     for one in plan.offsets_beyond[:LINES_MAX]:
         say(
             f"Committed beyond the end: group {one.group} at {one.offset} of {one.topic}-"

@@ -16,8 +16,10 @@ from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryImage, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster
 from tests.unit.logstream.test_partition_transactions import sent
+from vdl.errors import ErrorCode
 from vdl.logstream.bootstrap import decode_record, encode_record
 from vdl.logstream.group.replica_ids import replica_id_of
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.majority_loss.survivor import Fate, NotRecoverable, Plan, Survivor
 from vdl.logstream.majority_loss.take_over import (
     PRODUCER_IDS_SKIPPED,
@@ -26,7 +28,17 @@ from vdl.logstream.majority_loss.take_over import (
     entries_of,
     take_over,
 )
-from vdl.state.commands import CreateTopics, NewTopic
+from vdl.state.commands import (
+    AddToTransaction,
+    Command,
+    CommitTransactionOffsets,
+    CompleteTransactions,
+    CreateTopics,
+    EndTransaction,
+    InitTransactions,
+    NewTopic,
+    OffsetCommit,
+)
 
 RANDOM = bytes(range(16))
 
@@ -219,6 +231,67 @@ def test_transaction_in_a_group_that_is_alone_is_aborted(cluster: Cluster) -> No
     cluster.run(3_000)
     leader = cluster.leader(group_id)
     assert leader.last_stable_offset == leader.high_watermark == 2
+
+
+def coordinate(cluster: Cluster, number: int, command: Command) -> None:
+    """Have a coordinator apply a command."""
+    led = [
+        group
+        for node in cluster.nodes.values()
+        for group in node.host.coordinators
+        if group.serving and group.group_id == number
+    ]
+    outcomes: list[Outcome] = []
+    led[0].propose(command, deadline_ns=cluster.deadline(), done=outcomes.append)
+    cluster.run(200)
+    (outcome,) = outcomes
+    assert (outcome.kind, outcome.result.error) == (OutcomeKind.APPLIED, ErrorCode.NONE)
+
+
+def begin(cluster: Cluster, *participants: int, version: int = 2) -> None:
+    """Begin a transaction, with one offset in the second coordinator."""
+    coordinate(cluster, 1, InitTransactions("payer", 60_000, 7))
+    coordinate(
+        cluster, 1,
+        AddToTransaction("payer", 7, 0, [GroupId(one) for one in participants], version=version),
+    )  # fmt: skip
+    offset = OffsetCommit("events", b"events".ljust(16), 0, 1, -1, "", GroupId(participants[-1]))
+    coordinate(
+        cluster, 2, CommitTransactionOffsets("billing", -1, "", None, 7, 0, 1, [offset])
+    )
+
+
+def complete(cluster: Cluster, *, version: int = 2) -> None:
+    """Commit the transaction, with no word to its participants."""
+    coordinate(cluster, 1, EndTransaction("payer", 7, 0, commits=True, version=version))
+    coordinate(cluster, 1, CompleteTransactions([("payer", 7, 1)]))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_transaction_that_a_coordinator_here_has_committed(cluster: Cluster, version: int) -> None:
+    """Its commit was acknowledged, and the lost servers had its marker. In the first version of the
+    protocol a partition does not tell which transaction is open."""
+    group_id = cluster.create_topic()
+    begin(cluster, 2, group_id, version=version)
+    sent(cluster, cluster.leader(group_id))
+    complete(cluster, version=version)
+    lose_all_but_first(cluster)
+    plan = Survived(cluster, 1).plan()
+    row = row_of(plan, "events-0")
+    assert (row.aborted_transactions, row.committed_transactions) == (2 - version, version - 1)
+    row = row_of(plan, "coordinator-2")
+    assert (row.aborted_transactions, row.committed_transactions) == (0, 1)
+    recover(cluster)
+    cluster.nodes[1].start()
+    cluster.run(3_000)
+    leader = cluster.leader(group_id)
+    assert leader.last_stable_offset == leader.high_watermark == 2
+    assert len(leader.state.aborted) == 2 - version
+    producer = leader.state.producers.get(7)
+    assert (producer.epoch, producer.number) == (1, version - 1)
+    rows = Survived(cluster, 1).plan()
+    assert row_of(rows, "coordinator-2").consumer_groups == 1
+    assert row_of(rows, "coordinator-2").committed_transactions == 0
 
 
 def test_partition_elsewhere_is_lost(cluster: Cluster) -> None:

@@ -43,7 +43,7 @@ from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
 from vdl.state.partition import PartitionState
 from vdl.state.producers import Overlay, Producer
-from vdl.state.transactions import EPOCH_MAX, TransactionalId
+from vdl.state.transactions import EPOCH_MAX, TransactionalId, TransactionState
 
 READ_BYTES = 4 << 20
 LOOK_BACK = 64
@@ -91,6 +91,9 @@ class GroupPlan:
     open_transactions: int = 0
     aborted_transactions: int = 0
     """Open transactions with a part here that no coordinator here knows. They are aborted."""
+    committed_transactions: int = 0
+    """Open transactions with a part here that a coordinator here has committed and completed. The
+    part here is committed as well."""
     consumer_groups: int = 0
     """Coordinators: consumer groups with committed offsets."""
     transactional_ids: int = 0
@@ -298,11 +301,12 @@ class Survivor:
         row.last_ms = self._time_of_last_record(replica.log)
         row.open_transactions = len(state.producers.open)
         replica.markers = [
-            _abort(producer_id, producer)
+            self._end(producer_id, producer)
             for producer_id, producer in state.producers.open.items()
             if not self._is_known(group_id, producer_id, producer)
         ]
-        row.aborted_transactions = len(replica.markers)
+        row.committed_transactions = sum(marker.commit for marker in replica.markers)
+        row.aborted_transactions = len(replica.markers) - row.committed_transactions
 
     def _note(self, name: str, replica: Replica, plan: Plan) -> GroupPlan:
         log = replica.log
@@ -408,18 +412,57 @@ class Survivor:
         is_open = known is not None and not known.is_idle and group_id in known.participants
         return known if is_open else None
 
+    def _end(self, producer_id: int, producer: Producer) -> Marker:
+        """Return the marker for a partition's open transaction that nobody else would end.
+
+        It commits if the coordinator here has completed a commit in the transaction's epoch. In the
+        second version of the protocol each transaction has an epoch of its own. In the first one
+        nothing in a partition tells which transaction is open, so it is aborted.
+        """
+        known = self._transactional_ids.get(producer_id)
+        if (
+            known is not None
+            and known.state is TransactionState.COMPLETE_COMMIT
+            and producer.epoch == known.ended_epoch < known.epoch
+            and producer.number < known.number
+        ):
+            return Marker(
+                producer_id,
+                known.epoch,
+                producer.coordinator_epoch,
+                commit=True,
+                timestamp=max(0, producer.last_timestamp),
+                number=known.number,
+            )
+        return _abort(producer_id, producer)
+
     def _end_forgotten_offsets(self, plan: Plan) -> None:
-        """End the transactions whose offsets wait in a coordinator for an end that never comes."""
+        """End the transactions whose offsets wait in a coordinator for an end that never comes.
+
+        One that the transaction's coordinator here has committed and completed is committed.
+        """
         rows = {row.group_id: row for row in plan.groups}
         for group_id, coordinator in self._coordinators.items():
             endings = plan.replicas[group_id].endings
             for producer_id, number in coordinator.pending.open():
-                known = self._transaction(group_id, producer_id)
-                if known is None or known.number < number:
-                    endings.append(
-                        commands.EndTransactionOffsets(producer_id, 0, number, commits=False)
+                open_one = self._transaction(group_id, producer_id)
+                if open_one is not None and open_one.number >= number:
+                    continue
+                known = self._transactional_ids.get(producer_id)
+                if (
+                    known is not None
+                    and known.state is TransactionState.COMPLETE_COMMIT
+                    and known.number == number
+                ):
+                    ending = commands.EndTransactionOffsets(
+                        producer_id, known.epoch, number, commits=True
                     )
-            rows[group_id].aborted_transactions = len(endings)
+                else:
+                    ending = commands.EndTransactionOffsets(producer_id, 0, number, commits=False)
+                endings.append(ending)
+            row = rows[group_id]
+            row.committed_transactions = sum(ending.commits for ending in endings)
+            row.aborted_transactions = len(endings) - row.committed_transactions
 
     def _compare_offsets(self, plan: Plan) -> None:
         ends = {row.group_id: row.end_offset for row in plan.groups if row.end_offset >= 0}
