@@ -134,6 +134,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "former_cluster_ids": list(plan.record.former_ids),
         "server_id": plan.server_id,
         "is_needed": plan.is_needed,
+        "group_ids_left_out": plan.ids_left_out,
         "groups": [
             {**dataclasses.asdict(row), "fate": row.fate.value} for row in plan.groups
         ],
@@ -160,6 +161,8 @@ def _show(plan: Plan, directory: Path) -> None:
         say(f"Lost altogether: {row.name}: {row.why}")
     for row in plan.of(Fate.UNKNOWN):
         say(f"Removed: {row.name}, a partition of a topic that the catalog here does not know")
+    if plan.ids_left_out:
+        say(f"Left out: the ids of {plan.ids_left_out} partitions, which the catalog here lacks")
     for row in plan.groups:
         if not row.is_voter:
             say(f"Incomplete: {row.name} was still being copied to this server")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ids import Index
+from ids import GroupId, Index
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -215,6 +215,21 @@ class Coordinator:
         yield from self.groups.groups
         for table in self.tables.values():
             yield from table.ids()
+
+    def partition_groups(self) -> Iterator[GroupId]:
+        """Yield the group ids of all partitions that the state names, with repetitions.
+
+        Also those of coordinators that take part in transactions.
+        """
+        yield from self.offsets.by_partition
+        yield from self.pending.partition_groups()
+        yield from self.share.states.partition_groups()
+        for known in self.transactions.ids.values():
+            yield from known.participants
+        for consumers in self.consumer.groups.values():
+            yield from (topic.last_group for topic in consumers.topics.values())
+        for sharing in self.share.groups.groups.values():
+            yield from (group for _, _, group in sharing.partitions)
 
     @property
     def bytes_held(self) -> int:

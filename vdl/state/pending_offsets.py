@@ -19,6 +19,7 @@ from collections.abc import Iterator, Set
 
 import msgspec
 
+from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state.commands import OffsetCommit
 from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
@@ -119,6 +120,12 @@ class PendingOffsets:
             for producer_id, places in self._by_producer.items()
             if places
         ]
+
+    def partition_groups(self) -> Iterator[GroupId]:
+        """Yield the group ids of all partitions, with repetitions."""
+        for places in self._by_producer.values():
+            for pending in places.values():
+                yield pending.offset.partition_group
 
     def check(self, producer_id: int, epoch: int, number: int, asked_at: int = -1) -> ErrorCode:
         """Return NONE if a producer's transaction may still commit offsets here.

@@ -31,6 +31,7 @@ from vdl.logstream.majority_loss.take_over import (
 from vdl.state.commands import (
     AddToTransaction,
     Command,
+    CommitOffsets,
     CommitTransactionOffsets,
     CompleteTransactions,
     CreateTopics,
@@ -256,9 +257,7 @@ def begin(cluster: Cluster, *participants: int, version: int = 2) -> None:
         AddToTransaction("payer", 7, 0, [GroupId(one) for one in participants], version=version),
     )  # fmt: skip
     offset = OffsetCommit("events", b"events".ljust(16), 0, 1, -1, "", GroupId(participants[-1]))
-    coordinate(
-        cluster, 2, CommitTransactionOffsets("billing", -1, "", None, 7, 0, 1, [offset])
-    )
+    coordinate(cluster, 2, CommitTransactionOffsets("billing", -1, "", None, 7, 0, 1, [offset]))
 
 
 def complete(cluster: Cluster, *, version: int = 2) -> None:
@@ -308,11 +307,35 @@ def test_log_of_an_unknown_topic_is_removed(cluster: Cluster) -> None:
     group_id = cluster.create_topic()
     lose_all_but_first(cluster)
     survived = Survived(cluster, 1)
-    survived.store.create_log(group_id + 1, 1, on_created=lambda log: None)
+    for number in (1, 2):
+        survived.store.create_log(group_id + 1, number, on_created=lambda log: None)
     survived.workers.pump()
     assert row_of(survived.plan(), f"group-{group_id + 1}").fate is Fate.UNKNOWN
     survived.take_over()
     assert group_id + 1 not in {log.group_id for log in survived.store.logs.values()}
+
+
+def test_ids_of_unknown_topics_are_never_given_out(cluster: Cluster) -> None:
+    """Coordinators here know of them, and the catalog here lags: their offsets would count for the
+    next topics, and their transactions would wait for them."""
+    group_id = cluster.create_topic()
+    begin(cluster, 2, group_id + 3)
+    offset = OffsetCommit("gone", b"gone".ljust(16), 0, 7, -1, "", GroupId(group_id + 1))
+    coordinate(cluster, 3, CommitOffsets("readers", -1, "", None, [offset]))
+    lose_all_but_first(cluster)
+    survived = Survived(cluster, 1)
+    assert survived.plan().ids_left_out == 3
+    survived.take_over()
+    assert survived.plan().ids_left_out == 0
+    survived.put_back()
+    cluster.nodes[1].start()
+    cluster.run(3_000)
+    host = cluster.nodes[1].host
+    assert all(host.catalog.has_deleted(GroupId(group_id + n)) for n in (1, 2, 3))
+    assert {log.group_id for log in cluster.nodes[1].store.logs.values()} <= {*range(group_id + 1)}
+    new = NewTopic("next", b"next".ljust(16), assignments=[[1]])
+    assert cluster.propose(CreateTopics([new])).topics[0].group_ids == [group_id + 4]
+    assert set(host.catalog.topics) == {"events", "next"}
 
 
 def test_lost_catalog_is_refused(cluster: Cluster) -> None:

@@ -7,7 +7,10 @@ recovery makes of it. The result is a plan; nothing is changed. A group is
 * *alone*: it is the only voter already;
 * *lost*: there is no intact replica here. Its records are gone;
 * *unknown*: the catalog here does not know the group, because it was created later. Its log is
-  removed: its number will be given to another group.
+  removed.
+
+Coordinators here may name unknown groups, too. The catalog leaves the ids of all of them out: what
+belongs to one would otherwise count for the next partition with its id.
 
 What the lost servers had beyond the end of a log here cannot be known.
 
@@ -29,6 +32,7 @@ from raft.errors import InvalidConfChange
 from raft.membership import Membership, changed, decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, Entry
 from segments.io.inline_workers import InlineWorkers
+from vdl.errors import ErrorCode
 from vdl.logstream.bootstrap import BirthRecord, decode_record
 from vdl.logstream.group.applying import Applying
 from vdl.logstream.group.replica_ids import replica_id_of, server_of
@@ -51,6 +55,11 @@ LOOK_BACK = 64
 OFFSETS_MAX = 1_000
 """Number of committed offsets beyond the end of their partition that a plan lists."""
 UNKNOWN = -1
+LEFT_OUT_MAX = 1_000_000
+"""Number of group ids that a recovery leaves out at most."""
+LEFT_OUT_AT_ONCE = 10_000
+LEFT_OUT_TOPIC = b"vdl-ids-left-out"
+"""Id of the topics that use up group ids: one at a time."""
 
 
 class NotRecoverable(Exception):
@@ -113,6 +122,8 @@ class Replica:
     """Partitions: ends of transactions that nobody else would end."""
     endings: list[commands.EndTransactionOffsets] = field(default_factory=list)
     """Coordinators: likewise, for committed offsets."""
+    left_out: list[commands.CreateTopics | commands.DeleteTopics] = field(default_factory=list)
+    """Catalog: commands that use up the ids of unknown groups."""
 
     @property
     def is_alone(self) -> bool:
@@ -124,7 +135,7 @@ class Replica:
     @property
     def is_changed(self) -> bool:
         """True if the recovery appends to its log."""
-        return bool(not self.is_alone or self.markers or self.endings)
+        return bool(not self.is_alone or self.markers or self.endings or self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,8 @@ class Plan:
     replicas: dict[GroupId, Replica] = field(default_factory=dict)
     """Replicas of the groups that are kept or alone."""
     unknown: list[storage.Log] = field(default_factory=list)
+    ids_left_out: int = 0
+    """Number of group ids that the catalog here does not know, and never gives out."""
     offsets_beyond: list[OffsetBeyond] = field(default_factory=list)
     offsets_beyond_count: int = 0
 
@@ -229,8 +242,11 @@ class Survivor:
         for group_id, log in sorted(self._newest.items()):
             if group_id >= catalog.next_group_id:
                 plan.groups.append(self._held(group_id, f"group-{group_id}", Fate.UNKNOWN, log))
+        for log in self._store.logs.values():
+            if log.group_id >= catalog.next_group_id:
                 plan.unknown.append(log)
         self._compare_offsets(plan)
+        self._leave_out(catalog, plan)
         return plan
 
     # --- groups ------------------------------------------------------------------------------
@@ -323,6 +339,35 @@ class Survivor:
             group_id, name, fate, last_index=log.last_index, commit_index=log.commit_index,
             term=max(log.hard_state.term, log.term(log.last_index)),
         )  # fmt: skip
+
+    def _leave_out(self, catalog: Catalog, plan: Plan) -> None:
+        """Have the catalog use up the ids of unknown groups, for topics that are deleted at once.
+
+        Changes this catalog. Raise NotRecoverable if that is not possible.
+        """
+        named = [*self._newest]
+        for coordinator in self._coordinators.values():
+            named += coordinator.partition_groups()
+        first, last = catalog.next_group_id, max(named, default=CATALOG_GROUP)
+        plan.ids_left_out = max(0, last + 1 - first)
+        if plan.ids_left_out > LEFT_OUT_MAX:
+            raise NotRecoverable(
+                f"group {last} is named here, and the catalog here ends at {first}"
+            )
+        placeable = catalog.servers.keys() - catalog.leaving
+        while catalog.next_group_id <= last and placeable:
+            server = self._server_id if self._server_id in placeable else min(placeable)
+            name = f"vdl-ids-left-out-{catalog.next_group_id}"
+            count = min(last + 1 - catalog.next_group_id, LEFT_OUT_AT_ONCE)
+            topic = commands.NewTopic(name, LEFT_OUT_TOPIC, assignments=[[server]] * count)
+            left_out = commands.CreateTopics([topic]), commands.DeleteTopics([name])
+            for command in left_out:
+                answer = catalog.apply(command, 0, Index(0))
+                if any(one.error is not ErrorCode.NONE for one in answer.topics):
+                    raise NotRecoverable(f"the catalog here cannot create the topic {name}")
+            plan.replicas[CATALOG_GROUP].left_out += left_out
+        if catalog.next_group_id <= last:
+            raise NotRecoverable("the catalog here lists no server")
 
     # --- logs --------------------------------------------------------------------------------
     def _replica(

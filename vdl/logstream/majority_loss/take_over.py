@@ -102,7 +102,7 @@ def entries_of(replica: Replica, *, server_id: ServerId, now_ms: int) -> list[En
         Entry(kind=EntryKind.CONF_CHANGE_V2, data=encode_conf_change(change))
         for change in changes_to_alone(replica)
     ]
-    added: list[commands.Command] = [*replica.endings]
+    added: list[commands.Command] = [*replica.left_out, *replica.endings]
     if log.group_id == CATALOG_GROUP:
         added.append(commands.AllocateProducerIds(PRODUCER_IDS_SKIPPED))
     for command in added:
