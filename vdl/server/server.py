@@ -62,6 +62,7 @@ from vdl.logstream.bootstrap import (
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
 from vdl.logstream.membership.added_servers import removed_text
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
@@ -100,6 +101,8 @@ class ServerState(Enum):
     STOPPED = "stopped"
 
 
+RECOVERED_TIMEOUTS = 10
+"""Election timeouts in which a server with an old directory must come to serve."""
 _NOT_SERVING = (ServerState.WAITING, ServerState.STARTING)
 
 
@@ -174,6 +177,8 @@ class Server:
         self._audit = audit
         self._removed_by: set[ServerId] = set()
         """Initial servers that refuse this one because it was removed from the cluster."""
+        self._may_be_outlived = False
+        """True if a peer said that the cluster was recovered without this server's directory."""
         self._forgotten: set[ServerId] = set()
         """Servers that the cluster has removed, and that are dialled no more."""
         seeds = {server: str(address) for server, address in config.seeds.items()}
@@ -377,15 +382,13 @@ class Server:
         if reason is RejectReason.SECOND_PROCESS and by_peer:
             self._log.error("second_process", peer=server_id, meaning=text)
             self.clock.call_soon(self.on_second)
-        elif reason is RejectReason.RECOVERED and by_peer and self.state in _NOT_SERVING:
-            # One that serves already has a majority: then the other server may be the mistaken one.
-            self._log.error("recovered_without_this", peer=server_id, meaning=text)
-            self.clock.call_soon(self.on_second)
         elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
             # Those two are part of every planned stop and of every birth. All others are repeated
             # with each dial, as long as the cause lasts.
             if reason is RejectReason.REMOVED and by_peer:
                 self._refused_as_removed(server_id, text)
+            elif reason is RejectReason.RECOVERED and by_peer:
+                self._refused_as_recovered(server_id, text)
             if server_id in self.config.seeds:
                 self._refusals[server_id] = self.clock.now_ns(), f"{reason.name}: {text}"
             event = "link_refused", server_id, reason, text, by_peer
@@ -411,6 +414,26 @@ class Server:
             self._removed_by.add(server_id)
         if 2 * len(self._removed_by) > len(voters) > 0:
             self.clock.call_soon(partial(self._leave, text))
+
+    def _refused_as_recovered(self, server_id: ServerId, text: str) -> None:
+        """End this process, unless it comes to serve soon.
+
+        A server that serves has a majority of the disks, and then the recovery was the mistake. One
+        mistaken server must not keep that majority down.
+        """
+        if self.state in _NOT_SERVING and not self._may_be_outlived:
+            self._may_be_outlived = True
+            timeout_ns = self.config.host.election_ticks * TICK_NS
+            self.clock.call_later(
+                RECOVERED_TIMEOUTS * timeout_ns, partial(self._end_unless_serving, server_id, text)
+            )
+
+    def _end_unless_serving(self, server_id: ServerId, text: str) -> None:
+        self._may_be_outlived = False
+        if self.state in _NOT_SERVING:
+            meaning = f"{text}. If the recovery was the mistake, stop server {server_id}"
+            self._log.error("recovered_without_this", peer=server_id, meaning=meaning)
+            self.on_second()
 
     def _leave(self, text: str) -> None:
         """Serve no clients any more: this server was removed from the cluster."""
